@@ -1,0 +1,1 @@
+"""The `penstock` command: noun then verb, data on stdout, narration on stderr."""
