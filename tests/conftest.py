@@ -1,0 +1,9 @@
+"""What every test shares: how hypothesis behaves on a machine that is busy with other work."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+# No deadline: a shared machine is slow at random. A failure prints the blob that reproduces it.
+settings.register_profile("penstock", deadline=None, print_blob=True)
+settings.load_profile("penstock")
