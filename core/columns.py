@@ -1,0 +1,397 @@
+"""From a batch image to columns: the reading half of the body format (see `encode` for the drawing).
+
+A decoded batch is a handful of numpy views over the batch's own bytes; nothing is copied until a
+caller asks for Python objects. Every length and offset is checked before it is used, so that bytes
+from another process can raise `CorruptBatchError` and nothing worse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from typing import Final, overload
+
+import lz4.block
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core import encode as en
+from penstock.core import header as hd
+from penstock.core.errors import CorruptBatchError, UnsupportedVersionError
+
+RAW_BODY_MAX: Final = 1 << 26
+"""Default bound of what a compressed body may expand to, in bytes."""
+
+HeaderList = tuple[tuple[str, bytes | None], ...]
+
+
+class BinaryColumn(Sequence[bytes | None]):
+    """n byte strings as int32 offsets[n+1] over one buffer, with an optional validity mask.
+
+    `offsets[i]:offsets[i+1]` bounds item i in `data` (offsets need not start at 0 after slicing).
+    Indexing gives `bytes` (None for a null); slicing gives a column over the same bytes.
+    """
+
+    __slots__ = ("data", "offsets", "valid")
+
+    def __init__(
+        self,
+        offsets: npt.NDArray[np.int32],
+        data: memoryview,
+        valid: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
+        self.offsets = offsets
+        self.data = data
+        self.valid = valid
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """int32[n]: the length of each item in bytes (0 for a null)."""
+        return np.diff(self.offsets)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the items themselves."""
+        return int(self.offsets[-1]) - int(self.offsets[0])
+
+    @overload
+    def __getitem__(self, index: int) -> bytes | None: ...
+    @overload
+    def __getitem__(self, index: slice) -> BinaryColumn: ...
+    def __getitem__(self, index: int | slice) -> bytes | None | BinaryColumn:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if step != 1:
+                raise ValueError("a column is sliced in steps of 1; index `.to_list()` otherwise")
+            stop = max(stop, start)
+            valid = self.valid[start:stop] if self.valid is not None else None
+            return BinaryColumn(self.offsets[start : stop + 1], self.data, valid)
+        position = index + len(self) if index < 0 else index
+        if not 0 <= position < len(self):
+            raise IndexError(f"item {index} of a column of {len(self)}")
+        if self.valid is not None and not self.valid[position]:
+            return None
+        return bytes(self.data[self.offsets[position] : self.offsets[position + 1]])
+
+    def __iter__(self) -> Iterator[bytes | None]:
+        return iter(self.to_list())
+
+    def to_list(self) -> list[bytes | None]:
+        """All items as Python bytes, made in C: one pass, no Python code per item."""
+        count = len(self)
+        if count == 0:
+            return []
+        offsets = self.offsets
+        first, last = int(offsets[0]), int(offsets[-1])
+        width = int(offsets[1]) - first
+        items: list[bytes | None]
+        if width > 0 and last - first == width * count and self._uniform(width):
+            items = np.frombuffer(self.data, f"V{width}", count, first).tolist()
+        else:
+            copy = bytes(self.data[first:last])
+            bounds = (offsets - first).tolist() if first else offsets.tolist()
+            items = list(map(copy.__getitem__, map(slice, bounds, bounds[1:])))
+        if self.valid is not None:
+            for index in np.flatnonzero(~self.valid).tolist():
+                items[index] = None
+        return items
+
+    def _uniform(self, width: int) -> bool:
+        return bool((np.diff(self.offsets) == width).all())
+
+    def __repr__(self) -> str:
+        return f"BinaryColumn({len(self)} items, {self.nbytes} bytes)"
+
+
+class NullColumn(Sequence[None]):
+    """A column of n nulls: the keys of a batch that has none."""
+
+    __slots__ = ("_count",)
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> None: ...
+    @overload
+    def __getitem__(self, index: slice) -> NullColumn: ...
+    def __getitem__(self, index: int | slice) -> NullColumn | None:
+        if isinstance(index, slice):
+            return NullColumn(len(range(*index.indices(self._count))))
+        if not -self._count <= index < self._count:
+            raise IndexError(f"item {index} of a column of {self._count}")
+        return None
+
+    def __iter__(self) -> Iterator[None]:
+        return repeat(None, self._count)
+
+    def to_list(self) -> list[None]:
+        return [None] * self._count
+
+
+class Columns:
+    """One decoded batch. Offsets and timestamps are made when asked for.
+
+    `values`: BinaryColumn[n]; `keys`: BinaryColumn[n] or NullColumn[n]; `offsets`: int64[n];
+    `timestamps`: int64[n], microseconds since the epoch.
+    """
+
+    __slots__ = ("_header_columns", "_sparse", "_times", "count", "head", "keys", "values")
+
+    def __init__(
+        self,
+        head: hd.BatchHeader,
+        values: BinaryColumn,
+        keys: BinaryColumn | NullColumn,
+        sparse: npt.NDArray[np.int32] | None,
+        times: npt.NDArray[np.int32] | npt.NDArray[np.int64] | None,
+        header_columns: tuple[npt.NDArray[np.int32], BinaryColumn, BinaryColumn] | None,
+    ) -> None:
+        self.head = head
+        self.count = head.record_count
+        self.values = values
+        self.keys = keys
+        self._sparse = sparse
+        self._times = times
+        self._header_columns = header_columns
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        base = self.head.base_offset
+        if self._sparse is not None:
+            return self._sparse.astype(np.int64) + base
+        return np.arange(base, base + self.count, dtype=np.int64)
+
+    @property
+    def timestamps(self) -> npt.NDArray[np.int64]:
+        if self.head.flags & hd.FLAG_APPEND_TIME:
+            return np.full(self.count, self.head.append_timestamp, np.int64)
+        if self._times is None:
+            return np.full(self.count, self.head.base_timestamp, np.int64)
+        return self._times.astype(np.int64) + self.head.base_timestamp
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether record i has offset base + i."""
+        return self._sparse is None
+
+    def first_at(self, offset: int) -> int:
+        """Index of the first record at or above `offset`."""
+        if self._sparse is None:
+            return min(max(offset - self.head.base_offset, 0), self.count)
+        return int(np.searchsorted(self._sparse, offset - self.head.base_offset))
+
+    def headers(self) -> list[HeaderList] | None:
+        """Per record a tuple of (name, value) pairs; None where the batch has no headers at all."""
+        if self._header_columns is None:
+            return None
+        lists, names, values = self._header_columns
+        texts = [str(name, "utf-8", "replace") for name in names.to_list() if name is not None]
+        pairs = list(zip(texts, values.to_list(), strict=True))
+        bounds = lists.tolist()
+        return [
+            tuple(pairs[start:stop]) for start, stop in zip(bounds, bounds[1:], strict=False)
+        ]
+
+
+def _ints(body: memoryview, start: int, length: int, count: int, what: str) -> npt.NDArray[np.int32]:
+    if length != 4 * count:
+        raise CorruptBatchError(f"{what} hold {length} bytes where {4 * count} belong")
+    return np.frombuffer(body, "<i4", count, start)
+
+
+def _binary_column(
+    body: memoryview,
+    found: dict[int, tuple[int, int, int]],
+    validity_id: int,
+    offsets_id: int,
+    bytes_id: int,
+    count: int,
+) -> BinaryColumn:
+    if offsets_id not in found or bytes_id not in found:
+        raise CorruptBatchError(f"the batch lacks its sections {offsets_id} and {bytes_id}")
+    _, start, length = found[offsets_id]
+    offsets = _ints(body, start, length, count + 1, "column offsets")
+    _, data_start, data_length = found[bytes_id]
+    if offsets[0] != 0 or offsets[-1] != data_length or bool((offsets[1:] < offsets[:-1]).any()):
+        raise CorruptBatchError("column offsets do not rise from 0 to the length of their bytes")
+    valid = None
+    if validity_id in found:
+        _, bits_start, bits_length = found[validity_id]
+        if bits_length != (count + 7) // 8:
+            raise CorruptBatchError("a validity bitmap has the wrong length")
+        bits = np.frombuffer(body, np.uint8, bits_length, bits_start)
+        valid = np.unpackbits(bits, count=count, bitorder="little").view(np.bool_)
+    return BinaryColumn(offsets, body[data_start : data_start + data_length], valid)
+
+
+def _directory(body: memoryview) -> dict[int, tuple[int, int, int]]:
+    """section id -> (encoding, start, length), every one inside the body."""
+    entry = en.DIRECTORY_ENTRY
+    listed = []
+    position = 0
+    for _ in range(en.SECTIONS_MAX):
+        if position + entry.size > len(body):
+            raise CorruptBatchError("the section directory runs past its body")
+        ident, encoding, length = entry.unpack_from(body, position)
+        position += entry.size
+        if ident == 0:
+            break
+        listed.append((ident, encoding, length))
+    else:
+        raise CorruptBatchError(f"more than {en.SECTIONS_MAX} sections in a batch")
+    found = {}
+    for ident, encoding, length in listed:
+        if position + length > len(body):
+            raise CorruptBatchError(f"section {ident} runs past its body")
+        found[ident] = (encoding, position, length)
+        position += (length + 7) & -8
+    return found
+
+
+def _raw_body(stored: memoryview, head: hd.BatchHeader, raw_max: int) -> memoryview:
+    if head.raw_body_length > raw_max:
+        raise CorruptBatchError(
+            f"a batch of {head.length} bytes claims to expand to {head.raw_body_length}; the bound "
+            f"is {raw_max}"
+        )
+    if head.codec == hd.CODEC_NONE:
+        if head.raw_body_length > len(stored):
+            raise CorruptBatchError("a plain body is shorter than its header says")
+        return stored
+    if head.codec != hd.CODEC_LZ4:
+        raise UnsupportedVersionError(
+            f"the batch is compressed with {hd.CODEC_NAMES[head.codec]}, which this build lacks"
+        )
+    if len(stored) < en.STORED.size:
+        raise CorruptBatchError("a compressed body is shorter than its own length field")
+    packed, _ = en.STORED.unpack_from(stored)
+    if packed > len(stored) - en.STORED.size:
+        raise CorruptBatchError("a compressed body is longer than its batch")
+    try:
+        raw = lz4.block.decompress(
+            stored[en.STORED.size : en.STORED.size + packed],
+            uncompressed_size=head.raw_body_length,
+        )
+    except lz4.block.LZ4BlockError as error:
+        raise CorruptBatchError(f"lz4 cannot expand the batch: {error}") from error
+    if len(raw) != head.raw_body_length:
+        raise CorruptBatchError("a compressed body expands to another length than its header says")
+    return memoryview(raw)
+
+
+def decode(
+    buffer: memoryview,
+    position: int,
+    head: hd.BatchHeader,
+    *,
+    verify: bool = True,
+    raw_max: int = RAW_BODY_MAX,
+) -> Columns:
+    """The columns of the batch at `position`, whose header was checked (`header.checked`).
+
+    With `verify` the body crc is checked first. The columns view `buffer` unless the body was
+    compressed. Raises `CorruptBatchError` or `UnsupportedVersionError`.
+    """
+    if len(buffer) - position < head.length:
+        raise CorruptBatchError(
+            f"batch at byte {position} is {head.length} bytes long, {len(buffer) - position} are "
+            "there"
+        )
+    if verify and not hd.body_is_good(buffer, position, head):
+        raise CorruptBatchError(
+            f"body checksum of the batch at byte {position} (base offset {head.base_offset}) is "
+            "wrong"
+        )
+    body = _raw_body(buffer[position + hd.HEADER_BYTES : position + head.length], head, raw_max)
+    found = _directory(body)
+    count = head.record_count
+    values = _binary_column(
+        body,
+        found,
+        en.SECTION_VALUE_VALIDITY,
+        en.SECTION_VALUE_OFFSETS,
+        en.SECTION_VALUE_BYTES,
+        count,
+    )
+    keys: BinaryColumn | NullColumn
+    if head.attributes & hd.ATTR_HAS_KEYS:
+        keys = _binary_column(
+            body,
+            found,
+            en.SECTION_KEY_VALIDITY,
+            en.SECTION_KEY_OFFSETS,
+            en.SECTION_KEY_BYTES,
+            count,
+        )
+    else:
+        keys = NullColumn(count)
+    return Columns(
+        head, values, keys, _sparse(body, found, head), _times(body, found, count),
+        _headers(body, found, head),
+    )  # fmt: skip
+
+
+def _sparse(
+    body: memoryview, found: dict[int, tuple[int, int, int]], head: hd.BatchHeader
+) -> npt.NDArray[np.int32] | None:
+    if not head.attributes & hd.ATTR_SPARSE_OFFSETS:
+        if head.record_count != head.last_offset_delta + 1 and head.record_count:
+            raise CorruptBatchError("a dense batch has fewer records than offsets")
+        return None
+    if en.SECTION_OFFSET_DELTAS not in found:
+        raise CorruptBatchError("a sparse batch lacks its offset deltas")
+    _, start, length = found[en.SECTION_OFFSET_DELTAS]
+    deltas = _ints(body, start, length, head.record_count, "offset deltas")
+    if len(deltas) and (
+        deltas[0] < 0
+        or deltas[-1] > head.last_offset_delta
+        or bool((deltas[1:] <= deltas[:-1]).any())
+    ):
+        raise CorruptBatchError("offset deltas do not rise within their batch")
+    return deltas
+
+
+def _times(
+    body: memoryview, found: dict[int, tuple[int, int, int]], count: int
+) -> npt.NDArray[np.int32] | npt.NDArray[np.int64] | None:
+    encoding, start, length = found.get(en.SECTION_TIMESTAMPS, (en.ENCODING_CONSTANT, 0, 0))
+    if encoding == en.ENCODING_CONSTANT:
+        return None
+    if encoding == en.ENCODING_INT32 and length == 4 * count:
+        return np.frombuffer(body, "<i4", count, start)
+    if encoding == en.ENCODING_INT64 and length == 8 * count:
+        return np.frombuffer(body, "<i8", count, start)
+    raise CorruptBatchError(f"timestamps in encoding {encoding} hold {length} bytes")
+
+
+def _headers(
+    body: memoryview, found: dict[int, tuple[int, int, int]], head: hd.BatchHeader
+) -> tuple[npt.NDArray[np.int32], BinaryColumn, BinaryColumn] | None:
+    if not head.attributes & hd.ATTR_HAS_HEADERS:
+        return None
+    if en.SECTION_HEADER_LISTS not in found:
+        raise CorruptBatchError("a batch with headers lacks its header lists")
+    _, start, length = found[en.SECTION_HEADER_LISTS]
+    lists = _ints(body, start, length, head.record_count + 1, "header lists")
+    total = int(lists[-1])
+    if lists[0] != 0 or total < 0 or bool((lists[1:] < lists[:-1]).any()):
+        raise CorruptBatchError("header lists do not rise from 0")
+    names = _binary_column(
+        body, found, 0, en.SECTION_HEADER_NAME_OFFSETS, en.SECTION_HEADER_NAME_BYTES, total
+    )
+    values = _binary_column(
+        body,
+        found,
+        en.SECTION_HEADER_VALUE_VALIDITY,
+        en.SECTION_HEADER_VALUE_OFFSETS,
+        en.SECTION_HEADER_VALUE_BYTES,
+        total,
+    )
+    return lists, names, values

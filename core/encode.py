@@ -1,0 +1,263 @@
+"""From Python sequences to one columnar batch: the producing half of the body format.
+
+The body is a section directory and 8-aligned columns:
+
+    ┌──────────────────────────────┐  entries of (id u16, encoding u16, length u32), ended by an
+    │ directory                    │  entry of zeros
+    ├──────────────────────────────┤
+    │ timestamps    constant: 0 B  │  int32 or int64 deltas to the base timestamp, microseconds
+    │ offset deltas (sparse only)  │  int32 deltas to the base offset
+    │ key validity, value validity │  Arrow bitmaps, least significant bit first; absent = all valid
+    │ key offsets,  key bytes      │  int32[n+1] + bytes: Arrow's `binary` layout as it stands
+    │ value offsets, value bytes   │
+    │ header columns               │  int32[n+1] into the header entries, then names and values
+    └──────────────────────────────┘
+
+A null value is a tombstone. A compressed body is `<stored length u32> <0 u32> <codec block>`; the
+batch header's `raw_body_length` bounds what it may expand to. Codecs that do not shrink a body are
+not used for it.
+
+Owns encoding only; never reads, writes or assigns offsets. See `columns` for the way back.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, chain
+from typing import Final, NamedTuple
+
+import lz4.block
+import numpy as np
+from crc32c import crc32c
+
+from penstock.core import header as hd
+from penstock.core.errors import ConfigError, RecordTooLargeError
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+SECTION_TIMESTAMPS: Final = 1
+SECTION_OFFSET_DELTAS: Final = 2
+SECTION_KEY_VALIDITY: Final = 3
+SECTION_VALUE_VALIDITY: Final = 4
+SECTION_KEY_OFFSETS: Final = 5
+SECTION_KEY_BYTES: Final = 6
+SECTION_VALUE_OFFSETS: Final = 7
+SECTION_VALUE_BYTES: Final = 8
+SECTION_HEADER_LISTS: Final = 9
+SECTION_HEADER_NAME_OFFSETS: Final = 10
+SECTION_HEADER_NAME_BYTES: Final = 11
+SECTION_HEADER_VALUE_VALIDITY: Final = 12
+SECTION_HEADER_VALUE_OFFSETS: Final = 13
+SECTION_HEADER_VALUE_BYTES: Final = 14
+SECTIONS_MAX: Final = 32
+
+ENCODING_PLAIN: Final = 0
+ENCODING_CONSTANT: Final = 1
+ENCODING_INT32: Final = 2
+ENCODING_INT64: Final = 3
+
+DIRECTORY_ENTRY: Final = struct.Struct("<HHI")
+STORED: Final = struct.Struct("<II")
+_VECTOR_FROM: Final = 32
+"""From this many records on numpy is faster than `array` for the offsets (measured)."""
+_PAD: Final = bytes(64)
+
+CODECS: Final = {"none": hd.CODEC_NONE, "lz4": hd.CODEC_LZ4}
+
+
+class EncodedBatch(NamedTuple):
+    """A sealed batch image in two pieces, so that nobody copies the body to put them together."""
+
+    header: bytearray
+    body: bytes
+
+    @property
+    def length(self) -> int:
+        return hd.HEADER_BYTES + len(self.body)
+
+    def image(self) -> bytes:
+        """Both pieces as one bytes object (a copy)."""
+        return bytes(self.header) + self.body
+
+
+class _Section(NamedTuple):
+    ident: int
+    encoding: int
+    length: int
+    parts: Iterable[bytes]
+
+
+def _offsets(column: Sequence[bytes]) -> tuple[bytes, int]:
+    """int32[n+1] offsets of a column as bytes, and the column's total bytes."""
+    count = len(column)
+    if count < _VECTOR_FROM:
+        short = array("i", accumulate(map(len, column), initial=0))
+        return short.tobytes(), short[-1]
+    offsets = np.zeros(count + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, column), np.int32, count), out=offsets[1:])
+    return offsets.tobytes(), int(offsets[-1])
+
+
+def _bitmap(column: Sequence[object]) -> bytes:
+    """An Arrow validity bitmap: bit i is set where the column is not None."""
+    valid = np.fromiter((item is not None for item in column), np.bool_, len(column))
+    return np.packbits(valid, bitorder="little").tobytes()
+
+
+def _binary(
+    column: Sequence[bytes | None], validity_id: int, offsets_id: int, bytes_id: int
+) -> list[_Section]:
+    sections = []
+    filled: Sequence[bytes]
+    try:
+        offsets, total = _offsets(column)  # type: ignore[arg-type]
+        filled = column  # type: ignore[assignment]
+    except TypeError:  # len(None): the column has nulls
+        bitmap = _bitmap(column)
+        filled = [item if item is not None else b"" for item in column]
+        offsets, total = _offsets(filled)
+        sections.append(_Section(validity_id, ENCODING_PLAIN, len(bitmap), (bitmap,)))
+    sections.append(_Section(offsets_id, ENCODING_PLAIN, len(offsets), (offsets,)))
+    sections.append(_Section(bytes_id, ENCODING_PLAIN, total, filled))
+    return sections
+
+
+def _timestamps(timestamps: Sequence[int] | None, base: int) -> tuple[_Section, int, int]:
+    """The timestamp section with its base and maximum."""
+    if timestamps is None:
+        return _Section(SECTION_TIMESTAMPS, ENCODING_CONSTANT, 0, ()), base, base
+    base, top = min(timestamps), max(timestamps)
+    if base == top:
+        return _Section(SECTION_TIMESTAMPS, ENCODING_CONSTANT, 0, ()), base, top
+    deltas = np.fromiter(timestamps, np.int64, len(timestamps)) - base
+    narrow = top - base < 1 << 31
+    data = deltas.astype(np.int32 if narrow else np.int64).tobytes()
+    encoding = ENCODING_INT32 if narrow else ENCODING_INT64
+    return _Section(SECTION_TIMESTAMPS, encoding, len(data), (data,)), base, top
+
+
+def _header_sections(headers: Sequence[Headers | None]) -> list[_Section]:
+    lists = [entry or () for entry in headers]
+    offsets, _ = _offsets(lists)  # type: ignore[arg-type]
+    flat = list(chain.from_iterable(lists))
+    names = [name.encode() for name, _ in flat]
+    values = [value for _, value in flat]
+    return [
+        _Section(SECTION_HEADER_LISTS, ENCODING_PLAIN, len(offsets), (offsets,)),
+        *_binary(names, 0, SECTION_HEADER_NAME_OFFSETS, SECTION_HEADER_NAME_BYTES),
+        *_binary(
+            values,
+            SECTION_HEADER_VALUE_VALIDITY,
+            SECTION_HEADER_VALUE_OFFSETS,
+            SECTION_HEADER_VALUE_BYTES,
+        ),
+    ]
+
+
+def _assemble(sections: Sequence[_Section], tail_align: int) -> bytes:
+    """Directory and columns in one join; padded to 8 within and to `tail_align` at the end."""
+    parts: list[Iterable[bytes]] = []
+    directory = bytearray()
+    for ident, encoding, length, pieces in sections:
+        directory += DIRECTORY_ENTRY.pack(ident, encoding, length)
+        parts.append(pieces)
+        if rest := -length & 7:
+            parts.append((_PAD[:rest],))
+    directory += DIRECTORY_ENTRY.pack(0, 0, 0)
+    raw_length = len(directory) + sum((section.length + 7) & -8 for section in sections)
+    tail = _PAD[: -raw_length & (tail_align - 1)]
+    return b"".join(chain((directory,), chain.from_iterable(parts), (tail,)))
+
+
+def encode_batch(
+    values: Sequence[bytes | None],
+    *,
+    base_timestamp: int,
+    topic_id: bytes,
+    partition: int,
+    keys: Sequence[bytes | None] | None = None,
+    headers: Sequence[Headers | None] | None = None,
+    timestamps: Sequence[int] | None = None,
+    offset_deltas: Sequence[int] | None = None,
+    last_offset_delta: int | None = None,
+    producer_id: int = 0,
+    producer_epoch: int = 0,
+    base_sequence: int = 0,
+    codec: int = hd.CODEC_NONE,
+    attributes: int = 0,
+) -> EncodedBatch:
+    """One sealed batch of `len(values)` records.
+
+    `keys`, `headers` and `timestamps` are None or as long as `values`; `timestamps` in microseconds
+    since the epoch, and where None every record carries `base_timestamp`. `offset_deltas` makes a
+    sparse batch (compaction) whose `last_offset_delta` must then be given. Raises
+    `RecordTooLargeError` above `BATCH_BYTES_MAX` and `ConfigError` for a codec this build lacks.
+    """
+    count = len(values)
+    time_section, base_timestamp, max_timestamp = _timestamps(timestamps, base_timestamp)
+    sections = [time_section]
+    if offset_deltas is not None:
+        deltas = array("i", offset_deltas).tobytes()
+        sections.append(_Section(SECTION_OFFSET_DELTAS, ENCODING_PLAIN, len(deltas), (deltas,)))
+        attributes |= hd.ATTR_SPARSE_OFFSETS
+    if keys is not None:
+        sections += _binary(keys, SECTION_KEY_VALIDITY, SECTION_KEY_OFFSETS, SECTION_KEY_BYTES)
+        attributes |= hd.ATTR_HAS_KEYS
+    sections += _binary(
+        values, SECTION_VALUE_VALIDITY, SECTION_VALUE_OFFSETS, SECTION_VALUE_BYTES
+    )
+    if headers is not None:
+        sections += _header_sections(headers)
+        attributes |= hd.ATTR_HAS_HEADERS
+    raw_length = (
+        8 * (len(sections) + 1) + sum((section.length + 7) & -8 for section in sections)
+    )
+    if raw_length > hd.BATCH_BYTES_MAX - 2 * hd.HEADER_BYTES:
+        raise RecordTooLargeError(
+            f"a batch of {count} records would need {raw_length} bytes; the format's bound is "
+            f"{hd.BATCH_BYTES_MAX}: send fewer or smaller records"
+        )
+    body = _assemble(sections, hd.BATCH_ALIGN if codec == hd.CODEC_NONE else 8)
+    if codec != hd.CODEC_NONE:
+        codec, body = _compress(codec, body)
+    head = hd.pack_header(
+        length=hd.HEADER_BYTES + len(body),
+        codec=codec,
+        attributes=attributes,
+        last_offset_delta=count - 1 if last_offset_delta is None else last_offset_delta,
+        record_count=count,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+        raw_body_length=raw_length,
+        partition=partition,
+        topic_id=topic_id,
+    )
+    hd.seal_header(head, crc32c(body, crc32c(memoryview(head)[hd.BODY_CRC_FROM :])))
+    return EncodedBatch(head, body)
+
+
+def _compress(codec: int, body: bytes) -> tuple[int, bytes]:
+    """The stored form of a body under `codec`, or plain where that is not smaller."""
+    if codec != hd.CODEC_LZ4:
+        raise ConfigError(f"codec {codec} is not available here; choose one of {sorted(CODECS)}")
+    packed = lz4.block.compress(body, store_size=False)
+    stored = STORED.size + len(packed)
+    if hd.aligned(stored) >= hd.aligned(len(body)):
+        return hd.CODEC_NONE, body + _PAD[: -len(body) & (hd.BATCH_ALIGN - 1)]
+    tail = _PAD[: -stored & (hd.BATCH_ALIGN - 1)]
+    return codec, b"".join((STORED.pack(len(packed), 0), packed, tail))
+
+
+def record_overhead(value: bytes | None, key: bytes | None, headers: Headers | None) -> int:
+    """An upper bound of what a record adds to a body, in bytes (values, keys, headers, offsets)."""
+    size = 16 + (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
+    for name, content in headers or ():
+        size += 12 + 4 * len(name) + (len(content) if content is not None else 0)
+    return size
+
+

@@ -1,0 +1,142 @@
+"""The tree of errors that a caller can act on, and the numbers they travel as in acknowledgements.
+
+Owns the names and the one bit that matters to a caller, `retriable`. Knows nothing of where errors arise.
+A message says what was tried, on which topic, partition and node, and what to do about it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ErrorCode(IntEnum):
+    """What an acknowledgement carries (i32). Frozen: numbers are never reused."""
+
+    NONE = 0
+    CORRUPT_BATCH = 1
+    BATCH_TOO_LARGE = 2
+    UNKNOWN_PARTITION = 3
+    WRONG_TOPIC_ID = 4
+    OUT_OF_ORDER_SEQUENCE = 5
+    STALE_PRODUCER_EPOCH = 6
+    UNKNOWN_PRODUCER = 7
+    POISONED = 8
+    STORAGE_FULL = 9
+    STORAGE_FAILED = 10
+    PARTITION_OFFLINE = 11
+    NOT_LEADER = 12
+    UNSUPPORTED_VERSION = 13
+    INVALID_TIMESTAMP = 14
+    DUPLICATE_TOO_OLD = 15
+
+
+class PenstockError(Exception):
+    """Root of everything this package raises on purpose."""
+
+    retriable: bool = False
+
+
+class PenstockTimeout(PenstockError, TimeoutError):
+    """A bounded wait ran out. What was waited for may still happen."""
+
+    retriable = True
+
+
+class ConfigError(PenstockError, ValueError):
+    """An option, name, URL or file does not have an allowed value."""
+
+
+class NotConnectedError(PenstockError, ConnectionError):
+    """No node answers at the address that was tried."""
+
+    retriable = True
+
+
+class AttachRefusedError(PenstockError):
+    """The node answered and refused: wrong user, invisible process, limits, or version."""
+
+
+class ForkedClientError(PenstockError):
+    """An object made before `fork()` was used in the child."""
+
+
+class ClosedError(PenstockError):
+    """The object was closed before this call."""
+
+
+class ResourceLimitError(PenstockError):
+    """A named bound was hit; the message names it and says how to raise it."""
+
+    retriable = True
+
+
+class BufferFullError(ResourceLimitError):
+    """The producer's memory bound is reached and `on_full="error"` was chosen."""
+
+
+class RecordTooLargeError(PenstockError, ValueError):
+    """A record, or a batch made of it, can never fit its bound."""
+
+
+class UnknownTopicError(PenstockError, LookupError):
+    """No such topic or partition on this node."""
+
+
+class TopicExistsError(PenstockError):
+    """A topic of that name is there already."""
+
+
+class OffsetOutOfRangeError(PenstockError, LookupError):
+    """The wanted offset lies below the log start or above the high watermark."""
+
+
+class LogTruncatedError(PenstockError):
+    """The log diverged below the wanted position (another leader epoch); carries the point."""
+
+    def __init__(self, message: str, *, divergence: int | None = None) -> None:
+        super().__init__(message)
+        self.divergence = divergence
+
+
+class CorruptBatchError(PenstockError):
+    """Bytes that should be a batch are not: wrong magic, length, checksum or columns."""
+
+
+class UnsupportedVersionError(PenstockError):
+    """The bytes were written by a version that this one does not read."""
+
+
+class StorageError(PenstockError):
+    """The file system refused. `retriable` on the instance tells whether room may come back."""
+
+    def __init__(self, message: str, *, retriable: bool = False) -> None:
+        super().__init__(message)
+        self.retriable = retriable
+
+
+class LogOfflineError(StorageError):
+    """This partition's log is offline until it is recovered (failed fsync, corruption)."""
+
+
+class DataFolderError(PenstockError):
+    """The data folder cannot be used: held by another node, unreadable, or of a wrong version."""
+
+
+class ProduceError(PenstockError):
+    """A batch was refused for good. `code` is what the writer answered."""
+
+    def __init__(self, message: str, code: ErrorCode = ErrorCode.NONE) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class DeliveryTimeout(PenstockTimeout):
+    """No acknowledgement within the delivery timeout; the records may still be written."""
+
+
+class DeliveryError(PenstockError):
+    """Deliveries failed that nobody looked at. `failed` holds (topic, partition, error, count)."""
+
+    def __init__(self, message: str, failed: list[tuple[str, int, Exception, int]]) -> None:
+        super().__init__(message)
+        self.failed = failed

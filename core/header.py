@@ -1,0 +1,218 @@
+"""The 128-byte batch header, drawn once; the same bytes in a lane, on disk and on the wire.
+
+     0 ┌────────────────┬────┬────┬─────────┬────────────────┬────────────────┐
+       │ magic  PSTK    │ver │hdr │ flags   │ header crc32c  │ batch length   │   stamped by the
+    16 ├────────────────┴────┴────┴─────────┼────────────────┼────────────────┤   broker: 0-43,
+       │ base offset                        │ leader epoch   │ generation     │   in a private copy
+    32 ├────────────────────────────────────┼────────────────┼────────────────┤
+       │ append timestamp                   │ reserved       │ body crc32c    │
+    48 ├────┬────┬─────────┬────────────────┼────────────────┼────────────────┤
+       │cod │chk │ attrib. │ last off delta │ record count   │ producer epoch │   set by the producer
+    64 ├────┴────┴─────────┴────────────────┼────────────────┴────────────────┤   (44-127), covered by
+       │ producer id                        │ base sequence                   │   the body crc from 48
+    80 ├────────────────────────────────────┼─────────────────────────────────┤
+       │ base timestamp                     │ max timestamp                   │
+    96 ├────────────────┬────────────────┬──┴─────────────────────────────────┤
+       │ raw body length│ partition      │ topic id                           │
+   112 ├────────────────┴────────────────┼────────────────────────────────────┤
+       │ topic id (cont.)                │ reserved                           │
+   128 └─────────────────────────────────┴────────────────────────────────────┘
+
+Little-endian. The header crc covers bytes 0-127 with its own four zeroed and is checked before any
+length is trusted. The body crc covers bytes 48 to the end, so it survives the broker's stamp.
+Batches are a multiple of 64 bytes long. Timestamps are microseconds since the epoch.
+
+Owns positions, packing and checksums of the header. Never looks into the body and never imports
+numpy, so that writer processes stay small.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from penstock.core.errors import CorruptBatchError, UnsupportedVersionError
+
+Buffer = bytes | bytearray | memoryview
+
+MAGIC: Final = b"PSTK"
+VERSION: Final = 1
+HEADER_BYTES: Final = 128
+BATCH_ALIGN: Final = 64
+BODY_CRC_FROM: Final = 48
+BATCH_BYTES_MAX: Final = 1 << 28
+"""A batch longer than this is taken for garbage, whatever its checksum says."""
+RECORDS_MAX: Final = 1 << 24
+
+CODEC_NONE: Final = 0
+CODEC_LZ4: Final = 1
+CODEC_ZSTD: Final = 2
+CODEC_NAMES: Final = {CODEC_NONE: "none", CODEC_LZ4: "lz4", CODEC_ZSTD: "zstd"}
+CHECKSUM_CRC32C: Final = 0
+
+ATTR_TRANSACTIONAL: Final = 1
+ATTR_CONTROL: Final = 2
+ATTR_HAS_KEYS: Final = 4
+ATTR_HAS_HEADERS: Final = 8
+ATTR_SPARSE_OFFSETS: Final = 16
+
+FLAG_APPEND_TIME: Final = 1
+FLAG_COMPACTED: Final = 2
+FLAG_DELETE_HORIZON: Final = 4
+
+HEADER: Final = struct.Struct("<4sBBHIIQIIqIIBBHIIIQQqqII16sQ")
+BROKER_PART: Final = struct.Struct("<4sBBHIIQIIqI")
+CRC_AT: Final = 8
+LENGTH_AT: Final = 12
+BODY_CRC_AT: Final = 44
+_U32: Final = struct.Struct("<I")
+assert HEADER.size == HEADER_BYTES
+assert BROKER_PART.size == BODY_CRC_AT
+
+
+class BatchHeader(NamedTuple):
+    """A parsed header, field for field. `length` counts header, body and padding, in bytes."""
+
+    magic: bytes
+    version: int
+    header_units: int
+    flags: int
+    header_crc: int
+    length: int
+    base_offset: int
+    leader_epoch: int
+    generation: int
+    append_timestamp: int
+    reserved: int
+    body_crc: int
+    codec: int
+    checksum_kind: int
+    attributes: int
+    last_offset_delta: int
+    record_count: int
+    producer_epoch: int
+    producer_id: int
+    base_sequence: int
+    base_timestamp: int
+    max_timestamp: int
+    raw_body_length: int
+    partition: int
+    topic_id: bytes
+    reserved_end: int
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta + 1
+
+
+def pack_header(
+    *,
+    length: int,
+    body_crc: int = 0,
+    codec: int = CODEC_NONE,
+    attributes: int = 0,
+    last_offset_delta: int,
+    record_count: int,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    raw_body_length: int,
+    partition: int,
+    topic_id: bytes,
+) -> bytearray:
+    """The producer's header, with the broker's part blank and both checksums still to be set
+    (`seal` does so once the body stands behind it)."""
+    return bytearray(
+        HEADER.pack(
+            MAGIC, VERSION, HEADER_BYTES // 16, 0, 0, length, 0, 0, 0, 0, 0, body_crc,
+            codec, CHECKSUM_CRC32C, attributes, last_offset_delta, record_count, producer_epoch,
+            producer_id, base_sequence, base_timestamp, max_timestamp, raw_body_length, partition,
+            topic_id, 0,
+        )
+    )  # fmt: skip
+
+
+def seal_header(header: bytearray, body_crc: int) -> None:
+    """Write the body crc, then the header crc over the whole, into a private header."""
+    _U32.pack_into(header, BODY_CRC_AT, body_crc)
+    _U32.pack_into(header, CRC_AT, 0)
+    _U32.pack_into(header, CRC_AT, crc32c(header))
+
+
+def stamp(
+    header: bytearray,
+    *,
+    base_offset: int,
+    leader_epoch: int,
+    generation: int,
+    append_timestamp: int,
+    flags: int = 0,
+) -> None:
+    """Write the broker's part (bytes 0-43) into a *private* copy of a header and re-seal it."""
+    (length,) = _U32.unpack_from(header, LENGTH_AT)
+    BROKER_PART.pack_into(
+        header, 0, MAGIC, VERSION, HEADER_BYTES // 16, flags, 0, length, base_offset, leader_epoch,
+        generation, append_timestamp, 0,
+    )  # fmt: skip
+    _U32.pack_into(header, CRC_AT, crc32c(header))
+
+
+def parse(buffer: Buffer, position: int = 0) -> BatchHeader:
+    """The header at `position`, unchecked. Raises `CorruptBatchError` if there are too few bytes."""
+    if len(buffer) - position < HEADER_BYTES:
+        raise CorruptBatchError(
+            f"batch header needs {HEADER_BYTES} bytes, {max(0, len(buffer) - position)} are there"
+        )
+    return BatchHeader._make(HEADER.unpack_from(buffer, position))
+
+
+def checked(buffer: Buffer, position: int = 0) -> BatchHeader:
+    """The header at `position` after its own checksum, version and lengths were found good.
+
+    Does not touch the body (see `body_is_good`). Raises `CorruptBatchError` or
+    `UnsupportedVersionError`.
+    """
+    head = parse(buffer, position)
+    if head.magic != MAGIC:
+        raise CorruptBatchError(f"no batch at byte {position}: magic is {head.magic!r}")
+    private = bytearray(buffer[position : position + HEADER_BYTES])
+    _U32.pack_into(private, CRC_AT, 0)
+    if crc32c(private) != head.header_crc:
+        raise CorruptBatchError(f"header checksum of the batch at byte {position} is wrong")
+    if head.version != VERSION or head.header_units != HEADER_BYTES // 16:
+        raise UnsupportedVersionError(
+            f"batch at byte {position} has format version {head.version}; this build reads {VERSION}"
+        )
+    if (
+        head.length < HEADER_BYTES
+        or head.length % BATCH_ALIGN
+        or head.length > BATCH_BYTES_MAX
+        or head.record_count > head.last_offset_delta + 1
+        or head.last_offset_delta >= RECORDS_MAX
+        or head.checksum_kind != CHECKSUM_CRC32C
+        or head.codec not in CODEC_NAMES
+    ):
+        raise CorruptBatchError(
+            f"batch at byte {position} has impossible fields: length {head.length}, "
+            f"{head.record_count} records in {head.last_offset_delta + 1} offsets, "
+            f"codec {head.codec}, checksum kind {head.checksum_kind}"
+        )
+    return head
+
+
+def body_is_good(buffer: Buffer, position: int, head: BatchHeader) -> bool:
+    """Whether the body crc matches. `buffer` must be sliceable without copy (a memoryview)."""
+    return crc32c(buffer[position + BODY_CRC_FROM : position + head.length]) == head.body_crc
+
+
+def aligned(length: int) -> int:
+    """`length` rounded up to the batch alignment."""
+    return (length + BATCH_ALIGN - 1) & -BATCH_ALIGN

@@ -1,0 +1,93 @@
+"""The client table: what each attached producer or consumer tells the writers, without a message.
+
+A slot is given by the node, which alone writes its first line; the client writes the rest: its
+sleeping ticket and a bitmap of the partitions (pages) whose new records should wake it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.core.errors import UnsupportedVersionError
+from penstock.ipc import layout as lo
+from penstock.ipc.shm import Region
+
+
+def format_table(region: Region, slots: int = lo.CLIENTS_MAX) -> None:
+    """Make zeroed memory a client table; the magic last."""
+    packed = lo.CLIENT_HEADER.pack(0, lo.LAYOUT_VERSION, lo.CLIENT_SLOT_BYTES, slots)
+    region.bytes[8 : len(packed)] = packed[8:]
+    region.q[0] = lo.CLIENT_MAGIC
+
+
+def check_table(region: Region) -> bool:
+    """Whether this is a finished client table of this layout. Raises on another version."""
+    if len(region.bytes) < lo.CLIENT_SLOTS_AT:
+        return False
+    magic, version, stride, slots = lo.CLIENT_HEADER.unpack_from(region.bytes)
+    if magic != lo.CLIENT_MAGIC:
+        return False
+    if version != lo.LAYOUT_VERSION or stride != lo.CLIENT_SLOT_BYTES:
+        raise UnsupportedVersionError(
+            f"the client table has layout version {version}, this build {lo.LAYOUT_VERSION}: run "
+            "the same Penstock version in the node and its clients"
+        )
+    return len(region.bytes) >= lo.client_table_bytes(slots)
+
+
+class ClientSlot:
+    """One slot; which methods a process may call is told by the line they write."""
+
+    __slots__ = ("_base", "_bytes", "_q", "index")
+
+    def __init__(self, region: Region, index: int) -> None:
+        if not 0 <= index < lo.CLIENTS_MAX:
+            raise ValueError(f"client slot {index} is outside 0..{lo.CLIENTS_MAX - 1}")
+        self._q = region.q
+        self._bytes = region.bytes
+        self._base = (lo.CLIENT_SLOTS_AT + index * lo.CLIENT_SLOT_BYTES) // 8
+        self.index = index
+
+    # --- node ---
+    def assign(self, pid: int, start_time: int, kind: int) -> None:
+        """Give a cleared slot to a client."""
+        start = self._base * 8
+        self._bytes[start : start + lo.CLIENT_SLOT_BYTES] = bytes(lo.CLIENT_SLOT_BYTES)
+        self._q[self._base + lo.Q_CLIENT_PID] = pid
+        self._q[self._base + lo.Q_CLIENT_START_TIME] = start_time
+        self._q[self._base + lo.Q_CLIENT_KIND] = kind
+        self._q[self._base + lo.Q_CLIENT_IN_USE] = 1
+
+    def free(self) -> None:
+        self._q[self._base + lo.Q_CLIENT_SLEEPING] = 0
+        self._q[self._base + lo.Q_CLIENT_IN_USE] = 0
+
+    @property
+    def in_use(self) -> bool:
+        return bool(self._q[self._base + lo.Q_CLIENT_IN_USE])
+
+    @property
+    def pid(self) -> int:
+        return int(self._q[self._base + lo.Q_CLIENT_PID])
+
+    # --- client ---
+    def publish_sleeping(self, ticket: int) -> None:
+        self._q[self._base + lo.Q_CLIENT_SLEEPING] = ticket
+
+    def watch(self, pages: Iterable[int]) -> None:
+        """Ask to be woken for exactly these pages."""
+        bits = bytearray(lo.PAGES_MAX // 8)
+        for page in pages:
+            bits[page >> 3] |= 1 << (page & 7)
+        start = self._base * 8 + lo.CLIENT_WATCH_AT
+        self._bytes[start : start + len(bits)] = bits
+
+    # --- writer ---
+    @property
+    def ticket(self) -> int:
+        """Non-zero while the client sleeps; read it only after a fence."""
+        return int(self._q[self._base + lo.Q_CLIENT_SLEEPING])
+
+    def watches(self, page: int) -> bool:
+        at = self._base * 8 + lo.CLIENT_WATCH_AT + (page >> 3)
+        return bool(self._bytes[at] & (1 << (page & 7)))

@@ -1,0 +1,351 @@
+"""A lane: the single-producer, single-consumer ring between one producer and one writer process.
+
+The producer end (`LaneSender`) publishes whole frames by moving `tail`; the writer end
+(`LaneReceiver`) answers each frame in the acknowledgement ring and then moves `head`. Both ends may
+die at any step: what lies between head and tail is drained by whoever takes the writer's place, and
+producer id, epoch and sequence inside the batches make a second drain exact (rules 1 and 2).
+
+Invariants: head <= tail <= head + capacity; a frame is visible only whole; cursors only grow.
+
+Neither end blocks, waits or knows doorbells; `fence` and sleeping tickets are their caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from penstock.core.errors import PenstockError, UnsupportedVersionError
+from penstock.ipc import layout as lo
+from penstock.ipc.shm import Region
+
+Piece = bytes | bytearray | memoryview
+
+
+class LaneCorruptError(PenstockError):
+    """A frame header cannot be right: the lane is dropped with this reason."""
+
+
+class LaneIdentity(NamedTuple):
+    """Who made a lane and whom it feeds."""
+
+    capacity: int
+    producer_id: int
+    epoch: int
+    writer: int
+    pid: int
+    start_time: int
+    boot_hash: int
+
+
+class Ack(NamedTuple):
+    """One acknowledgement: error 0 means appended at `base_offset` in `leader_epoch`."""
+
+    sequence: int
+    base_offset: int
+    append_timestamp: int
+    error: int
+    leader_epoch: int
+
+
+class Frame(NamedTuple):
+    """One data frame as the writer sees it; `batch` views the lane's memory until head passes."""
+
+    page: int
+    sequence: int
+    fetch_epoch: int
+    batch: memoryview
+    end: int
+
+
+def format_lane(region: Region, identity: LaneIdentity) -> None:
+    """Make zeroed memory a lane; the magic is written last, so a half-made lane is none."""
+    view = region.bytes
+    view[lo.LANE_VERSION_AT : lo.LANE_VERSION_AT + 8] = lo.LANE_VERSION_WRITER.pack(
+        lo.LAYOUT_VERSION, identity.writer
+    )
+    q = region.q
+    q[lo.Q_LANE_CAPACITY] = identity.capacity
+    q[lo.Q_LANE_PRODUCER_ID] = identity.producer_id
+    q[lo.Q_LANE_EPOCH] = identity.epoch
+    q[lo.Q_LANE_PID] = identity.pid
+    q[lo.Q_LANE_START_TIME] = identity.start_time
+    q[lo.Q_LANE_BOOT_HASH] = identity.boot_hash
+    q[lo.Q_LANE_STATE] = lo.LANE_OPEN
+    q[lo.Q_LANE_MAGIC] = lo.LANE_MAGIC
+
+
+def read_identity(region: Region) -> LaneIdentity | None:
+    """The identity of a lane, None where it was never finished. Raises on an unknown version."""
+    q = region.q
+    if len(q) < lo.LANE_FRAMES_AT // 8 or q[lo.Q_LANE_MAGIC] != lo.LANE_MAGIC:
+        return None
+    version, writer = lo.LANE_VERSION_WRITER.unpack_from(region.bytes, lo.LANE_VERSION_AT)
+    if version != lo.LAYOUT_VERSION:
+        raise UnsupportedVersionError(
+            f"a lane has layout version {version}, this build drains {lo.LAYOUT_VERSION}: start "
+            "the Penstock version that wrote it once, stop it cleanly, then start this one"
+        )
+    capacity = q[lo.Q_LANE_CAPACITY]
+    if lo.lane_bytes(capacity) > len(region.bytes):
+        raise LaneCorruptError(
+            f"a lane claims {capacity} bytes of frames but its memory has {len(region.bytes)}"
+        )
+    return LaneIdentity(
+        capacity,
+        q[lo.Q_LANE_PRODUCER_ID],
+        q[lo.Q_LANE_EPOCH],
+        writer,
+        q[lo.Q_LANE_PID],
+        q[lo.Q_LANE_START_TIME],
+        q[lo.Q_LANE_BOOT_HASH],
+    )
+
+
+def undrained(region: Region) -> int:
+    """Bytes between head and tail."""
+    q = region.q
+    return int(q[lo.Q_LANE_TAIL]) - int(q[lo.Q_LANE_HEAD])
+
+
+class LaneSender:
+    """The producer's end. Single-threaded use (its owner holds the lock)."""
+
+    __slots__ = ("_ack_head", "_bytes", "_capacity", "_floor", "_q", "_region", "_sequence",
+                 "_tail", "frame_max", "name", "writer")  # fmt: skip
+
+    def __init__(self, region: Region, name: str) -> None:
+        identity = read_identity(region)
+        if identity is None:
+            raise LaneCorruptError(f"lane {name} was never finished")
+        self._region = region
+        self._q = region.q
+        self._bytes = region.bytes
+        self.name = name
+        self.writer = identity.writer
+        self._capacity = identity.capacity
+        self.frame_max = identity.capacity // lo.FRAME_SHARE
+        self._tail: int = self._q[lo.Q_LANE_TAIL]
+        self._sequence: int = self._q[lo.Q_LANE_TAIL_SEQUENCE]
+        self._ack_head: int = self._q[lo.Q_LANE_ACK_HEAD]
+        self._floor: int | None = None
+
+    @property
+    def tail(self) -> int:
+        return self._tail
+
+    @property
+    def head(self) -> int:
+        return int(self._q[lo.Q_LANE_HEAD])
+
+    @property
+    def next_sequence(self) -> int:
+        return self._sequence
+
+    @property
+    def free(self) -> int:
+        """Bytes that can be written now."""
+        head = int(self._q[lo.Q_LANE_HEAD])
+        floor = self._floor
+        return self._capacity - (self._tail - (head if floor is None else min(head, floor)))
+
+    @property
+    def is_idle(self) -> bool:
+        return bool(self._q[lo.Q_LANE_HEAD] == self._tail)
+
+    def hold(self, position: int | None) -> None:
+        """Keep everything from `position` on for a resend; None holds nothing (rule 1)."""
+        self._floor = position
+
+    def try_write(self, page: int, pieces: Sequence[Piece], length: int) -> int | None:
+        """Publish one batch of `length` bytes; its lane sequence, or None while there is no room.
+
+        `pieces` are copied one after the other. The caller has checked `length` against
+        `frame_max - FRAME_BYTES`.
+        """
+        size = (lo.FRAME_BYTES + length + lo.FRAME_ALIGN - 1) & -lo.FRAME_ALIGN
+        capacity = self._capacity
+        tail = self._tail
+        at = tail % capacity
+        pad = capacity - at if capacity - at < size else 0
+        if self.free < size + pad:
+            return None
+        if pad:
+            self._frame(at, pad, 0, self._sequence, lo.KIND_PAD, 0)
+            tail += pad
+            at = 0
+        sequence = self._sequence
+        self._frame(at, size, page, sequence, lo.KIND_DATA, length)
+        view = self._bytes
+        start = lo.LANE_FRAMES_AT + at + lo.FRAME_BYTES
+        for piece in pieces:
+            end = start + len(piece)
+            view[start:end] = piece
+            start = end
+        self._sequence = sequence + 1
+        self._tail = tail + size
+        self._q[lo.Q_LANE_TAIL_SEQUENCE] = sequence + 1
+        self._q[lo.Q_LANE_TAIL] = tail + size
+        return sequence
+
+    def _frame(
+        self, at: int, size: int, page: int, sequence: int, kind: int, length: int
+    ) -> None:
+        packed = lo.FRAME.pack(size, page, sequence, 0, kind, 0, length)
+        start = lo.LANE_FRAMES_AT + at
+        self._bytes[start : start + lo.FRAME.size + 4] = packed + lo.FRAME_CRC.pack(crc32c(packed))
+
+    def batch_at(self, end: int, length: int) -> memoryview:
+        """The bytes of a batch still held, given where its frame ended (see `tail` after write)."""
+        size = (lo.FRAME_BYTES + length + lo.FRAME_ALIGN - 1) & -lo.FRAME_ALIGN
+        start = lo.LANE_FRAMES_AT + (end - size) % self._capacity + lo.FRAME_BYTES
+        return self._bytes[start : start + length]
+
+    def acks(self) -> list[Ack]:
+        """The acknowledgements that came since the last call; frees their places."""
+        tail = self._q[lo.Q_LANE_ACK_TAIL]
+        head = self._ack_head
+        if tail == head:
+            return []
+        found = []
+        for position in range(head, tail):
+            at = lo.LANE_ACKS_AT + position % lo.ACKS_MAX * lo.ACK.size
+            found.append(Ack._make(lo.ACK.unpack_from(self._bytes, at)))
+        self._ack_head = tail
+        self._q[lo.Q_LANE_ACK_HEAD] = tail
+        return found
+
+    def has_acks(self) -> bool:
+        return bool(self._q[lo.Q_LANE_ACK_TAIL] != self._ack_head)
+
+    def writer_ticket(self) -> int:
+        """Non-zero while the writer sleeps; read it only after a fence."""
+        return int(self._q[lo.Q_LANE_WRITER_SLEEPING])
+
+    def publish_sleeping(self, ticket: int) -> None:
+        self._q[lo.Q_LANE_PRODUCER_SLEEPING] = ticket
+
+    def mark_closed(self) -> None:
+        self._q[lo.Q_LANE_STATE] = lo.LANE_CLOSED
+
+    def detach(self) -> None:
+        """Unmap; the named memory stays until the node unlinks it."""
+        self._region.close()
+
+
+class LaneReceiver:
+    """The writer's end. `generation` is published so that others can tell who drains."""
+
+    __slots__ = ("_ack_tail", "_bytes", "_capacity", "_head", "_head_sequence", "_q", "_region",
+                 "identity", "name", "rung")  # fmt: skip
+
+    def __init__(self, region: Region, name: str, generation: int) -> None:
+        identity = read_identity(region)
+        if identity is None:
+            raise LaneCorruptError(f"lane {name} was never finished")
+        self._region = region
+        self._q = region.q
+        self._bytes = region.bytes.toreadonly()
+        self.name = name
+        self.identity = identity
+        self._capacity = identity.capacity
+        self._head: int = self._q[lo.Q_LANE_HEAD]
+        self._ack_tail: int = self._q[lo.Q_LANE_ACK_TAIL]
+        self._head_sequence: int | None = None
+        self.rung = 0
+        self._q[lo.Q_LANE_GENERATION] = generation
+
+    @property
+    def has_frames(self) -> bool:
+        return bool(self._q[lo.Q_LANE_TAIL] != self._head)
+
+    @property
+    def head(self) -> int:
+        return self._head
+
+    @property
+    def is_closed(self) -> bool:
+        return bool(self._q[lo.Q_LANE_STATE] == lo.LANE_CLOSED)
+
+    def frames(self, frames_max: int, bytes_max: int, *, discard_acks: bool = False) -> list[Frame]:
+        """The next whole frames, at most as many as there are free acknowledgement places.
+
+        `discard_acks`: the producer is dead, so its unread acknowledgements hold no place.
+        Raises `LaneCorruptError` for a header that cannot be right.
+        """
+        q = self._q
+        tail = q[lo.Q_LANE_TAIL]
+        position = self._head
+        if tail == position:
+            return []
+        if tail < position or tail - position > self._capacity or tail % lo.FRAME_ALIGN:
+            raise LaneCorruptError(
+                f"tail {tail} does not stand within {self._capacity} bytes after head {position}"
+            )
+        if not discard_acks:
+            unread = self._ack_tail - q[lo.Q_LANE_ACK_HEAD]
+            if not 0 <= unread <= lo.ACKS_MAX:
+                raise LaneCorruptError(f"acknowledgement head is {unread} behind its tail")
+            frames_max = min(frames_max, lo.ACKS_MAX - unread)
+        found: list[Frame] = []
+        view = self._bytes
+        capacity = self._capacity
+        limit = position + bytes_max
+        while position < tail and len(found) < frames_max and position < limit:
+            at = lo.LANE_FRAMES_AT + position % capacity
+            packed = view[at : at + lo.FRAME.size]
+            size, page, sequence, fetch_epoch, kind, _, length = lo.FRAME.unpack(packed)
+            (crc,) = lo.FRAME_CRC.unpack_from(view, at + lo.FRAME_CRC_AT)
+            if crc != crc32c(packed):
+                raise LaneCorruptError(f"frame header at {position} fails its checksum")
+            if self._head_sequence is None:
+                self._head_sequence = sequence
+            if (
+                size < lo.FRAME_BYTES
+                or size % lo.FRAME_ALIGN
+                or position % capacity + size > capacity
+                or position + size > tail
+                or length > size - lo.FRAME_BYTES
+                or sequence != self._head_sequence + len(found)
+            ):
+                raise LaneCorruptError(
+                    f"frame at {position} cannot be: {size} bytes, batch of {length}, sequence "
+                    f"{sequence} where {self._head_sequence + len(found)} is due"
+                )
+            position += size
+            if kind == lo.KIND_PAD:
+                continue
+            if kind != lo.KIND_DATA:
+                raise LaneCorruptError(f"frame at {position - size} has unknown kind {kind}")
+            start = at + lo.FRAME_BYTES
+            found.append(Frame(page, sequence, fetch_epoch, view[start : start + length], position))
+        return found
+
+    def finish(self, frames: Sequence[Frame], acks: Sequence[Ack]) -> None:
+        """Answer `frames` (a prefix of what `frames()` gave), then give their room back."""
+        tail = self._ack_tail
+        whole = self._region.bytes
+        for ack in acks:
+            lo.ACK.pack_into(whole, lo.LANE_ACKS_AT + tail % lo.ACKS_MAX * lo.ACK.size, *ack)
+            tail += 1
+        self._ack_tail = tail
+        q = self._q
+        q[lo.Q_LANE_ACK_TAIL] = tail
+        last = frames[-1]
+        self._head_sequence = last.sequence + 1
+        self._head = last.end
+        q[lo.Q_LANE_HEAD_SEQUENCE] = last.sequence + 1
+        q[lo.Q_LANE_HEAD] = last.end
+
+    def publish_sleeping(self, ticket: int) -> None:
+        self._q[lo.Q_LANE_WRITER_SLEEPING] = ticket
+
+    def producer_ticket(self) -> int:
+        """Non-zero while the producer sleeps; read it only after a fence."""
+        return int(self._q[lo.Q_LANE_PRODUCER_SLEEPING])
+
+    def detach(self) -> None:
+        self._bytes.release()
+        self._region.close()

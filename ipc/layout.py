@@ -1,0 +1,170 @@
+"""Every byte that processes of one host share, drawn once.
+
+All cursors are aligned u64 and are written through `memoryview.cast("Q")`, one store each
+(`struct.pack_into` zeroes bytes before it writes them, so it is used only for bytes that nobody
+reads yet). Each 64-byte line has one writer. Positions below are bytes; `Q_*` are u64 indexes.
+
+Lane: one producer -> one writer process (named shared memory)
+
+       0 ┌ magic (last) │ version u32, writer u32 │ capacity │ producer id ┐  node, once
+      32 └ epoch        │ pid                     │ start    │ boot hash   ┘
+      64   tail         │ tail sequence                                       producer
+     128   state        │ heartbeat  │ ack head                               producer
+     192   head         │ head sequence │ generation │ ack tail               writer
+     256   sleeping ticket                                                    writer
+     320   sleeping ticket                                                    producer
+    4096   128 acknowledgements of 32 bytes                                   writer
+    8192   frames: 64-byte header + batch image, 64-aligned, never wrapping   producer
+
+State table: one a data folder and boot; read by everybody
+
+       0   magic │ version u32, stride u32 │ pages │ node uuid (16 bytes)     node, once
+    4096   64 writer slots of 64 bytes: pid │ generation │ heartbeat │ passes each by its writer
+    8192   pages of 512 bytes, page k = partition k of this node              the writer of k
+           0 magic u32, version u32 │ topic id (16) │ partition │ generation │ leader epoch
+          64 seqlock │ segment base │ valid bytes
+         128 log end │ high watermark │ last stable │ durable │ log start
+         256 heartbeat │ status │ errno
+         320 records │ bytes │ batches │ duplicates │ refusals │ throttles
+
+Client table: one a data folder and boot
+
+       0   magic │ version u32, stride u32 │ slots                            node, once
+    4096   slots of 1024 bytes, one per attached producer or consumer
+           0 in use │ pid │ start time │ kind                                 node
+          64 sleeping ticket │ position                                       client
+         512 watched pages: a bitmap of 4096 partitions                       client
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+LAYOUT_VERSION: Final = 1
+
+# --- lane ---------------------------------------------------------------------------------------
+LANE_MAGIC: Final = int.from_bytes(b"PSTKLANE", "little")
+Q_LANE_MAGIC: Final = 0
+LANE_VERSION_WRITER: Final = struct.Struct("<II")
+LANE_VERSION_AT: Final = 8
+Q_LANE_VERSION: Final = 1
+Q_LANE_CAPACITY: Final = 2
+Q_LANE_PRODUCER_ID: Final = 3
+Q_LANE_EPOCH: Final = 4
+Q_LANE_PID: Final = 5
+Q_LANE_START_TIME: Final = 6
+Q_LANE_BOOT_HASH: Final = 7
+
+Q_LANE_TAIL: Final = 64 // 8
+Q_LANE_TAIL_SEQUENCE: Final = 72 // 8
+Q_LANE_STATE: Final = 128 // 8
+Q_LANE_PRODUCER_HEARTBEAT: Final = 136 // 8
+Q_LANE_ACK_HEAD: Final = 144 // 8
+Q_LANE_HEAD: Final = 192 // 8
+Q_LANE_HEAD_SEQUENCE: Final = 200 // 8
+Q_LANE_GENERATION: Final = 208 // 8
+Q_LANE_ACK_TAIL: Final = 216 // 8
+Q_LANE_WRITER_SLEEPING: Final = 256 // 8
+Q_LANE_PRODUCER_SLEEPING: Final = 320 // 8
+
+LANE_ACKS_AT: Final = 4096
+LANE_FRAMES_AT: Final = 8192
+ACK: Final = struct.Struct("<QqQiI")  # lane sequence, base offset, append time, error, leader epoch
+ACKS_MAX: Final = 128
+assert ACK.size == 32 and LANE_ACKS_AT + ACKS_MAX * ACK.size == LANE_FRAMES_AT
+
+LANE_OPEN: Final = 1
+LANE_CLOSED: Final = 2
+
+LANE_CAPACITY_DEFAULT: Final = 4 << 20
+LANE_CAPACITY_MIN: Final = 64 << 10
+LANE_CAPACITY_MAX: Final = 1 << 30
+FRAME_SHARE: Final = 4
+"""A frame takes at most capacity / FRAME_SHARE bytes, so that a lane always streams."""
+
+FRAME_BYTES: Final = 64
+FRAME_ALIGN: Final = 64
+FRAME: Final = struct.Struct("<IIQIHHI")  # length, page, lane sequence, fetch epoch, kind, 0, batch
+FRAME_CRC: Final = struct.Struct("<I")
+FRAME_CRC_AT: Final = FRAME.size
+KIND_DATA: Final = 1
+KIND_PAD: Final = 2
+
+# --- state table --------------------------------------------------------------------------------
+STATE_MAGIC: Final = int.from_bytes(b"PSTKSTAT", "little")
+STATE_HEADER: Final = struct.Struct("<QIIQ16s")
+WRITERS_MAX: Final = 64
+WRITER_SLOTS_AT: Final = 4096
+WRITER_SLOT_BYTES: Final = 64
+Q_WRITER_PID: Final = 0
+Q_WRITER_GENERATION: Final = 1
+Q_WRITER_HEARTBEAT: Final = 2
+Q_WRITER_PASSES: Final = 3
+
+PAGES_AT: Final = 8192
+PAGE_BYTES: Final = 512
+PAGES_MAX: Final = 4096
+PAGE_MAGIC: Final = int.from_bytes(b"PAGE", "little")
+PAGE_IDENTITY: Final = struct.Struct("<II16sQ")  # magic, version, topic id, partition
+Q_PAGE_MAGIC: Final = 0
+PAGE_TOPIC_ID_AT: Final = 8
+Q_PAGE_PARTITION: Final = 24 // 8
+Q_PAGE_GENERATION: Final = 32 // 8
+Q_PAGE_LEADER_EPOCH: Final = 40 // 8
+Q_PAGE_SEQLOCK: Final = 64 // 8
+Q_PAGE_SEGMENT_BASE: Final = 72 // 8
+Q_PAGE_VALID_BYTES: Final = 80 // 8
+Q_PAGE_LOG_END: Final = 128 // 8
+Q_PAGE_HIGH_WATERMARK: Final = 136 // 8
+Q_PAGE_LAST_STABLE: Final = 144 // 8
+Q_PAGE_DURABLE: Final = 152 // 8
+Q_PAGE_LOG_START: Final = 160 // 8
+Q_PAGE_HEARTBEAT: Final = 256 // 8
+Q_PAGE_STATUS: Final = 264 // 8
+Q_PAGE_ERRNO: Final = 272 // 8
+Q_PAGE_RECORDS: Final = 320 // 8
+Q_PAGE_BYTES: Final = 328 // 8
+Q_PAGE_BATCHES: Final = 336 // 8
+Q_PAGE_DUPLICATES: Final = 344 // 8
+Q_PAGE_REFUSALS: Final = 352 // 8
+Q_PAGE_THROTTLES: Final = 360 // 8
+
+STATUS_ABSENT: Final = 0
+STATUS_ONLINE: Final = 1
+STATUS_OFFLINE: Final = 2
+STATUS_FULL: Final = 3
+STATUS_DELETED: Final = 4
+STATUS_NAMES: Final = {0: "absent", 1: "online", 2: "offline", 3: "storage full", 4: "deleted"}
+
+# --- client table -------------------------------------------------------------------------------
+CLIENT_MAGIC: Final = int.from_bytes(b"PSTKCLNT", "little")
+CLIENT_HEADER: Final = struct.Struct("<QIIQ")
+CLIENT_SLOTS_AT: Final = 4096
+CLIENT_SLOT_BYTES: Final = 1024
+CLIENTS_MAX: Final = 1024
+Q_CLIENT_IN_USE: Final = 0
+Q_CLIENT_PID: Final = 1
+Q_CLIENT_START_TIME: Final = 2
+Q_CLIENT_KIND: Final = 3
+Q_CLIENT_SLEEPING: Final = 64 // 8
+Q_CLIENT_POSITION: Final = 72 // 8
+CLIENT_WATCH_AT: Final = 512
+assert CLIENT_WATCH_AT + PAGES_MAX // 8 == CLIENT_SLOT_BYTES
+
+KIND_PRODUCER: Final = 1
+KIND_CONSUMER: Final = 2
+KIND_ADMIN: Final = 3
+
+
+def lane_bytes(capacity: int) -> int:
+    """Size of the shared-memory object of a lane whose frames take `capacity` bytes."""
+    return LANE_FRAMES_AT + capacity
+
+
+def state_table_bytes(pages: int = PAGES_MAX) -> int:
+    return PAGES_AT + pages * PAGE_BYTES
+
+
+def client_table_bytes(slots: int = CLIENTS_MAX) -> int:
+    return CLIENT_SLOTS_AT + slots * CLIENT_SLOT_BYTES

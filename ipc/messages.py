@@ -1,0 +1,262 @@
+"""What is said over the node's sockets: client <-> node (attach) and node <-> writer (control).
+
+Structs only. Every message is small (`channel.MESSAGE_BYTES_MAX`); lists are paged by their senders.
+Descriptors that travel with a message are named in its docstring, in their order.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+PROTOCOL_VERSION: Final = 1
+TOPICS_PER_PAGE: Final = 100
+
+
+class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A topic's configuration as it travels and as it is kept. Seconds and bytes; None = default."""
+
+    partitions: int = 1
+    segment_bytes: int | None = None
+    segment_age: float | None = None
+    durability: str = "os"  # "os" | "interval" | "fsync"
+    flush_interval: float | None = None
+    timestamp_type: str = "create"  # "create" | "append"
+    record_bytes_max: int | None = None
+    retention: float | None = None
+    retention_bytes: int | None = None
+    cleanup: str = "delete"  # "delete" | "compact"
+
+
+class TopicInfo(msgspec.Struct, frozen=True):
+    """A topic: its 16-byte id, one state page per partition, and each partition's folder name."""
+
+    name: str
+    topic_id: bytes
+    pages: list[int]
+    settings: TopicSettings
+
+
+# --- client -> node -----------------------------------------------------------------------------
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """First message of a client. `kind`: layout.KIND_*. `resume` names the producer id that a
+    producer had before the node went away; `start_time` is the caller's own, to be compared."""
+
+    version: int
+    kind: int
+    start_time: int
+    client_id: str
+    resume: int | None = None
+
+
+class OpenLane(msgspec.Struct, frozen=True, tag="open_lane"):
+    writer: int
+    capacity: int | None = None
+
+
+class FindTopic(msgspec.Struct, frozen=True, tag="find_topic"):
+    name: str
+
+
+class ListTopics(msgspec.Struct, frozen=True, tag="list_topics"):
+    """At most `TOPICS_PER_PAGE` topics whose names sort after `after`."""
+
+    after: str = ""
+
+
+class CreateTopic(msgspec.Struct, frozen=True, tag="create_topic"):
+    name: str
+    settings: TopicSettings
+
+
+class AlterTopic(msgspec.Struct, frozen=True, tag="alter_topic"):
+    """New settings; `partitions` may only grow."""
+
+    name: str
+    settings: TopicSettings
+
+
+class DeleteTopic(msgspec.Struct, frozen=True, tag="delete_topic"):
+    name: str
+
+
+class DescribeNode(msgspec.Struct, frozen=True, tag="describe_node"):
+    pass
+
+
+class Bye(msgspec.Struct, frozen=True, tag="bye"):
+    """The client is done: its lanes hold nothing it still waits for."""
+
+
+ClientMessage = (
+    Hello | OpenLane | FindTopic | ListTopics | CreateTopic | AlterTopic | DeleteTopic
+    | DescribeNode | Bye
+)  # fmt: skip
+
+
+# --- node -> client -----------------------------------------------------------------------------
+class LaneInfo(msgspec.Struct, frozen=True):
+    name: str
+    writer: int
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """Descriptors: state table (read-only), client table, the client's own doorbell.
+
+    `lanes` are those a resuming producer still has; for each its writer's doorbell follows in the
+    same order."""
+
+    version: int
+    node_uuid: bytes
+    boot_id: str
+    data_folder: str
+    slot: int
+    writers: int
+    lane_capacity: int
+    producer_id: int = 0
+    lanes: list[LaneInfo] = []
+
+
+class LaneOpened(msgspec.Struct, frozen=True, tag="lane_opened"):
+    """Descriptors: the lane's memory, its writer's doorbell."""
+
+    name: str
+    writer: int
+
+
+class TopicFound(msgspec.Struct, frozen=True, tag="topic_found"):
+    topic: TopicInfo
+
+
+class Topics(msgspec.Struct, frozen=True, tag="topics"):
+    topics: list[TopicInfo]
+    more: bool
+
+
+class WriterInfo(msgspec.Struct, frozen=True):
+    writer: int
+    pid: int
+    generation: int
+    restarts: int
+    partitions: int
+    lanes: int
+
+
+class NodeDescription(msgspec.Struct, frozen=True, tag="node"):
+    pid: int
+    node_uuid: bytes
+    data_folder: str
+    started_at: float
+    writers: list[WriterInfo]
+    topics: int
+    clients: int
+    lanes: int
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    pass
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """`error` is the name of a class in `penstock.core.errors`."""
+
+    error: str
+    message: str
+
+
+NodeMessage = (
+    Welcome | LaneOpened | TopicFound | Topics | NodeDescription | Done | Refused
+)
+
+
+# --- node -> writer -----------------------------------------------------------------------------
+class OpenPartition(msgspec.Struct, frozen=True, tag="open_partition"):
+    page: int
+    topic: str
+    topic_id: bytes
+    partition: int
+    folder: str
+    settings: TopicSettings
+    clean: bool
+    boot_id: str
+
+
+class ClosePartition(msgspec.Struct, frozen=True, tag="close_partition"):
+    """Forget a partition; `delete`: its topic is gone, later frames for it are refused for good."""
+
+    page: int
+    delete: bool
+
+
+class AddLane(msgspec.Struct, frozen=True, tag="add_lane"):
+    """`dead`: the producer is gone already, so acknowledgements are discarded. Descriptor: the
+    producer's doorbell, unless `dead`. Sent again with a new doorbell when a producer re-attaches."""
+
+    name: str
+    dead: bool
+
+
+class RetireLane(msgspec.Struct, frozen=True, tag="retire_lane"):
+    """The producer is dead or closed: drain to the tail, detach, answer `LaneDrained`."""
+
+    name: str
+
+
+class AddClient(msgspec.Struct, frozen=True, tag="add_client"):
+    """A consumer to wake. Descriptor: its doorbell."""
+
+    slot: int
+
+
+class RemoveClient(msgspec.Struct, frozen=True, tag="remove_client"):
+    slot: int
+
+
+class StopWriter(msgspec.Struct, frozen=True, tag="stop_writer"):
+    """Drain every lane to its tail, sync, close the logs clean, answer `Stopped`, exit 0."""
+
+
+WriterOrder = (
+    OpenPartition | ClosePartition | AddLane | RetireLane | AddClient | RemoveClient | StopWriter
+)
+
+
+# --- writer -> node -----------------------------------------------------------------------------
+class PartitionOpened(msgspec.Struct, frozen=True, tag="partition_opened"):
+    """`report`: one line about the recovery, empty where there was nothing to recover."""
+
+    page: int
+    log_end: int
+    report: str
+
+
+class PartitionFailed(msgspec.Struct, frozen=True, tag="partition_failed"):
+    page: int
+    reason: str
+
+
+class PartitionClosed(msgspec.Struct, frozen=True, tag="partition_closed"):
+    page: int
+
+
+class LaneDrained(msgspec.Struct, frozen=True, tag="lane_drained"):
+    """Head has reached the tail of a retired lane: the node may unlink it."""
+
+    name: str
+
+
+class LaneDropped(msgspec.Struct, frozen=True, tag="lane_dropped"):
+    """A frame header was garbage: the lane was dropped, its client must be told and sent away."""
+
+    name: str
+    reason: str
+
+
+class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
+    pass
+
+
+WriterReport = (
+    PartitionOpened | PartitionFailed | PartitionClosed | LaneDrained | LaneDropped | Stopped
+)

@@ -1,0 +1,238 @@
+"""The state table: how far each partition of this host may be read, in shared memory.
+
+Page k is written only by the writer process of partition k and read by everybody without asking.
+Each number is one aligned u64; the pair (segment base, valid bytes), which must be seen together,
+stands behind a sequence lock that a replacement writer repairs (rule 10).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final, NamedTuple
+
+from penstock.core.errors import PenstockTimeout, UnsupportedVersionError
+from penstock.ipc import layout as lo
+from penstock.ipc.shm import Region
+
+_SPINS_MAX: Final = 200
+_SPIN_BOUND: Final = 2.0
+"""Seconds a reader waits for a writer that died inside the sequence lock to be replaced."""
+
+
+class PageIdentity(NamedTuple):
+    topic_id: bytes
+    partition: int
+
+
+def format_table(region: Region, node_uuid: bytes, pages: int = lo.PAGES_MAX) -> None:
+    """Make zeroed memory a state table; the magic last."""
+    packed = lo.STATE_HEADER.pack(0, lo.LAYOUT_VERSION, lo.PAGE_BYTES, pages, node_uuid)
+    region.bytes[8 : len(packed)] = packed[8:]
+    region.q[0] = lo.STATE_MAGIC
+
+
+def check_table(region: Region, node_uuid: bytes | None = None) -> bool:
+    """Whether this is a finished table of this layout (and of this node). Raises on a version."""
+    if len(region.bytes) < lo.PAGES_AT:
+        return False
+    magic, version, stride, pages, uuid = lo.STATE_HEADER.unpack_from(region.bytes)
+    if magic != lo.STATE_MAGIC:
+        return False
+    if version != lo.LAYOUT_VERSION or stride != lo.PAGE_BYTES:
+        raise UnsupportedVersionError(
+            f"the state table has layout version {version}, this build reads {lo.LAYOUT_VERSION}: "
+            "run the same Penstock version in the node and its clients"
+        )
+    fits = len(region.bytes) >= lo.state_table_bytes(pages)
+    return fits and (node_uuid is None or uuid == node_uuid)
+
+
+class StatePage:
+    """One partition's page. Readers use the properties, its writer the `publish_*` methods."""
+
+    __slots__ = ("_base", "_bytes", "_q", "index")
+
+    def __init__(self, region: Region, index: int) -> None:
+        if not 0 <= index < lo.PAGES_MAX:
+            raise ValueError(f"page {index} is outside 0..{lo.PAGES_MAX - 1}")
+        self._q = region.q
+        self._bytes = region.bytes
+        self._base = (lo.PAGES_AT + index * lo.PAGE_BYTES) // 8
+        self.index = index
+
+    # --- reading ---
+    @property
+    def identity(self) -> PageIdentity | None:
+        """Which partition this page is; None where it was never given to one."""
+        magic, _, topic_id, partition = lo.PAGE_IDENTITY.unpack_from(self._bytes, self._base * 8)
+        return PageIdentity(topic_id, partition) if magic == lo.PAGE_MAGIC else None
+
+    @property
+    def log_end(self) -> int:
+        return int(self._q[self._base + lo.Q_PAGE_LOG_END])
+
+    @property
+    def high_watermark(self) -> int:
+        return int(self._q[self._base + lo.Q_PAGE_HIGH_WATERMARK])
+
+    @property
+    def last_stable(self) -> int:
+        return int(self._q[self._base + lo.Q_PAGE_LAST_STABLE])
+
+    @property
+    def durable(self) -> int:
+        return int(self._q[self._base + lo.Q_PAGE_DURABLE])
+
+    @property
+    def log_start(self) -> int:
+        return int(self._q[self._base + lo.Q_PAGE_LOG_START])
+
+    @property
+    def leader_epoch(self) -> int:
+        return int(self._q[self._base + lo.Q_PAGE_LEADER_EPOCH])
+
+    @property
+    def generation(self) -> int:
+        return int(self._q[self._base + lo.Q_PAGE_GENERATION])
+
+    @property
+    def status(self) -> int:
+        return int(self._q[self._base + lo.Q_PAGE_STATUS])
+
+    @property
+    def errno(self) -> int:
+        return int(self._q[self._base + lo.Q_PAGE_ERRNO])
+
+    @property
+    def heartbeat(self) -> int:
+        """CLOCK_MONOTONIC microseconds of the writer's last sign of life on this page."""
+        return int(self._q[self._base + lo.Q_PAGE_HEARTBEAT])
+
+    def counters(self) -> dict[str, int]:
+        """records, bytes, batches, duplicates, refusals, throttles since the table was made."""
+        start = self._base + lo.Q_PAGE_RECORDS
+        names = ("records", "bytes", "batches", "duplicates", "refusals", "throttles")
+        return dict(zip(names, self._q[start : start + len(names)].tolist(), strict=True))
+
+    def segment(self) -> tuple[int, int]:
+        """(base offset of the active segment, its valid bytes), seen together.
+
+        Spins boundedly over a writer in mid-write; raises `PenstockTimeout` where none finishes.
+        """
+        q, base = self._q, self._base
+        deadline = 0.0
+        spins = 0
+        while True:
+            before = q[base + lo.Q_PAGE_SEQLOCK]
+            if not before & 1:
+                pair = (
+                    int(q[base + lo.Q_PAGE_SEGMENT_BASE]),
+                    int(q[base + lo.Q_PAGE_VALID_BYTES]),
+                )
+                if q[base + lo.Q_PAGE_SEQLOCK] == before:
+                    return pair
+            spins += 1
+            if spins > _SPINS_MAX:
+                now = time.monotonic()
+                deadline = deadline or now + _SPIN_BOUND
+                if now > deadline:
+                    raise PenstockTimeout(
+                        f"page {self.index}: its writer stopped in the middle of a publication and "
+                        f"none took its place within {_SPIN_BOUND} s"
+                    )
+                time.sleep(0.001)
+
+    # --- writing (only the partition's writer process) ---
+    def claim(self, topic_id: bytes, partition: int, generation: int) -> None:
+        """Take the page for a partition: repair the sequence lock, name the owner."""
+        q, base = self._q, self._base
+        if q[base + lo.Q_PAGE_SEQLOCK] & 1:
+            q[base + lo.Q_PAGE_SEQLOCK] += 1
+        q[base + lo.Q_PAGE_GENERATION] = generation
+        packed = lo.PAGE_IDENTITY.pack(lo.PAGE_MAGIC, lo.LAYOUT_VERSION, topic_id, partition)
+        if bytes(self._bytes[base * 8 : base * 8 + len(packed)]) != packed:
+            q[base] = 0
+            self._bytes[base * 8 + 8 : base * 8 + len(packed)] = packed[8:]
+            q[base] = int.from_bytes(packed[:8], "little")
+
+    def publish_segment(self, segment_base: int, valid_bytes: int) -> None:
+        q, base = self._q, self._base
+        lock = q[base + lo.Q_PAGE_SEQLOCK]
+        q[base + lo.Q_PAGE_SEQLOCK] = lock + 1
+        q[base + lo.Q_PAGE_SEGMENT_BASE] = segment_base
+        q[base + lo.Q_PAGE_VALID_BYTES] = valid_bytes
+        q[base + lo.Q_PAGE_SEQLOCK] = lock + 2
+
+    def publish_ends(self, log_end: int, high_watermark: int, last_stable: int) -> None:
+        """Bytes before offsets: callers publish the segment first."""
+        q, base = self._q, self._base
+        q[base + lo.Q_PAGE_LOG_END] = log_end
+        q[base + lo.Q_PAGE_HIGH_WATERMARK] = high_watermark
+        q[base + lo.Q_PAGE_LAST_STABLE] = last_stable
+
+    def publish_durable(self, durable: int) -> None:
+        self._q[self._base + lo.Q_PAGE_DURABLE] = durable
+
+    def publish_log_start(self, log_start: int) -> None:
+        self._q[self._base + lo.Q_PAGE_LOG_START] = log_start
+
+    def publish_epoch(self, leader_epoch: int) -> None:
+        self._q[self._base + lo.Q_PAGE_LEADER_EPOCH] = leader_epoch
+
+    def publish_status(self, status: int, errno: int = 0) -> None:
+        self._q[self._base + lo.Q_PAGE_ERRNO] = errno
+        self._q[self._base + lo.Q_PAGE_STATUS] = status
+
+    def publish_heartbeat(self, monotonic_us: int) -> None:
+        self._q[self._base + lo.Q_PAGE_HEARTBEAT] = monotonic_us
+
+    def count(
+        self, records: int, nbytes: int, batches: int, duplicates: int = 0, refusals: int = 0
+    ) -> None:
+        q, at = self._q, self._base + lo.Q_PAGE_RECORDS
+        q[at] += records
+        q[at + 1] += nbytes
+        q[at + 2] += batches
+        if duplicates:
+            q[at + 3] += duplicates
+        if refusals:
+            q[at + 4] += refusals
+
+    def count_throttle(self) -> None:
+        self._q[self._base + lo.Q_PAGE_THROTTLES] += 1
+
+
+class WriterSlot:
+    """One writer process's signs of life in the state table's head."""
+
+    __slots__ = ("_base", "_q")
+
+    def __init__(self, region: Region, writer: int) -> None:
+        if not 0 <= writer < lo.WRITERS_MAX:
+            raise ValueError(f"writer {writer} is outside 0..{lo.WRITERS_MAX - 1}")
+        self._q = region.q
+        self._base = (lo.WRITER_SLOTS_AT + writer * lo.WRITER_SLOT_BYTES) // 8
+
+    def claim(self, pid: int, generation: int) -> None:
+        self._q[self._base + lo.Q_WRITER_PID] = pid
+        self._q[self._base + lo.Q_WRITER_GENERATION] = generation
+        self.beat()
+
+    def beat(self) -> None:
+        q, base = self._q, self._base
+        q[base + lo.Q_WRITER_HEARTBEAT] = time.monotonic_ns() // 1000
+        q[base + lo.Q_WRITER_PASSES] += 1
+
+    @property
+    def pid(self) -> int:
+        return int(self._q[self._base + lo.Q_WRITER_PID])
+
+    @property
+    def generation(self) -> int:
+        return int(self._q[self._base + lo.Q_WRITER_GENERATION])
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since the last heartbeat."""
+        beat = int(self._q[self._base + lo.Q_WRITER_HEARTBEAT])
+        return max(0.0, (time.monotonic_ns() // 1000 - beat) / 1e6)
