@@ -1,0 +1,166 @@
+"""Who is alive: pidfds, start times, boot ids, and this process's descriptor limit.
+
+Owns the one answer to "is that process dead?". Death is what a pidfd says (rule 7): a pid alone is a
+number that the kernel gives away again, `kill(pid, 0)` calls zombies alive, and a stopped process is
+not dead (rule 8). Never decides what follows from a death, and never takes a failed look for one.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import resource
+import select
+import signal
+from functools import cache
+
+from penstock.core.errors import AttachRefusedError, PenstockError, ResourceLimitError
+
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+
+
+def descriptor_limit_error(doing: str) -> ResourceLimitError:
+    """What every module of this floor raises on EMFILE and ENFILE."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return ResourceLimitError(
+        f"out of file descriptors while {doing}: RLIMIT_NOFILE is {soft} (hard limit {hard}). "
+        "Raise it with `ulimit -n`, `LimitNOFILE=` in a systemd unit or `--ulimit nofile=` for a "
+        "container; if that limit is far away, the whole system's `fs.file-max` is reached"
+    )
+
+
+def raise_descriptor_limit() -> int:
+    """Lift the soft RLIMIT_NOFILE to the hard one (rule 12); returns the soft limit in force."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (
+            ValueError,
+            OSError,
+        ):  # a hard limit above fs.nr_open, or a sandbox: keep what we have
+            return soft
+    return hard
+
+
+@cache
+def boot_id() -> str:
+    """This boot of the kernel. A pid and a start time mean nothing under another one."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def _stat_fields(pid: int) -> list[bytes] | None:
+    """The fields of /proc/<pid>/stat from the third (state) on; None: there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            text = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    except OSError as error:
+        if error.errno in _OUT_OF_DESCRIPTORS:
+            raise descriptor_limit_error(f"looking at process {pid}") from error
+        raise
+    # The second field is the command in parentheses and may itself hold spaces and parentheses.
+    return text[text.rindex(b")") + 2 :].split()
+
+
+def start_time(pid: int) -> int | None:
+    """Clock ticks from boot to the start of `pid` (field 22); None: there is no such process.
+
+    With the pid and the boot id it names a process for good; a zombie still has one.
+    """
+    fields = _stat_fields(pid)
+    return None if fields is None else int(fields[19])
+
+
+def state(pid: int) -> str | None:
+    """R, S, D, T (stopped), t (traced), Z (zombie)...; None when there is no such process."""
+    fields = _stat_fields(pid)
+    return None if fields is None else fields[0].decode("ascii")
+
+
+def open_pidfd(pid: int, expected_start: int | None = None) -> int:
+    """A close-on-exec pidfd of the living process `pid`, checked after opening to be the expected.
+
+    Raises ProcessLookupError when that process is gone (a zombie is gone) or the pid is another
+    process's by now, and AttachRefusedError when the process cannot be seen from here, which is not
+    the same as dead.
+    """
+    if pid <= 0:
+        raise _invisible(pid)
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno in _OUT_OF_DESCRIPTORS:
+            raise descriptor_limit_error(f"opening a pidfd of process {pid}") from error
+        if error.errno == errno.ENOSYS:
+            raise PenstockError(
+                "this kernel has no pidfd_open: Linux 5.3 or newer is needed"
+            ) from error
+        if error.errno in (errno.ESRCH, errno.EINVAL, errno.ENOENT):  # the last two: a thread's id
+            raise ProcessLookupError(errno.ESRCH, f"no process {pid}") from error
+        raise
+    try:
+        # Reading it only now is what makes the check sound: had the pid been given away before the
+        # open, the start time read here is the other process's or the pidfd says dead.
+        found = start_time(pid)
+        if is_dead(pidfd):
+            raise ProcessLookupError(errno.ESRCH, f"process {pid} is dead")
+        if found is None:
+            raise _invisible(pid)
+        if expected_start is not None and found != expected_start:
+            raise ProcessLookupError(
+                errno.ESRCH,
+                f"pid {pid} is another process now (started at tick {found}, not {expected_start})",
+            )
+    except BaseException:
+        os.close(pidfd)
+        raise
+    return pidfd
+
+
+def _invisible(pid: int) -> AttachRefusedError:
+    return AttachRefusedError(
+        f"the peer process (pid {pid}) cannot be seen from here, so its death would go unnoticed: "
+        "it runs in another pid namespace (a container) or /proc hides it. Connect by tcp:// "
+        "instead, or share the pid namespace (`docker run --pid=...`, `shareProcessNamespace: true`)"
+    )
+
+
+def is_dead(pidfd: int) -> bool:
+    """Whether that process has ended. A zombie is dead; a stopped process is not."""
+    return wait_dead(pidfd, 0.0)
+
+
+def wait_dead(pidfd: int, timeout: float | None) -> bool:
+    """Wait up to `timeout` seconds (None: without bound) for the end of that process."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    for _, events in poll.poll(None if timeout is None else math.ceil(timeout * 1000)):
+        if events & select.POLLNVAL:  # a closed descriptor must never read as a death
+            raise OSError(errno.EBADF, f"descriptor {pidfd} is not open")
+        return True
+    return False
+
+
+def kill_and_wait(pidfd: int, timeout: float) -> bool:
+    """SIGKILL, then wait. True only once the pidfd says dead; False: not yet, ask again."""
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:  # ended and reaped
+        return True
+    return wait_dead(pidfd, timeout)
+
+
+def is_same_process_alive(pid: int, start_time: int) -> bool:
+    """Whether the process that `pid` and `start_time` name (in this boot) runs; zombies are dead.
+
+    Raises AttachRefusedError rather than answering for a process that cannot be seen from here.
+    """
+    try:
+        os.close(open_pidfd(pid, start_time))
+    except ProcessLookupError:
+        return False
+    return True
