@@ -14,7 +14,7 @@ import re
 import resource
 import sys
 
-import posix_ipc 
+import posix_ipc
 
 from penstock.core.errors import AttachRefusedError, ClosedError, ConfigError, ResourceLimitError
 from penstock.ipc.liveness import descriptor_limit_error
