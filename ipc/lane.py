@@ -266,6 +266,10 @@ class LaneReceiver:
         return self._head
 
     @property
+    def tail(self) -> int:
+        return int(self._q[lo.Q_LANE_TAIL])
+
+    @property
     def is_closed(self) -> bool:
         return bool(self._q[lo.Q_LANE_STATE] == lo.LANE_CLOSED)
 

@@ -24,7 +24,7 @@ State table: one a data folder and boot; read by everybody
            0 magic u32, version u32 │ topic id (16) │ partition │ generation │ leader epoch
           64 seqlock │ segment base │ valid bytes
          128 log end │ high watermark │ last stable │ durable │ log start
-         256 heartbeat │ status │ errno
+         256 reserved │ status │ errno
          320 records │ bytes │ batches │ duplicates │ refusals │ throttles
 
 Client table: one a data folder and boot
@@ -120,7 +120,6 @@ Q_PAGE_HIGH_WATERMARK: Final = 136 // 8
 Q_PAGE_LAST_STABLE: Final = 144 // 8
 Q_PAGE_DURABLE: Final = 152 // 8
 Q_PAGE_LOG_START: Final = 160 // 8
-Q_PAGE_HEARTBEAT: Final = 256 // 8
 Q_PAGE_STATUS: Final = 264 // 8
 Q_PAGE_ERRNO: Final = 272 // 8
 Q_PAGE_RECORDS: Final = 320 // 8

@@ -103,11 +103,6 @@ class StatePage:
     def errno(self) -> int:
         return int(self._q[self._base + lo.Q_PAGE_ERRNO])
 
-    @property
-    def heartbeat(self) -> int:
-        """CLOCK_MONOTONIC microseconds of the writer's last sign of life on this page."""
-        return int(self._q[self._base + lo.Q_PAGE_HEARTBEAT])
-
     def counters(self) -> dict[str, int]:
         """records, bytes, batches, duplicates, refusals, throttles since the table was made."""
         start = self._base + lo.Q_PAGE_RECORDS
@@ -182,9 +177,6 @@ class StatePage:
     def publish_status(self, status: int, errno: int = 0) -> None:
         self._q[self._base + lo.Q_PAGE_ERRNO] = errno
         self._q[self._base + lo.Q_PAGE_STATUS] = status
-
-    def publish_heartbeat(self, monotonic_us: int) -> None:
-        self._q[self._base + lo.Q_PAGE_HEARTBEAT] = monotonic_us
 
     def count(
         self, records: int, nbytes: int, batches: int, duplicates: int = 0, refusals: int = 0

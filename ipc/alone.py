@@ -1,0 +1,225 @@
+"""The role of a partition that has no replicas: leader of itself, committed once appended.
+
+A role joins one `core.log.Log` with its state page: it appends, publishes in the order that readers
+rely on (bytes, then segment, then offsets), and decides when to sync. `ipc.writer` drives it and
+knows nothing of logs; `cluster.replica` will bring leaders and followers with the same face.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from penstock.core.errors import ErrorCode, LogOfflineError, StorageError
+from penstock.core.log import AppendResult, Log, LogConfig, SyncJob
+from penstock.core.storage import Storage
+from penstock.ipc import layout as lo
+from penstock.ipc.messages import OpenPartition, TopicSettings
+from penstock.ipc.state import StatePage
+
+logger = logging.getLogger("penstock.writer")
+
+
+class PartitionRole(Protocol):
+    """What a writer process needs of a partition."""
+
+    page: int
+    name: str
+
+    @property
+    def leader_epoch(self) -> int: ...
+
+    @property
+    def log_end(self) -> int: ...
+
+    def append(self, batches: Sequence[memoryview], now_us: int) -> list[AppendResult]:
+        """Append and publish. Raises a retriable `StorageError` with nothing consumed."""
+
+    def tick(self, now: float, now_us: int) -> SyncJob | None:
+        """Time-driven work (roll by age, flush interval); a job for the flusher, if one is due."""
+
+    def finish_sync(self, job: SyncJob) -> bool:
+        """Publish what a finished job made durable. True if `durable` moved."""
+
+    def configure(self, settings: TopicSettings) -> None: ...
+
+    def close(self, *, clean: bool) -> None: ...
+
+
+def log_config(settings: TopicSettings, batch_bytes_max: int) -> LogConfig:
+    """The log's part of a topic's settings."""
+    default = LogConfig()
+    flush = {"os": "os", "interval": "interval", "fsync": "batch"}[settings.durability]
+    return LogConfig(
+        segment_bytes=settings.segment_bytes or default.segment_bytes,
+        segment_age=settings.segment_age,
+        batch_bytes_max=batch_bytes_max,
+        flush=flush,  # type: ignore[arg-type]
+        flush_interval=settings.flush_interval or default.flush_interval,
+        timestamp_type=settings.timestamp_type,  # type: ignore[arg-type]
+    )
+
+
+class AloneRole:
+    """A partition at replication factor 1. One instance per open partition of a writer process."""
+
+    def __init__(self, log: Log, state: StatePage, order: OpenPartition) -> None:
+        self.page = order.page
+        self.name = f"{order.topic}-{order.partition}"
+        self._log = log
+        self._state = state
+        self._settings = order.settings
+        self._syncing = False
+        self._next_sync = 0.0
+        self._segment_base = log.segment_base
+        self._sealed_unsynced = False
+        state.publish_epoch(log.leader_epoch)
+        if self._group_commit:
+            log.sync()  # what a killed writer appended but never synced must not become visible yet
+        state.publish_log_start(log.log_start)
+        self._publish()
+        state.publish_durable(log.durable)
+        state.publish_status(lo.STATUS_ONLINE)
+
+    @classmethod
+    def open(
+        cls,
+        storage: Storage,
+        order: OpenPartition,
+        state: StatePage,
+        *,
+        generation: int,
+        batch_bytes_max: int,
+        now_us: int,
+    ) -> tuple[AloneRole, str]:
+        """Recover the log and publish its page; the second value says what recovery did."""
+        identity = state.identity
+        same = identity is not None and identity == (order.topic_id, order.partition)
+        published = state.log_end if same and state.status != lo.STATUS_ABSENT else None
+        log, report = Log.open(
+            storage,
+            order.folder,
+            log_config(order.settings, batch_bytes_max),
+            topic_id=order.topic_id,
+            partition=order.partition,
+            generation=generation,
+            now_us=now_us,
+            boot_id=order.boot_id,
+            published=published,
+            node_clean=order.clean,
+        )
+        state.claim(order.topic_id, order.partition, generation)
+        return cls(log, state, order), report.summary()
+
+    @property
+    def leader_epoch(self) -> int:
+        return self._log.leader_epoch
+
+    @property
+    def log_end(self) -> int:
+        return self._log.log_end
+
+    @property
+    def _group_commit(self) -> bool:
+        return self._settings.durability == "fsync"
+
+    def append(self, batches: Sequence[memoryview], now_us: int) -> list[AppendResult]:
+        log = self._log
+        before = log.log_end
+        try:
+            results = log.append(batches, now_us)
+            if self._group_commit and log.log_end > before:
+                log.sync()
+        except LogOfflineError as error:
+            return self._go_offline(error, len(batches))
+        except StorageError as error:
+            if not error.retriable:
+                return self._go_offline(error, len(batches))
+            self._state.publish_status(lo.STATUS_FULL, getattr(error.__cause__, "errno", 0) or 0)
+            self._state.count_throttle()
+            raise
+        self._publish()
+        if self._state.status == lo.STATUS_FULL:
+            self._state.publish_status(lo.STATUS_ONLINE)
+            logger.info("%s: there is room again, writing goes on", self.name)
+        if self._group_commit:
+            self._state.publish_durable(log.durable)
+        self._count(batches, results, before)
+        if log.segment_base != self._segment_base:
+            self._segment_base = log.segment_base
+            self._sealed_unsynced = True
+        return results
+
+    def _count(
+        self, batches: Sequence[memoryview], results: list[AppendResult], before: int
+    ) -> None:
+        duplicates = refusals = nbytes = appended = 0
+        for batch, result in zip(batches, results, strict=True):
+            if result.error:
+                refusals += 1
+                logger.warning("%s: refused a batch: %s", self.name, result.message)
+            elif result.duplicate:
+                duplicates += 1
+            else:
+                appended += 1
+                nbytes += len(batch)
+        self._state.count(self._log.log_end - before, nbytes, appended, duplicates, refusals)
+
+    def _publish(self) -> None:
+        log, state = self._log, self._state
+        state.publish_segment(log.segment_base, log.valid_bytes)
+        end = log.log_end
+        state.publish_ends(end, end, end)
+
+    def _go_offline(self, error: Exception, count: int) -> list[AppendResult]:
+        if self._state.status != lo.STATUS_OFFLINE:
+            logger.error("%s: offline: %s", self.name, error)
+        self._state.publish_status(lo.STATUS_OFFLINE, getattr(error.__cause__, "errno", 0) or 0)
+        refusal = AppendResult(-1, -1, 0, ErrorCode.PARTITION_OFFLINE, False, str(error))
+        return [refusal] * count
+
+    def tick(self, now: float, now_us: int) -> SyncJob | None:
+        log = self._log
+        if self._state.status == lo.STATUS_OFFLINE:
+            return None
+        try:
+            if log.needs_roll(now_us):
+                log.roll(now_us)
+                self._segment_base = log.segment_base
+                self._sealed_unsynced = True
+                self._publish()
+            due = self._sealed_unsynced or (
+                self._settings.durability == "interval" and now >= self._next_sync
+            )
+            if due and not self._syncing and log.durable < log.log_end:
+                self._syncing = True
+                self._sealed_unsynced = False
+                self._next_sync = now + (self._settings.flush_interval or LogConfig().flush_interval)
+                return log.begin_sync()
+        except LogOfflineError as error:
+            self._go_offline(error, 0)
+        except StorageError as error:
+            logger.warning("%s: %s", self.name, error)
+        return None
+
+    def finish_sync(self, job: SyncJob) -> bool:
+        self._syncing = False
+        before = self._log.durable
+        try:
+            self._log.finish_sync(job)
+        except StorageError as error:
+            self._go_offline(error, 0)
+            return False
+        self._publish()  # a failed fsync that was healed moved the segment (rule 16)
+        self._state.publish_durable(self._log.durable)
+        return self._log.durable > before
+
+    def configure(self, settings: TopicSettings) -> None:
+        self._settings = settings
+        self._log.configure(log_config(settings, self._log.config.batch_bytes_max))
+
+    def close(self, *, clean: bool) -> None:
+        self._log.close(clean=clean)
+        if clean:
+            self._state.publish_durable(self._log.durable)

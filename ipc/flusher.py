@@ -1,0 +1,53 @@
+"""One thread in a writer process that runs fdatasync, so that appends go on meanwhile.
+
+Jobs are made and finished by the writer's own thread; only their system calls run here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from queue import SimpleQueue
+
+from penstock.core.log import SyncJob
+from penstock.ipc.doorbell import Doorbell
+
+
+class Flusher:
+    """Runs sync jobs in order; `finished()` hands them back. Ends with the process (daemon)."""
+
+    def __init__(self, doorbell: Doorbell) -> None:
+        self._doorbell = doorbell
+        self._jobs: SimpleQueue[tuple[int, SyncJob] | None] = SimpleQueue()
+        self._done: deque[tuple[int, SyncJob]] = deque()
+        self._thread: threading.Thread | None = None
+        self.pending = 0
+
+    def submit(self, page: int, job: SyncJob) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="flusher", daemon=True)
+            self._thread.start()
+        self.pending += 1
+        self._jobs.put((page, job))
+
+    def finished(self) -> list[tuple[int, SyncJob]]:
+        """Jobs whose system calls have ended, well or not (`job` knows)."""
+        found = []
+        while self._done:
+            found.append(self._done.popleft())
+            self.pending -= 1
+        return found
+
+    def _run(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            item[1].run()
+            self._done.append(item)
+            self._doorbell.ring()
+
+    def stop(self, timeout: float) -> bool:
+        """Let the queued jobs end; False if they did not within `timeout` seconds."""
+        if self._thread is None:
+            return True
+        self._jobs.put(None)
+        self._thread.join(timeout)
+        return not self._thread.is_alive()

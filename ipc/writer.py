@@ -1,0 +1,443 @@
+"""The writer process: drains lanes, appends, publishes, acknowledges, rings.
+
+One pass takes frames from every lane, appends them partition by partition with as few system calls
+as the batches allow, and only then answers: append, publish, acknowledge, move head (rule 1). A
+crash anywhere in between repeats frames, which the log recognises by producer, epoch and sequence.
+
+Owns the order of a pass and the sleeping protocol. Leaves logs to `PartitionRole`s, and which lanes,
+partitions and clients there are to the node, whose orders arrive on the control channel. When that
+channel ends, the node is dead: the pass is finished and the process leaves (rule 9).
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import time
+from collections.abc import Callable
+from typing import Final
+
+from penstock.core.errors import ErrorCode, PenstockError, StorageError
+from penstock.core.header import HEADER, HEADER_BYTES
+from penstock.core.log import AppendResult
+from penstock.ipc import layout as lo
+from penstock.ipc import messages as ms
+from penstock.ipc.alone import PartitionRole
+from penstock.ipc.channel import Channel
+from penstock.ipc.clients import ClientSlot
+from penstock.ipc.doorbell import Backoff, Doorbell, fence
+from penstock.ipc.flusher import Flusher
+from penstock.ipc.lane import Ack, Frame, LaneCorruptError, LaneReceiver
+from penstock.ipc.shm import Region, open_existing
+from penstock.ipc.state import StatePage, WriterSlot
+
+logger = logging.getLogger("penstock.writer")
+
+LANE_PASS_BYTES: Final = 2 << 20
+"""What one lane may contribute to one pass, in bytes: bounds what other lanes wait for."""
+BUSY_PASSES: Final = 32
+"""Orders and timers are looked at at least every so many busy passes."""
+RETRY_MIN: Final = 0.05
+RETRY_MAX: Final = 1.0
+_PRODUCER_ID_AT: Final = 64
+_LEADER_EPOCH_NONE: Final = 0
+
+OpenRole = Callable[[ms.OpenPartition], tuple[PartitionRole, str]]
+
+
+class _Lane:
+    """A lane with what this writer remembers of it in private memory."""
+
+    __slots__ = ("blocked_until", "doorbell", "receiver", "retiring", "retry", "stop_at")
+
+    def __init__(self, receiver: LaneReceiver, doorbell: Doorbell | None) -> None:
+        self.receiver = receiver
+        self.doorbell = doorbell
+        self.retiring = doorbell is None
+        self.blocked_until = 0.0
+        self.retry = RETRY_MIN
+        self.stop_at: int | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.receiver.has_frames and time.monotonic() >= self.blocked_until
+
+
+class Writer:
+    """The main loop of one writer process. `run` returns when told to stop or when the node died."""
+
+    def __init__(
+        self,
+        index: int,
+        generation: int,
+        *,
+        channel: Channel,
+        doorbell: Doorbell,
+        state: Region,
+        clients: Region,
+        open_role: OpenRole,
+    ) -> None:
+        self._generation = generation
+        self._channel = channel
+        self._doorbell = doorbell
+        self._state = state
+        self._clients_region = clients
+        self._open_role = open_role
+        self._roles: dict[int, PartitionRole] = {}
+        self._gone: set[int] = set()
+        self._lanes: dict[str, _Lane] = {}
+        self._clients: dict[int, tuple[ClientSlot, Doorbell]] = {}
+        self._rung: dict[int, int] = {}
+        self._changed: set[int] = set()
+        self._flusher = Flusher(doorbell)
+        self._ticket = 0
+        self._stopping = False
+        self._orphaned = False
+        self._slot = WriterSlot(state, index)
+        self._idle = Backoff()
+        self._next_tick = 0.0
+        self._poll = select.poll()
+        self._poll.register(doorbell.fileno(), select.POLLIN)
+        self._poll.register(channel.fileno(), select.POLLIN)
+
+    def run(self, pid: int) -> None:
+        self._slot.claim(pid, self._generation)
+        busy = 0
+        while not self._orphaned:
+            self._slot.beat()
+            worked = self._pass()
+            busy = busy + 1 if worked else 0
+            if not worked or busy % BUSY_PASSES == 0:
+                worked = self._read_orders() or worked
+                now = time.monotonic()
+                if now >= self._next_tick:
+                    self._tick(now)
+            self._finish_syncs()
+            self._retire()
+            if self._stopping and all(self._is_drained(lane) for lane in self._lanes.values()):
+                self._stop()
+                return
+            if worked:
+                self._idle.reset()
+            elif not self._orphaned:
+                self._sleep()
+        logger.warning("the node is gone: leaving with %d lanes to its successor", len(self._lanes))
+        for role in self._roles.values():
+            role.close(clean=False)
+
+    # --- one pass ---
+    def _pass(self) -> bool:
+        """Drain what stands in the lanes once. True if there was anything."""
+        taken: list[tuple[_Lane, list[Frame]]] = []
+        by_page: dict[int, list[Frame]] = {}
+        now = 0.0
+        for lane in list(self._lanes.values()):
+            receiver = lane.receiver
+            if not receiver.has_frames:
+                continue
+            if lane.blocked_until:
+                now = now or time.monotonic()
+                if now < lane.blocked_until:
+                    continue
+            try:
+                frames = receiver.frames(lo.ACKS_MAX, LANE_PASS_BYTES, discard_acks=lane.retiring)
+            except LaneCorruptError as error:
+                self._drop(lane, str(error))
+                continue
+            if frames:
+                taken.append((lane, frames))
+                for frame in frames:
+                    by_page.setdefault(frame.page, []).append(frame)
+        if not taken:
+            return False
+        answers: dict[int, AppendResult] = {}
+        owners = {id(frame): lane for lane, frames in taken for frame in frames}
+        for page, frames in by_page.items():
+            self._append(page, frames, owners, answers)
+        self._answer(taken, answers)
+        return True
+
+    def _append(
+        self,
+        page: int,
+        frames: list[Frame],
+        owners: dict[int, _Lane],
+        answers: dict[int, AppendResult],
+    ) -> None:
+        """Append one partition's frames; no answer for a frame means: not consumed, try later."""
+        role = self._roles.get(page)
+        if role is None:
+            self._read_orders()
+            role = self._roles.get(page)
+        if role is None:
+            state = "was deleted" if page in self._gone else "is not open here"
+            refusal = AppendResult(
+                -1, -1, 0, ErrorCode.UNKNOWN_PARTITION, False, f"partition page {page} {state}"
+            )
+            answers.update((id(frame), refusal) for frame in frames)
+            return
+        good = []
+        for frame in frames:
+            lane = owners[id(frame)]
+            if self._is_owned(frame, lane):
+                good.append(frame)
+            else:
+                answers[id(frame)] = AppendResult(
+                    -1, -1, 0, ErrorCode.CORRUPT_BATCH, False,
+                    f"lane {lane.receiver.name} sent a batch that is not its producer's",
+                )  # fmt: skip
+                logger.warning("%s", answers[id(frame)].message)
+        if not good:
+            return
+        try:
+            results = role.append([frame.batch for frame in good], time.time_ns() // 1000)
+        except StorageError as error:
+            now = time.monotonic()
+            for frame in good:
+                lane = owners[id(frame)]
+                if now >= lane.blocked_until:
+                    lane.retry = min(lane.retry * 2, RETRY_MAX)
+                    lane.blocked_until = now + lane.retry
+            logger.warning("%s: not written, will be tried again: %s", role.name, error)
+            return
+        for frame, result in zip(good, results, strict=True):
+            answers[id(frame)] = result
+        self._changed.add(page)
+
+    @staticmethod
+    def _is_owned(frame: Frame, lane: _Lane) -> bool:
+        """Whether the batch names the producer that the lane was granted to."""
+        batch = frame.batch
+        if len(batch) < HEADER_BYTES:
+            return False
+        at = _PRODUCER_ID_AT
+        granted = lane.receiver.identity.producer_id
+        return int.from_bytes(batch[at : at + 8], "little") == granted
+
+    def _answer(
+        self, taken: list[tuple[_Lane, list[Frame]]], answers: dict[int, AppendResult]
+    ) -> None:
+        """Acknowledge in lane order up to the first frame without an answer, then wake."""
+        ring: list[_Lane] = []
+        for lane, frames in taken:
+            done = 0
+            acks = []
+            for frame in frames:
+                result = answers.get(id(frame))
+                if result is None:
+                    break
+                done += 1
+                acks.append(
+                    Ack(
+                        frame.sequence,
+                        result.base_offset,
+                        result.append_timestamp,
+                        result.error,
+                        self._epoch(frame.page),
+                    )
+                )
+            if done:
+                if done == len(frames):
+                    lane.blocked_until = 0.0
+                    lane.retry = RETRY_MIN
+                lane.receiver.finish(frames[:done], [] if lane.retiring else acks)
+                ring.append(lane)
+        self._wake(ring)
+
+    def _epoch(self, page: int) -> int:
+        role = self._roles.get(page)
+        return role.leader_epoch if role is not None else _LEADER_EPOCH_NONE
+
+    # --- waking ---
+    def _wake(self, lanes: list[_Lane]) -> None:
+        """Ring the consumers that watch what changed, then the producers of `lanes`."""
+        fence()
+        if self._changed:
+            for index, (slot, doorbell) in self._clients.items():
+                ticket = slot.ticket
+                if (
+                    ticket
+                    and ticket != self._rung.get(index)
+                    and any(slot.watches(page) for page in self._changed)
+                ):
+                    self._rung[index] = ticket
+                    doorbell.ring()
+            self._changed.clear()
+        for lane in lanes:
+            if lane.doorbell is not None:
+                ticket = lane.receiver.producer_ticket()
+                if ticket and ticket != lane.receiver.rung:
+                    lane.receiver.rung = ticket
+                    lane.doorbell.ring()
+
+    def _sleep(self) -> None:
+        """Publish sleeping, fence, look again, wait boundedly (rule 13)."""
+        self._ticket += 1
+        lanes = list(self._lanes.values())
+        for lane in lanes:
+            lane.receiver.publish_sleeping(self._ticket)
+        fence()
+        if not any(lane.is_ready for lane in lanes):
+            wait = self._idle.next()
+            now = time.monotonic()
+            for lane in lanes:
+                if lane.blocked_until:
+                    wait = min(wait, max(0.0, lane.blocked_until - now))
+            if self._roles:
+                wait = min(wait, max(0.0, self._next_tick - now))
+            self._poll.poll(wait * 1000)
+        for lane in lanes:
+            lane.receiver.publish_sleeping(0)
+        self._doorbell.clear()
+
+    # --- time ---
+    def _tick(self, now: float) -> None:
+        now_us = time.time_ns() // 1000
+        for page, role in self._roles.items():
+            job = role.tick(now, now_us)
+            if job is not None:
+                self._flusher.submit(page, job)
+        self._next_tick = now + (0.1 if self._changed or self._flusher.pending else 0.5)
+
+    def _finish_syncs(self) -> None:
+        if not self._flusher.pending:
+            return
+        moved = False
+        for page, job in self._flusher.finished():
+            role = self._roles.get(page)
+            if role is not None and role.finish_sync(job):
+                moved = True
+        if moved:
+            self._wake(list(self._lanes.values()))
+
+    # --- orders of the node ---
+    def _read_orders(self) -> bool:
+        worked = False
+        while True:
+            try:
+                received = self._channel.recv_nowait()
+            except BlockingIOError:
+                return worked
+            if received is None:
+                self._orphaned = True
+                return True
+            worked = True
+            order, fds = received
+            self._obey(order, [Doorbell.from_fd(fd) for fd in fds])
+
+    def _obey(self, order: ms.WriterOrder, bells: list[Doorbell]) -> None:
+        if isinstance(order, ms.OpenPartition):
+            self._open(order)
+        elif isinstance(order, ms.ClosePartition):
+            self._close(order)
+        elif isinstance(order, ms.AddLane):
+            self._add_lane(order, bells[0] if bells and not order.dead else None)
+        elif isinstance(order, ms.RetireLane):
+            if order.name in self._lanes:
+                self._lanes[order.name].retiring = True
+            else:
+                self._channel.send(ms.LaneDrained(order.name))
+        elif isinstance(order, ms.AddClient):
+            self._forget_client(order.slot)
+            self._clients[order.slot] = (ClientSlot(self._clients_region, order.slot), bells[0])
+        elif isinstance(order, ms.RemoveClient):
+            self._forget_client(order.slot)
+        else:
+            self._stopping = True
+            for lane in self._lanes.values():
+                lane.stop_at = lane.receiver.tail
+
+    def _forget_client(self, slot: int) -> None:
+        known = self._clients.pop(slot, None)
+        self._rung.pop(slot, None)
+        if known is not None:
+            known[1].close()
+
+    def _open(self, order: ms.OpenPartition) -> None:
+        known = self._roles.get(order.page)
+        if known is not None:
+            known.configure(order.settings)
+            self._channel.send(ms.PartitionOpened(order.page, known.log_end, ""))
+            return
+        state = StatePage(self._state, order.page)
+        try:
+            role, report = self._open_role(order)
+        except (PenstockError, OSError) as error:
+            logger.error("%s-%d cannot be opened: %s", order.topic, order.partition, error)
+            state.claim(order.topic_id, order.partition, self._generation)
+            state.publish_status(lo.STATUS_OFFLINE, getattr(error.__cause__, "errno", 0) or 0)
+            self._roles.pop(order.page, None)
+            self._channel.send(ms.PartitionFailed(order.page, str(error)[:1000]))
+            return
+        self._roles[order.page] = role
+        self._gone.discard(order.page)
+        self._changed.add(order.page)
+        if report:
+            logger.info("%s: %s", role.name, report)
+        self._channel.send(ms.PartitionOpened(order.page, role.log_end, report[:1000]))
+
+    def _close(self, order: ms.ClosePartition) -> None:
+        role = self._roles.pop(order.page, None)
+        if role is not None:
+            role.close(clean=not order.delete)
+        if order.delete:
+            self._gone.add(order.page)
+            StatePage(self._state, order.page).publish_status(lo.STATUS_DELETED)
+            self._changed.add(order.page)
+        self._wake([])
+        self._channel.send(ms.PartitionClosed(order.page))
+
+    # --- lanes ---
+    def _add_lane(self, order: ms.AddLane, doorbell: Doorbell | None) -> None:
+        known = self._lanes.get(order.name)
+        if known is not None:
+            if known.doorbell is not None:
+                known.doorbell.close()
+            known.doorbell, known.retiring = doorbell, doorbell is None
+            known.receiver.rung = 0
+            return
+        try:
+            region = Region.of_fd(open_existing(order.name, writable=True))
+            receiver = LaneReceiver(region, order.name, self._generation)
+        except (PenstockError, OSError) as error:
+            logger.error("lane %s cannot be opened: %s", order.name, error)
+            self._channel.send(ms.LaneDropped(order.name, str(error)[:1000]))
+            return
+        self._lanes[order.name] = _Lane(receiver, doorbell)
+
+    def _drop(self, lane: _Lane, reason: str) -> None:
+        name = lane.receiver.name
+        logger.error("lane %s dropped: %s", name, reason)
+        self._forget_lane(name)
+        self._channel.send(ms.LaneDropped(name, reason[:1000]))
+
+    def _forget_lane(self, name: str) -> None:
+        lane = self._lanes.pop(name)
+        lane.receiver.detach()
+        if lane.doorbell is not None:
+            lane.doorbell.close()
+
+    def _retire(self) -> None:
+        for name, lane in list(self._lanes.items()):
+            if lane.retiring and not lane.receiver.has_frames:
+                self._forget_lane(name)
+                self._channel.send(ms.LaneDrained(name))
+
+    # --- the end ---
+    @staticmethod
+    def _is_drained(lane: _Lane) -> bool:
+        return lane.stop_at is None or lane.receiver.head >= lane.stop_at
+
+    def _stop(self) -> None:
+        self._flusher.stop(timeout=30.0)
+        for page, job in self._flusher.finished():
+            self._roles[page].finish_sync(job)
+        for role in self._roles.values():
+            try:
+                role.close(clean=True)
+            except StorageError as error:
+                logger.error("%s: not closed clean: %s", role.name, error)
+        self._channel.send(ms.Stopped())
+
+
+assert HEADER.size == HEADER_BYTES

@@ -1,0 +1,80 @@
+"""Main of a writer process: joins the inherited descriptors, the shared tables and the logs.
+
+Started by the node only (see `supervisor`). Imports nothing that the data path does not need, so
+that a replacement stands within a tenth of a second and stays small.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+
+from penstock.core.storage import Storage
+from penstock.ipc import layout as lo
+from penstock.ipc import messages as ms
+from penstock.ipc.alone import AloneRole
+from penstock.ipc.channel import Channel
+from penstock.ipc.doorbell import Doorbell
+from penstock.ipc.liveness import raise_descriptor_limit
+from penstock.ipc.shm import Region, object_name, open_existing
+from penstock.ipc.state import StatePage
+from penstock.ipc.writer import Writer
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one writer until it is told to stop (0) or its node is gone (0)."""
+    parser = argparse.ArgumentParser(prog="penstock-writer")
+    parser.add_argument("--writer", type=int, required=True)
+    parser.add_argument("--generation", type=int, required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--uuid", required=True)
+    parser.add_argument("--channel-fd", type=int, required=True)
+    parser.add_argument("--doorbell-fd", type=int, required=True)
+    parser.add_argument("--batch-bytes-max", type=int, default=lo.LANE_CAPACITY_DEFAULT // 4)
+    parser.add_argument("--log-level", default="INFO")
+    options = parser.parse_args(argv)
+    logging.basicConfig(
+        level=options.log_level,
+        stream=sys.stderr,
+        format=f"%(asctime)s %(levelname)s writer-{options.writer}[{os.getpid()}] %(message)s",
+    )
+    # The node decides when a writer ends: a Ctrl-C in its terminal must not stop it mid-drain.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise_descriptor_limit()
+    state = Region.of_fd(open_existing(object_name(options.uuid, "state"), writable=True))
+    clients = Region.of_fd(open_existing(object_name(options.uuid, "clients"), writable=True))
+    storage = Storage()
+
+    def open_role(order: ms.OpenPartition) -> tuple[AloneRole, str]:
+        return AloneRole.open(
+            storage,
+            order,
+            StatePage(state, order.page),
+            generation=options.generation,
+            batch_bytes_max=options.batch_bytes_max,
+            now_us=time.time_ns() // 1000,
+        )
+
+    writer = Writer(
+        options.writer,
+        options.generation,
+        channel=Channel(
+            socket.socket(fileno=options.channel_fd), inbound=ms.WriterOrder
+        ),
+        doorbell=Doorbell.from_fd(options.doorbell_fd),
+        state=state,
+        clients=clients,
+        open_role=open_role,
+    )
+    writer.run(os.getpid())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
