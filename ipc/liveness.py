@@ -1,8 +1,8 @@
 """Who is alive: pidfds, start times, boot ids, and this process's descriptor limit.
 
-Owns the one answer to "is that process dead?". Death is what a pidfd says (rule 7): a pid alone is a
-number that the kernel gives away again, `kill(pid, 0)` calls zombies alive, and a stopped process is
-not dead (rule 8). Never decides what follows from a death, and never takes a failed look for one.
+Owns the one answer to "is that process dead?". Death is what a pidfd says (rule 7): a pid alone is
+a number that the kernel gives away again, `kill(pid, 0)` calls zombies alive, and a stopped process
+is not dead (rule 8). Never decides what follows from a death, never takes a failed look for one.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def open_pidfd(pid: int, expected_start: int | None = None) -> int:
 def _invisible(pid: int) -> AttachRefusedError:
     return AttachRefusedError(
         f"the peer process (pid {pid}) cannot be seen from here, so its death would go unnoticed: "
-        "it runs in another pid namespace (a container) or /proc hides it. Connect by tcp:// "
-        "instead, or share the pid namespace (`docker run --pid=...`, `shareProcessNamespace: true`)"
+        "it runs in another pid namespace (a container) or /proc hides it. Connect by tcp://, or "
+        "share the pid namespace (`docker run --pid=...`, `shareProcessNamespace: true`)"
     )
 
 

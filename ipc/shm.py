@@ -205,7 +205,7 @@ class Region:
         return self._map is None
 
     def close(self) -> bool:
-        """Unmap. False when slices or arrays of it are still held: it goes with the last of them."""
+        """Unmap. False while slices or arrays of it are held: it goes with the last of them."""
         mapping, self._map = self._map, None
         if mapping is None:
             return True
