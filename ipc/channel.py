@@ -19,7 +19,7 @@ import struct
 import time
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -45,7 +45,6 @@ SUN_PATH_MAX: Final = 107
 _ANCILLARY_BYTES = socket.CMSG_SPACE(FDS_MAX * array.array("i").itemsize)
 _UCRED = struct.Struct("iII")
 _ENCODER = msgspec.msgpack.Encoder()
-_T = TypeVar("_T")
 
 
 class ChannelError(PenstockError):
@@ -65,7 +64,7 @@ def _decoder(inbound: Any) -> msgspec.msgpack.Decoder[Any]:
     return msgspec.msgpack.Decoder(inbound)
 
 
-class Channel(Generic[_T]):
+class Channel:
     """One connection. `inbound` is the union of the tagged structs that the peer may send.
 
     The socket is non-blocking from here on. `recv` and `send` wait with a bound; `recv_nowait` and
@@ -77,7 +76,7 @@ class Channel(Generic[_T]):
     def __init__(self, sock: socket.socket, inbound: Any) -> None:
         sock.setblocking(False)
         self._sock = sock
-        self._decoder: msgspec.msgpack.Decoder[_T] = _decoder(inbound)
+        self._decoder = _decoder(inbound)
 
     def fileno(self) -> int:
         """-1 once closed."""
@@ -136,7 +135,7 @@ class Channel(Generic[_T]):
                 ) from error
             raise
 
-    def recv(self, timeout: float | None) -> tuple[_T, list[int]] | None:
+    def recv(self, timeout: float | None) -> tuple[Any, list[int]] | None:
         """The next message and its descriptors (close-on-exec); None when the peer has closed.
 
         PenstockTimeout after `timeout` seconds (None: without bound), ChannelError for a message
@@ -150,7 +149,7 @@ class Channel(Generic[_T]):
                 if not self._ready(select.POLLIN, deadline):
                     raise PenstockTimeout(f"no message came for {timeout:g} s") from None
 
-    def recv_nowait(self) -> tuple[_T, list[int]] | None:
+    def recv_nowait(self) -> tuple[Any, list[int]] | None:
         """As `recv`, but BlockingIOError when nothing is there."""
         self._check_open()
         try:
@@ -168,7 +167,7 @@ class Channel(Generic[_T]):
             close_fds(fds)
             raise
 
-    def _decode(self, data: bytes, flags: int, fds: int) -> _T:
+    def _decode(self, data: bytes, flags: int, fds: int) -> Any:
         if flags & socket.MSG_TRUNC:
             raise ChannelError(f"a message is over the bound MESSAGE_BYTES_MAX={MESSAGE_BYTES_MAX}")
         if flags & socket.MSG_CTRUNC:
@@ -200,7 +199,7 @@ class Channel(Generic[_T]):
     def close(self) -> None:
         self._sock.close()
 
-    def __enter__(self) -> Channel[_T]:
+    def __enter__(self) -> Channel:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -6,7 +6,8 @@ for and where its sleeping ticket lies.
 The protocol (rule 13)
 ----------------------
 A ticket is a u64 in shared memory, 0 while its owner is awake, written by the owner alone. Each
-sleep uses a number that it never used before.
+sleep uses a number that neither it nor a predecessor in its place used before: a process that takes
+over a ticket counts on from the clock (`time.monotonic_ns()`) or its generation, never from 0.
 
     waiter                                       waker
     1 ticket = n            (n never used)       1 publish the data
