@@ -278,7 +278,7 @@ class Writer:
             lane.receiver.publish_sleeping(self._ticket)
         fence()
         if not any(lane.is_ready for lane in lanes):
-            wait = self._idle.next()
+            wait = self._idle.bound()
             now = time.monotonic()
             for lane in lanes:
                 if lane.blocked_until:

@@ -1,0 +1,226 @@
+"""What `send` hands back: deliveries, receipts, and the boxes and batches behind them.
+
+A `Box` collects the records of one topic until it is sealed; sealing makes one `Batch` per partition.
+A `Delivery` knows its box and its ordinal there and finds its batch only when somebody asks.
+
+Owns the way from an ordinal to an outcome. Never sends and never waits by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.encode import EncodedBatch
+from penstock.core.errors import ForkedClientError
+
+if TYPE_CHECKING:
+    from penstock.producer import Producer
+    from penstock.routes import PartitionRoute
+
+RECORD_FIELDS: Final = 6
+"""A box is a flat list: ordinal, value, key, headers, timestamp, partition of each record. One
+`extend` of a tuple is a single atomic step, so threads need no lock per record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Where a record is and how far it got.
+
+    `offset` is None at durability "ring" (acks=0). `timestamp`: when the writer appended it, in
+    microseconds since the epoch; None at "ring".
+    """
+
+    topic: str
+    partition: int
+    offset: int | None
+    durability: str
+    timestamp: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReceipt:
+    """A run of records in one partition: offsets `base_offset` .. `base_offset + count - 1`."""
+
+    topic: str
+    partition: int
+    base_offset: int | None
+    count: int
+    durability: str
+    timestamp: int | None
+
+
+class Batch:
+    """One encoded batch on its way: waiting for room, in a lane, or done."""
+
+    __slots__ = ("append_timestamp", "base_offset", "box", "count", "deadline", "done", "encoded",
+                 "error", "leader_epoch", "looked_at", "route", "sequence")  # fmt: skip
+
+    def __init__(
+        self, box: Box, route: PartitionRoute, encoded: EncodedBatch, count: int, sequence: int,
+        deadline: float,
+    ) -> None:  # fmt: skip
+        self.box = box
+        self.route = route
+        self.encoded: EncodedBatch | None = encoded
+        self.count = count
+        self.sequence = sequence
+        self.deadline = deadline
+        self.done = False
+        self.error: Exception | None = None
+        self.base_offset: int | None = None
+        self.append_timestamp: int | None = None
+        self.leader_epoch = 0
+        self.looked_at = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.encoded.length if self.encoded is not None else 0
+
+    def receipt(self, durability: str) -> BatchReceipt:
+        return BatchReceipt(
+            self.route.topic, self.route.partition, self.base_offset, self.count, durability,
+            self.append_timestamp,
+        )  # fmt: skip
+
+
+class Box:
+    """An open collection of records for one topic, and after `sealed` the key to their fate."""
+
+    __slots__ = ("batches", "callbacks", "count", "deadline", "error", "extend", "incarnation",
+                 "items", "linger_until", "next_ordinal", "opened", "order", "owner", "placement",
+                 "room", "sealed", "topic")  # fmt: skip
+
+    def __init__(
+        self, owner: Producer, topic: str, room: int, opened: int, linger_until: float,
+        deadline: float, incarnation: int,
+    ) -> None:  # fmt: skip
+        self.owner = owner
+        self.topic = topic
+        self.room = room
+        self.opened = opened
+        self.linger_until = linger_until
+        self.deadline = deadline
+        self.incarnation = incarnation
+        self.items: list[Any] = []
+        self.extend: Callable[[tuple[Any, ...]], None] = self.items.extend
+        self.next_ordinal = count().__next__
+        self.sealed = False
+        self.count = 0
+        self.order: dict[int, int] | None = None
+        self.batches: list[Batch] = []
+        self.placement: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]] | None = None
+        self.error: Exception | None = None
+        self.callbacks: list[tuple[Delivery, Callable[[Delivery], object]]] = []
+
+    def holds(self, ordinal: int) -> bool:
+        """After sealing: whether the record got in before the lid closed."""
+        return ordinal in self.order if self.order is not None else ordinal < self.count
+
+    def locate(self, ordinal: int) -> tuple[Batch, int]:
+        """After sealing: the batch of a record and its index there."""
+        index = self.order[ordinal] if self.order is not None else ordinal
+        if self.placement is None:
+            return self.batches[0], index
+        which, where = self.placement
+        return self.batches[which[index]], int(where[index])
+
+    @property
+    def done(self) -> bool:
+        if not self.sealed:
+            return False
+        return self.error is not None or all(batch.done for batch in self.batches)
+
+
+class Delivery:
+    """The future of one record. Thread-safe; does not have to be kept or looked at."""
+
+    __slots__ = ("_box", "_ordinal")
+
+    def __init__(self, box: Box, ordinal: int) -> None:
+        self._box = box
+        self._ordinal = ordinal
+
+    def done(self) -> bool:
+        """Whether the outcome is known. Never blocks."""
+        box = self._box
+        if not box.sealed:
+            return False
+        return box.error is not None or box.locate(self._ordinal)[0].done
+
+    def result(self, timeout: float | None = None) -> Receipt:
+        """The receipt, waiting up to `timeout` seconds (None: until the delivery timeout).
+
+        Raises `PenstockTimeout` when the wait ran out (the record stays on its way), or the error
+        with which the delivery failed.
+        """
+        batch, index = self._await(timeout)
+        owner = self._box.owner
+        if batch.error is not None:
+            raise batch.error
+        offset = None if batch.base_offset is None else batch.base_offset + index
+        return Receipt(
+            batch.route.topic, batch.route.partition, offset, owner.durability_of(batch.route),
+            batch.append_timestamp,
+        )  # fmt: skip
+
+    def exception(self, timeout: float | None = None) -> Exception | None:
+        """The error with which the delivery failed, None where it went well. Waits like `result`."""
+        try:
+            batch, _ = self._await(timeout)
+        except ForkedClientError as error:
+            return error
+        return batch.error
+
+    def add_done_callback(self, callback: Callable[[Delivery], object]) -> None:
+        """Call `callback(self)` once the outcome is known, from the producer's own thread (or at
+        once, if it is known). What it raises is logged, never passed on."""
+        self._box.owner.call_when_done(self, self._box, callback)
+
+    def _await(self, timeout: float | None) -> tuple[Batch, int]:
+        box = self._box
+        box.owner.await_box(box, self._ordinal, timeout)
+        if box.error is not None:
+            raise box.error
+        batch, index = box.locate(self._ordinal)
+        batch.looked_at += 1
+        return batch, index
+
+    def __repr__(self) -> str:
+        state = "done" if self.done() else "pending"
+        return f"<Delivery to {self._box.topic!r}: {state}>"
+
+
+class BatchDelivery:
+    """The future of one `send_batch` call."""
+
+    __slots__ = ("_box",)
+
+    def __init__(self, box: Box) -> None:
+        self._box = box
+
+    def done(self) -> bool:
+        """Whether every record's outcome is known. Never blocks."""
+        return self._box.done
+
+    def result(self, timeout: float | None = None) -> list[BatchReceipt]:
+        """One receipt per run of records, in the order of the runs. Raises like `Delivery.result`
+        with the first error among them."""
+        box = self._box
+        box.owner.await_box(box, None, timeout)
+        if box.error is not None:
+            raise box.error
+        for batch in box.batches:
+            batch.looked_at = batch.count
+        for batch in box.batches:
+            if batch.error is not None:
+                raise batch.error
+        return [batch.receipt(box.owner.durability_of(batch.route)) for batch in box.batches]
+
+    def __repr__(self) -> str:
+        return f"<BatchDelivery to {self._box.topic!r}: {'done' if self.done() else 'pending'}>"

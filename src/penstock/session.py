@@ -1,0 +1,222 @@
+"""One endpoint's attachment to a node on this host: the socket, the shared tables, the doorbell.
+
+Owns descriptors and mappings that came with the attachment and gives them back on `close`. Knows
+nothing of records. A session is never repaired: when its node goes away a new one is made
+(`resume` names the producer id to keep) and the old one is closed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from penstock.core import errors as er
+from penstock.ipc import clients as client_table
+from penstock.ipc import liveness, paths
+from penstock.ipc import messages as ms
+from penstock.ipc import state as state_table
+from penstock.ipc.channel import Channel, connect
+from penstock.ipc.clients import ClientSlot
+from penstock.ipc.doorbell import Doorbell
+from penstock.ipc.lane import LaneSender
+from penstock.ipc.shm import Region
+from penstock.ipc.state import StatePage
+
+Reply = TypeVar("Reply", bound=msgspec.Struct)
+
+RETRY_FIRST: Final = 0.02
+RETRY_LAST: Final = 1.0
+
+
+def socket_of(url: str) -> Path:
+    """The attach socket that a `shm://` URL names. Raises `ConfigError` for other URLs."""
+    target = paths.parse_url(url)
+    if target.scheme != "shm":
+        raise er.ConfigError(
+            f"{url!r}: this build attaches by shared memory only; use shm://, shm://NAME or "
+            "shm:///DATA/FOLDER on the node's own host"
+        )
+    if target.folder is not None:
+        return paths.socket_in(target.folder)
+    return paths.socket_path(target.name or "default")
+
+
+class Session:
+    """An attachment. Not thread-safe: its endpoint serialises the calls."""
+
+    def __init__(self, socket: Path, channel: Channel, welcome: ms.Welcome, fds: list[int]) -> None:
+        self.socket = socket
+        self._channel = channel
+        self.welcome = welcome
+        self.node_uuid = welcome.node_uuid
+        self.data_folder = Path(welcome.data_folder)
+        self.writers = welcome.writers
+        self.producer_id = welcome.producer_id
+        self.state = Region.of_fd(fds[0], writable=False)
+        self.clients = Region.of_fd(fds[1])
+        self.doorbell = Doorbell.from_fd(fds[2])
+        self.resumed = {
+            lane.name: Doorbell.from_fd(fd)
+            for lane, fd in zip(welcome.lanes, fds[3:], strict=True)
+        }
+        if not state_table.check_table(self.state, self.node_uuid):
+            raise er.AttachRefusedError(f"the node at {socket} handed out a broken state table")
+        if not client_table.check_table(self.clients):
+            raise er.AttachRefusedError(f"the node at {socket} handed out a broken client table")
+        self.slot = ClientSlot(self.clients, welcome.slot) if welcome.slot >= 0 else None
+        self._eof = select.poll()
+        self._eof.register(channel.fileno(), select.POLLIN)
+
+    @classmethod
+    def attach(
+        cls,
+        socket: Path,
+        kind: int,
+        *,
+        client_id: str,
+        timeout: float,
+        resume: int | None = None,
+    ) -> Session:
+        """Connect and say hello, retrying within `timeout` seconds while no node listens.
+
+        Raises `NotConnectedError` when none came, `AttachRefusedError` (or what the node named)
+        when it refused.
+        """
+        deadline = time.monotonic() + timeout
+        delay = RETRY_FIRST
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return cls._once(socket, kind, client_id, max(left, 0.05), resume)
+            except er.NotConnectedError:
+                if left - delay <= 0:
+                    raise
+            time.sleep(delay)
+            delay = min(delay * 2, RETRY_LAST)
+
+    @classmethod
+    def _once(
+        cls, socket: Path, kind: int, client_id: str, timeout: float, resume: int | None
+    ) -> Session:
+        channel = Channel(connect(socket, timeout), inbound=ms.NodeMessage)
+        try:
+            start_time = liveness.start_time(os.getpid())
+            if start_time is None:
+                raise er.AttachRefusedError("/proc is not readable here, so nobody can tell whether "
+                                            "this process lives: use tcp://")  # fmt: skip
+            channel.send(ms.Hello(ms.PROTOCOL_VERSION, kind, start_time, client_id, resume))
+            received = channel.recv(timeout)
+        except BaseException:
+            channel.close()
+            raise
+        if received is None:
+            channel.close()
+            raise er.NotConnectedError(
+                f"the node at {socket} hung up before it answered; is it shutting down?"
+            )
+        reply, fds = received
+        if isinstance(reply, ms.Welcome) and len(fds) >= 3:
+            try:
+                return cls(socket, channel, reply, fds)
+            except BaseException:
+                channel.close()
+                raise
+        channel.close()
+        for fd in fds:
+            os.close(fd)
+        raise refusal(reply, socket)
+
+    def request(self, message: msgspec.Struct, expect: type[Reply], timeout: float) -> Reply:
+        """Ask the node; raises what a `Refused` names, `PenstockTimeout`, `NotConnectedError`."""
+        reply, fds = self._ask(message, timeout)
+        for fd in fds:
+            os.close(fd)
+        if not isinstance(reply, expect):
+            raise refusal(reply, self.socket)
+        return reply
+
+    def _ask(self, message: msgspec.Struct, timeout: float) -> tuple[Any, list[int]]:
+        try:
+            self._channel.send(message)
+            received = self._channel.recv(timeout)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise er.NotConnectedError(f"the node at {self.socket} is gone: {error}") from error
+        except TimeoutError as error:
+            raise er.PenstockTimeout(
+                f"the node at {self.socket} did not answer {type(message).__name__} within "
+                f"{timeout:.1f} s"
+            ) from error
+        if received is None:
+            raise er.NotConnectedError(f"the node at {self.socket} hung up")
+        return received
+
+    def open_lane(self, writer: int, timeout: float) -> tuple[LaneSender, Doorbell]:
+        """A lane to one writer process, with the doorbell that wakes it."""
+        reply, fds = self._ask(ms.OpenLane(writer), timeout)
+        if not isinstance(reply, ms.LaneOpened) or len(fds) != 2:
+            for fd in fds:
+                os.close(fd)
+            raise refusal(reply, self.socket)
+        doorbell = Doorbell.from_fd(fds[1])
+        return LaneSender(Region.of_fd(fds[0]), reply.name), doorbell
+
+    def find_topic(self, name: str, timeout: float) -> ms.TopicInfo:
+        return self.request(ms.FindTopic(name), ms.TopicFound, timeout).topic
+
+    def page(self, index: int) -> StatePage:
+        return StatePage(self.state, index)
+
+    def fileno(self) -> int:
+        """Readable when the node has hung up or says good-bye."""
+        return self._channel.fileno()
+
+    def farewell(self) -> str | None:
+        """Why the node ended this session; None while it stands. Never blocks."""
+        if not self._eof.poll(0):
+            return None
+        try:
+            received = self._channel.recv(0.0)
+        except (OSError, er.PenstockError) as error:
+            return str(error) or "the connection broke"
+        if received is None:
+            return "the node is gone"
+        reply, fds = received
+        for fd in fds:
+            os.close(fd)
+        return reply.message if isinstance(reply, ms.Refused) else f"unexpected {reply!r}"
+
+    def close(self, *, polite: bool = True) -> None:
+        """Hang up and unmap. `polite=False` in a forked child, which must not speak."""
+        if polite:
+            try:
+                self._channel.send(ms.Bye())
+            except (OSError, er.PenstockError):
+                pass  # the node is gone, which is what Bye would have told it to forget
+        self._channel.close()
+        self.doorbell.close()
+        for doorbell in self.resumed.values():
+            doorbell.close()
+        self.resumed = {}
+        self.slot = None
+        self.clients.close()
+        self.state.close()
+
+
+def refusal(reply: object, socket: Path) -> er.PenstockError:
+    """The exception that a node's answer asks for."""
+    if isinstance(reply, ms.Refused):
+        kind = getattr(er, reply.error, er.PenstockError)
+        if isinstance(kind, type) and issubclass(kind, er.PenstockError):
+            return kind(reply.message)
+        return er.PenstockError(reply.message)
+    return er.PenstockError(
+        f"the node at {socket} answered {type(reply).__name__}, which does not belong here: "
+        "run the same Penstock version in the node and its clients"
+    )
+
+
