@@ -177,6 +177,13 @@ class Columns:
         return self._times.astype(np.int64) + self.head.base_timestamp
 
     @property
+    def constant_timestamp(self) -> int | None:
+        """The one timestamp of all records; None where they differ."""
+        if self.head.flags & hd.FLAG_APPEND_TIME:
+            return self.head.append_timestamp
+        return self.head.base_timestamp if self._times is None else None
+
+    @property
     def is_dense(self) -> bool:
         """Whether record i has offset base + i."""
         return self._sparse is None

@@ -1,9 +1,95 @@
-"""Penstock: a distributed message queue, a partitioned and replicated log at shared-memory speed.
+"""Penstock: a distributed message queue in Python.
 
-Importing any part of Penstock runs this module first, so it stays light: see
-`docs/decisions/0001-packaging.md`.
+A partitioned, append-only log at memory speed on one host, through shared memory. Start a node with
+`penstock serve`, then:
+
+    import penstock
+
+    with penstock.connect("shm://") as client, client.producer() as producer:
+        producer.send("orders", b"42", key=b"ann")
+
+Names are loaded when first used, so that a node or a writer process imports only what it needs.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    "connect": "client",
+    "Client": "client",
+    "Producer": "producer",
+    "Consumer": "consumer",
+    "Admin": "admin",
+    "TopicConfig": "admin",
+    "TopicDescription": "admin",
+    "Offset": "offsets",
+    "Record": "records",
+    "RecordBatch": "records",
+    "Delivery": "delivery",
+    "BatchDelivery": "delivery",
+    "Receipt": "delivery",
+    "BatchReceipt": "delivery",
+    **dict.fromkeys(
+        (
+            "AttachRefusedError", "BufferFullError", "ClosedError", "ConfigError",
+            "CorruptBatchError", "DataFolderError", "DeliveryError", "DeliveryTimeout",
+            "ForkedClientError", "LogOfflineError", "LogTruncatedError", "NotConnectedError",
+            "OffsetOutOfRangeError", "PenstockError", "PenstockTimeout", "ProduceError",
+            "RecordTooLargeError", "ResourceLimitError", "StorageError", "TopicExistsError",
+            "UnknownTopicError", "UnsupportedVersionError",
+        ),
+        "core.errors",
+    ),
+}  # fmt: skip
+
+__all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
+
+if TYPE_CHECKING:
+    from penstock.admin import Admin, TopicConfig, TopicDescription
+    from penstock.client import Client, connect
+    from penstock.consumer import Consumer
+    from penstock.core.errors import (
+        AttachRefusedError,
+        BufferFullError,
+        ClosedError,
+        ConfigError,
+        CorruptBatchError,
+        DataFolderError,
+        DeliveryError,
+        DeliveryTimeout,
+        ForkedClientError,
+        LogOfflineError,
+        LogTruncatedError,
+        NotConnectedError,
+        OffsetOutOfRangeError,
+        PenstockError,
+        PenstockTimeout,
+        ProduceError,
+        RecordTooLargeError,
+        ResourceLimitError,
+        StorageError,
+        TopicExistsError,
+        UnknownTopicError,
+        UnsupportedVersionError,
+    )
+    from penstock.delivery import BatchDelivery, BatchReceipt, Delivery, Receipt
+    from penstock.offsets import Offset
+    from penstock.producer import Producer
+    from penstock.records import Record, RecordBatch
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    found = getattr(import_module(f"penstock.{home}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

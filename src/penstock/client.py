@@ -1,0 +1,91 @@
+"""`connect`: the door to a node, from which producers, consumers and admins are made."""
+
+from __future__ import annotations
+
+import weakref
+from types import TracebackType
+from typing import Any, Unpack
+
+from penstock.admin import Admin
+from penstock.consumer import Consumer
+from penstock.core import errors as er
+from penstock.options import ConsumerOptions, ProducerOptions
+from penstock.producer import Producer
+from penstock.session import Session, socket_of
+from penstock.ipc import layout as lo  # isort: skip
+
+
+
+class Client:
+    """A node's address and what was made from it. Closing the client closes all of that."""
+
+    def __init__(self, url: str, *, client_id: str = "", timeout: float = 5.0) -> None:
+        self._socket = socket_of(url)
+        self.url = url
+        self._client_id = client_id
+        self._timeout = timeout
+        self._made: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._closed = False
+        Session.attach(
+            self._socket, lo.KIND_ADMIN, client_id=client_id, timeout=timeout
+        ).close()
+
+    def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
+        """A new producer; see `Producer` for the options."""
+        self._check_open()
+        return self._keep(
+            Producer(self._socket, **{"client_id": self._client_id, **options})  # type: ignore[arg-type]
+        )
+
+    def consumer(self, *topics: str, **options: Unpack[ConsumerOptions]) -> Consumer:
+        """A new consumer of all partitions of `topics` (none: call `assign`); see `Consumer`."""
+        self._check_open()
+        return self._keep(
+            Consumer(self._socket, topics, **{"client_id": self._client_id, **options})  # type: ignore[arg-type]
+        )
+
+    def admin(self, *, timeout: float = 15.0) -> Admin:
+        """Topics and the node; `timeout` bounds each request in seconds."""
+        self._check_open()
+        return self._keep(Admin(self._socket, client_id=self._client_id, timeout=timeout))
+
+    def _keep(self, made: Any) -> Any:
+        self._made.add(made)
+        return made
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise er.ClosedError("this client is closed")
+
+    def close(self) -> None:
+        """Close everything made from this client; the first error is raised after all are closed."""
+        self._closed = True
+        failure: Exception | None = None
+        for made in list(self._made):
+            try:
+                made.close()
+            except er.PenstockError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def connect(url: str = "shm://", *, client_id: str = "", timeout: float = 5.0) -> Client:
+    """Connect to a node: `shm://` (the default node of this user), `shm://NAME`, or
+    `shm:///PATH/OF/DATA/FOLDER`.
+
+    Waits up to `timeout` seconds for a node that is starting. Raises `NotConnectedError`,
+    `AttachRefusedError`, `ConfigError`.
+    """
+    return Client(url, client_id=client_id, timeout=timeout)

@@ -1,0 +1,547 @@
+"""The consumer without a group: assigned partitions, read in place from their segment files.
+
+How far may be read stands in shared memory, the records in the page cache; the node is asked only
+where topics are. While there is nothing to read the consumer sleeps on its doorbell, which writers
+ring. A node that goes away is looked for again during such sleeps; reading goes on without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from operator import length_hint
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Literal
+
+from penstock import forks
+from penstock.core import errors as er
+from penstock.core.columns import decode
+from penstock.core.reader import Limit, LogReader, divergence, offset_for_timestamp
+from penstock.core.storage import Storage
+from penstock.ipc import layout as lo
+from penstock.ipc.doorbell import Backoff, fence
+from penstock.ipc.messages import TopicInfo
+from penstock.ipc.state import StatePage
+from penstock.offsets import Offset
+from penstock.records import Chunk, Record, RecordBatch
+from penstock.session import Session
+
+logger = logging.getLogger("penstock.consumer")
+
+FETCH_BYTES: Final = 1 << 20
+"""What one poll takes of one partition at most, before the next partition has its turn."""
+RECONNECT_EVERY: Final = 0.5
+EPOCH_UNKNOWN: Final = -1
+
+TopicPartition = tuple[str, int]
+Start = Offset | str | int | datetime
+
+
+class _Partition:
+    """One assigned partition: its page, its cursor, and what was decoded but not yet handed out."""
+
+    __slots__ = ("carry", "epoch", "name", "offset", "page", "paused", "reader", "topic_id")
+
+    def __init__(self, name: TopicPartition, topic_id: bytes, page: StatePage, reader: LogReader,
+                 offset: int) -> None:  # fmt: skip
+        self.name = name
+        self.topic_id = topic_id
+        self.page = page
+        self.reader = reader
+        self.offset = offset
+        self.epoch = EPOCH_UNKNOWN
+        self.carry: list[Chunk] = []
+        self.paused = False
+
+    def limit(self) -> Limit:
+        """How far this partition may be read now: offsets first, then the bytes they need."""
+        high_watermark = self.page.high_watermark
+        base, valid_bytes = self.page.segment()
+        return Limit(high_watermark, base, valid_bytes)
+
+    @property
+    def has_more(self) -> bool:
+        return bool(self.carry) or self.page.high_watermark > self.offset
+
+    def jump(self, offset: int) -> None:
+        self.carry = []
+        self.offset = offset
+        self.epoch = EPOCH_UNKNOWN
+        self.reader.seek(offset)
+
+
+class Consumer:
+    """Reads partitions by explicit assignment. Made by `Client.consumer`. For one thread at a time.
+
+    Args:
+        start: where partitions without a position begin ("earliest", "latest", an offset, a
+            datetime, an `Offset`).
+        follow: False ends iteration at the high watermark seen when it began.
+        on_out_of_range: what happens when retention overtook the position: "error" raises
+            `OffsetOutOfRangeError`, "earliest" and "latest" go on there (counted in `metrics`).
+        node_timeout: seconds without a node after which `poll` raises `NotConnectedError`.
+    """
+
+    def __init__(
+        self,
+        socket: Path,
+        topics: Sequence[str] = (),
+        *,
+        client_id: str = "",
+        start: Start = "earliest",
+        follow: bool = True,
+        on_out_of_range: Literal["error", "earliest", "latest"] = "error",
+        node_timeout: float = 30.0,
+        timeout: float = 5.0,
+    ) -> None:
+        if on_out_of_range not in ("error", "earliest", "latest"):
+            raise er.ConfigError(
+                f"on_out_of_range={on_out_of_range!r} must be 'error', 'earliest' or 'latest'"
+            )
+        self._socket = socket
+        self._client_id = client_id
+        self._start = Offset.of(start)
+        self._follow = follow
+        self._on_out_of_range = on_out_of_range
+        self._node_timeout = node_timeout
+        self._timeout = timeout
+        self._storage = Storage()
+        self._assigned: dict[TopicPartition, _Partition] = {}
+        self._turn = 0
+        self._ticket = 0
+        self._lost_at: float | None = None
+        self._lost_why = ""
+        self._retry_at = 0.0
+        self._live: tuple[_Partition, Chunk, Iterator[Record]] | None = None
+        self._closed = False
+        self._forked = False
+        self._counts = dict.fromkeys(("records", "batches", "bytes", "out_of_range", "reconnects"), 0)
+        self._session = Session.attach(
+            socket, lo.KIND_CONSUMER, client_id=client_id, timeout=timeout
+        )
+        forks.remember(self)
+        if topics:
+            try:
+                self.assign(
+                    (topic, number)
+                    for topic in topics
+                    for number in range(len(self._find(topic).pages))
+                )
+            except BaseException:
+                self.close()
+                raise
+
+    # --- assignment and positions ----------------------------------------------------------------
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read exactly these (topic, partition) pairs; the ones kept keep their positions."""
+        self._check_usable()
+        wanted = list(dict.fromkeys(partitions))
+        found: dict[str, TopicInfo] = {}
+        assigned: dict[TopicPartition, _Partition] = {}
+        for topic, number in wanted:
+            if topic not in found:
+                found[topic] = self._find(topic)
+            info = found[topic]
+            if not 0 <= number < len(info.pages):
+                raise er.UnknownTopicError(
+                    f"topic {topic!r} has partitions 0 to {len(info.pages) - 1}; {number} was "
+                    "asked for"
+                )
+            kept = self._assigned.get((topic, number))
+            if kept is not None and kept.topic_id == info.topic_id:
+                assigned[topic, number] = kept
+                continue
+            folder = self._session.data_folder / f"{info.topic_id.hex()}-{number}"
+            page = self._session.page(info.pages[number])
+            partition = _Partition(
+                (topic, number), info.topic_id, page, LogReader(self._storage, str(folder)), 0
+            )
+            partition.jump(self._resolve(partition, self._start))
+            assigned[topic, number] = partition
+        self._settle_live()
+        for name, partition in self._assigned.items():
+            if assigned.get(name) is not partition:
+                partition.reader.close()
+        self._assigned = assigned
+        self._watch()
+
+    def assignment(self) -> list[TopicPartition]:
+        return list(self._assigned)
+
+    def position(self, topic: str, partition: int) -> int:
+        """The offset of the next record that iteration or `poll` will bring."""
+        self._settle_live()
+        return self._of(topic, partition).offset
+
+    def seek(self, topic: str, partition: int, to: Start) -> int:
+        """Go on elsewhere; returns the offset that `to` meant."""
+        self._check_usable()
+        self._settle_live()
+        found = self._of(topic, partition)
+        offset = self._resolve(found, Offset.of(to))
+        found.jump(offset)
+        return offset
+
+    def seek_all(self, to: Start) -> dict[TopicPartition, int]:
+        """`seek` on every assigned partition."""
+        return {name: self.seek(*name, to) for name in self._assigned}
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Bring nothing of these partitions (none given: of all) until `resume`."""
+        for name in partitions or tuple(self._assigned):
+            self._of(*name).paused = True
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        for name in partitions or tuple(self._assigned):
+            self._of(*name).paused = False
+
+    def lag(self) -> dict[TopicPartition, int]:
+        """Offsets between position and high watermark, from shared memory."""
+        self._settle_live()
+        return {
+            name: max(0, partition.page.high_watermark - partition.offset)
+            for name, partition in self._assigned.items()
+        }
+
+    def end_offsets(self) -> dict[TopicPartition, int]:
+        """The high watermarks."""
+        return {name: part.page.high_watermark for name, part in self._assigned.items()}
+
+    def beginning_offsets(self) -> dict[TopicPartition, int]:
+        """The log starts."""
+        return {name: part.page.log_start for name, part in self._assigned.items()}
+
+    # --- reading ---------------------------------------------------------------------------------
+    def poll(self, max_records: int | None = None, timeout: float | None = 0.0) -> RecordBatch:
+        """Records that are there, or come within `timeout` seconds (None: wait for ever).
+
+        Without `max_records` a poll brings up to about 1 MiB a partition. Nothing there is an
+        empty batch. Raises `OffsetOutOfRangeError`, `LogTruncatedError`, `CorruptBatchError`,
+        `UnknownTopicError` (deleted), `NotConnectedError` (no node for `node_timeout`).
+        """
+        self._check_usable()
+        self._settle_live()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        backoff = Backoff()
+        while True:
+            batch = self._gather(max_records)
+            if batch:
+                return batch
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return batch
+            self._check_node()
+            bound = backoff.bound()
+            self._sleep(bound if left is None else min(bound, left))
+
+    def batches(
+        self, max_records: int | None = None, timeout: float | None = None
+    ) -> Iterator[RecordBatch]:
+        """Polls that brought something, until none does for `timeout` seconds (None: for ever; with
+        `follow=False`: until the high watermarks of the beginning)."""
+        ends = None if self._follow else self.end_offsets()
+        while True:
+            if ends is not None and self._reached(ends):
+                return
+            batch = self.poll(max_records, timeout if ends is None else 1.0)
+            if batch:
+                yield batch
+            elif ends is None:
+                return
+
+    def __iter__(self) -> Iterator[Record]:
+        """Every record, one by one; ends as `batches()` does."""
+        for batch in self.batches():
+            yield from self.unpack(batch)
+
+    def unpack(self, batch: RecordBatch) -> Iterator[Record]:
+        """The records of a batch, the position following each of them."""
+        chunks = batch.chunks
+        for chunk in reversed(chunks):  # nothing counts as brought until it is handed out
+            self._assigned[chunk.topic, chunk.partition].offset = chunk.row_offset(chunk.start)
+        for chunk in chunks:
+            partition = self._assigned[chunk.topic, chunk.partition]
+            records = iter(chunk.records())
+            self._live = (partition, chunk, records)
+            yield from records
+            partition.offset = chunk.next_offset
+        self._live = None
+
+    def _settle_live(self) -> None:
+        """Turn what iteration has handed out of its current chunk into a position.
+
+        What was fetched and not handed out is fetched again.
+        """
+        if self._live is None:
+            return
+        partition, chunk, records = self._live
+        self._live = None
+        row = chunk.stop - length_hint(records)
+        offset = chunk.next_offset if row == chunk.stop else chunk.row_offset(row)
+        partition.jump(offset)
+        for other in self._assigned.values():
+            if other is not partition and other.reader.offset != other.offset:
+                other.jump(other.offset)
+
+    def _gather(self, max_records: int | None) -> RecordBatch:
+        """What is there now, partitions taking turns."""
+        if max_records is not None and max_records < 1:
+            raise ValueError(f"max_records={max_records} must be at least 1")
+        partitions = list(self._assigned.values())
+        if not partitions:
+            raise er.ConfigError("nothing is assigned: name topics, or call assign() first")
+        self._turn = (self._turn + 1) % len(partitions)
+        chunks: list[Chunk] = []
+        room = max_records
+        for partition in partitions[self._turn :] + partitions[: self._turn]:
+            if partition.paused or not partition.has_more:
+                continue
+            taken = self._take(partition, room)
+            chunks += taken
+            if room is not None:
+                room -= sum(map(len, taken))
+                if room <= 0:
+                    break
+        if chunks:
+            self._counts["batches"] += len(chunks)
+            self._counts["records"] += sum(map(len, chunks))
+        return RecordBatch(chunks)
+
+    def _take(self, partition: _Partition, room: int | None) -> list[Chunk]:
+        """Up to `room` records of one partition."""
+        if not partition.carry:
+            partition.carry = self._fetch(partition)
+        if room is None:
+            taken, partition.carry = partition.carry, []
+        else:
+            taken = []
+            while room > 0 and partition.carry:
+                chunk = partition.carry[0]
+                if len(chunk) <= room:
+                    taken.append(partition.carry.pop(0))
+                else:
+                    split = chunk.start + room
+                    taken.append(
+                        Chunk(chunk.topic, chunk.partition, chunk.columns, chunk.start, split)
+                    )
+                    partition.carry[0] = Chunk(
+                        chunk.topic, chunk.partition, chunk.columns, split, chunk.stop
+                    )
+                room -= len(taken[-1])
+        if taken:
+            partition.offset = taken[-1].next_offset
+            partition.epoch = taken[-1].leader_epoch
+        elif partition.reader.offset > partition.offset:
+            partition.offset = partition.reader.offset  # only control batches stood there
+        return taken
+
+    def _fetch(self, partition: _Partition) -> list[Chunk]:
+        page = partition.page
+        self._check_page(partition)
+        limit = partition.limit()
+        topic, number = partition.name
+        try:
+            found = partition.reader.fetch(limit, FETCH_BYTES)
+        except er.CorruptBatchError as error:
+            # Rule 11: what looks broken may be a segment that retention took away meanwhile.
+            if partition.offset >= page.log_start:
+                raise er.CorruptBatchError(f"{topic}-{number}: {error}") from error
+            found = []
+        if partition.offset < page.log_start:
+            self._out_of_range(partition)
+            return []
+        chunks = []
+        for head, view, position in found:
+            columns = decode(view, position, head)
+            start = columns.first_at(partition.offset) if head.base_offset < partition.offset else 0
+            if start < columns.count:
+                chunks.append(Chunk(topic, number, columns, start))
+                self._counts["bytes"] += head.length
+        return chunks
+
+    def _check_page(self, partition: _Partition) -> None:
+        page = partition.page
+        topic, number = partition.name
+        if page.status == lo.STATUS_DELETED:
+            raise er.UnknownTopicError(f"topic {topic!r} was deleted")
+        if partition.epoch not in (EPOCH_UNKNOWN, page.leader_epoch):
+            parted = divergence(
+                self._storage,
+                str(self._session.data_folder / f"{partition.topic_id.hex()}-{number}"),
+                partition.offset,
+                partition.epoch,
+                page.log_end,
+            )
+            if parted is not None:
+                raise er.LogTruncatedError(
+                    f"{topic}-{number}: this consumer stands at offset {partition.offset}, read in "
+                    f"leader epoch {partition.epoch}, but that epoch's log ends at {parted}: the "
+                    "host lost unsynced records. seek() to that offset to read what replaced them",
+                    divergence=parted,
+                )
+            partition.epoch = page.leader_epoch
+
+    def _out_of_range(self, partition: _Partition) -> None:
+        topic, number = partition.name
+        start = partition.page.log_start
+        if self._on_out_of_range == "error":
+            raise er.OffsetOutOfRangeError(
+                f"{topic}-{number}: offset {partition.offset} is gone, the log starts at {start}; "
+                "seek() to a place that exists, or choose on_out_of_range"
+            )
+        self._counts["out_of_range"] += 1
+        target = start if self._on_out_of_range == "earliest" else partition.page.high_watermark
+        logger.warning(
+            "%s-%d: offset %d is gone, going on at %d", topic, number, partition.offset, target
+        )
+        partition.jump(target)
+
+    def _reached(self, ends: dict[TopicPartition, int]) -> bool:
+        self._settle_live()
+        return all(
+            self._assigned[name].offset >= end
+            for name, end in ends.items()
+            if name in self._assigned and not self._assigned[name].paused
+        )
+
+    # --- waiting ---------------------------------------------------------------------------------
+    def _sleep(self, bound: float) -> None:
+        """Wait for a doorbell by the protocol of rule 13."""
+        slot = self._session.slot
+        if slot is None:
+            time.sleep(min(bound, 0.02))
+            return
+        self._ticket += 1
+        slot.publish_sleeping(self._ticket)
+        fence()
+        if not any(part.has_more for part in self._assigned.values() if not part.paused):
+            self._session.doorbell.wait(bound)
+        slot.publish_sleeping(0)
+
+    def _watch(self) -> None:
+        if self._session.slot is not None:
+            self._session.slot.watch(part.page.index for part in self._assigned.values())
+
+    def _check_node(self) -> None:
+        """Notice that the node went away; look for it again now and then."""
+        now = time.monotonic()
+        if self._lost_at is None:
+            farewell = self._session.farewell()
+            if farewell is None:
+                return
+            self._lost_at, self._lost_why = now, farewell
+            logger.warning("lost the node at %s: %s", self._socket, farewell)
+        if now < self._retry_at:
+            return
+        self._retry_at = now + RECONNECT_EVERY
+        try:
+            session = Session.attach(
+                self._socket, lo.KIND_CONSUMER, client_id=self._client_id, timeout=0.05
+            )
+        except er.PenstockError as error:
+            if now - self._lost_at > self._node_timeout:
+                raise er.NotConnectedError(
+                    f"no node at {self._socket} for {now - self._lost_at:.0f} s "
+                    f"({self._lost_why}); last try: {error}"
+                ) from error
+            return
+        self._adopt(session)
+
+    def _adopt(self, session: Session) -> None:
+        old, self._session = self._session, session
+        self._lost_at = None
+        self._counts["reconnects"] += 1
+        if session.node_uuid != old.node_uuid:
+            old.close(polite=False)
+            raise er.NotConnectedError(
+                f"another node (another data folder) answers at {self._socket} now; make a new "
+                "consumer to read from it"
+            )
+        for (topic, number), partition in self._assigned.items():
+            partition.page = session.page(self._find(topic).pages[number])
+        old.close(polite=False)
+        self._watch()
+
+    # --- looking up ------------------------------------------------------------------------------
+    def _find(self, topic: str) -> TopicInfo:
+        return self._session.find_topic(topic, self._timeout)
+
+    def _of(self, topic: str, partition: int) -> _Partition:
+        try:
+            return self._assigned[topic, partition]
+        except KeyError:
+            raise er.ConfigError(f"{topic}-{partition} is not assigned to this consumer") from None
+
+    def _resolve(self, partition: _Partition, to: Offset) -> int:
+        page = partition.page
+        start, end = page.log_start, page.high_watermark
+        if to.place == "earliest":
+            return start
+        if to.place == "latest":
+            return end
+        if to.place == "time":
+            folder = self._session.data_folder / (
+                f"{partition.topic_id.hex()}-{partition.name[1]}"
+            )
+            found = offset_for_timestamp(self._storage, str(folder), to.number, partition.limit())
+            return end if found is None else max(found, start)
+        offset = {
+            "exact": 0,
+            "relative": partition.offset,
+            "from_start": start,
+            "from_end": end - 2 * to.number,
+        }[to.place] + to.number
+        if to.place != "exact":
+            return min(max(offset, start), end)
+        if not start <= offset <= end:
+            raise er.OffsetOutOfRangeError(
+                f"{partition.name[0]}-{partition.name[1]}: offset {offset} lies outside the log's "
+                f"{start} to {end}"
+            )
+        return offset
+
+    # --- life ------------------------------------------------------------------------------------
+    def metrics(self) -> dict[str, int]:
+        """Counters since the consumer was made."""
+        return dict(self._counts)
+
+    def close(self) -> None:
+        """Give the attachment back. Batches already brought stay readable."""
+        if self._closed:
+            return
+        self._closed = True
+        for partition in self._assigned.values():
+            partition.reader.close()
+        self._assigned = {}
+        self._live = None
+        self._session.close(polite=not self._forked)
+        forks.forget(self)
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def after_fork_in_child(self) -> None:
+        """A child does not share its parent's position: it is told to make its own (rule 7)."""
+        self._forked = True
+        if not self._closed:
+            self._session.close(polite=False)
+            self._closed = True
+
+    def _check_usable(self) -> None:
+        if self._forked:
+            raise er.ForkedClientError(
+                "this consumer was made before fork(); make a new one in the child process"
+            )
+        if self._closed:
+            raise er.ClosedError("this consumer is closed")
