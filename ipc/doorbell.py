@@ -93,7 +93,7 @@ class Doorbell:
             os.eventfd_write(self._fd, 1)
         except BlockingIOError:  # the counter is full, so it rings already
             pass
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: the -1 of a closed one
             raise self._broken(error) from error
 
     def clear(self) -> bool:
@@ -102,7 +102,7 @@ class Doorbell:
             os.eventfd_read(self._fd)
         except BlockingIOError:
             return False
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: the -1 of a closed one
             raise self._broken(error) from error
         return True
 
@@ -139,7 +139,7 @@ class Doorbell:
         if fd >= 0:
             os.close(fd)
 
-    def _broken(self, error: OSError) -> Exception:
+    def _broken(self, error: Exception) -> Exception:
         return ClosedError("this doorbell is closed") if self._fd < 0 else error
 
 
