@@ -1,0 +1,61 @@
+"""Plain reading of a partition's log by offset and by time, for tools and tests.
+
+Consumers do not come this way: they map the segments (`reader`). Owns nothing and keeps no file
+open.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from penstock.core.header import BatchHeader
+from penstock.core.index import index_paths, lookup_time
+from penstock.core.segment import Scan, batch_time, find_batch, open_for_reading
+from penstock.core.storage import Storage
+
+
+def read_batches(
+    storage: Storage, folder: str, bases: list[int], log_end: int, offset: int, max_bytes: int
+) -> list[tuple[BatchHeader, bytes]]:
+    """Batches from the one that holds `offset` on, whole ones up to `max_bytes`, but at least one
+    if there is any."""
+    found: list[tuple[BatchHeader, bytes]] = []
+    left = max_bytes
+    for i in range(max(0, bisect_right(bases, offset) - 1), len(bases)):
+        base = bases[i]
+        until = bases[i + 1] if i + 1 < len(bases) else log_end
+        fd = open_for_reading(storage, folder, base)
+        try:
+            position, start = find_batch(storage, folder, base, fd, max(base, offset))
+            scan = Scan(storage, fd, position=position, offset=start, until=until, bodies=True)
+            for at, head in scan:
+                if found and head.length > left:
+                    return found
+                left -= head.length
+                found.append((head, bytes(scan.body(at, head))))
+        finally:
+            storage.close(fd)
+        if left <= 0:
+            break
+    return found
+
+
+def find_timestamp(
+    storage: Storage, folder: str, bases: list[int], log_end: int, timestamp: int
+) -> int | None:
+    """The base offset of the first batch with a record at or after `timestamp`, None if no batch
+    has one."""
+    for i, base in enumerate(bases):
+        until = bases[i + 1] if i + 1 < len(bases) else log_end
+        times = storage.read_file(index_paths(folder, base)[1]) or b""
+        fd = open_for_reading(storage, folder, base)
+        try:
+            position, start = find_batch(
+                storage, folder, base, fd, lookup_time(times, base, timestamp)
+            )
+            for _, head in Scan(storage, fd, position=position, offset=start, until=until):
+                if batch_time(head) >= timestamp:
+                    return head.base_offset
+        finally:
+            storage.close(fd)
+    return None

@@ -1,0 +1,291 @@
+"""What a partition knows of its producers: which batches are in the log, and what may come next.
+
+Owns the judgement of (producer id, epoch, sequence) and the snapshot file of that state. Never
+touches files itself and never reads the log: `admit` is called before the append, `replay` by
+recovery.
+
+    the batch is                                                        answer
+    one of the last kept ones, same epoch, sequence and span            duplicate, with its offset
+    of an epoch below the producer's                                    STALE_PRODUCER_EPOCH
+    of an epoch that was poisoned by a final refusal (rule 4)           POISONED
+    of an unknown producer: first sequence not 0                        UNKNOWN_PRODUCER
+    of a higher epoch:      first sequence not 0                        OUT_OF_ORDER_SEQUENCE
+    exactly the next sequence (0 for an unknown producer, new epoch)    accepted
+    below the oldest kept one                                           DUPLICATE_TOO_OLD
+    anything else                                                       OUT_OF_ORDER_SEQUENCE
+
+Sequences count offsets from 0 in every epoch and never wrap (u64). A batch takes `last_offset_delta
++ 1` of them and not `record_count`, so that compaction changes no sequence.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Container
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from penstock.core.errors import CorruptBatchError, ErrorCode
+from penstock.core.header import BatchHeader
+
+KEPT: Final = struct.Struct("<QQqII")
+"""A remembered batch: base sequence, base offset, append timestamp, span in offsets, epoch."""
+_KEPT_BYTES: Final = KEPT.size
+
+SNAPSHOT_HEAD: Final = struct.Struct("<4sHHIIQ")
+"""Magic, version, reserved, crc32c of all with itself zeroed, producers, offset."""
+SNAPSHOT_PRODUCER: Final = struct.Struct("<QIIQq")
+"""Producer id, epoch, remembered batches that follow, next sequence, last append timestamp."""
+SNAPSHOT_MAGIC: Final = b"PSPR"
+SNAPSHOT_VERSION: Final = 1
+
+
+class Answer(NamedTuple):
+    """Why a batch is not appended: it is there already (`error` NONE), or it is refused."""
+
+    error: ErrorCode
+    base_offset: int
+    next_offset: int
+    append_timestamp: int
+    message: str
+
+
+class _Producer:
+    __slots__ = ("epoch", "last_append", "next_sequence", "recent")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.next_sequence = 0
+        self.last_append = 0
+        # Remembered batches packed back to back, oldest first: a tenth of the memory of tuples.
+        # Those of the epochs before stay among them: a re-drain repeats them as well.
+        self.recent = bytearray()
+
+
+class ProducerTable:
+    """All producers of one partition. Changes between `begin` and `commit` can be rolled back."""
+
+    def __init__(self, batches_kept: int) -> None:
+        self._kept_bytes = batches_kept * _KEPT_BYTES
+        self._producers: dict[int, _Producer] = {}
+        # Poison is not persisted: after a restart the sequence gap that the refused batch left
+        # refuses what follows anyway, until the producer comes with a higher epoch.
+        self._poisoned: dict[int, int] = {}
+        self._undo: list[tuple[int, _Producer, bool, int, int, int]] = []
+        self._undo_poison: list[tuple[int, int | None]] = []
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    def next_sequence(self, producer_id: int) -> tuple[int, int] | None:
+        """(epoch, next sequence) of a known producer."""
+        producer = self._producers.get(producer_id)
+        return None if producer is None else (producer.epoch, producer.next_sequence)
+
+    # ---- appending
+
+    def admit(self, head: BatchHeader, base_offset: int, append_timestamp: int) -> Answer | None:
+        """Take a batch that is about to be appended at `base_offset`; an `Answer` if it must not
+        be. What was taken counts at once, so the next batch of the same call builds on it."""
+        producer_id = head.producer_id
+        epoch = head.producer_epoch
+        producer = self._producers.get(producer_id)
+        if (
+            producer is None
+            or producer.epoch != epoch
+            or producer.next_sequence != head.base_sequence
+            or producer_id in self._poisoned
+        ):
+            answer = self._judge(producer, head)
+            if answer is not None:
+                return answer
+        new = producer is None
+        if producer is None:
+            producer = self._producers[producer_id] = _Producer(epoch)
+        self._undo.append(
+            (
+                producer_id,
+                producer,
+                new,
+                producer.epoch,
+                producer.next_sequence,
+                producer.last_append,
+            )
+        )
+        self._take(producer, head, base_offset, append_timestamp)
+        return None
+
+    @staticmethod
+    def _take(producer: _Producer, head: BatchHeader, base_offset: int, at: int) -> None:
+        span = head.last_offset_delta + 1
+        producer.epoch = head.producer_epoch
+        producer.next_sequence = head.base_sequence + span
+        producer.last_append = at
+        producer.recent += KEPT.pack(
+            head.base_sequence, base_offset, at, span, head.producer_epoch
+        )
+
+    def _judge(self, producer: _Producer | None, head: BatchHeader) -> Answer | None:
+        """The table of the module docstring, for all that is not plainly the next batch."""
+        epoch, sequence = head.producer_epoch, head.base_sequence
+        who = f"producer {head.producer_id} epoch {epoch} sequence {sequence}"
+        oldest: int | None = None
+        if producer is not None:
+            span = head.last_offset_delta + 1
+            for seq, offset, at, length, of_epoch in KEPT.iter_unpack(self._kept(producer)):
+                if of_epoch == epoch:
+                    oldest = seq if oldest is None else oldest
+                    if seq == sequence and length == span:
+                        return Answer(ErrorCode.NONE, offset, offset + span, at, "")
+            if epoch < producer.epoch:
+                return _refused(
+                    ErrorCode.STALE_PRODUCER_EPOCH,
+                    f"{who}: epoch {producer.epoch} has taken over, this sender is fenced",
+                )
+        if self._poisoned.get(head.producer_id) == epoch:
+            return _refused(
+                ErrorCode.POISONED,
+                f"{who}: an earlier batch of this epoch was refused for good; raise the producer "
+                "epoch and resend from the first unacknowledged batch",
+            )
+        if producer is None:
+            if sequence:
+                return _refused(
+                    ErrorCode.UNKNOWN_PRODUCER,
+                    f"{who}: this partition does not know the producer, its first sequence must "
+                    "be 0",
+                )
+            return None
+        expected = producer.next_sequence if epoch == producer.epoch else 0
+        if sequence == expected:
+            return None
+        if epoch == producer.epoch and sequence < (expected if oldest is None else oldest):
+            return _refused(
+                ErrorCode.DUPLICATE_TOO_OLD,
+                f"{who}: it is in the log, but older than the batches remembered "
+                f"(producer_batches_kept={self._kept_bytes // _KEPT_BYTES})",
+            )
+        return _refused(
+            ErrorCode.OUT_OF_ORDER_SEQUENCE, f"{who}: sequence {expected} is next in that epoch"
+        )
+
+    def poison(self, producer_id: int, epoch: int) -> None:
+        """A batch was refused for good: refuse the rest of its epoch, so that nothing is appended
+        behind a hole that the producer does not know of yet."""
+        old = self._poisoned.get(producer_id)
+        if old is None or old < epoch:
+            self._undo_poison.append((producer_id, old))
+            self._poisoned[producer_id] = epoch
+
+    def commit(self) -> None:
+        """What was admitted is in the log."""
+        kept = self._kept_bytes
+        for undo in self._undo:
+            recent = undo[1].recent
+            if len(recent) > 2 * kept:
+                del recent[:-kept]
+        if self._poisoned:
+            for producer_id, producer, *_ in self._undo:
+                if self._poisoned.get(producer_id, producer.epoch) < producer.epoch:
+                    del self._poisoned[producer_id]
+        self._undo.clear()
+        self._undo_poison.clear()
+
+    def rollback(self) -> None:
+        """The append failed: everything since the last commit did not happen."""
+        for producer_id, producer, new, epoch, sequence, last_append in reversed(self._undo):
+            if new:
+                del self._producers[producer_id]
+                continue
+            producer.epoch, producer.next_sequence = epoch, sequence
+            producer.last_append = last_append
+            del producer.recent[-_KEPT_BYTES:]
+        for producer_id, old in reversed(self._undo_poison):
+            if old is None:
+                del self._poisoned[producer_id]
+            else:
+                self._poisoned[producer_id] = old
+        self._undo.clear()
+        self._undo_poison.clear()
+
+    # ---- recovery
+
+    def replay(self, head: BatchHeader) -> None:
+        """A batch stands in the log: it was judged when it was appended, and compaction may have
+        removed what stood before it."""
+        producer = self._producers.get(head.producer_id)
+        if producer is None:
+            producer = self._producers[head.producer_id] = _Producer(head.producer_epoch)
+        self._take(producer, head, head.base_offset, head.append_timestamp)
+        if len(producer.recent) > 2 * self._kept_bytes:
+            del producer.recent[: -self._kept_bytes]
+
+    def forget(self, producer_id: int) -> None:
+        """Drop a producer whose lane is gone and whose retries have ended."""
+        self._producers.pop(producer_id, None)
+        self._poisoned.pop(producer_id, None)
+
+    def expire(self, before_us: int, attached: Container[int]) -> int:
+        """Drop producers that appended nothing since `before_us` and are not `attached` (a lane of
+        theirs exists); how many were dropped."""
+        gone = [
+            producer_id
+            for producer_id, producer in self._producers.items()
+            if producer.last_append < before_us and producer_id not in attached
+        ]
+        for producer_id in gone:
+            self.forget(producer_id)
+        return len(gone)
+
+    def encode(self, offset: int) -> bytes:
+        """The snapshot of this state, which holds all batches below `offset`."""
+        parts = [b""]
+        for producer_id, producer in sorted(self._producers.items()):
+            kept = self._kept(producer)
+            parts.append(
+                SNAPSHOT_PRODUCER.pack(
+                    producer_id,
+                    producer.epoch,
+                    len(kept) // _KEPT_BYTES,
+                    producer.next_sequence,
+                    producer.last_append,
+                )
+            )
+            parts.append(kept)
+        head = [SNAPSHOT_MAGIC, SNAPSHOT_VERSION, 0, 0, len(self._producers), offset]
+        parts[0] = SNAPSHOT_HEAD.pack(*head)
+        head[3] = crc32c(b"".join(parts))
+        parts[0] = SNAPSHOT_HEAD.pack(*head)
+        return b"".join(parts)
+
+    @classmethod
+    def decode(cls, data: bytes, batches_kept: int) -> tuple[ProducerTable, int]:
+        """The state and offset of a snapshot. Raises `CorruptBatchError` if it is not a good one."""
+        try:
+            magic, version, _, crc, count, offset = SNAPSHOT_HEAD.unpack_from(data)
+            blank = SNAPSHOT_HEAD.pack(magic, version, 0, 0, count, offset)
+            rest = memoryview(data)[SNAPSHOT_HEAD.size :]
+            if magic != SNAPSHOT_MAGIC or version != SNAPSHOT_VERSION:
+                raise CorruptBatchError(f"no producer snapshot: {magic!r} version {version}")
+            if crc32c(rest, crc32c(blank)) != crc:
+                raise CorruptBatchError("the producer snapshot's checksum is wrong")
+            table = cls(batches_kept)
+            at = 0
+            for _ in range(count):
+                producer_id, epoch, kept, sequence, last = SNAPSHOT_PRODUCER.unpack_from(rest, at)
+                at += SNAPSHOT_PRODUCER.size
+                producer = table._producers[producer_id] = _Producer(epoch)
+                producer.next_sequence, producer.last_append = sequence, last
+                producer.recent += rest[at : at + kept * _KEPT_BYTES]
+                at += kept * _KEPT_BYTES
+        except struct.error as error:
+            raise CorruptBatchError("the producer snapshot is cut short") from error
+        return table, offset
+
+    def _kept(self, producer: _Producer) -> bytes:
+        return bytes(producer.recent[-self._kept_bytes :])
+
+
+def _refused(error: ErrorCode, message: str) -> Answer:
+    return Answer(error, -1, -1, 0, message)

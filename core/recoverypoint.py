@@ -1,0 +1,118 @@
+"""The recovery point of a partition: below it the log is on the device, above it is to be checked.
+
+`recovery-point` holds two slots at bytes 0 and 512, written in turn and in place, so that a write
+torn by a power cut leaves the other one; the good slot with the higher serial counts.
+
+     0 ┌────────────────┬─────────┬─────────┬────────────────┬────────────────┐
+       │ magic  PSRP    │ version │ boot len│ crc32c         │ reserved       │
+    16 ├────────────────┴─────────┴─────────┼────────────────┴────────────────┤
+       │ serial                             │ segment base                    │
+    32 ├────────────────────────────────────┼─────────────────────────────────┤
+       │ position in that segment           │ offset                          │
+    48 ├────────────────┬───────────────────┼─────────────────────────────────┤
+       │ leader epoch   │ generation        │ append timestamp                │   of the last batch
+    64 ├────────────────┴───────────────────┴─────────────────────────────────┤   below the point
+       │ boot id, utf-8, up to 64 bytes                                       │
+   128 └──────────────────────────────────────────────────────────────────────┘
+
+A point may be older than the truth (recovery then reads more) and never ahead of it, so it is
+written after each fsync of the log but need not be fsynced itself each time.
+Owns the file. Never decides what is durable.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from crc32c import crc32c
+
+from penstock.core.errors import ConfigError
+from penstock.core.storage import WRITE_ANY, Storage, write_all
+
+POINT: Final = struct.Struct("<4sHHIIQQQQIIq64s")
+POINT_MAGIC: Final = b"PSRP"
+POINT_VERSION: Final = 1
+POINT_FILE: Final = "recovery-point"
+SLOT_BYTES: Final = 512
+BOOT_ID_MAX: Final = 64
+assert POINT.size == 128
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryPoint:
+    """Everything below `offset`, which stands at `position` of segment `segment_base`, is on the
+    device. Epoch, generation and append time are those of the last batch below."""
+
+    segment_base: int
+    position: int
+    offset: int
+    leader_epoch: int
+    generation: int
+    append_timestamp: int
+    boot_id: str
+
+    def encode(self, serial: int) -> bytes:
+        boot = self.boot_id.encode()
+        fields = [
+            POINT_MAGIC, POINT_VERSION, len(boot), 0, 0, serial, self.segment_base, self.position,
+            self.offset, self.leader_epoch, self.generation, self.append_timestamp, boot,
+        ]  # fmt: skip
+        fields[3] = crc32c(POINT.pack(*fields))
+        return POINT.pack(*fields)
+
+    @classmethod
+    def decode(cls, data: bytes) -> tuple[RecoveryPoint, int] | None:
+        """The point and its serial, None if these bytes are not a good slot."""
+        if len(data) < POINT.size:
+            return None
+        fields = list(POINT.unpack_from(data))
+        crc, fields[3] = fields[3], 0
+        if fields[:2] != [POINT_MAGIC, POINT_VERSION] or crc32c(POINT.pack(*fields)) != crc:
+            return None
+        _, _, boot_length, _, _, serial, base, position, offset, epoch, generation, at, boot = fields
+        boot_id = boot[:boot_length].decode()
+        return cls(base, position, offset, epoch, generation, at, boot_id), serial
+
+
+class PointFile:
+    """The file of one partition. Opened for each write: partitions are many, descriptors few."""
+
+    def __init__(self, storage: Storage, folder: str) -> None:
+        self._storage = storage
+        self.path = f"{folder}/{POINT_FILE}"
+        self._serial = 0
+
+    def load(self) -> RecoveryPoint | None:
+        """The newest good point; None if there is none."""
+        data = self._storage.read_file(self.path) or b""
+        found: RecoveryPoint | None = None
+        for start in (0, SLOT_BYTES):
+            slot = RecoveryPoint.decode(data[start : start + SLOT_BYTES])
+            if slot is not None and slot[1] > self._serial:
+                found, self._serial = slot
+        return found
+
+    def write(self, point: RecoveryPoint, *, durable: bool) -> None:
+        """Write the older slot. With `durable` the point is on the device when this returns."""
+        slot = point.encode(self._serial + 1).ljust(SLOT_BYTES, b"\0")
+        if not self._storage.exists(self.path):
+            self._storage.write_file_atomic(self.path, slot.ljust(2 * SLOT_BYTES, b"\0"))
+            self._serial += 1
+            return
+        fd = self._storage.open(self.path, WRITE_ANY)
+        try:
+            # Serial n stands in slot (n - 1) % 2, the first one of a new file in slot 0.
+            write_all(self._storage, fd, [slot], self._serial % 2 * SLOT_BYTES)
+            if durable:
+                self._storage.fdatasync(fd)
+        finally:
+            self._storage.close(fd)
+        self._serial += 1
+
+
+def check_boot_id(boot_id: str) -> None:
+    """The bound of the drawn field."""
+    if not 0 < len(boot_id.encode()) <= BOOT_ID_MAX:
+        raise ConfigError(f"boot id {boot_id!r} must have 1 to {BOOT_ID_MAX} bytes")

@@ -1,0 +1,65 @@
+"""The files `producers-<offset>.snapshot` of a partition: written, found, and kept few.
+
+A snapshot carries a checksum and is replaced as one step, so it needs no fsync before it may be
+relied on: a damaged one is passed over for an older one or for the log. Old ones go only when two
+newer ones at or below the recovery point are on the device.
+Owns names and files. The bytes are `producers`' business.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from penstock.core.errors import CorruptBatchError
+from penstock.core.producers import ProducerTable
+from penstock.core.storage import Storage
+
+SNAPSHOTS_KEPT: Final = 2
+_NAME: Final = re.compile(r"producers-(\d{20})\.snapshot")
+
+
+def snapshot_path(folder: str, offset: int) -> str:
+    return f"{folder}/producers-{offset:020d}.snapshot"
+
+
+def list_snapshots(storage: Storage, folder: str) -> list[int]:
+    """Offsets of a folder's snapshots, rising."""
+    matches = (_NAME.fullmatch(name) for name in storage.listdir(folder))
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def write_snapshot(storage: Storage, folder: str, table: ProducerTable, offset: int) -> None:
+    storage.write_file(snapshot_path(folder, offset), table.encode(offset), durable=False)
+
+
+def load_snapshot(
+    storage: Storage, folder: str, limit: int, batches_kept: int
+) -> tuple[ProducerTable, int] | None:
+    """The newest good snapshot at or below offset `limit`."""
+    for offset in reversed(list_snapshots(storage, folder)):
+        if offset > limit:
+            continue
+        data = storage.read_file(snapshot_path(folder, offset)) or b""
+        try:
+            table, held = ProducerTable.decode(data, batches_kept)
+        except CorruptBatchError:
+            continue
+        if held == offset:
+            return table, offset
+    return None
+
+
+def remove_snapshots_above(storage: Storage, folder: str, log_end: int) -> bool:
+    """Snapshots that hold batches which are not in the log any more; whether there were any."""
+    above = [offset for offset in list_snapshots(storage, folder) if offset > log_end]
+    for offset in above:
+        storage.unlink(snapshot_path(folder, offset))
+    return bool(above)
+
+
+def prune_snapshots(storage: Storage, folder: str, durable: int) -> None:
+    """Keep the newest ones at or below the recovery point, and all above it."""
+    below = [offset for offset in list_snapshots(storage, folder) if offset <= durable]
+    for offset in below[:-SNAPSHOTS_KEPT]:
+        storage.unlink(snapshot_path(folder, offset))
