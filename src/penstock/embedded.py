@@ -1,0 +1,156 @@
+"""A node of one's own: started as a child process on a data folder, gone when its owner is done.
+
+Used by the demo, the benchmarks and tests. The node is a real one, reached by its folder's URL.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from penstock.client import Client, connect
+from penstock.core.errors import PenstockError
+from penstock.ipc.shm import listing, object_name, unlink
+
+
+class EmbeddedNode:
+    """Start a node; `with` stops it and removes what it left.
+
+    Args:
+        data: its data folder; None makes a temporary one that is removed at the end.
+        writers: its `--writers`; None leaves the default.
+        log: where its log lines go; None discards them, unless it fails to start.
+        arguments: further arguments of `python -m penstock.server`.
+        ready_timeout: seconds within which it must admit clients.
+    """
+
+    def __init__(
+        self,
+        data: str | os.PathLike[str] | None = None,
+        *,
+        writers: int | None = None,
+        log: IO[bytes] | None = None,
+        arguments: tuple[str, ...] = (),
+        ready_timeout: float = 15.0,
+    ) -> None:
+        self._owns_folder = data is None
+        self.data = Path(data if data is not None else tempfile.mkdtemp(prefix="penstock-"))
+        self._writers = writers
+        self._log = log
+        self._arguments = arguments
+        self._ready_timeout = ready_timeout
+        self._process: subprocess.Popen[bytes] | None = None
+        self.started_in = 0.0
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"shm://{self.data.resolve()}"
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise PenstockError("the embedded node is not running")
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start (again) on the same folder and wait until clients are admitted."""
+        begun = time.monotonic()
+        reader, writer = os.pipe()
+        command = [
+            sys.executable, "-m", "penstock.server", "--data", str(self.data), "--ready-fd",
+            str(writer), *self._arguments,
+        ]  # fmt: skip
+        if self._writers is not None:
+            command += ["--writers", str(self._writers)]
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed below, read on failure
+        try:
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=(writer,),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._log or errors,
+            )
+            os.close(writer)
+            poller = select.poll()
+            poller.register(reader, select.POLLIN)
+            poller.poll(self._ready_timeout * 1000)
+            if not select.select([reader], [], [], 0)[0] or not os.read(reader, 64):
+                errors.seek(0)
+                detail = errors.read().decode("utf-8", "replace").strip()
+                self.kill()
+                raise PenstockError(
+                    f"the node on {self.data} did not admit clients within {self._ready_timeout} s:"
+                    f"\n{detail[-4000:]}"
+                )
+        finally:
+            os.close(reader)
+            errors.close()
+        self.started_in = time.monotonic() - begun
+
+    def connect(self, **options: float) -> Client:
+        """A client of this node."""
+        return connect(self.url, **options)  # type: ignore[arg-type]
+
+    def stop(self, timeout: float = 30.0) -> int:
+        """SIGTERM: drain and leave. Returns the exit code; kills after `timeout` seconds."""
+        if self._process is None:
+            return 0
+        process = self._process
+        process.send_signal(signal.SIGTERM)
+        try:
+            return process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def remove(self) -> None:
+        """Stop, then remove shared memory and (if it is temporary) the folder."""
+        uuid = self._uuid()
+        self.stop()
+        if uuid is not None:
+            for name in listing(object_name(uuid, "x").removesuffix("x")):
+                unlink(name)
+        if self._owns_folder:
+            shutil.rmtree(self.data, ignore_errors=True)
+
+    def _uuid(self) -> str | None:
+        import msgspec
+
+        try:
+            node = msgspec.json.decode((self.data / "node.json").read_bytes())
+        except (OSError, msgspec.DecodeError):
+            return None
+        uuid = node.get("uuid") or node.get("node_uuid")
+        return uuid if isinstance(uuid, str) else None
+
+    def __enter__(self) -> EmbeddedNode:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.remove()
