@@ -1,0 +1,67 @@
+"""`python -m penstock.server`: a node from a lean command line, for supervisors and tests.
+
+`penstock serve` is the same node with the full command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from penstock.core.errors import ConfigError
+from penstock.ipc.paths import DEFAULT_NODE, default_data_folder
+from penstock.server.config import NodeConfig
+from penstock.server.main import configure_logging, serve
+
+_OPTIONS = {
+    "--lane-capacity": (int, "bytes of frames in a lane"),
+    "--lanes-max": (int, "most lanes"),
+    "--clients-max": (int, "most attached clients"),
+    "--partitions-max": (int, "most partitions of all topics"),
+    "--topics-max": (int, "most topics"),
+    "--writer-stall-timeout": (float, "seconds after which a silent writer is replaced"),
+    "--drain-timeout": (float, "seconds for draining at start and at a clean stop"),
+    "--lock-timeout": (float, "seconds to wait for the data folder's lock"),
+}
+
+
+def parse(argv: Sequence[str] | None) -> tuple[NodeConfig, int | None, int]:
+    """The configuration, the descriptor to tell `ready`, and the verbosity."""
+    parser = argparse.ArgumentParser(prog="python -m penstock.server", allow_abbrev=False)
+    parser.add_argument("--data", metavar="DIR", help="data folder; default: the name's own")
+    parser.add_argument(
+        "--name",
+        help=f"clients find it by shm://NAME; default: {DEFAULT_NODE} without --data, else none, "
+        "and it is found by shm:///DIR",
+    )
+    parser.add_argument("--writers", type=int, metavar="N", help="most writer processes")
+    parser.add_argument("--ready-fd", type=int, metavar="FD", help="gets `ready` when serving")
+    parser.add_argument("-v", "--verbose", action="count", default=0)
+    parser.add_argument("-q", "--quiet", action="count", default=0)
+    for option, (kind, text) in _OPTIONS.items():
+        parser.add_argument(option, type=kind, metavar="N", help=text)
+    given = vars(parser.parse_args(argv))
+    fields = {option[2:].replace("-", "_") for option in _OPTIONS}
+    name = given["name"] or (None if given["data"] else DEFAULT_NODE)
+    try:
+        config = NodeConfig(
+            data_folder=given["data"] or os.fspath(default_data_folder(name or DEFAULT_NODE)),
+            name=name,
+            writers_max=given["writers"],
+            **{field: given[field] for field in fields if given[field] is not None},
+        )
+    except ConfigError as error:
+        parser.error(str(error))
+    return config, given["ready_fd"], given["verbose"] - given["quiet"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    config, ready_fd, verbosity = parse(argv)
+    configure_logging(verbosity)
+    return serve(config, ready_fd)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""What a node can be told, checked once. Owns names, defaults and bounds; reads no file."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.core.errors import ConfigError
+from penstock.core.header import BATCH_BYTES_MAX
+from penstock.ipc import layout as lo
+from penstock.ipc.paths import DEFAULT_NODE, check_node_name
+
+_WHOLE: Final = {
+    "lane_capacity": (lo.LANE_CAPACITY_MIN, lo.LANE_CAPACITY_MAX),
+    "lanes_max": (1, 65_536),
+    "clients_max": (1, lo.CLIENTS_MAX),
+    "partitions_max": (1, lo.PAGES_MAX),
+    "topics_max": (1, lo.PAGES_MAX),
+}
+_SECONDS: Final = {
+    "writer_stall_timeout": (1.0, 3600.0),
+    "writer_open_timeout": (1.0, 86_400.0),
+    "restart_backoff": (0.001, 60.0),
+    "restart_backoff_max": (0.001, 600.0),
+    "restart_healthy_after": (0.1, 3600.0),
+    "drain_timeout": (0.0, 3600.0),
+    "lock_timeout": (0.0, 3600.0),
+    "hello_timeout": (0.1, 600.0),
+    "topic_timeout": (0.1, 600.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """The configuration of one node. Durations are seconds, sizes are bytes."""
+
+    data_folder: str
+    """Where everything durable lies. Made (0700) if it is not there; one node at a time holds it.
+    It must be on a local file system, because its lock and its mapped segments need one."""
+
+    name: str | None = DEFAULT_NODE
+    """Clients find the node by `shm://NAME`, a socket in the user's runtime folder. None: only
+    `shm:///DATA/FOLDER` reaches it. One node of a user has a name at a time."""
+
+    writers_max: int | None = None
+    """Most writer processes; each starts with its first partition or lane. Partitions beyond that
+    share writers. None: the larger of 2 and half the cores. A run that finds lanes of the run
+    before keeps that run's number, since lanes are bound to their writer."""
+
+    lane_capacity: int = lo.LANE_CAPACITY_DEFAULT
+    """Bytes of frames in a lane whose producer asks for no other size, and the bound of what a
+    producer may ask for. A batch takes at most a quarter of its lane. It is shared memory, taken
+    when the lane is opened."""
+
+    lanes_max: int = 256
+    """Most lanes, one a producer and writer. With `lane_capacity` it bounds the shared memory:
+    256 lanes of 4 MiB are 1 GiB of /dev/shm."""
+
+    clients_max: int = 512
+    """Most attached clients: producers, consumers and admins together. Each takes up to three
+    descriptors of the node, and a slot of the client table."""
+
+    partitions_max: int = 1024
+    """Most partitions of all topics together. Each has a page of the state table for the rest of
+    the boot, two open files in its writer, and a folder."""
+
+    topics_max: int = 1000
+    """Most topics. The catalogue is one file, rewritten whole at each change."""
+
+    writer_stall_timeout: float = 10.0
+    """A writer that gives no sign of life for so long, seen twice at least a second apart, is
+    killed and replaced. Idle writers give one every half second. Raise it on machines that swap."""
+
+    writer_open_timeout: float = 120.0
+    """The same bound while a writer starts or recovers partitions, when it gives no sign of life.
+    Raise it where a segment to be recovered takes longer to read than this."""
+
+    restart_backoff: float = 0.02
+    """The wait before a dead writer is replaced; each further death doubles it."""
+
+    restart_backoff_max: float = 5.0
+    """The longest wait before a dead writer is replaced."""
+
+    restart_healthy_after: float = 10.0
+    """A writer that lived for so long makes the next wait `restart_backoff` again."""
+
+    drain_timeout: float = 10.0
+    """At start: how long clients wait until lanes of the run before are drained and partitions are
+    open; then they are admitted, and a warning says what is missing. At a clean stop: how long
+    writers may take to drain, sync and close before they are killed."""
+
+    lock_timeout: float = 5.0
+    """How long to wait for the folder's lock: the writers of a killed node finish their pass."""
+
+    hello_timeout: float = 5.0
+    """A connection that does not say who it is for so long is dropped."""
+
+    topic_timeout: float = 10.0
+    """How long a request to create, grow, find or delete a topic waits for its partitions."""
+
+    def __post_init__(self) -> None:
+        if not self.data_folder or "\0" in self.data_folder:
+            raise ConfigError(f"data_folder is {self.data_folder!r}: name a folder")
+        object.__setattr__(self, "data_folder", os.path.abspath(self.data_folder))
+        if self.name is not None:
+            check_node_name(self.name)
+        if self.writers_max is not None:
+            _check_whole("writers_max", self.writers_max, 1, lo.WRITERS_MAX)
+        for field, (low, high) in _WHOLE.items():
+            _check_whole(field, getattr(self, field), low, high)
+        if self.lane_capacity % 4096:
+            raise ConfigError(f"lane_capacity is {self.lane_capacity}: use a multiple of 4096")
+        for field, (least, most) in _SECONDS.items():
+            _check_seconds(field, getattr(self, field), least, most)
+        if self.restart_backoff_max < self.restart_backoff:
+            raise ConfigError(
+                f"restart_backoff_max is {self.restart_backoff_max:g}, below restart_backoff "
+                f"{self.restart_backoff:g}"
+            )
+
+    @property
+    def writers(self) -> int:
+        """The number of writers that this configuration asks for."""
+        if self.writers_max is not None:
+            return self.writers_max
+        return min(max(2, (os.cpu_count() or 1) // 2), lo.WRITERS_MAX)
+
+    @property
+    def batch_bytes_max(self) -> int:
+        """The largest batch that fits a lane of this node."""
+        return min(self.lane_capacity // lo.FRAME_SHARE - lo.FRAME_BYTES, BATCH_BYTES_MAX)
+
+
+def _check_whole(field: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"{field} is {value!r}: allowed are whole numbers {low}..{high}")
+
+
+def _check_seconds(field: str, value: object, low: float, high: float) -> None:
+    numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not numeric or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type,operator]
+        raise ConfigError(f"{field} is {value!r}: allowed are {low:g}..{high:g} seconds")

@@ -1,0 +1,203 @@
+"""The data folder: its lock, and node.json with what must outlive the node.
+
+Owns the folder's identity, the clean mark and the number blocks, of which each is reserved on
+stable storage before its first number is used (rule 3). Knows nothing of topics or processes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from penstock.core.errors import DataFolderError
+from penstock.core.storage import Storage
+from penstock.ipc.paths import private_folder
+
+NODE_SCHEMA: Final = 1
+GENERATION_BLOCK: Final = 1000
+GENERATIONS_MAX: Final = (1 << 32) - 1
+PRODUCER_BLOCK: Final = 10_000
+PRODUCER_COUNTER_BITS: Final = 40
+LOCK_FILE: Final = "lock"
+NODE_FILE: Final = "node.json"
+TOPICS_FILE: Final = "topics.json"
+
+_Document = TypeVar("_Document", bound=msgspec.Struct)
+
+
+class NodeRecord(msgspec.Struct, frozen=True):
+    """node.json. `generations` and `producers` are the first numbers beyond the reserved blocks."""
+
+    schema: int
+    uuid: str
+    boot_id: str
+    clean: bool
+    writers: int
+    generations: int
+    producers: int
+
+
+class FolderLock:
+    """The exclusive lock of a data folder.
+
+    It lies on an open file that writer processes inherit, so it is free only when the node and all
+    its writers are gone (rule 9).
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._path = os.path.join(folder, LOCK_FILE)
+        try:
+            self.fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise DataFolderError(
+                f"cannot open {self._path}: {error.strerror}. Give uid {os.geteuid()} the folder, "
+                "or choose another"
+            ) from error
+
+    def try_acquire(self) -> bool:
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        os.ftruncate(self.fd, 0)
+        os.pwrite(self.fd, f"{os.getpid()}\n".encode(), 0)
+        return True
+
+    def refusal(self, waited: float) -> DataFolderError:
+        """Why the lock was not had, for whoever waited for it."""
+        holder = os.pread(self.fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        folder = os.path.dirname(self._path)
+        gone = holder.isdigit() and not os.path.exists(f"/proc/{holder}")
+        who = f"the writers of its dead node {holder}" if gone else f"the node of pid {holder}"
+        return DataFolderError(
+            f"data folder {folder} is held by {who}, and was not free within {waited:g} s "
+            f"(lock_timeout): {'try again' if gone else 'stop that node or use another folder'}"
+        )
+
+    def close(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class DataFolder:
+    """An opened data folder. `record` is what node.json holds at any time."""
+
+    def __init__(self, path: str, storage: Storage, record: NodeRecord, was_clean: bool) -> None:
+        self.path = path
+        self.storage = storage
+        self.record = record
+        self.was_clean = was_clean
+        """Whether the run before ended with every log closed."""
+        self._generation = record.generations
+        self._producer = record.producers
+
+    @classmethod
+    def open(cls, path: str, boot_id: str, storage: Storage | None = None) -> DataFolder:
+        """Read node.json, or make a new identity for an empty folder. The caller holds the lock."""
+        storage = storage or Storage()
+        data = storage.read_file(os.path.join(path, NODE_FILE))
+        if data is None:
+            left = [name for name in storage.listdir(path) if _is_of_a_node(name)]
+            if left:
+                raise DataFolderError(
+                    f"{path} has {sorted(left)[0]} but no {NODE_FILE}: bring {NODE_FILE} back from "
+                    "a copy of the folder, or start on an empty folder"
+                )
+            record = NodeRecord(NODE_SCHEMA, os.urandom(16).hex(), boot_id, True, 0, 1, 1)
+        else:
+            record = decode_document(data, NodeRecord, os.path.join(path, NODE_FILE), NODE_SCHEMA)
+            if len(record.uuid) != 32 or not set(record.uuid) <= set("0123456789abcdef"):
+                raise DataFolderError(
+                    f"{path}/{NODE_FILE} has the uuid {record.uuid!r}, which is none: bring the "
+                    "file back from a copy of the folder"
+                )
+        return cls(path, storage, record, record.clean)
+
+    def begin(self, boot_id: str, writers: int) -> None:
+        """Start a run: the clean mark is gone, and the run's first number blocks are reserved."""
+        self._write(
+            boot_id=boot_id,
+            clean=False,
+            writers=writers,
+            generations=self._generation + GENERATION_BLOCK,
+            producers=self._producer + PRODUCER_BLOCK,
+        )
+
+    def mark_clean(self) -> None:
+        """Every log was synced and closed; unused numbers go back."""
+        self._write(clean=True, generations=self._generation, producers=self._producer)
+
+    def next_generation(self) -> int:
+        """A writer generation that no run has used before."""
+        if self._generation >= self.record.generations:
+            self._write(generations=self._generation + GENERATION_BLOCK)
+        if self._generation > GENERATIONS_MAX:
+            raise DataFolderError("the 2**32 writer generations of this data folder are used up")
+        self._generation += 1
+        return self._generation - 1
+
+    def next_producer_id(self) -> int:
+        """A producer id that no run used before: 24 bits of the node's uuid, 40 of a counter."""
+        if self._producer >= self.record.producers:
+            self._write(producers=self._producer + PRODUCER_BLOCK)
+        self._producer += 1
+        return self._prefix | (self._producer - 1)
+
+    def may_be_ours(self, producer_id: int) -> bool:
+        """Whether this folder can have given out that producer id."""
+        counter = producer_id - self._prefix
+        return 0 < counter < self.record.producers
+
+    @property
+    def uuid(self) -> bytes:
+        return bytes.fromhex(self.record.uuid)
+
+    @property
+    def _prefix(self) -> int:
+        return int(self.record.uuid[:6], 16) << PRODUCER_COUNTER_BITS
+
+    def _write(self, **changes: object) -> None:
+        record = msgspec.structs.replace(self.record, **changes)
+        path = os.path.join(self.path, NODE_FILE)
+        self.storage.write_file_atomic(path, encode_document(record))
+        self.record = record
+
+
+def make_folder(path: str) -> str:
+    """The data folder, made if need be, and ours alone."""
+    return private_folder(path)
+
+
+def encode_document(document: msgspec.Struct) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+
+
+def decode_document(data: bytes, kind: type[_Document], path: str, schema: int) -> _Document:
+    """One of the folder's JSON files, or DataFolderError that says what to do."""
+    try:
+        found = msgspec.json.decode(data, type=dict[str, Any]).get("schema")
+        if isinstance(found, int) and found > schema:
+            raise DataFolderError(
+                f"{path} has schema {found}, this build reads up to {schema}: use the Penstock "
+                "version that wrote it, or a newer one"
+            )
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise DataFolderError(
+            f"{path} cannot be read ({error}): it is written whole or not at all, so it was "
+            "damaged later. Bring it back from a copy of the folder; the logs are not touched"
+        ) from error
+
+
+def is_partition_folder(name: str) -> bool:
+    """Whether a name in the data folder is `<topic id>-<partition>`."""
+    topic, _, partition = name.partition("-")
+    return len(topic) == 32 and set(topic) <= set("0123456789abcdef") and partition.isdigit()
+
+
+def _is_of_a_node(name: str) -> bool:
+    return name == TOPICS_FILE or is_partition_folder(name)

@@ -1,0 +1,69 @@
+"""The node's process: logging, signals, and the way from a command line to an exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+
+from penstock.core.errors import PenstockError
+from penstock.server.config import NodeConfig
+from penstock.server.node import Node
+
+logger = logging.getLogger("penstock.node")
+
+
+def configure_logging(verbosity: int = 0) -> None:
+    """One line an event on stderr. Verbosity 1 adds details, -1 leaves warnings, -2 errors."""
+    level = {-1: logging.WARNING, 1: logging.DEBUG}.get(max(-2, min(1, verbosity)), logging.INFO)
+    if verbosity <= -2:
+        level = logging.ERROR
+    logging.basicConfig(
+        level=level,
+        stream=sys.stderr,
+        format=f"%(asctime)s %(levelname)s node[{os.getpid()}] %(message)s",
+    )
+
+
+def serve(config: NodeConfig, ready_fd: int | None = None) -> int:
+    """Run a node until SIGTERM or SIGINT; the exit status.
+
+    The first signal drains, syncs and closes; a second one leaves at once, and the next start
+    recovers. `ready_fd` gets `ready` and a newline, and is closed, when clients are admitted.
+    """
+    try:
+        asyncio.run(_serve(config, ready_fd))
+    except PenstockError as error:
+        logger.error("the node cannot serve %s: %s", config.data_folder, error)
+        return 1
+    return 0
+
+
+async def _serve(config: NodeConfig, ready_fd: int | None) -> None:
+    node = Node(config)
+    loop = asyncio.get_running_loop()
+    seen: list[int] = []
+
+    def on_signal(number: int) -> None:
+        if seen:
+            logger.warning("second signal: leaving at once, the next start recovers")
+            os._exit(128 + number)
+        seen.append(number)
+        logger.info("%s: stopping", signal.Signals(number).name)
+        node.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    await node.run(lambda: _tell_ready(ready_fd))
+
+
+def _tell_ready(ready_fd: int | None) -> None:
+    if ready_fd is None:
+        return
+    try:
+        os.write(ready_fd, b"ready\n")
+        os.close(ready_fd)
+    except OSError as error:  # whoever started us did not wait: no reason not to serve
+        logger.warning("nobody reads --ready-fd %d: %s", ready_fd, error)

@@ -1,0 +1,265 @@
+"""The node: joins folder, writers, topics, clients and the attach socket into a running whole.
+
+    lock --> take over --> writers start --> lanes drained --> admitting --> stop --> writers
+             (startup)                       (startup)         clients              drain, close
+
+Owns that order and the routing of requests and reports. The parts know nothing of each other but
+what is passed to them here; all of them live on one event loop, which nothing may hold up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from penstock.core.errors import NotConnectedError
+from penstock.ipc import layout as lo
+from penstock.ipc import messages as ms
+from penstock.ipc.channel import FDS_MAX, Peer
+from penstock.ipc.liveness import raise_descriptor_limit
+from penstock.ipc.paths import socket_in, socket_path
+from penstock.server.attached import Attached, Client
+from penstock.server.config import NodeConfig
+from penstock.server.hostcheck import remove_ipc_warning
+from penstock.server.sessions import Answer, AttachServer, Reply, Session
+from penstock.server.startup import Ground, acquire_lock, settle, take_over
+from penstock.server.supervisor import WRITER_COMMAND, Supervisor
+from penstock.server.topics import Topics
+from penstock.server.writerproc import Order
+
+logger = logging.getLogger("penstock.node")
+
+WELCOME_LANES_MAX = FDS_MAX - 3
+"""Lanes that a Welcome has room for; a resuming producer asks for further ones by `OpenLane`."""
+
+
+class Node:
+    """One node. `run` serves until `stop` is called and returns after a clean end."""
+
+    def __init__(
+        self, config: NodeConfig, *, writer_command: Sequence[str] = WRITER_COMMAND
+    ) -> None:
+        self.config = config
+        self._writer_command = writer_command
+        self._stop = asyncio.Event()
+        self._stopping = False
+        self._started_at = time.time()
+
+    def stop(self) -> None:
+        """Ask for the end: drain, sync, close. From the loop's thread, any number of times."""
+        self._stop.set()
+
+    async def run(self, ready: Callable[[], None] | None = None) -> None:
+        """Serve until `stop`. `ready` is called when clients are admitted.
+
+        Raises `DataFolderError` and its like when the node cannot start.
+        """
+        raise_descriptor_limit()
+        warning = remove_ipc_warning()
+        if warning:
+            logger.warning("%s", warning)
+        lock = await acquire_lock(self.config, self._stop)
+        if lock is None:
+            return
+        self._server = AttachServer(self, self.config.hello_timeout)
+        try:
+            self._server.listen(os.fspath(socket_in(self.config.data_folder)))
+            if self.config.name is not None:
+                self._server.listen(os.fspath(socket_path(self.config.name)))
+            ground = take_over(self.config, lock)
+            try:
+                await self._serve(ground, ready)
+            finally:
+                ground.tables.close()
+        finally:
+            self._server.close()
+            lock.close()
+
+    async def _serve(self, ground: Ground, ready: Callable[[], None] | None) -> None:
+        self._build(ground)
+        try:
+            self._attached.adopt(leftover.lane for leftover in ground.leftovers)
+            lanes = ground.book.lanes.values()
+            for writer in self._topics.writers_needed().union(lane.writer for lane in lanes):
+                self._supervisor.ensure(writer)
+            await settle(ground, self._topics, self.config.drain_timeout, self._stop)
+            if not self._stop.is_set():
+                self._admit(ready)
+            await self._stop.wait()
+            await self._end()
+        finally:
+            self._server.close()
+            await self._topics.close()
+            self._attached.close()
+            self._supervisor.close()
+
+    def _build(self, ground: Ground) -> None:
+        config = self.config
+        self._ground = ground
+        self._supervisor = Supervisor(
+            config,
+            ground.folder,
+            ground.tables,
+            lock_fd=ground.lock.fd,
+            orders_for=self._orders_for,
+            on_report=self._reported,
+            command=self._writer_command,
+        )
+        self._topics = Topics(
+            config,
+            ground.folder,
+            ground.tables,
+            ground.catalog,
+            writers=ground.writers,
+            post=self._supervisor.post,
+        )
+        self._attached = Attached(
+            config, ground.folder, ground.tables, ground.book, self._supervisor
+        )
+
+    def _admit(self, ready: Callable[[], None] | None) -> None:
+        self._server.admit()
+        logger.info(
+            "node %s serves %s: pid %d, %d topics, up to %d writers",
+            self.config.name or "without a name", self.config.data_folder, os.getpid(),
+            self._topics.count, self._ground.writers,
+        )  # fmt: skip
+        if ready is not None:
+            ready()
+
+    async def _end(self) -> None:
+        """The clean end: no new clients, lanes drained, logs synced and closed, the mark set."""
+        logger.info("stopping: writers drain and close their logs")
+        self._stopping = True
+        self._server.stop_accepting()
+        ground = self._ground
+        are_open = self._topics.all_are_open() and self._are_online()
+        all_stopped = await self._supervisor.stop(self.config.drain_timeout)
+        self._server.close()
+        self._attached.forget_drained()
+        if all_stopped and are_open and self._are_online():
+            ground.folder.mark_clean()
+        else:
+            logger.warning("not every log was closed clean: the next start recovers them")
+        if not self._attached.is_anybody_left:
+            ground.tables.unlink()
+        logger.info("stopped, %d lanes left to the next node", len(ground.book.lanes))
+
+    def _are_online(self) -> bool:
+        """Whether no partition's writer has given up on its log."""
+        page = self._ground.tables.page
+        return all(page(index).status != lo.STATUS_OFFLINE for index in self._topics.partitions)
+
+    # --- writers ---
+    def _orders_for(self, writer: int) -> Iterator[Order]:
+        """Partitions before lanes: frames for a page that is not open are refused for good."""
+        for order in self._topics.orders_for(writer):
+            yield order, None
+        yield from self._attached.orders_for(writer)
+
+    def _reported(self, writer: int, report: ms.WriterReport) -> None:
+        match report:
+            case ms.PartitionOpened():
+                self._topics.opened(report)
+            case ms.PartitionFailed():
+                self._topics.failed(report)
+            case ms.PartitionClosed():
+                self._topics.closed(report)
+            case ms.LaneDrained():
+                self._attached.drained(report)
+            case ms.LaneDropped():
+                self._attached.dropped(report)
+
+    # --- clients ---
+    def hello(self, session: Session, peer: Peer, hello: ms.Hello) -> Reply:
+        """Admit a client: what it is, what it may map, and its doorbell."""
+        self._check_running()
+        client = self._attached.attach(peer, hello, session)
+        session.client = client
+        ground = self._ground
+        lanes = self._attached.lane_infos(client)[:WELCOME_LANES_MAX]
+        bells = [self._supervisor.seat(lane.writer).doorbell.fileno() for lane in lanes]
+        welcome = ms.Welcome(
+            version=ms.PROTOCOL_VERSION,
+            node_uuid=ground.folder.uuid,
+            boot_id=ground.folder.record.boot_id,
+            data_folder=ground.folder.path,
+            slot=client.slot,
+            writers=ground.writers,
+            lane_capacity=self.config.lane_capacity,
+            producer_id=client.producer_id,
+            lanes=lanes,
+        )
+        tables = ground.tables
+        return Reply(
+            welcome, [tables.state_fd, tables.clients_fd, client.doorbell.fileno(), *bells]
+        )
+
+    def request(self, session: Session, message: ms.ClientMessage) -> Answer:
+        """Answer at once, or by a coroutine where writers or the device are waited for."""
+        self._check_running()
+        client = session.client
+        assert isinstance(client, Client)
+        match message:
+            case ms.OpenLane():
+                return self._open_lane(client, message)
+            case ms.FindTopic():
+                return self._topics.find(message.name)
+            case ms.ListTopics():
+                return Reply(self._topics.listed(message.after))
+            case ms.CreateTopic():
+                return self._topics.create(message)
+            case ms.AlterTopic():
+                return self._topics.alter(message)
+            case ms.DeleteTopic():
+                return self._topics.delete(message.name)
+            case ms.DescribeNode():
+                return Reply(self._describe())
+            case _:
+                raise AssertionError(f"{type(message).__name__} is no request")
+
+    def ended(self, session: Session, *, by_client: bool) -> None:
+        client = session.client
+        assert isinstance(client, Client)
+        if client.connection is session:
+            if by_client:
+                self._attached.closed(client)
+            else:
+                self._attached.sent_away(client)
+
+    def _open_lane(self, client: Client, request: ms.OpenLane) -> Reply:
+        lane, fd = self._attached.open_lane(client, request, self._ground.writers)
+        bell = self._supervisor.ensure(lane.writer).doorbell
+        return Reply(ms.LaneOpened(lane.name, lane.writer), [fd, bell.fileno()], given=[fd])
+
+    def _check_running(self) -> None:
+        if self._stopping:
+            raise NotConnectedError("this node is stopping: connect again when it is back")
+
+    def _describe(self) -> ms.NodeDescription:
+        seats = self._supervisor.seats
+        lanes = self._ground.book.lanes.values()
+        writers = [
+            ms.WriterInfo(
+                writer=index,
+                pid=seat.process.pid if seat.process else 0,
+                generation=seat.process.generation if seat.process else 0,
+                restarts=seat.restarts,
+                partitions=sum(self._topics.writer_of(p) == index for p in self._topics.partitions),
+                lanes=sum(lane.writer == index for lane in lanes),
+            )
+            for index, seat in sorted(seats.items())
+        ]
+        return ms.NodeDescription(
+            pid=os.getpid(),
+            node_uuid=self._ground.folder.uuid,
+            data_folder=self._ground.folder.path,
+            started_at=self._started_at,
+            writers=writers,
+            topics=self._topics.count,
+            clients=sum(client.connection is not None for client in self._attached.clients),
+            lanes=len(lanes),
+        )
