@@ -31,7 +31,7 @@ from penstock.core.storage import WRITE_EMPTY, Storage, write_all
 
 MARK_FILE: Final = "fsync-failed"
 MARK_HEAD: Final = struct.Struct("<4sHHII64s")
-"""Magic, version, boot id length, crc32c of all with itself zeroed, count, boot id; then u64 bases."""
+"""Magic, version, boot id length, crc32c of all with itself 0, count, boot id; then u64 bases."""
 MARK_MAGIC: Final = b"PSFF"
 MARK_VERSION: Final = 1
 FAILED_SUFFIX: Final = ".failed"
@@ -41,8 +41,8 @@ COPY_BYTES: Final = 1 << 20
 
 @dataclass(slots=True)
 class SyncJob:
-    """Made by `Log.begin_sync`, given back to `Log.finish_sync`. In between `run` may be called in
-    any thread, once: it only makes system calls on descriptors that the log keeps open meanwhile."""
+    """Made by `Log.begin_sync`, given back to `Log.finish_sync`. In between `run` may be called
+    once, in any thread: it makes system calls only, on descriptors that the log keeps open."""
 
     storage: Storage
     folder: str
@@ -78,13 +78,23 @@ class SyncJob:
 
 
 def write_mark(storage: Storage, folder: str, boot_id: str, bases: list[int]) -> None:
-    """From now on, in this boot, these segments have to be rescued before the log may be used."""
+    """From now on, in this boot, these segments as well have to be rescued before the log is used."""
+    bases = sorted({*bases, *read_mark(storage, folder, boot_id)})
     boot = boot_id.encode()
     body = struct.pack(f"<{len(bases)}Q", *bases)
     head = MARK_HEAD.pack(MARK_MAGIC, MARK_VERSION, len(boot), 0, len(bases), boot)
     crc = crc32c(body, crc32c(head))
     head = MARK_HEAD.pack(MARK_MAGIC, MARK_VERSION, len(boot), crc, len(bases), boot)
     storage.write_file(f"{folder}/{MARK_FILE}", head + body, durable=False)
+
+
+def sync_or_mark(storage: Storage, folder: str, boot_id: str, base_offset: int, fd: int) -> None:
+    """fdatasync of a segment where no rescue follows: if it fails, the next open does the rescue."""
+    try:
+        storage.fdatasync(fd)
+    except StorageError as error:
+        write_mark(storage, folder, boot_id, [base_offset])
+        raise LogOfflineError(f"{error} The log is offline until it is recovered.") from error
 
 
 def read_mark(storage: Storage, folder: str, boot_id: str) -> list[int]:
@@ -136,8 +146,8 @@ def rescue_segment(
             write_all(storage, out, pieces, written)
         if scan.position != valid:
             raise LogOfflineError(
-                f"{path} cannot be rescued after a failed fsync: at byte {scan.position} of {valid} "
-                f"stands {scan.stop.value}. Restore the partition from a replica or a backup."
+                f"{path} cannot be rescued after a failed fsync: at byte {scan.position} of "
+                f"{valid} stands {scan.stop.value}. Restore the partition from a replica or a backup."
             )
         storage.fsync(out)
     finally:

@@ -16,37 +16,31 @@ an argument. File access only through `storage`, one open descriptor a partition
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
-from penstock.core.epochs import EpochCache
-from penstock.core.errors import (
-    CorruptBatchError,
-    ErrorCode,
-    LogOfflineError,
-    OffsetOutOfRangeError,
-    StorageError,
-    UnsupportedVersionError,
-)
-from penstock.core.flush import SyncJob, remove_mark, rescue_segment, write_mark
-from penstock.core.header import (
-    FLAG_APPEND_TIME,
-    HEADER_BYTES,
-    BatchHeader,
-    body_is_good,
-    checked,
-    stamp,
-)
+from penstock.core.admission import AppendResult, Refusal, refused, verify
+from penstock.core.chain import Chain
+from penstock.core.epochs import EpochCache, save_epochs
+from penstock.core.errors import ErrorCode, LogOfflineError, OffsetOutOfRangeError, StorageError
+from penstock.core.flush import SyncJob
+from penstock.core.header import FLAG_APPEND_TIME, HEADER_BYTES, BatchHeader, stamp
 from penstock.core.index import FLUSH_ENTRIES, index_paths
 from penstock.core.logconfig import LogConfig
 from penstock.core.lookup import find_timestamp, read_batches
 from penstock.core.producers import Answer, ProducerTable
 from penstock.core.recovery import Recovered, Recovery, RecoveryReport
 from penstock.core.recoverypoint import RecoveryPoint
-from penstock.core.segment import OpenSegment
-from penstock.core.snapshots import prune_snapshots, snapshot_path, write_snapshot
-from penstock.core.storage import Storage, write_all, write_zeros
-from penstock.core.truncation import create_segment
+from penstock.core.replay import rebuild_producers
+from penstock.core.segment import OpenSegment, find_batch, open_for_reading
+from penstock.core.snapshots import (
+    prune_snapshots,
+    remove_snapshots_above,
+    snapshot_path,
+    write_snapshot,
+)
+from penstock.core.storage import Storage
 
 __all__ = ["AppendResult", "Log", "LogConfig", "RecoveryReport", "SyncJob"]
 
@@ -63,18 +57,6 @@ POINT_SYNC_EVERY: Final = 64
 _HARMLESS: Final = frozenset(
     {ErrorCode.STALE_PRODUCER_EPOCH, ErrorCode.POISONED, ErrorCode.DUPLICATE_TOO_OLD}
 )
-
-
-class AppendResult(NamedTuple):
-    """The answer to one batch. Refused (`error` not NONE): offsets are -1 and it is not in the log.
-    `duplicate`: it was in the log already, at these offsets."""
-
-    base_offset: int
-    next_offset: int
-    append_timestamp: int
-    error: int
-    duplicate: bool
-    message: str
 
 
 class Log:
@@ -97,9 +79,9 @@ class Log:
         self._topic_id, self._partition = self._owner = owner
         self._generation = generation
         self._boot_id = boot_id
-        self._bases = recovered.bases
-        self._active = recovered.active
-        self._sealed = recovered.unsynced
+        self._chain = Chain(
+            storage, folder, owner, recovered.bases, recovered.unsynced, recovered.active
+        )
         self._log_end = recovered.log_end
         self._durable = recovered.durable
         self._order = recovered.order
@@ -110,11 +92,8 @@ class Log:
         self._point_file = recovered.point_file
         self._batches_above_point = recovered.batches_above_point
         self._batches_above_snapshot = recovered.batches_above_point
-        # A killed process may have made segments in this boot that no folder fsync has covered.
-        self._folder_changed = recovered.durable < recovered.log_end
         self._unsynced_snapshots: list[int] = []
         self._points_unsynced = 0
-        self._junk_end = 0  # a failed write may have left bytes between `valid` and here
         self._job: SyncJob | None = None
         self._offline = ""
 
@@ -165,7 +144,7 @@ class Log:
 
     @property
     def log_start(self) -> int:
-        return self._bases[0]
+        return self._chain.bases[0]
 
     @property
     def log_end(self) -> int:
@@ -185,11 +164,11 @@ class Log:
 
     @property
     def segment_base(self) -> int:
-        return self._active.base_offset
+        return self._chain.active.base_offset
 
     @property
     def valid_bytes(self) -> int:
-        return self._active.valid
+        return self._chain.active.valid
 
     @property
     def append_timestamp(self) -> int:
@@ -222,25 +201,26 @@ class Log:
         """
         if self._offline:
             raise LogOfflineError(self._offline)
-        active, total = self._active, sum(map(len, batches))
-        if active.valid and (
-            active.valid + total > self._config.segment_bytes
-            or (self._config.segment_age is not None and self.needs_roll(now_us))
+        config, chain = self._config, self._chain
+        valid = chain.active.valid
+        if valid and (
+            valid + sum(map(len, batches)) > config.segment_bytes
+            or (config.segment_age is not None and self.needs_roll(now_us))
         ):
             self.roll(now_us)
-            active = self._active
+            valid = 0
         if now_us < self._append_timestamp:
             now_us = self._append_timestamp  # the clock was set back: the log's time stands still
-        append_time = self._config.timestamp_type == "append"
+        append_time = config.timestamp_type == "append"
         flags = FLAG_APPEND_TIME if append_time else 0
         results: list[AppendResult] = []
         buffers: list[bytearray | memoryview] = []
         notes: list[tuple[int, int, int]] = []
-        offset, position = self._log_end, active.valid
+        offset, position = self._log_end, valid
         for batch in batches:
-            verdict = self._verify(batch)
-            if type(verdict) is AppendResult:
-                results.append(verdict)
+            verdict = verify(batch, self._topic_id, self._partition, config.batch_bytes_max)
+            if isinstance(verdict, Refusal):
+                results.append(self._refuse(verdict))
                 continue
             private, head = verdict
             answer = self._producers.admit(head, offset, now_us)
@@ -263,77 +243,37 @@ class Log:
             offset = following
             position += head.length
         if buffers:
-            self._write(active, buffers, position)
-            self._log_end = offset
-            self._order = (self._leader_epoch, self._generation)
-            self._append_timestamp = now_us
-            self._batches_above_point += len(notes)
-            self._batches_above_snapshot += len(notes)
-            if active.first_append is None:
-                active.first_append = now_us
-            index = active.index
-            for note in notes:
-                index.note(*note)
-            if index.pending >= FLUSH_ENTRIES:
-                self._flush_index(active)
+            try:
+                chain.write(buffers, position, config.preallocate_bytes)
+            except StorageError as error:
+                self._producers.rollback()
+                raise self._judged(error) from error
+            self._appended(offset, now_us, notes)
         self._producers.commit()
         return results
 
-    def _verify(self, batch: memoryview) -> tuple[bytearray, BatchHeader] | AppendResult:
-        """A private copy of the header and what it says, or the refusal of the batch. All that is
-        judged or stamped comes from the copy: the batch itself stands in memory of its producer."""
-        private = bytearray(batch[:HEADER_BYTES])
-        try:
-            head = checked(private)
-        except CorruptBatchError as error:
-            # Without a header to trust nobody can be poisoned; the sequence gap that this batch
-            # leaves refuses what follows.
-            return _refusal(ErrorCode.CORRUPT_BATCH, str(error))
-        except UnsupportedVersionError as error:
-            return _refusal(ErrorCode.UNSUPPORTED_VERSION, str(error))
-        if (
-            head.topic_id == self._topic_id
-            and head.partition == self._partition
-            and head.length == len(batch)
-            and head.length <= self._config.batch_bytes_max
-            and head.base_timestamp <= head.max_timestamp
-            and body_is_good(batch, 0, head)
-        ):
-            return private, head
-        self._producers.poison(head.producer_id, head.producer_epoch)
-        return self._refuse(batch, head)
+    def _appended(self, log_end: int, now_us: int, notes: list[tuple[int, int, int]]) -> None:
+        self._log_end = log_end
+        self._order = (self._leader_epoch, self._generation)
+        self._append_timestamp = now_us
+        self._batches_above_point += len(notes)
+        self._batches_above_snapshot += len(notes)
+        active = self._chain.active
+        if active.first_append is None:
+            active.first_append = now_us
+        index = active.index
+        for note in notes:
+            index.note(*note)
+        if index.pending >= FLUSH_ENTRIES:
+            self._flush_index(active)
 
-    def _refuse(self, batch: memoryview, head: BatchHeader) -> AppendResult:
-        """Which of the checks failed, and how to say so."""
-        if head.topic_id != self._topic_id:
-            return _refusal(
-                ErrorCode.WRONG_TOPIC_ID,
-                f"the batch is for topic {head.topic_id.hex()}, this log is of "
-                f"{self._topic_id.hex()}: was the topic created anew?",
-            )
-        if head.partition != self._partition:
-            return _refusal(
-                ErrorCode.UNKNOWN_PARTITION,
-                f"the batch is for partition {head.partition}, this log is of {self._partition}",
-            )
-        if head.length != len(batch):
-            return _refusal(
-                ErrorCode.CORRUPT_BATCH,
-                f"the header says {head.length} bytes, the frame holds {len(batch)}",
-            )
-        if head.length > self._config.batch_bytes_max:
-            return _refusal(
-                ErrorCode.BATCH_TOO_LARGE,
-                f"the batch has {head.length} bytes, batch_bytes_max is "
-                f"{self._config.batch_bytes_max}",
-            )
-        if head.base_timestamp > head.max_timestamp:
-            return _refusal(
-                ErrorCode.INVALID_TIMESTAMP,
-                f"base timestamp {head.base_timestamp} lies above the maximum "
-                f"{head.max_timestamp} of its batch",
-            )
-        return _refusal(ErrorCode.CORRUPT_BATCH, "the body's checksum is wrong")
+    def _refuse(self, refusal: Refusal) -> AppendResult:
+        head = refusal.head
+        if head is not None:
+            self._producers.poison(head.producer_id, head.producer_epoch)
+        # Without a header to trust nobody can be poisoned; the sequence gap that the batch leaves
+        # refuses what follows.
+        return refusal.result
 
     def _answered(self, answer: Answer, head: BatchHeader) -> AppendResult:
         if answer.error is ErrorCode.NONE:
@@ -342,37 +282,7 @@ class Log:
         if answer.error not in _HARMLESS:
             self._producers.poison(head.producer_id, head.producer_epoch)
         logger.warning("%s: refused: %s", self._folder, answer.message)
-        return _refusal(answer.error, answer.message)
-
-    def _write(
-        self, active: OpenSegment, buffers: Sequence[bytearray | memoryview], end: int
-    ) -> None:
-        """One write for all, or none of it happened."""
-        storage = self._storage
-        try:
-            if self._junk_end:
-                self._clear_junk(active)
-            if end > active.allocated:
-                active.reserve(storage, end, self._config.preallocate_bytes)
-            write_all(storage, active.fd, buffers, active.valid)
-        except StorageError as error:
-            self._producers.rollback()
-            self._junk_end = max(self._junk_end, end)
-            if not error.retriable:
-                raise self._go_offline(error) from error
-            try:
-                self._clear_junk(active)
-            except StorageError as second:
-                logger.warning("%s: bytes of a failed write stay for now: %s", self._folder, second)
-            raise
-        active.valid = end
-
-    def _clear_junk(self, active: OpenSegment) -> None:
-        """What a failed write left must not look like a batch to a recovery."""
-        end = min(self._junk_end, self._storage.size(active.fd))
-        if end > active.valid:
-            write_zeros(self._storage, active.fd, active.valid, end)
-        self._junk_end = 0
+        return refused(answer.error, answer.message)
 
     def _flush_index(self, segment: OpenSegment) -> None:
         """Indexes only help: the entries stay in memory and are written with the next ones."""
@@ -380,6 +290,10 @@ class Log:
             segment.index.flush()
         except StorageError as error:
             logger.warning("%s: index not written, it lags behind: %s", self._folder, error)
+
+    def _judged(self, error: StorageError) -> StorageError:
+        """A retriable error as it is; any other takes the log offline."""
+        return error if error.retriable else self._go_offline(error)
 
     def _go_offline(self, error: Exception) -> LogOfflineError:
         if not self._offline:
@@ -391,7 +305,7 @@ class Log:
 
     def needs_roll(self, now_us: int) -> bool:
         """Whether the active segment has reached its age or size."""
-        active, config = self._active, self._config
+        active, config = self._chain.active, self._config
         if not active.valid or self._offline:
             return False
         if active.valid >= config.segment_bytes:
@@ -407,23 +321,13 @@ class Log:
         """
         if self._offline:
             raise LogOfflineError(self._offline)
-        active = self._active
+        active = self._chain.active
         if not active.valid:
             return
-        self._folder_changed = True
         try:
-            self._clear_junk(active)
-            active.index.flush()
-            fresh = create_segment(
-                self._storage, self._folder, self._log_end, self._config.index_interval_bytes
-            )
+            self._chain.roll(self._log_end, self._config.index_interval_bytes)
         except StorageError as error:
-            if error.retriable:
-                raise
-            raise self._go_offline(error) from error
-        self._sealed.append(active)
-        self._active = fresh
-        self._bases.append(fresh.base_offset)
+            raise self._judged(error) from error
         age = (now_us - (active.first_append or now_us)) / 1e6
         logger.info(
             "%s: segment %d closed with %d bytes after %.0f s",
@@ -454,7 +358,7 @@ class Log:
         mode = self._config.flush
         return (
             mode == "batch"
-            or bool(self._sealed)
+            or bool(self._chain.closed)
             or self._batches_above_point >= self._config.recovery_batches_max
             or (mode == "interval" and seconds_since_last >= self._config.flush_interval)
         )
@@ -478,9 +382,8 @@ class Log:
             raise StorageError(
                 f"a sync of {self._folder} is under way: finish it first", retriable=True
             )
-        segments = [*self._sealed, self._active]
-        targets = [(segment, segment.valid) for segment in segments if segment.synced < segment.valid]
-        if not targets and not self._folder_changed and self._durable == self._log_end:
+        targets = self._chain.unsynced()
+        if not targets and not self._chain.folder_changed and self._durable == self._log_end:
             return None
         for segment, _ in targets:
             self._flush_index(segment)
@@ -492,16 +395,16 @@ class Log:
             point=self._point(),
             targets=targets,
             derived=self._derived(),
-            folder_changed=self._folder_changed,
+            folder_changed=self._chain.folder_changed,
         )
-        self._folder_changed = False
+        self._chain.folder_changed = False
         self._batches_above_point = 0
         return self._job
 
     def _point(self) -> RecoveryPoint:
         return RecoveryPoint(
-            self._active.base_offset,
-            self._active.valid,
+            self._chain.active.base_offset,
+            self._chain.active.valid,
             self._log_end,
             *self._order,
             self._append_timestamp,
@@ -511,11 +414,11 @@ class Log:
     def _derived(self) -> list[str]:
         """Files that only save recovery work: synced now and then, so that it stays bounded."""
         paths = [snapshot_path(self._folder, offset) for offset in self._unsynced_snapshots]
-        for segment in self._sealed:
+        for segment in self._chain.closed:
             paths.extend(index_paths(self._folder, segment.base_offset))
-        index = self._active.index
+        index = self._chain.active.index
         if index.entries - index.synced_entries >= INDEX_SYNC_ENTRIES:
-            paths.extend(index_paths(self._folder, self._active.base_offset))
+            paths.extend(index_paths(self._folder, self._chain.active.base_offset))
             index.synced_entries = index.entries
         if self._points_unsynced >= (POINT_SYNC_EVERY if self._config.flush == "batch" else 1):
             paths.append(self._point_file.path)
@@ -542,24 +445,15 @@ class Log:
         try:
             if job.failed:
                 logger.error("%s: a sync failed: %s", self._folder, job.error)
-                self._rescue(job.failed)
-                if self._log_end == self._active.base_offset and not self._sealed_open():
+                interval = self._config.index_interval_bytes
+                self._chain.rescue(job.failed, self._log_end, self._boot_id, interval)
+                if not self._chain.unsynced():
                     point = self._point()
-            self._retire()
+            self._chain.retire()
             self._durable = max(self._durable, point.offset)
             self._save_point(point)
         except StorageError as error:
             raise self._go_offline(error) from error
-
-    def _sealed_open(self) -> bool:
-        return any(segment.synced < segment.valid for segment in self._sealed)
-
-    def _retire(self) -> None:
-        """Let go of closed segments that are on the device as a whole."""
-        for segment in self._sealed:
-            if segment.synced == segment.valid:
-                self._storage.close(segment.fd)
-        self._sealed = [segment for segment in self._sealed if segment.synced < segment.valid]
 
     def _save_point(self, point: RecoveryPoint, *, durable: bool = False) -> None:
         try:
@@ -572,60 +466,89 @@ class Log:
             # The old point stays: a recovery reads more than it would have to.
             logger.warning("%s: recovery point not written: %s", self._folder, error)
 
-    def _rescue(self, failed: list[OpenSegment]) -> None:
-        """Rule 16, see `flush`. Whatever fails in here leaves the mark, and the log offline."""
-        storage, folder = self._storage, self._folder
-        write_mark(storage, folder, self._boot_id, [segment.base_offset for segment in failed])
-        for segment in failed:
-            rescue_segment(
-                storage, folder, segment.base_offset, segment.fd, segment.valid, self._owner
-            )
-            segment.synced = segment.valid
-        if self._active in failed:
-            closed = self._active
-            self._junk_end = 0
-            self._flush_index(closed)
-            self._active = create_segment(
-                storage, folder, self._log_end, self._config.index_interval_bytes
-            )
-            self._bases.append(self._log_end)
-            self._sealed.append(closed)
-        storage.fsync_folder(folder)
-        remove_mark(storage, folder)
-
     # ---- reading, for tools and tests
 
     def read(self, offset: int, max_bytes: int) -> list[tuple[BatchHeader, bytes]]:
         """Whole batches from the one that holds `offset` on, up to `max_bytes` but at least one;
         none at the log's end."""
+        self._check_offset(offset)
+        return read_batches(
+            self._storage, self._folder, self._chain.bases, self._log_end, offset, max_bytes
+        )
+
+    def _check_offset(self, offset: int) -> None:
         if not self.log_start <= offset <= self._log_end:
             raise OffsetOutOfRangeError(
                 f"offset {offset} is not in the log in {self._folder}: it holds {self.log_start} "
                 f"to {self._log_end}"
             )
-        return read_batches(
-            self._storage, self._folder, self._bases, self._log_end, offset, max_bytes
-        )
 
     def offset_for_timestamp(self, timestamp: int) -> int | None:
         """The base offset of the first batch with a record at or after this time (microseconds);
         None if there is none. Which record of the batch it is, only its columns tell."""
-        return find_timestamp(self._storage, self._folder, self._bases, self._log_end, timestamp)
+        return find_timestamp(
+            self._storage, self._folder, self._chain.bases, self._log_end, timestamp
+        )
 
     # ---- end
 
+    def truncate_to(self, offset: int) -> int:
+        """End the log at `offset`, or at the start of the batch that holds it; the new end.
+
+        Publish the lower end before this call: a published end above it would be taken for damage
+        by the next open in this boot. Raises `LogOfflineError` when it fails half-way.
+        """
+        if self._offline:
+            raise LogOfflineError(self._offline)
+        if self._job is not None:
+            raise StorageError(f"a sync of {self._folder} is under way", retriable=True)
+        if offset >= self._log_end:
+            return self._log_end
+        self._check_offset(offset)
+        try:
+            return self._truncate(offset)
+        except StorageError as error:
+            raise self._go_offline(error) from error
+
+    def _truncate(self, offset: int) -> int:
+        storage, folder, chain = self._storage, self._folder, self._chain
+        base = chain.bases[bisect_right(chain.bases, offset) - 1]
+        fd = open_for_reading(storage, folder, base)
+        try:
+            position, end = find_batch(storage, folder, base, fd, offset)
+        finally:
+            storage.close(fd)
+        # The recovery point comes down first: above it a missing batch is no damage.
+        self._order = (self._epochs.epoch_at(end - 1) or 0, 0)
+        if self._durable > end:
+            self._durable = end
+            point = RecoveryPoint(
+                base, position, end, *self._order, self._append_timestamp, self._boot_id
+            )
+            self._point_file.write(point, durable=True)
+        remove_snapshots_above(storage, folder, end)
+        interval = self._config.index_interval_bytes
+        chain.truncate(base, position, end, self._boot_id, interval)
+        self._log_end = end
+        self._epochs.truncate_end(end)
+        self._epochs.assign(self._leader_epoch, end)
+        save_epochs(storage, folder, self._epochs)
+        kept = self._config.producer_batches_kept
+        self._producers = rebuild_producers(storage, folder, chain.bases, end, kept)
+        return end
+
     def close(self, *, clean: bool) -> None:
-        """`clean`: sync, snapshot and recovery point first, so that the next open reads nothing."""
-        if clean and not self._offline:
-            self.sync()
-            self.snapshot()
-            self._save_point(self._point(), durable=True)
-        elif not self._offline:
-            self._flush_index(self._active)
-        for segment in (*self._sealed, self._active):
-            self._storage.close(segment.fd)
-        self._offline = self._offline or f"the log in {self._folder} is closed"
-
-
-def _refusal(error: ErrorCode, message: str) -> AppendResult:
-    return AppendResult(-1, -1, 0, int(error), False, message)
+        """`clean`: sync, snapshot and recovery point first, so that the next open reads nothing.
+        A job of `begin_sync` has to be finished before."""
+        if self._job is not None:
+            raise ValueError("close wants the sync job finished first")
+        try:
+            if not self._offline:
+                self._flush_index(self._chain.active)
+                if clean:
+                    self.sync()
+                    self.snapshot()
+                    self._save_point(self._point(), durable=True)
+        finally:
+            self._chain.close()
+            self._offline = self._offline or f"the log in {self._folder} is closed"

@@ -122,9 +122,7 @@ class ProducerTable:
         producer.epoch = head.producer_epoch
         producer.next_sequence = head.base_sequence + span
         producer.last_append = at
-        producer.recent += KEPT.pack(
-            head.base_sequence, base_offset, at, span, head.producer_epoch
-        )
+        producer.recent += KEPT.pack(head.base_sequence, base_offset, at, span, head.producer_epoch)
 
     def _judge(self, producer: _Producer | None, head: BatchHeader) -> Answer | None:
         """The table of the module docstring, for all that is not plainly the next batch."""
@@ -261,7 +259,7 @@ class ProducerTable:
 
     @classmethod
     def decode(cls, data: bytes, batches_kept: int) -> tuple[ProducerTable, int]:
-        """The state and offset of a snapshot. Raises `CorruptBatchError` if it is not a good one."""
+        """The state and offset of a snapshot. Raises `CorruptBatchError` if it is none."""
         try:
             magic, version, _, crc, count, offset = SNAPSHOT_HEAD.unpack_from(data)
             blank = SNAPSHOT_HEAD.pack(magic, version, 0, 0, count, offset)

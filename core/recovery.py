@@ -1,15 +1,16 @@
 """Opening a log: find its end, trust nothing above the recovery point, report what was lost.
 
     boot      where the first bad batch stands      what happens
-    same      below the published log end           offline, file kept: nothing explains it but damage
+    same      below the published log end           offline, file kept: only damage explains it
     same      above it                              a torn append of a killed writer: cut
     another   (the scan begins at the point)        the power cut took it: cut, report, new epoch
     any       below the recovery point              not looked for; where it is met: offline
     any       a version of the future               offline, file kept
 
 First everything is read, then judged, and only then is the log changed; every change leaves one
-that a second recovery takes to the same end (rule 14, invariant 9). The cost follows what stands above the
-recovery point and above the newest snapshot below it: closed segments below are known by name only.
+that a second recovery takes to the same end (rule 14, invariant 9). The cost follows what stands
+above the recovery point and above the newest snapshot below it: closed segments below are known by
+name only.
 
 Owns the judgement. The cut itself is `truncation`'s, the rescue after a failed fsync `flush`'s.
 """
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 
 from penstock.core.epochs import EpochCache, load_epochs, save_epochs
 from penstock.core.errors import LogOfflineError
-from penstock.core.flush import RESCUE_SUFFIX, read_mark, remove_mark, rescue_segment
+from penstock.core.flush import RESCUE_SUFFIX, read_mark, remove_mark, rescue_segment, sync_or_mark
 from penstock.core.index import IndexWriter
 from penstock.core.logconfig import LogConfig
 from penstock.core.producers import ProducerTable
@@ -36,8 +37,8 @@ from penstock.core.replay import (
 )
 from penstock.core.segment import OpenSegment, Scan, Stop, batch_time, list_segments, segment_path
 from penstock.core.snapshots import remove_snapshots_above
-from penstock.core.storage import READ_WRITE, Storage
-from penstock.core.truncation import Tail, create_segment, examine_tail, remove_segments, zero_tail
+from penstock.core.storage import READ_WRITE, Storage, write_zeros
+from penstock.core.truncation import Tail, create_segment, examine_tail, remove_segments
 
 logger = logging.getLogger("penstock.core.recovery")
 
@@ -304,7 +305,9 @@ class Recovery:
         if cause:
             remove_segments(storage, folder, self._later)
             if not last.valid or last.base_offset not in self._marked:
-                zero_tail(storage, last.fd, last.valid, self._tail.end)
+                write_zeros(storage, last.fd, last.valid, self._tail.end)
+                sync_or_mark(storage, folder, self._boot_id, last.base_offset, last.fd)
+                last.synced = last.valid
         rescued = self._rescue()
         for segment in self._scanned:
             segment.index.settle()
@@ -383,7 +386,9 @@ class Recovery:
         """After a reboot, what was read came from the device; one cheap sync makes it certain."""
         for segment in self._scanned:
             if segment.synced < segment.valid:
-                self._storage.fdatasync(segment.fd)
+                sync_or_mark(
+                    self._storage, self._folder, self._boot_id, segment.base_offset, segment.fd
+                )
                 segment.synced = segment.valid
         self._storage.fsync_folder(self._folder)
         point = RecoveryPoint(

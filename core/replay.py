@@ -7,6 +7,7 @@ they do not hold, the log is damaged and goes offline. Owns no file and changes 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from penstock.core.epochs import EpochCache
 from penstock.core.errors import LogOfflineError
@@ -128,7 +129,7 @@ def restore_missing_indexes(
     """Write the indexes of segments below segment `below` that have lost a file; how many."""
     names = set(storage.listdir(folder))
     restored = 0
-    for base, following in zip(bases, bases[1:], strict=False):
+    for base, following in pairwise(bases):
         paths = index_paths(folder, base)
         if base >= below or all(path.rpartition("/")[2] in names for path in paths):
             continue

@@ -4,7 +4,7 @@ A segment is named by the offset of its first batch; batches stand back to back 
 zeros follow up to the end of the file, which is longer than its data by preallocation. A segment
 ends where the next one begins: whatever stands in its file from that offset on is not read.
 
-Owns names and scans. Never judges what a bad batch means (`recovery` does) and never shrinks a file.
+Owns names and scans. Never judges what a bad batch means (`recovery` does), never shrinks a file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Final
 
-from penstock.core.errors import CorruptBatchError, UnsupportedVersionError
+from penstock.core.errors import CorruptBatchError, StorageError, UnsupportedVersionError
 from penstock.core.header import (
     FLAG_APPEND_TIME,
     HEADER_BYTES,
@@ -63,7 +63,7 @@ def scan_headers(
     buffer: Buffer, start: int = 0, end: int | None = None
 ) -> Iterator[tuple[int, BatchHeader]]:
     """(position, header) of the batches that stand back to back in a buffer or mapping from
-    `start`; ends at the first place below `end` that holds no whole batch. Bodies are not checked."""
+    `start`, up to the first place below `end` that holds no whole batch. Bodies are not checked."""
     end = len(buffer) if end is None else min(end, len(buffer))
     while start + HEADER_BYTES <= end:
         try:
@@ -225,14 +225,16 @@ class OpenSegment:
         self.first_append: int | None = None  # append time of the first batch, for the age
 
     def reserve(self, storage: Storage, wanted: int, step_max: int) -> None:
-        """Grow the file ahead of a write that ends at byte `wanted`.
-
-        Raises nothing useful to a caller: where the grown size does not fit, the write itself may
-        still, and says so if not. `allocated` tells what was reached.
-        """
+        """Grow the file ahead of a write that ends at byte `wanted`. Where a whole step finds no
+        room the write itself may: it says so if not."""
         step = min(step_max, max(ALLOCATE_FIRST, self.allocated))
         target = max(wanted, self.allocated + step)
-        storage.allocate(self.fd, self.allocated, target - self.allocated)
+        try:
+            storage.allocate(self.fd, self.allocated, target - self.allocated)
+        except StorageError as error:
+            if not error.retriable:
+                raise
+            return
         self.allocated = target
 
 

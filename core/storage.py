@@ -14,6 +14,7 @@ import errno
 import mmap
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from penstock.core.errors import StorageError
@@ -82,10 +83,8 @@ class Storage:
     def close(self, fd: int) -> None:
         """Errors of close are not reported: whoever needs the data on the device has synced it."""
         self._paths.pop(fd, None)
-        try:
+        with suppress(OSError):
             os.close(fd)
-        except OSError:
-            pass
 
     def pwritev(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
         """Bytes written, which may be fewer than asked (see `write_all`)."""

@@ -1,9 +1,9 @@
 """Taking the end of a log away without ever shrinking a file that a reader may have mapped.
 
 What is cut is overwritten by zeros, front to back, and fsynced: a crash in between leaves a log
-that is cut at the same place again. Segments behind the cut are removed, the last one first, so
+that a recovery cuts at the same place. Segments behind the cut are removed, the last one first, so
 that what is left is a log without holes at every moment.
-Owns the cut. Never decides where.
+Owns the tools of the cut, and the making of segments. Never decides where to cut.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.core.errors import CorruptBatchError, StorageError, UnsupportedVer
 from penstock.core.header import BATCH_ALIGN, HEADER_BYTES, MAGIC, checked
 from penstock.core.index import IndexWriter
 from penstock.core.segment import OpenSegment, remove_segment, segment_path
-from penstock.core.storage import WRITE_NEW, Storage, write_zeros
+from penstock.core.storage import WRITE_NEW, Storage
 
 CHUNK_BYTES: Final = 1 << 20
 _ZEROS: Final = bytes(CHUNK_BYTES)
@@ -54,12 +54,6 @@ def _next_offset(raw: bytes, owner: tuple[bytes, int]) -> int:
     except (CorruptBatchError, UnsupportedVersionError):
         return 0
     return head.next_offset if (head.topic_id, head.partition) == owner else 0
-
-
-def zero_tail(storage: Storage, fd: int, position: int, end: int) -> None:
-    """Make [position, end) of a segment zero, on the device as well."""
-    write_zeros(storage, fd, position, end)
-    storage.fdatasync(fd)
 
 
 def remove_segments(storage: Storage, folder: str, bases: list[int]) -> None:

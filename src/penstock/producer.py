@@ -26,7 +26,7 @@ from penstock.core.encode import CODECS, Headers, record_overhead
 from penstock.core.header import HEADER_BYTES
 from penstock.delivery import Batch, BatchDelivery, BatchReceipt, Box, Delivery, Receipt
 from penstock.ipc import layout as lo
-from penstock.ipc.doorbell import Backoff, fence
+from penstock.ipc.doorbell import Backoff, Doorbell, fence
 from penstock.ipc.messages import TopicInfo
 from penstock.routes import LaneLink, PartitionRoute, TopicRoutes, resequence
 from penstock.session import Session
@@ -121,6 +121,7 @@ class Producer:
         self._lost: str | None = None
         self._buffered = 0
         self._leading = False
+        self._dozing = 0
         self._ticket = 0
         self._minder_until = 0.0
         self._next_expiry = 0.0
@@ -661,7 +662,7 @@ class Producer:
                 continue
             self._leading = True
             try:
-                self._doze(min(left, 0.1))
+                self._doze(self._session.caller_bell, min(left, 0.1))
             finally:
                 self._leading = False
                 self._changed.notify_all()
@@ -669,25 +670,33 @@ class Producer:
             if now >= self._next_expiry:
                 self._expire(now)
 
-    def _doze(self, bound: float) -> None:
-        """Sleep on the doorbell by the protocol of rule 13; gives the lock up meanwhile."""
-        session = self._session
-        assert session is not None
+    def _doze(self, bell: Doorbell, bound: float) -> None:
+        """Sleep on a doorbell by the protocol of rule 13; gives the lock up meanwhile.
+
+        The minder and one caller may doze at once; who wakes first publishes a fresh ticket for the
+        one who still sleeps.
+        """
         self._ticket += 1
         links = list(self._links.values())
         for link in links:
             link.sender.publish_sleeping(self._ticket)
         fence()
         if not any(link.sender.has_acks() for link in links):
+            self._dozing += 1
             self._lock.release()
             try:
-                session.doorbell.wait(bound)
+                bell.wait(bound)
             except er.ClosedError:
-                pass
+                pass  # the attachment was replaced meanwhile
             finally:
                 self._lock.acquire()
-        for link in links:
-            link.sender.publish_sleeping(0)
+                self._dozing -= 1
+        self._ticket += 1
+        ticket = self._ticket if self._dozing else 0
+        for link in self._links.values():
+            link.sender.publish_sleeping(ticket)
+        if ticket:
+            fence()  # the caller looks for acknowledgements next, for the sleeper too
 
     def _await_room(self) -> None:
         """Hold the caller back while too much is unacknowledged."""
@@ -747,6 +756,8 @@ class Producer:
                     if self._lost is not None:
                         logger.warning("lost the node at %s: %s", self._socket, self._lost)
                         retry_at, retry_delay = now, 0.05
+                if self._leading and moved and self._session is not None:
+                    self._session.doorbell.ring()  # this thread took the ring meant for the caller
                 if self._callbacks:
                     moved = True
                 elif self._leading:
@@ -756,7 +767,8 @@ class Producer:
                     if self._lost is not None:
                         bound = min(bound, max(retry_at - now, 0.001))
                     self._minder_until = now + bound
-                    self._doze(bound)
+                    assert self._session is not None
+                    self._doze(self._session.doorbell, bound)
                     self._minder_until = 0.0
             if moved:
                 backoff.reset()

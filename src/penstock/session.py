@@ -60,6 +60,7 @@ class Session:
         self.state = Region.of_fd(fds[0], writable=False)
         self.clients = Region.of_fd(fds[1])
         self.doorbell = Doorbell.from_fd(fds[2])
+        self.caller_bell = Doorbell.from_fd(os.dup(fds[2]))  # a poll object serves one thread
         self.resumed = {
             lane.name: Doorbell.from_fd(fd)
             for lane, fd in zip(welcome.lanes, fds[3:], strict=True)
@@ -199,6 +200,7 @@ class Session:
                 pass  # the node is gone, which is what Bye would have told it to forget
         self._channel.close()
         self.doorbell.close()
+        self.caller_bell.close()
         for doorbell in self.resumed.values():
             doorbell.close()
         self.resumed = {}

@@ -158,7 +158,7 @@ class LaneBook:
     def bytes_left(self, lane: Lane) -> int:
         """Bytes between head and tail now; 0 when the memory is gone."""
         try:
-            region = Region.of_fd(shm.open_existing(lane.name, writable=False))
+            region = Region.of_fd(shm.open_existing(lane.name, writable=False), writable=False)
         except FileNotFoundError:
             return 0
         try:
