@@ -1,42 +1,41 @@
-"""Forcing the log to the device: the job that another thread may run, and what a failed one needs.
+"""Forcing the log to the device: the job that another thread may run, and what it moves.
 
-A failed fsync is never retried: the kernel may have dropped the pages and marked them clean, so a
-second fsync would succeed for nothing. Rule 16 instead, here by whole segments so that no position
-that a reader knows changes:
+    begin     this thread    what is dirty now, and the recovery point that it will have reached
+    run       any thread     fdatasync of the segments, fsync of the folder: system calls only
+    finish    this thread    `durable` and the recovery point move; failed segments are rescued
 
-    mark       `fsync-failed` names the segments. Written without fsync: it only has to outlive the
-               process, since after a reboot the page cache, and the doubt with it, is gone.
-    rescue     copy the segment as the page cache has it, every batch verified, to a new file, and
-               fsync that. The old file stays as `.failed`; one rename puts the copy in its place.
-    roll       readers may have the old file mapped at this very segment base, so nothing is ever
-               appended to the copy: the log goes on in a new segment.
-    unmark     after the folder is fsynced. A process that dies before finds the mark and does it
-               all again; one that cannot do it stays offline.
+One job at a time: two fsyncs of one descriptor share its error report, and the first would eat it.
+Indexes, snapshots and the point itself go along now and then, which only bounds the work of a
+recovery: it checks all of them.
 
-Owns `SyncJob`, the mark and the rescue. Never decides when a sync is due and holds no thread.
+Owns `SyncJob`, `durable`, the recovery point and the upkeep of snapshots. Holds no thread.
 """
 
 from __future__ import annotations
 
-import struct
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from crc32c import crc32c
+from penstock.core.chain import Chain
+from penstock.core.errors import StorageError
+from penstock.core.index import index_paths
+from penstock.core.logconfig import LogConfig
+from penstock.core.producers import ProducerTable
+from penstock.core.recoverypoint import PointFile, RecoveryPoint
+from penstock.core.segment import OpenSegment
+from penstock.core.snapshots import prune_snapshots, snapshot_path, write_snapshot
+from penstock.core.storage import Storage
 
-from penstock.core.errors import LogOfflineError, StorageError
-from penstock.core.recoverypoint import RecoveryPoint
-from penstock.core.segment import OpenSegment, Scan, segment_path
-from penstock.core.storage import WRITE_EMPTY, Storage, write_all
+logger = logging.getLogger("penstock.core.log")
 
-MARK_FILE: Final = "fsync-failed"
-MARK_HEAD: Final = struct.Struct("<4sHHII64s")
-"""Magic, version, boot id length, crc32c of all with itself 0, count, boot id; then u64 bases."""
-MARK_MAGIC: Final = b"PSFF"
-MARK_VERSION: Final = 1
-FAILED_SUFFIX: Final = ".failed"
-RESCUE_SUFFIX: Final = ".rescue"
-COPY_BYTES: Final = 1 << 20
+INDEX_SYNC_ENTRIES: Final = 4096
+"""Index entries of the active segment after which a sync takes its index along: after a power cut
+at most this many intervals of log (64 MiB) are walked again for their headers."""
+
+POINT_SYNC_EVERY: Final = 64
+"""Under `flush="batch"`, every so many syncs take the recovery point file along."""
 
 
 @dataclass(slots=True)
@@ -77,82 +76,136 @@ class SyncJob:
         self.ran = True
 
 
-def write_mark(storage: Storage, folder: str, boot_id: str, bases: list[int]) -> None:
-    """From now on, in this boot, these segments as well have to be rescued before the log is used."""
-    bases = sorted({*bases, *read_mark(storage, folder, boot_id)})
-    boot = boot_id.encode()
-    body = struct.pack(f"<{len(bases)}Q", *bases)
-    head = MARK_HEAD.pack(MARK_MAGIC, MARK_VERSION, len(boot), 0, len(bases), boot)
-    crc = crc32c(body, crc32c(head))
-    head = MARK_HEAD.pack(MARK_MAGIC, MARK_VERSION, len(boot), crc, len(bases), boot)
-    storage.write_file(f"{folder}/{MARK_FILE}", head + body, durable=False)
+class Syncs:
+    """What of a log is on the device, and the job that is under way."""
 
+    def __init__(
+        self,
+        storage: Storage,
+        folder: str,
+        chain: Chain,
+        point_file: PointFile,
+        *,
+        durable: int,
+        batches: int,
+    ) -> None:
+        self._storage = storage
+        self._folder = folder
+        self._chain = chain
+        self._point_file = point_file
+        self._fresh_snapshots: list[int] = []
+        self._fresh_points = 0  # written since the file was last synced
+        self.durable = durable
+        self.job: SyncJob | None = None
+        self.batches_above_point = batches
+        self.batches_above_snapshot = batches
 
-def sync_or_mark(storage: Storage, folder: str, boot_id: str, base_offset: int, fd: int) -> None:
-    """fdatasync of a segment where no rescue follows: if it fails, the next open does the rescue."""
-    try:
-        storage.fdatasync(fd)
-    except StorageError as error:
-        write_mark(storage, folder, boot_id, [base_offset])
-        raise LogOfflineError(f"{error} The log is offline until it is recovered.") from error
-
-
-def read_mark(storage: Storage, folder: str, boot_id: str) -> list[int]:
-    """The marked segments, none if the mark is of another boot. Raises `LogOfflineError` for a mark
-    that cannot be read: it was there for a reason."""
-    path = f"{folder}/{MARK_FILE}"
-    data = storage.read_file(path)
-    if data is None:
-        return []
-    if len(data) >= MARK_HEAD.size:
-        magic, version, length, crc, count, boot = MARK_HEAD.unpack_from(data)
-        blank = MARK_HEAD.pack(magic, version, length, 0, count, boot)
-        body = data[MARK_HEAD.size :]
-        if magic == MARK_MAGIC and crc32c(body, crc32c(blank)) == crc:
-            if boot[:length].decode() != boot_id:
-                return []
-            return list(struct.unpack(f"<{count}Q", body))
-    raise LogOfflineError(
-        f"{path} says that an fsync failed here, but is damaged itself. Reboot the host (the page "
-        "cache is then gone, and with it the doubt), remove that file, and start again."
-    )
-
-
-def remove_mark(storage: Storage, folder: str) -> None:
-    storage.unlink(f"{folder}/{MARK_FILE}")
-
-
-def rescue_segment(
-    storage: Storage, folder: str, base_offset: int, fd: int, valid: int, owner: tuple[bytes, int]
-) -> None:
-    """Put a verified, fsynced copy of a segment's first `valid` bytes in its place, and keep the
-    old file as `.failed`. The folder still has to be fsynced. Raises `StorageError`."""
-    path = segment_path(folder, base_offset)
-    copy = path + RESCUE_SUFFIX
-    out = storage.open(copy, WRITE_EMPTY)
-    try:
-        scan = Scan(
-            storage, fd, position=0, offset=base_offset, owner=owner, end=valid, bodies=True
+    def due(self, config: LogConfig, log_end: int, seconds_since_last: float) -> bool:
+        if self.job is not None or self.durable == log_end:
+            return False
+        return (
+            config.flush == "batch"
+            or bool(self._chain.closed)
+            or self.batches_above_point >= config.recovery_batches_max
+            or (config.flush == "interval" and seconds_since_last >= config.flush_interval)
         )
-        pieces: list[bytes] = []
-        held = written = 0
-        for at, head in scan:
-            pieces.append(bytes(scan.body(at, head)))
-            held += head.length
-            if held >= COPY_BYTES:
-                written += write_all(storage, out, pieces, written)
-                pieces, held = [], 0
-        if pieces:
-            write_all(storage, out, pieces, written)
-        if scan.position != valid:
-            raise LogOfflineError(
-                f"{path} cannot be rescued after a failed fsync: at byte {scan.position} of "
-                f"{valid} stands {scan.stop.value}. Restore the partition from a replica or a backup."
+
+    def begin(self, config: LogConfig, point: RecoveryPoint) -> SyncJob | None:
+        """A job for all that is appended; None if all of it is on the device."""
+        if self.job is not None:
+            raise StorageError(
+                f"a sync of {self._folder} is under way: finish it first", retriable=True
             )
-        storage.fsync(out)
-    finally:
-        storage.close(out)
-    failed = path.removesuffix(".log") + FAILED_SUFFIX
-    storage.unlink(failed)
-    storage.link(path, failed)
-    storage.rename(copy, path)
+        chain = self._chain
+        targets = chain.unsynced()
+        if not targets and not chain.folder_changed and self.durable == point.offset:
+            return None
+        for segment, _ in targets:
+            flush_index(segment, self._folder)
+        self.job = SyncJob(
+            storage=self._storage,
+            folder=self._folder,
+            point=point,
+            targets=targets,
+            derived=self._derived(config),
+            folder_changed=chain.folder_changed,
+        )
+        chain.folder_changed = False
+        self.batches_above_point = 0
+        return self.job
+
+    def _derived(self, config: LogConfig) -> list[str]:
+        chain, folder = self._chain, self._folder
+        paths = [snapshot_path(folder, offset) for offset in self._fresh_snapshots]
+        for segment in chain.closed:
+            paths.extend(index_paths(folder, segment.base_offset))
+        index = chain.active.index
+        if index.entries - index.synced_entries >= INDEX_SYNC_ENTRIES:
+            paths.extend(index_paths(folder, chain.active.base_offset))
+            index.synced_entries = index.entries
+        if self._fresh_points >= (POINT_SYNC_EVERY if config.flush == "batch" else 1):
+            paths.append(self._point_file.path)
+            self._fresh_points = 0
+        self._fresh_snapshots = []
+        return paths
+
+    def finish(
+        self,
+        job: SyncJob,
+        rescue: Callable[[list[OpenSegment]], None],
+        new_point: Callable[[], RecoveryPoint],
+    ) -> None:
+        """Take over what a job reached. Raises `StorageError` if the log must go offline."""
+        if job is not self.job or not job.ran:
+            raise ValueError("finish_sync wants the job that begin_sync gave, after it ran")
+        self.job = None
+        if job.folder_error is not None:
+            raise job.folder_error
+        for segment, reached in job.targets:
+            if segment not in job.failed:
+                segment.synced = reached
+        point = job.point
+        if job.failed:
+            logger.error("%s: a sync failed: %s", self._folder, job.error)
+            rescue(job.failed)
+            if not self._chain.unsynced():
+                point = new_point()
+        self._chain.retire()
+        self.durable = max(self.durable, point.offset)
+        self.save_point(point)
+
+    def lower(self, point: RecoveryPoint) -> None:
+        """Bring `durable` and the recovery point down, on the device, before a truncation."""
+        if self.durable > point.offset:
+            self._point_file.write(point, durable=True)
+            self.durable = point.offset
+
+    def save_point(self, point: RecoveryPoint, *, durable: bool = False) -> None:
+        """Write the recovery point, and remove the snapshots that it makes needless."""
+        try:
+            self._point_file.write(point, durable=durable)
+            self._fresh_points += 1
+            prune_snapshots(self._storage, self._folder, self.durable)
+        except StorageError as error:
+            if not error.retriable:
+                raise
+            # The old point stays: a recovery reads more than it would have to.
+            logger.warning("%s: recovery point not written: %s", self._folder, error)
+
+    def snapshot(self, producers: ProducerTable, log_end: int) -> None:
+        """Write the producer state. A failure is only logged: it costs recovery time."""
+        try:
+            write_snapshot(self._storage, self._folder, producers, log_end)
+        except StorageError as error:
+            logger.warning("%s: no producer snapshot: %s", self._folder, error)
+            return
+        self.batches_above_snapshot = 0
+        self._fresh_snapshots.append(log_end)
+
+
+def flush_index(segment: OpenSegment, folder: str) -> None:
+    """Indexes only help: what cannot be written stays in memory and goes with the next entries."""
+    try:
+        segment.index.flush()
+    except StorageError as error:
+        logger.warning("%s: index not written, it lags behind: %s", folder, error)

@@ -168,7 +168,7 @@ class IndexWriter:
         Files that say too much are replaced and not shortened: a reader may have them mapped.
         """
         paths = index_paths(self._folder, self.base_offset)
-        wanted = (self._index, self._times)
+        wanted = (bytes(self._index), bytes(self._times))
         for path, data in zip(paths, wanted, strict=True):
             if self._storage.read_file(path) != data:
                 self._storage.write_file(path, data, durable=False)

@@ -24,9 +24,9 @@ from penstock.core.admission import AppendResult, Refusal, refused, verify
 from penstock.core.chain import Chain
 from penstock.core.epochs import EpochCache, save_epochs
 from penstock.core.errors import ErrorCode, LogOfflineError, OffsetOutOfRangeError, StorageError
-from penstock.core.flush import SyncJob
+from penstock.core.flush import SyncJob, Syncs, flush_index
 from penstock.core.header import FLAG_APPEND_TIME, HEADER_BYTES, BatchHeader, stamp
-from penstock.core.index import FLUSH_ENTRIES, index_paths
+from penstock.core.index import FLUSH_ENTRIES
 from penstock.core.logconfig import LogConfig
 from penstock.core.lookup import find_timestamp, read_batches
 from penstock.core.producers import Answer, ProducerTable
@@ -34,24 +34,12 @@ from penstock.core.recovery import Recovered, Recovery, RecoveryReport
 from penstock.core.recoverypoint import RecoveryPoint
 from penstock.core.replay import rebuild_producers
 from penstock.core.segment import OpenSegment, find_batch, open_for_reading
-from penstock.core.snapshots import (
-    prune_snapshots,
-    remove_snapshots_above,
-    snapshot_path,
-    write_snapshot,
-)
+from penstock.core.snapshots import remove_snapshots_above
 from penstock.core.storage import Storage
 
 __all__ = ["AppendResult", "Log", "LogConfig", "RecoveryReport", "SyncJob"]
 
 logger = logging.getLogger("penstock.core.log")
-
-INDEX_SYNC_ENTRIES: Final = 4096
-"""Index entries of the active segment after which a sync takes its index along: after a power cut
-at most this many intervals of log (64 MiB) are walked again for their headers."""
-
-POINT_SYNC_EVERY: Final = 64
-"""Under `flush="batch"`, every so many syncs take the recovery point file along."""
 
 # Refusals that do not poison what follows: the batch is in the log or fenced, or poisoned already.
 _HARMLESS: Final = frozenset(
@@ -83,18 +71,19 @@ class Log:
             storage, folder, owner, recovered.bases, recovered.unsynced, recovered.active
         )
         self._log_end = recovered.log_end
-        self._durable = recovered.durable
         self._order = recovered.order
         self._append_timestamp = recovered.append_timestamp
         self._producers = recovered.producers
         self._epochs = recovered.epochs
         self._leader_epoch = recovered.epochs.latest
-        self._point_file = recovered.point_file
-        self._batches_above_point = recovered.batches_above_point
-        self._batches_above_snapshot = recovered.batches_above_point
-        self._unsynced_snapshots: list[int] = []
-        self._points_unsynced = 0
-        self._job: SyncJob | None = None
+        self._syncs = Syncs(
+            storage,
+            folder,
+            self._chain,
+            recovered.point_file,
+            durable=recovered.durable,
+            batches=recovered.batches_above_point,
+        )
         self._offline = ""
 
     @classmethod
@@ -152,7 +141,7 @@ class Log:
 
     @property
     def durable(self) -> int:
-        return self._durable
+        return self._syncs.durable
 
     @property
     def leader_epoch(self) -> int:
@@ -256,8 +245,9 @@ class Log:
         self._log_end = log_end
         self._order = (self._leader_epoch, self._generation)
         self._append_timestamp = now_us
-        self._batches_above_point += len(notes)
-        self._batches_above_snapshot += len(notes)
+        syncs = self._syncs
+        syncs.batches_above_point += len(notes)
+        syncs.batches_above_snapshot += len(notes)
         active = self._chain.active
         if active.first_append is None:
             active.first_append = now_us
@@ -265,7 +255,7 @@ class Log:
         for note in notes:
             index.note(*note)
         if index.pending >= FLUSH_ENTRIES:
-            self._flush_index(active)
+            flush_index(active, self._folder)
 
     def _refuse(self, refusal: Refusal) -> AppendResult:
         head = refusal.head
@@ -283,13 +273,6 @@ class Log:
             self._producers.poison(head.producer_id, head.producer_epoch)
         logger.warning("%s: refused: %s", self._folder, answer.message)
         return refused(answer.error, answer.message)
-
-    def _flush_index(self, segment: OpenSegment) -> None:
-        """Indexes only help: the entries stay in memory and are written with the next ones."""
-        try:
-            segment.index.flush()
-        except StorageError as error:
-            logger.warning("%s: index not written, it lags behind: %s", self._folder, error)
 
     def _judged(self, error: StorageError) -> StorageError:
         """A retriable error as it is; any other takes the log offline."""
@@ -341,26 +324,14 @@ class Log:
     def snapshot(self) -> None:
         """Write the producer state at the log's end. A failure is logged: it only costs recovery
         time. Fsynced, and older ones removed, by the next sync."""
-        try:
-            write_snapshot(self._storage, self._folder, self._producers, self._log_end)
-        except StorageError as error:
-            logger.warning("%s: no producer snapshot: %s", self._folder, error)
-            return
-        self._batches_above_snapshot = 0
-        self._unsynced_snapshots.append(self._log_end)
+        self._syncs.snapshot(self._producers, self._log_end)
 
     # ---- sync
 
     def sync_due(self, seconds_since_last: float) -> bool:
         """Whether the flush mode, a closed segment or the bound on recovery asks for a sync."""
-        if self._job is not None or self._offline or self._durable == self._log_end:
-            return False
-        mode = self._config.flush
-        return (
-            mode == "batch"
-            or bool(self._chain.closed)
-            or self._batches_above_point >= self._config.recovery_batches_max
-            or (mode == "interval" and seconds_since_last >= self._config.flush_interval)
+        return not self._offline and self._syncs.due(
+            self._config, self._log_end, seconds_since_last
         )
 
     def sync(self) -> None:
@@ -374,97 +345,41 @@ class Log:
         """What has to be forced to the device for all that is appended now; None if nothing has.
 
         Run it in any thread, then give it to `finish_sync`; appends may go on meanwhile. One at a
-        time: two fsyncs of one descriptor share its error report, and the first one would eat it.
+        time: another one raises a retriable `StorageError`.
         """
         if self._offline:
             raise LogOfflineError(self._offline)
-        if self._job is not None:
-            raise StorageError(
-                f"a sync of {self._folder} is under way: finish it first", retriable=True
-            )
-        targets = self._chain.unsynced()
-        if not targets and not self._chain.folder_changed and self._durable == self._log_end:
-            return None
-        for segment, _ in targets:
-            self._flush_index(segment)
-        if self._batches_above_snapshot >= self._config.snapshot_batches:
+        if self._syncs.batches_above_snapshot >= self._config.snapshot_batches:
             self.snapshot()
-        self._job = SyncJob(
-            storage=self._storage,
-            folder=self._folder,
-            point=self._point(),
-            targets=targets,
-            derived=self._derived(),
-            folder_changed=self._chain.folder_changed,
-        )
-        self._chain.folder_changed = False
-        self._batches_above_point = 0
-        return self._job
+        return self._syncs.begin(self._config, self._point())
 
     def _point(self) -> RecoveryPoint:
+        active = self._chain.active
         return RecoveryPoint(
-            self._chain.active.base_offset,
-            self._chain.active.valid,
+            active.base_offset,
+            active.valid,
             self._log_end,
             *self._order,
             self._append_timestamp,
             self._boot_id,
         )
 
-    def _derived(self) -> list[str]:
-        """Files that only save recovery work: synced now and then, so that it stays bounded."""
-        paths = [snapshot_path(self._folder, offset) for offset in self._unsynced_snapshots]
-        for segment in self._chain.closed:
-            paths.extend(index_paths(self._folder, segment.base_offset))
-        index = self._chain.active.index
-        if index.entries - index.synced_entries >= INDEX_SYNC_ENTRIES:
-            paths.extend(index_paths(self._folder, self._chain.active.base_offset))
-            index.synced_entries = index.entries
-        if self._points_unsynced >= (POINT_SYNC_EVERY if self._config.flush == "batch" else 1):
-            paths.append(self._point_file.path)
-            self._points_unsynced = 0
-        self._unsynced_snapshots = []
-        return paths
-
     def finish_sync(self, job: SyncJob) -> None:
-        """Take over what a job reached: move `durable` and the recovery point.
+        """Take over what a job reached: move `durable` and the recovery point. After a failed
+        fsync that could be mended, the log goes on in a new segment.
 
         Raises `LogOfflineError` if the log could not be brought to the device.
         """
-        if job is not self._job or not job.ran:
-            raise ValueError("finish_sync wants the job that begin_sync gave, after it ran")
-        self._job = None
-        if self._offline:
-            raise LogOfflineError(self._offline)
-        if job.folder_error is not None:
-            raise self._go_offline(job.folder_error) from job.folder_error
-        for segment, reached in job.targets:
-            if segment not in job.failed:
-                segment.synced = reached
-        point = job.point
         try:
-            if job.failed:
-                logger.error("%s: a sync failed: %s", self._folder, job.error)
-                interval = self._config.index_interval_bytes
-                self._chain.rescue(job.failed, self._log_end, self._boot_id, interval)
-                if not self._chain.unsynced():
-                    point = self._point()
-            self._chain.retire()
-            self._durable = max(self._durable, point.offset)
-            self._save_point(point)
+            self._syncs.finish(job, self._rescue, self._point)
         except StorageError as error:
             raise self._go_offline(error) from error
+        if self._offline:
+            raise LogOfflineError(self._offline)
 
-    def _save_point(self, point: RecoveryPoint, *, durable: bool = False) -> None:
-        try:
-            self._point_file.write(point, durable=durable)
-            self._points_unsynced += 1
-            prune_snapshots(self._storage, self._folder, self._durable)
-        except StorageError as error:
-            if not error.retriable:
-                raise
-            # The old point stays: a recovery reads more than it would have to.
-            logger.warning("%s: recovery point not written: %s", self._folder, error)
+    def _rescue(self, failed: list[OpenSegment]) -> None:
+        interval = self._config.index_interval_bytes
+        self._chain.rescue(failed, self._log_end, self._boot_id, interval)
 
     # ---- reading, for tools and tests
 
@@ -500,7 +415,7 @@ class Log:
         """
         if self._offline:
             raise LogOfflineError(self._offline)
-        if self._job is not None:
+        if self._syncs.job is not None:
             raise StorageError(f"a sync of {self._folder} is under way", retriable=True)
         if offset >= self._log_end:
             return self._log_end
@@ -520,12 +435,9 @@ class Log:
             storage.close(fd)
         # The recovery point comes down first: above it a missing batch is no damage.
         self._order = (self._epochs.epoch_at(end - 1) or 0, 0)
-        if self._durable > end:
-            self._durable = end
-            point = RecoveryPoint(
-                base, position, end, *self._order, self._append_timestamp, self._boot_id
-            )
-            self._point_file.write(point, durable=True)
+        self._syncs.lower(
+            RecoveryPoint(base, position, end, *self._order, self._append_timestamp, self._boot_id)
+        )
         remove_snapshots_above(storage, folder, end)
         interval = self._config.index_interval_bytes
         chain.truncate(base, position, end, self._boot_id, interval)
@@ -540,15 +452,15 @@ class Log:
     def close(self, *, clean: bool) -> None:
         """`clean`: sync, snapshot and recovery point first, so that the next open reads nothing.
         A job of `begin_sync` has to be finished before."""
-        if self._job is not None:
+        if self._syncs.job is not None:
             raise ValueError("close wants the sync job finished first")
         try:
             if not self._offline:
-                self._flush_index(self._chain.active)
+                flush_index(self._chain.active, self._folder)
                 if clean:
                     self.sync()
                     self.snapshot()
-                    self._save_point(self._point(), durable=True)
+                    self._syncs.save_point(self._point(), durable=True)
         finally:
             self._chain.close()
             self._offline = self._offline or f"the log in {self._folder} is closed"

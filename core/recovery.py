@@ -12,7 +12,7 @@ that a second recovery takes to the same end (rule 14, invariant 9). The cost fo
 above the recovery point and above the newest snapshot below it: closed segments below are known by
 name only.
 
-Owns the judgement. The cut itself is `truncation`'s, the rescue after a failed fsync `flush`'s.
+Owns the judgement. The cut itself is `truncation`'s, the rescue after a failed fsync `rescue`'s.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from dataclasses import dataclass
 
 from penstock.core.epochs import EpochCache, load_epochs, save_epochs
 from penstock.core.errors import LogOfflineError
-from penstock.core.flush import RESCUE_SUFFIX, read_mark, remove_mark, rescue_segment, sync_or_mark
 from penstock.core.index import IndexWriter
 from penstock.core.logconfig import LogConfig
 from penstock.core.producers import ProducerTable
@@ -35,6 +34,7 @@ from penstock.core.replay import (
     restore_index,
     restore_missing_indexes,
 )
+from penstock.core.rescue import RESCUE_SUFFIX, read_mark, remove_mark, rescue_segment, sync_or_mark
 from penstock.core.segment import OpenSegment, Scan, Stop, batch_time, list_segments, segment_path
 from penstock.core.snapshots import remove_snapshots_above
 from penstock.core.storage import READ_WRITE, Storage, write_zeros

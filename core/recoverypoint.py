@@ -71,8 +71,9 @@ class RecoveryPoint:
         crc, fields[3] = fields[3], 0
         if fields[:2] != [POINT_MAGIC, POINT_VERSION] or crc32c(POINT.pack(*fields)) != crc:
             return None
-        _, _, boot_length, _, _, serial, *numbers, boot = fields
-        return cls(*numbers, boot[:boot_length].decode()), serial
+        _, _, boot_length, _, _, serial, base, position, offset, epoch, generation, at, _ = fields
+        boot_id = fields[-1][:boot_length].decode()
+        return cls(base, position, offset, epoch, generation, at, boot_id), serial
 
 
 class PointFile:

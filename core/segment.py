@@ -149,6 +149,7 @@ class Scan:
         return at
 
     def _next(self) -> BatchHeader | None:
+        """The next batch, or None with `stop` and `detail` set."""
         position = self.position
         if self._until is not None and self.offset >= self._until:
             return self._stopped(Stop.LIMIT)
@@ -182,9 +183,10 @@ class Scan:
                 return self._stopped(Stop.BAD, "body")
         return head
 
-    def _stopped(self, stop: Stop, detail: str = "") -> None:
+    def _stopped(self, stop: Stop, detail: str = "") -> BatchHeader | None:
         self.stop = stop
         self.detail = detail
+        return None
 
 
 def find_batch(

@@ -1,0 +1,96 @@
+"""Is this image a whole, good batch of this partition? Asked of every batch before it is appended.
+
+Owns the checks that need nothing but the batch, and the words of their refusals. Who sent it and
+whether it is next is judged by `producers`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penstock.core.errors import CorruptBatchError, ErrorCode, UnsupportedVersionError
+from penstock.core.header import HEADER_BYTES, BatchHeader, body_is_good, checked
+
+
+class AppendResult(NamedTuple):
+    """The answer to one batch. Refused (`error` not NONE): offsets are -1 and it is not in the log.
+    `duplicate`: it was in the log already, at these offsets."""
+
+    base_offset: int
+    next_offset: int
+    append_timestamp: int
+    error: int
+    duplicate: bool
+    message: str
+
+
+class Refusal(NamedTuple):
+    """A batch that is not good. `head` if its header could be trusted."""
+
+    result: AppendResult
+    head: BatchHeader | None
+
+
+def refused(error: ErrorCode, message: str) -> AppendResult:
+    return AppendResult(-1, -1, 0, int(error), False, message)
+
+
+def verify(
+    batch: memoryview, topic_id: bytes, partition: int, batch_bytes_max: int
+) -> tuple[bytearray, BatchHeader] | Refusal:
+    """A private copy of the header and what it says, or why the batch is refused.
+
+    All that is judged, and stamped later, comes from the copy: the batch itself may stand in memory
+    that its producer can still write.
+    """
+    private = bytearray(batch[:HEADER_BYTES])
+    try:
+        head = checked(private)
+    except CorruptBatchError as error:
+        return Refusal(refused(ErrorCode.CORRUPT_BATCH, str(error)), None)
+    except UnsupportedVersionError as error:
+        return Refusal(refused(ErrorCode.UNSUPPORTED_VERSION, str(error)), None)
+    if (
+        head.topic_id == topic_id
+        and head.partition == partition
+        and head.length == len(batch)
+        and head.length <= batch_bytes_max
+        and head.base_timestamp <= head.max_timestamp
+        and body_is_good(batch, 0, head)
+    ):
+        return private, head
+    return Refusal(_why(batch, head, topic_id, partition, batch_bytes_max), head)
+
+
+def _why(
+    batch: memoryview, head: BatchHeader, topic_id: bytes, partition: int, batch_bytes_max: int
+) -> AppendResult:
+    """Which of the checks failed, and how to say so."""
+    if head.topic_id != topic_id:
+        return refused(
+            ErrorCode.WRONG_TOPIC_ID,
+            f"the batch is for topic {head.topic_id.hex()}, this log is of {topic_id.hex()}: was "
+            "the topic created anew?",
+        )
+    if head.partition != partition:
+        return refused(
+            ErrorCode.UNKNOWN_PARTITION,
+            f"the batch is for partition {head.partition}, this log is of {partition}",
+        )
+    if head.length != len(batch):
+        return refused(
+            ErrorCode.CORRUPT_BATCH,
+            f"the header says {head.length} bytes, the frame holds {len(batch)}",
+        )
+    if head.length > batch_bytes_max:
+        return refused(
+            ErrorCode.BATCH_TOO_LARGE,
+            f"the batch has {head.length} bytes, batch_bytes_max is {batch_bytes_max}",
+        )
+    if head.base_timestamp > head.max_timestamp:
+        return refused(
+            ErrorCode.INVALID_TIMESTAMP,
+            f"base timestamp {head.base_timestamp} lies above the maximum {head.max_timestamp} of "
+            "its batch",
+        )
+    return refused(ErrorCode.CORRUPT_BATCH, "the body's checksum is wrong")

@@ -1,0 +1,157 @@
+"""The segments of an open log, one behind the other: all are read, the last one is written.
+
+A closed segment keeps its descriptor until a sync has brought it to the device; after that the
+active segment's is the only one. What an append that failed left behind the end is zeroed before
+anything else is written there.
+
+Owns the descriptors and the changes to the row of segments. Knows nothing of producers, epochs or
+what an error means to the log; every method may raise `StorageError`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from penstock.core.index import IndexWriter
+from penstock.core.replay import restore_index
+from penstock.core.rescue import remove_mark, rescue_segment, sync_or_mark, write_mark
+from penstock.core.segment import OpenSegment, segment_path
+from penstock.core.storage import READ_WRITE, Buffer, Storage, write_all, write_zeros
+from penstock.core.truncation import create_segment, examine_tail, remove_segments
+
+logger = logging.getLogger("penstock.core.log")
+
+
+class Chain:
+    """`bases[-1] == active.base_offset`; `closed` are those behind which a sync still has to go."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        folder: str,
+        owner: tuple[bytes, int],
+        bases: list[int],
+        closed: list[OpenSegment],
+        active: OpenSegment,
+    ) -> None:
+        self._storage = storage
+        self._folder = folder
+        self._owner = owner
+        self._junk_end = 0  # a failed write may have left bytes between `active.valid` and here
+        self.bases = bases
+        self.closed = closed
+        self.active = active
+        # A killed process may have made segments in this boot that no folder fsync has covered.
+        self.folder_changed = bool(closed) or active.synced < active.valid
+
+    def write(self, buffers: Sequence[Buffer], end: int, step_max: int) -> None:
+        """One write at the end of the active segment, up to byte `end`. When it raises, nothing of
+        it counts and the segment is as before."""
+        active = self.active
+        try:
+            if self._junk_end:
+                self._clear_junk()
+            if end > active.allocated and step_max:
+                active.reserve(self._storage, end, step_max)
+            write_all(self._storage, active.fd, buffers, active.valid)
+        except Exception as error:
+            self._junk_end = max(self._junk_end, end)
+            try:
+                self._clear_junk()
+            except Exception as second:
+                error.add_note(f"and its bytes stay behind the log's end for now: {second}")
+            raise
+        active.valid = end
+
+    def _clear_junk(self) -> None:
+        """What a failed write left must not look like a batch to a recovery."""
+        active = self.active
+        end = min(self._junk_end, self._storage.size(active.fd))
+        if end > active.valid:
+            write_zeros(self._storage, active.fd, active.valid, end)
+        self._junk_end = 0
+
+    def roll(self, log_end: int, index_interval: int) -> None:
+        """Close the active segment and begin the next. When it raises, nothing has changed."""
+        self._clear_junk()
+        self.active.index.flush()
+        self.folder_changed = True  # also if it fails: see `create_segment`
+        self._append(create_segment(self._storage, self._folder, log_end, index_interval))
+
+    def _append(self, fresh: OpenSegment) -> None:
+        self.closed.append(self.active)
+        self.active = fresh
+        self.bases.append(fresh.base_offset)
+
+    def unsynced(self) -> list[tuple[OpenSegment, int]]:
+        """(segment, valid bytes) of what a sync has to bring to the device."""
+        segments = (*self.closed, self.active)
+        return [(each, each.valid) for each in segments if each.synced < each.valid]
+
+    def retire(self) -> None:
+        """Let go of closed segments that are on the device as a whole."""
+        for segment in self.closed:
+            if segment.synced == segment.valid:
+                self._storage.close(segment.fd)
+        self.closed = [each for each in self.closed if each.synced < each.valid]
+
+    def rescue(
+        self, failed: list[OpenSegment], log_end: int, boot_id: str, index_interval: int
+    ) -> None:
+        """What a failed fsync needs (rule 16, see module `rescue`). Whatever fails in here leaves
+        the mark, and the log has to go offline."""
+        storage, folder = self._storage, self._folder
+        write_mark(storage, folder, boot_id, [segment.base_offset for segment in failed])
+        for segment in failed:
+            rescue_segment(
+                storage, folder, segment.base_offset, segment.fd, segment.valid, self._owner
+            )
+            segment.synced = segment.valid
+        if self.active in failed:
+            self._junk_end = 0  # it stayed in the old file
+            self.active.index.flush()
+            self._append(create_segment(storage, folder, log_end, index_interval))
+        storage.fsync_folder(folder)
+        remove_mark(storage, folder)
+
+    def truncate(
+        self, base: int, position: int, offset: int, boot_id: str, index_interval: int
+    ) -> None:
+        """End the log at `offset`, which stands at `position` of segment `base`. On the device when
+        it returns; when it raises, the log has to be recovered."""
+        storage, folder = self._storage, self._folder
+        kept = None
+        for segment in (*self.closed, self.active):
+            if segment.base_offset == base:
+                kept = segment
+            elif segment.base_offset > base:
+                storage.close(segment.fd)
+        self.closed = [each for each in self.closed if each.base_offset < base]
+        remove_segments(storage, folder, [each for each in self.bases if each > base])
+        self.bases = [each for each in self.bases if each <= base]
+        if kept is None:
+            fd = storage.open(segment_path(folder, base), READ_WRITE)
+            kept = OpenSegment(base, fd, IndexWriter(storage, folder, base, index_interval))
+        self.active = kept
+        kept.allocated = storage.size(kept.fd)
+        tail = examine_tail(storage, kept.fd, position, self._owner)
+        write_zeros(storage, kept.fd, position, tail.end)
+        sync_or_mark(storage, folder, boot_id, base, kept.fd)
+        kept.valid = kept.synced = position
+        self._junk_end = 0
+        kept.index = restore_index(
+            storage, folder, base, kept.fd, index_interval, position=position, until=offset
+        )
+        kept.index.settle()
+        if position:
+            # Readers may stand in the old bytes of this file: never write other ones over them.
+            self._append(create_segment(storage, folder, offset, index_interval))
+            storage.fsync_folder(folder)
+            self.retire()
+        else:
+            kept.first_append = None
+
+    def close(self) -> None:
+        for segment in (*self.closed, self.active):
+            self._storage.close(segment.fd)
