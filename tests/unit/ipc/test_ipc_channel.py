@@ -81,6 +81,14 @@ def environment():
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
+NAMESPACE = ("--pid", "--fork", "--mount-proc")
+
+
+def may_unshare(*namespaces):
+    tool = shutil.which("unshare")
+    return tool is not None and not subprocess.call([tool, *namespaces, "true"])
+
+
 def rights(fds):
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
 
@@ -246,6 +254,8 @@ def test_a_peer_that_does_not_read_bounds_the_sender_and_gets_each_message_once(
         msgspec.msgpack.encode({"type": "number"}),
         msgspec.msgpack.encode({"type": "number", "number": "1"}),
         msgspec.msgpack.encode({"type": "text", "text": b"\xff"}),
+        b"\x82\xa4type\xa4text\xa4text\xa1\xff",  # a string that is no UTF-8
+        b"\x82\xa4type\xa6number\xa1x" + b"\x91" * 50000,  # nested too deep to pass over
         msgspec.msgpack.encode(Number(1)) + b"\x00",
         msgspec.msgpack.encode(Number(1))[:-1],
         b"x" * (channel.MESSAGE_BYTES_MAX + 1),
@@ -263,6 +273,15 @@ def test_what_is_no_message_is_refused_with_its_descriptors_and_the_next_one_rea
             receiver.recv(WAIT)
     assert os.listdir("/proc/self/fd") == before
     assert receiver.recv(WAIT) == (Number(7), [])
+
+
+def test_a_message_over_the_bound_is_refused_even_where_its_beginning_is_one(raw):
+    sock, receiver = raw
+    overhead = len(msgspec.msgpack.encode(Text("x" * 40000))) - 40000
+    whole = msgspec.msgpack.encode(Text("x" * (channel.MESSAGE_BYTES_MAX - overhead)))
+    sock.sendmsg([whole + b"\0"])
+    with pytest.raises(ChannelError, match=f"MESSAGE_BYTES_MAX={channel.MESSAGE_BYTES_MAX}"):
+        receiver.recv(WAIT)
 
 
 @settings(max_examples=200)
@@ -358,12 +377,9 @@ def test_both_ends_know_the_process_at_the_other(folder):
     assert output == [f"{os.getpid()} {os.geteuid()} {os.getegid()}"]
 
 
-@pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("unshare") is None, reason="makes a pid namespace"
-)
+@pytest.mark.skipif(not may_unshare(*NAMESPACE), reason="makes a pid namespace")
 def test_rule_7_a_node_outside_of_the_clients_pid_namespace_is_refused_with_advice(folder):
-    namespace = ["unshare", "--pid", "--fork", "--mount-proc"]
-    _, seen, output = served(folder / "n.sock", prefix=namespace)
+    _, seen, output = served(folder / "n.sock", prefix=["unshare", *NAMESPACE])
     assert seen.pid > 0, "from outside the process in the namespace is visible"
     assert output[0].split()[0] == "0", "from inside we are not"
     assert output[1] == "AttachRefusedError True"

@@ -44,13 +44,14 @@ def test_a_chosen_runtime_folder_comes_first(session, monkeypatch, tmp_path):
         paths.runtime_folder()
 
 
-@pytest.mark.parametrize("value", [None, "", "relative", "/nonexistent/by/far"])
+@pytest.mark.parametrize("value", [None, "", "relative", "{missing}"])
 def test_without_a_session_the_runtime_folder_carries_the_uid(session, monkeypatch, value):
     if value is None:
         monkeypatch.delenv("XDG_RUNTIME_DIR")
     else:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", value)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", value.format(missing=session / "missing"))
     assert paths.runtime_folder() == Path(f"/tmp/penstock-{os.geteuid()}")
+    assert list(session.iterdir()) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives folders to another user")
