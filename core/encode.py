@@ -93,11 +93,23 @@ def _offsets(column: Sequence[bytes]) -> tuple[bytes, int]:
     """int32[n+1] offsets of a column as bytes, and the column's total bytes."""
     count = len(column)
     if count < _VECTOR_FROM:
-        short = array("i", accumulate(map(len, column), initial=0))
-        return short.tobytes(), short[-1]
+        ends = list(accumulate(map(len, column), initial=0))
+        _check_total(ends[-1], count)
+        return array("i", ends).tobytes(), ends[-1]
+    lengths = np.fromiter(map(len, column), np.int64, count)
+    total = int(lengths.sum())
+    _check_total(total, count)  # before the sums below could wrap
     offsets = np.zeros(count + 1, np.int32)
-    np.cumsum(np.fromiter(map(len, column), np.int32, count), out=offsets[1:])
-    return offsets.tobytes(), int(offsets[-1])
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets.tobytes(), total
+
+
+def _check_total(total: int, count: int) -> None:
+    if total > hd.BATCH_BYTES_MAX:
+        raise RecordTooLargeError(
+            f"{count} items of one column hold {total} bytes; the format's bound for a batch is "
+            f"{hd.BATCH_BYTES_MAX}: send fewer or smaller records"
+        )
 
 
 def _bitmap(column: Sequence[object]) -> bytes:
@@ -254,8 +266,9 @@ def _compress(codec: int, body: bytes) -> tuple[int, bytes]:
 
 
 def record_overhead(value: bytes | None, key: bytes | None, headers: Headers | None) -> int:
-    """An upper bound of what a record adds to a body, in bytes (values, keys, headers, offsets)."""
-    size = 16 + (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
+    """An upper bound of what a record adds to a body, in bytes: its value, key and headers, and 24
+    for three offsets, a timestamp and the validity bits."""
+    size = 24 + (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
     for name, content in headers or ():
         size += 12 + 4 * len(name) + (len(content) if content is not None else 0)
     return size

@@ -45,6 +45,8 @@ BODY_CRC_FROM: Final = 48
 BATCH_BYTES_MAX: Final = 1 << 28
 """A batch longer than this is taken for garbage, whatever its checksum says."""
 RECORDS_MAX: Final = 1 << 24
+OFFSET_MAX: Final = 1 << 62
+"""No log gets so far: above it an offset would not fit the int64 columns it is read into."""
 
 CODEC_NONE: Final = 0
 CODEC_LZ4: Final = 1
@@ -197,12 +199,14 @@ def checked(buffer: Buffer, position: int = 0) -> BatchHeader:
         or head.length > BATCH_BYTES_MAX
         or head.record_count > head.last_offset_delta + 1
         or head.last_offset_delta >= RECORDS_MAX
+        or head.base_offset > OFFSET_MAX
         or head.checksum_kind != CHECKSUM_CRC32C
         or head.codec not in CODEC_NAMES
     ):
         raise CorruptBatchError(
             f"batch at byte {position} has impossible fields: length {head.length}, "
-            f"{head.record_count} records in {head.last_offset_delta + 1} offsets, "
+            f"{head.record_count} records in {head.last_offset_delta + 1} offsets from "
+            f"{head.base_offset}, "
             f"codec {head.codec}, checksum kind {head.checksum_kind}"
         )
     return head

@@ -187,7 +187,7 @@ class Producer:
         with self._lock:
             routes = self._routes(topic)
             _check_partition(topic, partition, routes)
-            size = record_overhead(value, key, pairs) + 8
+            size = record_overhead(value, key, pairs)
             if size > routes.record_bytes_max:
                 raise er.RecordTooLargeError(
                     f"a record of {size} bytes for {topic!r} is over the topic's bound of "
