@@ -1,0 +1,83 @@
+"""The inputs behind tests/golden/*.hex, and the way to write those files anew.
+
+    python tests/golden_batches.py [name ...]
+
+writes the named cases, all of them without a name. The format is frozen: do so only together with a
+new version of it, or for a case that is new.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.core import header as hd
+from penstock.core.encode import EncodedBatch, encode_batch
+
+FOLDER = Path(__file__).parent / "golden"
+TOPIC_ID = bytes(range(16))
+BASE_TIME = 1_700_000_000_000_000
+LINE_BYTES = 16
+
+
+def _batch(values: list[bytes | None], **columns: object) -> EncodedBatch:
+    given = {
+        "base_timestamp": BASE_TIME,
+        "topic_id": TOPIC_ID,
+        "partition": 7,
+        "producer_id": 0x1122334455667788,
+        "producer_epoch": 3,
+        "base_sequence": 0x0102030405060708,
+    }
+    return encode_batch(values, **{**given, **columns})  # type: ignore[arg-type]
+
+
+def _stamped() -> EncodedBatch:
+    encoded = _batch([b"stamped"])
+    hd.stamp(
+        encoded.header,
+        base_offset=0x0A0B0C0D0E0F,
+        leader_epoch=5,
+        generation=9,
+        append_timestamp=BASE_TIME + 1,
+        flags=hd.FLAG_APPEND_TIME,
+    )
+    return encoded
+
+
+CASES: dict[str, Callable[[], EncodedBatch]] = {
+    "values": lambda: _batch([b"one", b"", b"three"]),
+    "stamped": _stamped,
+    "keys": lambda: _batch([b"1", b"22"], keys=[b"key", b""]),
+    "nulls": lambda: _batch([b"a", None, b"", None] * 3, keys=[None, b"k", b"", b"kk"] * 3),
+    "headers": lambda: _batch(
+        [b"a", b"b", b"c", b"d"],
+        headers=[(("trace", b"\x00\xff"), ("naïve", None)), None, (), (("", b""),)],
+    ),
+    "sparse": lambda: _batch([b"a", b"b"], offset_deltas=[1, 5], last_offset_delta=8),
+    "empty": lambda: _batch([], offset_deltas=[], last_offset_delta=4),
+    "timestamps-constant": lambda: _batch([b"a", b"b"], timestamps=[BASE_TIME - 5] * 2),
+    "timestamps-int32": lambda: _batch([b"a", b"b"], timestamps=[BASE_TIME + 9, BASE_TIME - 4]),
+    "timestamps-int64": lambda: _batch([b"a", b"b"], timestamps=[-1, (1 << 31) - 1]),
+    "lz4": lambda: _batch([b"x" * 200, b"y" * 200], keys=[b"k", None], codec=hd.CODEC_LZ4),
+    "lz4-not-smaller": lambda: _batch([b"abc"], codec=hd.CODEC_LZ4),
+}
+
+
+def as_text(image: bytes) -> str:
+    lines = (image[at : at + LINE_BYTES].hex(" ", 4) for at in range(0, len(image), LINE_BYTES))
+    return "\n".join(lines) + "\n"
+
+
+def load(name: str) -> bytes:
+    return bytes.fromhex((FOLDER / f"{name}.hex").read_text())
+
+
+def write(names: list[str]) -> None:
+    for name in names or list(CASES):
+        (FOLDER / f"{name}.hex").write_text(as_text(CASES[name]().image()))
+
+
+if __name__ == "__main__":
+    write(sys.argv[1:])
