@@ -143,7 +143,7 @@ class Chain:
         kept.index = restore_index(
             storage, folder, base, kept.fd, index_interval, position=position, until=offset
         )
-        kept.index.settle()
+        kept.index.settle(durable=True)
         if position:
             # Readers may stand in the old bytes of this file: never write other ones over them.
             self._append(create_segment(storage, folder, offset, index_interval))

@@ -108,13 +108,13 @@ class EpochCache:
         """None if these bytes are not a whole, good epochs file."""
         if len(data) < EPOCHS_HEAD.size:
             return None
-        magic, version, _, crc, count = EPOCHS_HEAD.unpack_from(data)
+        magic, version, reserved, crc, count = EPOCHS_HEAD.unpack_from(data)
         body = data[EPOCHS_HEAD.size :]
         if (magic, version) != (EPOCHS_MAGIC, EPOCHS_VERSION):
             return None
         if len(body) != count * EPOCHS_ENTRY.size:
             return None
-        if crc32c(body, crc32c(EPOCHS_HEAD.pack(magic, version, 0, 0, count))) != crc:
+        if crc32c(body, crc32c(EPOCHS_HEAD.pack(magic, version, reserved, 0, count))) != crc:
             return None
         return cls([(epoch, start) for epoch, _, start in EPOCHS_ENTRY.iter_unpack(body)])
 

@@ -201,6 +201,7 @@ class Syncs:
             return
         self.batches_above_snapshot = 0
         self._fresh_snapshots.append(log_end)
+        self._chain.folder_changed = True
 
 
 def flush_index(segment: OpenSegment, folder: str) -> None:

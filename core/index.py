@@ -162,16 +162,17 @@ class IndexWriter:
         self.max_timestamp, _ = TIME_ENTRY.unpack_from(times, kept - ENTRY_BYTES)
         return offset, self._last_position
 
-    def settle(self) -> None:
+    def settle(self, *, durable: bool) -> None:
         """After `resume` and the notes of a scan: bring the files to exactly these entries.
 
         Files that say too much are replaced and not shortened: a reader may have them mapped.
+        `durable` where no later sync takes these files along.
         """
         paths = index_paths(self._folder, self.base_offset)
         wanted = (bytes(self._index), bytes(self._times))
         for path, data in zip(paths, wanted, strict=True):
             if self._storage.read_file(path) != data:
-                self._storage.write_file(path, data, durable=False)
+                self._storage.write_file(path, data, durable=durable)
         self.entries = self.pending
         self._index = bytearray()
         self._times = bytearray()

@@ -261,8 +261,8 @@ class ProducerTable:
     def decode(cls, data: bytes, batches_kept: int) -> tuple[ProducerTable, int]:
         """The state and offset of a snapshot. Raises `CorruptBatchError` if it is none."""
         try:
-            magic, version, _, crc, count, offset = SNAPSHOT_HEAD.unpack_from(data)
-            blank = SNAPSHOT_HEAD.pack(magic, version, 0, 0, count, offset)
+            magic, version, reserved, crc, count, offset = SNAPSHOT_HEAD.unpack_from(data)
+            blank = SNAPSHOT_HEAD.pack(magic, version, reserved, 0, count, offset)
             rest = memoryview(data)[SNAPSHOT_HEAD.size :]
             if magic != SNAPSHOT_MAGIC or version != SNAPSHOT_VERSION:
                 raise CorruptBatchError(f"no producer snapshot: {magic!r} version {version}")

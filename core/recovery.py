@@ -170,7 +170,7 @@ class Recovery:
         self._same_boot = self._published is not None or (
             self._point is not None and self._point.boot_id == self._boot_id
         )
-        self._marked = read_mark(storage, folder, self._boot_id)
+        self._marked = read_mark(storage, folder, self._boot_id, same_boot=self._same_boot)
         epochs = load_epochs(storage, folder)
         self._epochs_lost = epochs is None
         self._epochs = rebuild_epochs(storage, folder, bases) if epochs is None else epochs
@@ -310,7 +310,7 @@ class Recovery:
                 last.synced = last.valid
         rescued = self._rescue()
         for segment in self._scanned:
-            segment.index.settle()
+            segment.index.settle(durable=not self._same_boot)
         bumped = self._bump(cause, log_end, order)
         folder_changed = remove_snapshots_above(storage, folder, log_end) or rescued > 0
         active = last

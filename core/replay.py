@@ -140,6 +140,6 @@ def restore_missing_indexes(
             )
         finally:
             storage.close(fd)
-        index.settle()
+        index.settle(durable=True)
         restored += 1
     return restored

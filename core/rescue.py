@@ -38,7 +38,7 @@ COPY_BYTES: Final = 1 << 20
 
 def write_mark(storage: Storage, folder: str, boot_id: str, bases: list[int]) -> None:
     """From now on, in this boot, these segments too must be rescued before the log is used."""
-    bases = sorted({*bases, *read_mark(storage, folder, boot_id)})
+    bases = sorted({*bases, *read_mark(storage, folder, boot_id, same_boot=True)})
     boot = boot_id.encode()
     body = struct.pack(f"<{len(bases)}Q", *bases)
     head = MARK_HEAD.pack(MARK_MAGIC, MARK_VERSION, len(boot), 0, len(bases), boot)
@@ -56,9 +56,12 @@ def sync_or_mark(storage: Storage, folder: str, boot_id: str, base_offset: int, 
         raise LogOfflineError(f"{error} The log is offline until it is recovered.") from error
 
 
-def read_mark(storage: Storage, folder: str, boot_id: str) -> list[int]:
-    """The marked segments, none if the mark is of another boot. Raises `LogOfflineError` for a mark
-    that cannot be read: it was there for a reason."""
+def read_mark(storage: Storage, folder: str, boot_id: str, *, same_boot: bool) -> list[int]:
+    """The marked segments, none if the mark is of another boot.
+
+    A mark that cannot be read is what a power cut left of one; within one boot nothing but damage
+    explains it, which raises `LogOfflineError`.
+    """
     path = f"{folder}/{MARK_FILE}"
     data = storage.read_file(path)
     if data is None:
@@ -71,6 +74,8 @@ def read_mark(storage: Storage, folder: str, boot_id: str) -> list[int]:
             if boot[:length].decode() != boot_id:
                 return []
             return list(struct.unpack(f"<{count}Q", body))
+    if not same_boot:
+        return []
     raise LogOfflineError(
         f"{path} says that an fsync failed here, but is damaged itself. Reboot the host (the page "
         "cache is then gone, and with it the doubt), remove that file, and start again."

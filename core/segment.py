@@ -200,6 +200,8 @@ def find_batch(
     """
     index = storage.read_file(index_paths(folder, base_offset)[0]) or b""
     for start, position in (lookup_offset(index, base_offset, offset), (base_offset, 0)):
+        if not position:
+            start = base_offset
         scan = Scan(storage, fd, position=position, offset=start, end=end)
         for at, head in scan:
             if head.next_offset > offset:

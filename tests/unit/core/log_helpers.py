@@ -1,0 +1,338 @@
+"""Batches, and storages that lose, tear, refuse and crash, for the tests of the log.
+
+The body of a batch is opaque to the log, so it is any bytes here.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from crc32c import crc32c
+
+from penstock.core.header import HEADER_BYTES, aligned, pack_header, seal_header
+from penstock.core.log import Log, LogConfig, RecoveryReport
+from penstock.core.storage import Storage, storage_error
+
+TOPIC = bytes(range(16))
+FOLDER = "/data/topic-0"
+SMALL = LogConfig(
+    segment_bytes=4096, index_interval_bytes=256, preallocate_bytes=1024, batch_bytes_max=2048
+)
+
+
+def make_batch(
+    sequence: int = 0,
+    *,
+    producer: int = 1,
+    epoch: int = 0,
+    records: int = 1,
+    body: bytes | int = 64,
+    timestamp: int = 1_000,
+    base_timestamp: int | None = None,
+    topic_id: bytes = TOPIC,
+    partition: int = 0,
+    delta: int | None = None,
+) -> memoryview:
+    """A sealed batch as a producer hands it over. `body` is its bytes, or how many."""
+    payload = bytes([0xA0 + sequence % 64]) * body if isinstance(body, int) else body
+    payload = payload.ljust(aligned(len(payload)), b"\0")
+    head = pack_header(
+        length=HEADER_BYTES + len(payload),
+        last_offset_delta=records - 1 if delta is None else delta,
+        record_count=records,
+        producer_id=producer,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        base_timestamp=timestamp if base_timestamp is None else base_timestamp,
+        max_timestamp=timestamp,
+        raw_body_length=len(payload),
+        partition=partition,
+        topic_id=topic_id,
+    )
+    seal_header(head, crc32c(payload, crc32c(bytes(head[48:]))))
+    return memoryview(bytes(head) + payload)
+
+
+def open_log(
+    storage: Storage, folder: str = FOLDER, config: LogConfig = SMALL, **options: Any
+) -> tuple[Log, RecoveryReport]:
+    """`Log.open` with the arguments that most tests do not care for."""
+    settings: dict[str, Any] = {
+        "topic_id": TOPIC,
+        "partition": 0,
+        "generation": 1,
+        "now_us": 1,
+        "boot_id": "boot-1",
+        "node_clean": False,
+    }
+    return Log.open(storage, folder, config, **{**settings, **options})
+
+
+def contents(log: Log) -> list[tuple[int, bytes]]:
+    """(base offset, bytes) of every batch, by one read from the start."""
+    return [(head.base_offset, data) for head, data in log.read(log.log_start, 1 << 40)]
+
+
+def payload(batch: bytes | memoryview) -> bytes:
+    """The part of a batch that the broker never changes."""
+    return bytes(batch[44:])
+
+
+class Crash(BaseException):
+    """The process died in a system call."""
+
+
+@dataclass(eq=False)
+class Inode:
+    """A file: what everybody sees, and what a power cut leaves."""
+
+    content: bytearray = field(default_factory=bytearray)
+    synced: bytes = b""
+    doubtful: bool = False  # an fsync failed: pages are marked clean and are not written again
+
+    def sync(self) -> None:
+        if not self.doubtful:
+            self.synced = bytes(self.content)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One changing system call, as a fault sees it."""
+
+    number: int
+    name: str
+    path: str
+
+
+Fault = Callable[[Call], "int | None"]
+
+
+class MemoryStorage(Storage):
+    """Files in memory that know what is synced, and ask `fault` before every changing call.
+
+    `fault` may raise (`Crash`, or an error made by `refuse`) or return how many bytes a write is
+    to take before the process dies (-n: and then goes on, a short write of n bytes).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: dict[str, Inode] = {}
+        self.synced_names: dict[str, Inode] = {}
+        self.folders = {"/", "/data"}
+        self.fault: Fault | None = None
+        self.calls = 0
+        self.log: list[Call] = []
+        self.dead = False
+        self._open: dict[int, Inode] = {}
+        self._next_fd = 100
+
+    def _enter(self, name: str, path: str) -> int | None:
+        if self.dead:
+            raise Crash("already dead")
+        self.calls += 1
+        call = Call(self.calls, name, path)
+        self.log.append(call)
+        if self.fault is None:
+            return None
+        try:
+            return self.fault(call)
+        except Crash:
+            self.dead = True
+            raise
+
+    def _die(self) -> None:
+        self.dead = True
+        raise Crash
+
+    @property
+    def open_files(self) -> list[str]:
+        return sorted(self._paths.values())
+
+    def open(self, path: str, flags: int, mode: int = 0o600) -> int:
+        import os
+
+        if path not in self.names or flags & os.O_TRUNC:
+            if path not in self.names and not flags & os.O_CREAT:
+                raise storage_error(FileNotFoundError(errno.ENOENT, "gone"), "open", path)
+            self._enter("create", path)
+            if path in self.names:
+                self.names[path].content.clear()
+            else:
+                self.names[path] = Inode()
+        elif flags & os.O_EXCL:
+            raise storage_error(FileExistsError(errno.EEXIST, "there"), "open", path)
+        self._next_fd += 1
+        self._open[self._next_fd] = self.names[path]
+        self._paths[self._next_fd] = path
+        return self._next_fd
+
+    def close(self, fd: int) -> None:
+        self._paths.pop(fd, None)
+        self._open.pop(fd, None)
+
+    def pwritev(self, fd: int, buffers: Sequence[Any], position: int) -> int:
+        data = b"".join(bytes(buffer) for buffer in buffers)
+        assert len(buffers) <= 1024
+        taken = self._enter("pwritev", self._paths[fd])
+        dies = taken is not None and taken >= 0
+        if taken is not None:
+            data = data[: abs(taken)]
+        content = self._open[fd].content
+        if len(content) < position:
+            content.extend(bytes(position - len(content)))
+        content[position : position + len(data)] = data
+        if dies:
+            self._die()
+        return len(data)
+
+    def pread(self, fd: int, length: int, position: int) -> bytes:
+        return bytes(self._open[fd].content[position : position + length])
+
+    def fsync(self, fd: int) -> None:
+        self._sync("fsync", fd)
+
+    def fdatasync(self, fd: int) -> None:
+        self._sync("fdatasync", fd)
+
+    def _sync(self, name: str, fd: int) -> None:
+        try:
+            self._enter(name, self._paths[fd])
+        except Exception:
+            self._open[fd].doubtful = True
+            raise
+        self._open[fd].sync()
+
+    def fsync_folder(self, path: str) -> None:
+        self._enter("fsync_folder", path)
+        here = {name: node for name, node in self.names.items() if self._in(path, name)}
+        for name in [name for name in self.synced_names if self._in(path, name)]:
+            del self.synced_names[name]
+        self.synced_names.update(here)
+
+    @staticmethod
+    def _in(folder: str, name: str) -> bool:
+        return name.rpartition("/")[0] == folder
+
+    def allocate(self, fd: int, offset: int, length: int) -> None:
+        self._enter("allocate", self._paths[fd])
+        content = self._open[fd].content
+        content.extend(bytes(max(0, offset + length - len(content))))
+
+    def truncate(self, fd: int, length: int) -> None:
+        raise AssertionError("no file of a log may be shrunk")
+
+    def rename(self, source: str, target: str) -> None:
+        self._enter("rename", target)
+        self.names[target] = self.names.pop(source)
+
+    def link(self, source: str, target: str) -> None:
+        self._enter("link", target)
+        assert target not in self.names
+        self.names[target] = self.names[source]
+
+    def unlink(self, path: str) -> None:
+        if path in self.names:
+            self._enter("unlink", path)
+            del self.names[path]
+
+    def listdir(self, path: str) -> list[str]:
+        return [name.rpartition("/")[2] for name in self.names if self._in(path, name)]
+
+    def makedirs(self, path: str) -> None:
+        self._enter("makedirs", path)
+        self.folders.add(path)
+
+    def size(self, fd: int) -> int:
+        return len(self._open[fd].content)
+
+    def exists(self, path: str) -> bool:
+        return path in self.names or path in self.folders
+
+    # ---- what tests do to it
+
+    def killed(self) -> MemoryStorage:
+        """The same files for the next process of this boot: the page cache outlives a process."""
+        after = MemoryStorage()
+        after.names = dict(self.names)
+        after.synced_names = dict(self.synced_names)
+        after.folders = set(self.folders)
+        return after
+
+    def copy(self) -> MemoryStorage:
+        """The same files, independent of these."""
+        after = MemoryStorage()
+        nodes = {
+            id(node): Inode(bytearray(node.content), node.synced, node.doubtful)
+            for node in (*self.names.values(), *self.synced_names.values())
+        }
+        after.names = {name: nodes[id(node)] for name, node in self.names.items()}
+        after.synced_names = {name: nodes[id(node)] for name, node in self.synced_names.items()}
+        after.folders = set(self.folders)
+        return after
+
+    def power_cut(self, chance: random.Random | None = None) -> MemoryStorage:
+        """What the next boot finds. Without `chance` only what was synced; with it any part of
+        the unsynced pages and names made it too."""
+        after = MemoryStorage()
+        after.folders = set(self.folders)
+        nodes: dict[int, Inode] = {}
+        for name in sorted({*self.names, *self.synced_names}):
+            old, new = self.synced_names.get(name), self.names.get(name)
+            node = new if chance is not None and chance.random() < 0.5 else old
+            if node is None:
+                continue
+            if id(node) not in nodes:
+                data = _after_power_cut(node, chance)
+                nodes[id(node)] = Inode(bytearray(data), data)
+            after.names[name] = after.synced_names[name] = nodes[id(node)]
+        return after
+
+
+def _after_power_cut(node: Inode, chance: random.Random | None, page: int = 256) -> bytes:
+    if chance is None or node.doubtful:
+        return node.synced
+    size = chance.choice([len(node.synced), len(node.content)])
+    result = bytearray(node.synced[:size].ljust(size, b"\0"))
+    for start in range(0, size, page):
+        if chance.random() < 0.5:
+            piece = node.content[start : min(start + page, size)]
+            result[start : start + len(piece)] = piece
+    return bytes(result)
+
+
+def refuse(call: Call, code: int) -> None:
+    """Raise what the kernel would for this call."""
+    raise storage_error(OSError(code, "injected"), call.name, call.path) from OSError(code)
+
+
+def crash_at(number: int, bytes_written: int | None = None) -> Fault:
+    """Die in the `number`th changing call: before it does anything, or, if it is a write, after
+    that many bytes."""
+
+    def fault(call: Call) -> int | None:
+        if call.number != number:
+            return None
+        if bytes_written is not None and call.name == "pwritev":
+            return bytes_written
+        raise Crash(f"in call {call}")
+
+    return fault
+
+
+def fail_at(number: int, code: int, *names: str) -> Fault:
+    """The `number`th of the named changing calls (all if none is named) fails with errno `code`."""
+    seen = 0
+
+    def fault(call: Call) -> int | None:
+        nonlocal seen
+        if not names or call.name in names:
+            seen += 1
+            if seen == number:
+                refuse(call, code)
+        return None
+
+    return fault
