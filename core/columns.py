@@ -61,7 +61,7 @@ class BinaryColumn(Sequence[bytes | None]):
     def __getitem__(self, index: int) -> bytes | None: ...
     @overload
     def __getitem__(self, index: slice) -> BinaryColumn: ...
-    def __getitem__(self, index: int | slice) -> bytes | None | BinaryColumn:
+    def __getitem__(self, index: int | slice) -> bytes | BinaryColumn | None:
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             if step != 1:
@@ -202,12 +202,12 @@ class Columns:
         texts = [str(name, "utf-8", "replace") for name in names.to_list() if name is not None]
         pairs = list(zip(texts, values.to_list(), strict=True))
         bounds = lists.tolist()
-        return [
-            tuple(pairs[start:stop]) for start, stop in zip(bounds, bounds[1:], strict=False)
-        ]
+        return [tuple(pairs[start:stop]) for start, stop in zip(bounds, bounds[1:], strict=False)]
 
 
-def _ints(body: memoryview, start: int, length: int, count: int, what: str) -> npt.NDArray[np.int32]:
+def _ints(
+    body: memoryview, start: int, length: int, count: int, what: str
+) -> npt.NDArray[np.int32]:
     if length != 4 * count:
         raise CorruptBatchError(f"{what} hold {length} bytes where {4 * count} belong")
     return np.frombuffer(body, "<i4", count, start)

@@ -217,15 +217,11 @@ def encode_batch(
     if keys is not None:
         sections += _binary(keys, SECTION_KEY_VALIDITY, SECTION_KEY_OFFSETS, SECTION_KEY_BYTES)
         attributes |= hd.ATTR_HAS_KEYS
-    sections += _binary(
-        values, SECTION_VALUE_VALIDITY, SECTION_VALUE_OFFSETS, SECTION_VALUE_BYTES
-    )
+    sections += _binary(values, SECTION_VALUE_VALIDITY, SECTION_VALUE_OFFSETS, SECTION_VALUE_BYTES)
     if headers is not None:
         sections += _header_sections(headers)
         attributes |= hd.ATTR_HAS_HEADERS
-    raw_length = (
-        8 * (len(sections) + 1) + sum((section.length + 7) & -8 for section in sections)
-    )
+    raw_length = 8 * (len(sections) + 1) + sum((section.length + 7) & -8 for section in sections)
     if raw_length > hd.BATCH_BYTES_MAX - 2 * hd.HEADER_BYTES:
         raise RecordTooLargeError(
             f"a batch of {count} records would need {raw_length} bytes; the format's bound is "
@@ -272,5 +268,3 @@ def record_overhead(value: bytes | None, key: bytes | None, headers: Headers | N
     for name, content in headers or ():
         size += 12 + 4 * len(name) + (len(content) if content is not None else 0)
     return size
-
-

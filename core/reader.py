@@ -186,9 +186,7 @@ class LogReader:
         self._close_segment()
 
 
-def offset_for_timestamp(
-    storage: Storage, folder: str, timestamp: int, limit: Limit
-) -> int | None:
+def offset_for_timestamp(storage: Storage, folder: str, timestamp: int, limit: Limit) -> int | None:
     """The first offset below the limit whose batch has a time >= `timestamp` (microseconds); None
     if there is none. The answer is the base offset of that batch."""
     for base in list_segments(storage, folder):
@@ -207,9 +205,7 @@ def offset_for_timestamp(
     return None
 
 
-def divergence(
-    storage: Storage, folder: str, offset: int, epoch: int, log_end: int
-) -> int | None:
+def divergence(storage: Storage, folder: str, offset: int, epoch: int, log_end: int) -> int | None:
     """Where a reader that stands at `offset`, having read in leader epoch `epoch`, parted from this
     log; None while it has not (rule 15)."""
     cache = load_epochs(storage, folder)

@@ -195,7 +195,9 @@ class AloneRole:
             if due and not self._syncing and log.durable < log.log_end:
                 self._syncing = True
                 self._sealed_unsynced = False
-                self._next_sync = now + (self._settings.flush_interval or LogConfig().flush_interval)
+                self._next_sync = now + (
+                    self._settings.flush_interval or LogConfig().flush_interval
+                )
                 return log.begin_sync()
         except LogOfflineError as error:
             self._go_offline(error, 0)

@@ -35,7 +35,7 @@ from penstock.core.errors import (
 from penstock.ipc.liveness import descriptor_limit_error
 
 MESSAGE_BYTES_MAX: Final = 60 * 1024  # well below the kernel's default socket buffer
-FDS_MAX: Final = 16
+FDS_MAX: Final = 80
 BACKLOG: Final = 128
 SEND_TIMEOUT: Final = 5.0
 CONNECT_RETRY: Final = 0.005  # while the node's backlog is full, which cannot be polled for

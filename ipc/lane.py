@@ -114,7 +114,7 @@ class LaneSender:
     """The producer's end. Single-threaded use (its owner holds the lock)."""
 
     __slots__ = ("_ack_head", "_bytes", "_capacity", "_floor", "_q", "_region", "_sequence",
-                 "_tail", "frame_max", "name", "writer")  # fmt: skip
+                 "_tail", "frame_max", "last_start", "name", "writer")  # fmt: skip
 
     def __init__(self, region: Region, name: str) -> None:
         identity = read_identity(region)
@@ -131,6 +131,7 @@ class LaneSender:
         self._sequence: int = self._q[lo.Q_LANE_TAIL_SEQUENCE]
         self._ack_head: int = self._q[lo.Q_LANE_ACK_HEAD]
         self._floor: int | None = None
+        self.last_start = 0
 
     @property
     def tail(self) -> int:
@@ -185,23 +186,21 @@ class LaneSender:
             view[start:end] = piece
             start = end
         self._sequence = sequence + 1
+        self.last_start = tail
         self._tail = tail + size
         self._q[lo.Q_LANE_TAIL_SEQUENCE] = sequence + 1
         self._q[lo.Q_LANE_TAIL] = tail + size
         return sequence
 
-    def _frame(
-        self, at: int, size: int, page: int, sequence: int, kind: int, length: int
-    ) -> None:
+    def _frame(self, at: int, size: int, page: int, sequence: int, kind: int, length: int) -> None:
         packed = lo.FRAME.pack(size, page, sequence, 0, kind, 0, length)
         start = lo.LANE_FRAMES_AT + at
         self._bytes[start : start + lo.FRAME.size + 4] = packed + lo.FRAME_CRC.pack(crc32c(packed))
 
-    def batch_at(self, end: int, length: int) -> memoryview:
-        """The bytes of a batch still held, given where its frame ended (see `tail` after write)."""
-        size = (lo.FRAME_BYTES + length + lo.FRAME_ALIGN - 1) & -lo.FRAME_ALIGN
-        start = lo.LANE_FRAMES_AT + (end - size) % self._capacity + lo.FRAME_BYTES
-        return self._bytes[start : start + length]
+    def batch_at(self, start: int, length: int) -> memoryview:
+        """The bytes of a held batch, given where its frame begins (`last_start` after its write)."""
+        at = lo.LANE_FRAMES_AT + start % self._capacity + lo.FRAME_BYTES
+        return self._bytes[at : at + length]
 
     def acks(self) -> list[Ack]:
         """The acknowledgements that came since the last call; frees their places."""

@@ -165,9 +165,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     message: str
 
 
-NodeMessage = (
-    Welcome | LaneOpened | TopicFound | Topics | NodeDescription | Done | Refused
-)
+NodeMessage = Welcome | LaneOpened | TopicFound | Topics | NodeDescription | Done | Refused
 
 
 # --- node -> writer -----------------------------------------------------------------------------

@@ -90,7 +90,7 @@ class Writer:
         self._rung: dict[int, int] = {}
         self._changed: set[int] = set()
         self._flusher = Flusher(doorbell)
-        self._ticket = 0
+        self._ticket = time.monotonic_ns()  # never one that a predecessor used
         self._stopping = False
         self._orphaned = False
         self._slot = WriterSlot(state, index)

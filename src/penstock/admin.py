@@ -179,5 +179,3 @@ class Admin:
         if not self._closed:
             self._closed = True
             self._session.close(polite=False)
-
-

@@ -12,8 +12,8 @@ from penstock.core import errors as er
 from penstock.options import ConsumerOptions, ProducerOptions
 from penstock.producer import Producer
 from penstock.session import Session, socket_of
-from penstock.ipc import layout as lo  # isort: skip
 
+from penstock.ipc import layout as lo  # isort: skip
 
 
 class Client:
@@ -26,9 +26,7 @@ class Client:
         self._timeout = timeout
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()
         self._closed = False
-        Session.attach(
-            self._socket, lo.KIND_ADMIN, client_id=client_id, timeout=timeout
-        ).close()
+        Session.attach(self._socket, lo.KIND_ADMIN, client_id=client_id, timeout=timeout).close()
 
     def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
         """A new producer; see `Producer` for the options."""

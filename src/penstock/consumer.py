@@ -111,14 +111,16 @@ class Consumer:
         self._storage = Storage()
         self._assigned: dict[TopicPartition, _Partition] = {}
         self._turn = 0
-        self._ticket = 0
+        self._ticket = time.monotonic_ns()  # never one that a predecessor used
         self._lost_at: float | None = None
         self._lost_why = ""
         self._retry_at = 0.0
         self._live: tuple[_Partition, Chunk, Iterator[Record]] | None = None
         self._closed = False
         self._forked = False
-        self._counts = dict.fromkeys(("records", "batches", "bytes", "out_of_range", "reconnects"), 0)
+        self._counts = dict.fromkeys(
+            ("records", "batches", "bytes", "out_of_range", "reconnects"), 0
+        )
         self._session = Session.attach(
             socket, lo.KIND_CONSUMER, client_id=client_id, timeout=timeout
         )
@@ -483,9 +485,7 @@ class Consumer:
         if to.place == "latest":
             return end
         if to.place == "time":
-            folder = self._session.data_folder / (
-                f"{partition.topic_id.hex()}-{partition.name[1]}"
-            )
+            folder = self._session.data_folder / (f"{partition.topic_id.hex()}-{partition.name[1]}")
             found = offset_for_timestamp(self._storage, str(folder), to.number, partition.limit())
             return end if found is None else max(found, start)
         offset = {

@@ -21,7 +21,7 @@ from penstock.core.errors import ForkedClientError
 
 if TYPE_CHECKING:
     from penstock.producer import Producer
-    from penstock.routes import PartitionRoute
+    from penstock.routes import LaneLink, PartitionRoute
 
 RECORD_FIELDS: Final = 6
 """A box is a flat list: ordinal, value, key, headers, timestamp, partition of each record. One
@@ -56,31 +56,30 @@ class BatchReceipt:
 
 
 class Batch:
-    """One encoded batch on its way: waiting for room, in a lane, or done."""
+    """One encoded batch on its way: pending (`encoded` holds its bytes), in a lane (`flight` says
+    where), or done."""
 
     __slots__ = ("append_timestamp", "base_offset", "box", "count", "deadline", "done", "encoded",
-                 "error", "leader_epoch", "looked_at", "route", "sequence")  # fmt: skip
+                 "error", "flight", "leader_epoch", "length", "looked_at", "route",
+                 "sequence")  # fmt: skip
 
     def __init__(
-        self, box: Box, route: PartitionRoute, encoded: EncodedBatch, count: int, sequence: int,
-        deadline: float,
-    ) -> None:  # fmt: skip
+        self, box: Box, route: PartitionRoute, encoded: EncodedBatch, count: int, sequence: int
+    ) -> None:
         self.box = box
         self.route = route
         self.encoded: EncodedBatch | None = encoded
+        self.length = encoded.length
         self.count = count
         self.sequence = sequence
-        self.deadline = deadline
+        self.deadline = box.deadline
+        self.flight: tuple[LaneLink, int, int] | None = None
         self.done = False
         self.error: Exception | None = None
         self.base_offset: int | None = None
         self.append_timestamp: int | None = None
         self.leader_epoch = 0
         self.looked_at = 0
-
-    @property
-    def nbytes(self) -> int:
-        return self.encoded.length if self.encoded is not None else 0
 
     def receipt(self, durability: str) -> BatchReceipt:
         return BatchReceipt(

@@ -1,4 +1,4 @@
-"""Where a producer's batches go: partitions with their sequences, lanes with their flights.
+"""Where a producer's batches go: partitions with their sequences, lanes with what flies in them.
 
 Plain bookkeeping under the producer's lock; nothing here waits or talks to the node.
 """
@@ -7,28 +7,63 @@ from __future__ import annotations
 
 from collections import deque
 
+from crc32c import crc32c
+
 from penstock.core import header as hd
 from penstock.core.encode import EncodedBatch
-from penstock.core.header import HEADER
 from penstock.delivery import Batch
 from penstock.ipc.doorbell import Doorbell, fence
 from penstock.ipc.lane import LaneSender
 from penstock.ipc.messages import TopicInfo
 from penstock.ipc.state import StatePage
 
-from crc32c import crc32c  # isort: skip
-
 
 class LaneLink:
-    """A lane, the doorbell of the writer behind it, and what flies in it by lane sequence."""
+    """A lane, the doorbell of the writer behind it, and what flies in it.
 
-    __slots__ = ("doorbell", "flights", "rung", "sender")
+    `flights`: batches without an answer, by lane sequence. `held`: batches whose bytes may be
+    needed again, by where their frame begins, oldest first; their room is not reused (rule 1).
+    """
+
+    __slots__ = ("doorbell", "flights", "held", "rung", "sender")
 
     def __init__(self, sender: LaneSender, doorbell: Doorbell) -> None:
         self.sender = sender
         self.doorbell = doorbell
         self.flights: dict[int, Batch] = {}
+        self.held: dict[int, Batch] = {}
         self.rung = 0
+
+    def launch(self, batch: Batch, encoded: EncodedBatch) -> bool:
+        """Copy a batch into the lane; False while there is no room."""
+        sender = self.sender
+        sender.hold(next(iter(self.held), None))
+        length = encoded.length
+        sequence = sender.try_write(batch.route.page, encoded, length)
+        if sequence is None:
+            return False
+        start = sender.last_start
+        self.flights[sequence] = batch
+        self.held[start] = batch
+        batch.flight = (self, sequence, start)
+        return True
+
+    def recall(self, batch: Batch) -> EncodedBatch:
+        """A copy of a held batch's bytes, to send them again; it flies and is held no longer."""
+        assert batch.flight is not None
+        _, sequence, start = batch.flight
+        image = self.sender.batch_at(start, batch.length)
+        encoded = EncodedBatch(bytearray(image[: hd.HEADER_BYTES]), bytes(image[hd.HEADER_BYTES :]))
+        self.flights.pop(sequence, None)
+        self.held.pop(start, None)
+        batch.flight = None
+        return encoded
+
+    def forget(self, batch: Batch) -> None:
+        """The batch is settled: its room may be reused."""
+        if batch.flight is not None:
+            self.held.pop(batch.flight[2], None)
+            batch.flight = None
 
     def wake_writer(self) -> None:
         """Ring the writer if it sleeps (after a fence), once per sleep."""
@@ -38,9 +73,17 @@ class LaneLink:
             self.rung = ticket
             self.doorbell.ring()
 
+    def detach(self) -> None:
+        self.sender.detach()
+        self.doorbell.close()
+
 
 class PartitionRoute:
-    """One partition as this producer sees it: epoch, next sequence, batches waiting for room."""
+    """One partition as this producer sees it.
+
+    `pending`: encoded batches that wait for room, in sequence order. `in_flight`: batches in a lane
+    without a final outcome, by batch sequence, in order.
+    """
 
     __slots__ = ("epoch", "in_flight", "link", "next_sequence", "page", "partition", "pending",
                  "state", "topic", "topic_id", "waiting_durable", "writer")  # fmt: skip
@@ -57,9 +100,23 @@ class PartitionRoute:
         self.epoch = 0
         self.next_sequence = 0
         self.pending: deque[Batch] = deque()
-        self.in_flight: dict[int, Batch] = {}  # by batch sequence, in order
+        self.in_flight: dict[int, Batch] = {}
         self.waiting_durable: deque[Batch] = deque()
         self.link: LaneLink | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.pending or self.in_flight or self.waiting_durable)
+
+    def renumber(self, start: int) -> None:
+        """Give what is pending new sequences from `start` on, in the current epoch."""
+        sequence = start
+        for batch in self.pending:
+            assert batch.encoded is not None
+            batch.encoded = resequence(batch.encoded, self.epoch, sequence)
+            batch.sequence = sequence
+            sequence += batch.count
+        self.next_sequence = sequence
 
     def __repr__(self) -> str:
         return f"{self.topic}-{self.partition}"
@@ -70,7 +127,9 @@ class TopicRoutes:
 
     __slots__ = ("info", "record_bytes_max", "routes", "sticky")
 
-    def __init__(self, info: TopicInfo, routes: list[PartitionRoute], record_bytes_max: int) -> None:
+    def __init__(
+        self, info: TopicInfo, routes: list[PartitionRoute], record_bytes_max: int
+    ) -> None:
         self.info = info
         self.routes = routes
         self.record_bytes_max = record_bytes_max
@@ -84,9 +143,7 @@ class TopicRoutes:
 
 def resequence(encoded: EncodedBatch, epoch: int, sequence: int) -> EncodedBatch:
     """The same records under another producer epoch and sequence (both checksums anew)."""
-    fields = list(HEADER.unpack(encoded.header))
-    named = hd.BatchHeader._make(fields)._replace(producer_epoch=epoch, base_sequence=sequence)
-    head = bytearray(HEADER.pack(*named))
-    body_crc = crc32c(encoded.body, crc32c(memoryview(head)[hd.BODY_CRC_FROM :]))
-    hd.seal_header(head, body_crc)
-    return EncodedBatch(head, encoded.body)
+    head = hd.parse(encoded.header)._replace(producer_epoch=epoch, base_sequence=sequence)
+    packed = bytearray(hd.HEADER.pack(*head))
+    hd.seal_header(packed, crc32c(encoded.body, crc32c(memoryview(packed)[hd.BODY_CRC_FROM :])))
+    return EncodedBatch(packed, encoded.body)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.encode import Headers, encode_batch, record_overhead
+from penstock.core.encode import EncodedBatch, Headers, encode_batch, record_overhead
 from penstock.delivery import RECORD_FIELDS, Batch, Box
 from penstock.partitioner import partitions_of
 from penstock.routes import PartitionRoute, TopicRoutes
@@ -23,12 +24,15 @@ _COUNTING: Final = list(range(1 << 16))
 
 @dataclass(frozen=True, slots=True)
 class SealSettings:
-    """What encoding needs to know of a producer."""
+    """What encoding needs to know of a producer. `batch_bytes` is where long runs are split,
+    `batch_bytes_max` what a frame can take; up to `records_trusted` rows are encoded before they
+    are measured, because their box has bounded them."""
 
     producer_id: int
     codec: int
     batch_bytes: int
     batch_bytes_max: int
+    records_trusted: int
 
 
 class Rows(NamedTuple):
@@ -130,50 +134,45 @@ def _place(box: Box, groups: list[npt.NDArray[np.int64]]) -> None:
 
 
 def _encode_run(box: Box, rows: Rows, route: PartitionRoute, settings: SealSettings) -> None:
+    """Encode rows of one partition, as one batch if that fits a frame."""
+    if len(rows.values) <= settings.records_trusted:
+        encoded = _encode(box, rows, route, settings)
+        if encoded.length <= settings.batch_bytes_max:
+            _append(box, route, encoded, len(rows.values))
+            return
     for start, stop in _runs(rows, settings):
-        part = rows if stop - start == len(rows.values) else rows.run(start, stop)
-        count = stop - start
-        encoded = encode_batch(
-            part.values,
-            base_timestamp=box.opened,
-            topic_id=route.topic_id,
-            partition=route.partition,
-            keys=part.keys,
-            headers=part.headers,
-            timestamps=part.timestamps,
-            producer_id=settings.producer_id,
-            producer_epoch=route.epoch,
-            base_sequence=route.next_sequence,
-            codec=settings.codec,
-        )
-        batch = Batch(box, route, encoded, count, route.next_sequence, box.deadline)
-        route.next_sequence += count
-        box.batches.append(batch)
+        part = rows.run(start, stop)
+        _append(box, route, _encode(box, part, route, settings), stop - start)
+
+
+def _append(box: Box, route: PartitionRoute, encoded: EncodedBatch, count: int) -> None:
+    box.batches.append(Batch(box, route, encoded, count, route.next_sequence))
+    route.next_sequence += count
+
+
+def _encode(box: Box, rows: Rows, route: PartitionRoute, settings: SealSettings) -> EncodedBatch:
+    return encode_batch(
+        rows.values,
+        base_timestamp=box.opened,
+        topic_id=route.topic_id,
+        partition=route.partition,
+        keys=rows.keys,
+        headers=rows.headers,
+        timestamps=rows.timestamps,
+        producer_id=settings.producer_id,
+        producer_epoch=route.epoch,
+        base_sequence=route.next_sequence,
+        codec=settings.codec,
+    )
 
 
 def _runs(rows: Rows, settings: SealSettings) -> list[tuple[int, int]]:
-    """Bounds of runs that fit a batch: one run almost always."""
+    """Bounds of runs of at most `batch_bytes` each (a larger record is a run of its own)."""
     count = len(rows.values)
-    if rows.headers is None:
-        keys = rows.keys or ()
-        total = sum(map(len, filter(None, rows.values))) + sum(map(len, filter(None, keys)))
-        if total + 24 * count <= settings.batch_bytes_max:
-            return [(0, count)]
-    sizes = np.fromiter(
-        (
-            record_overhead(
-                value,
-                rows.keys[index] if rows.keys is not None else None,
-                rows.headers[index] if rows.headers is not None else None,
-            )
-            for index, value in enumerate(rows.values)
-        ),
-        np.int64,
-        count,
-    )
+    keys = rows.keys or repeat(None)
+    headers = rows.headers or repeat(None)
+    sizes = np.fromiter(map(record_overhead, rows.values, keys, headers), np.int64, count)
     ends = np.cumsum(sizes)
-    if ends[-1] <= settings.batch_bytes_max:
-        return [(0, count)]
     runs = []
     start, base = 0, 0
     while start < count:

@@ -62,8 +62,7 @@ class Session:
         self.doorbell = Doorbell.from_fd(fds[2])
         self.caller_bell = Doorbell.from_fd(os.dup(fds[2]))  # a poll object serves one thread
         self.resumed = {
-            lane.name: Doorbell.from_fd(fd)
-            for lane, fd in zip(welcome.lanes, fds[3:], strict=True)
+            lane.name: Doorbell.from_fd(fd) for lane, fd in zip(welcome.lanes, fds[3:], strict=True)
         }
         if not state_table.check_table(self.state, self.node_uuid):
             raise er.AttachRefusedError(f"the node at {socket} handed out a broken state table")
@@ -220,5 +219,3 @@ def refusal(reply: object, socket: Path) -> er.PenstockError:
         f"the node at {socket} answered {type(reply).__name__}, which does not belong here: "
         "run the same Penstock version in the node and its clients"
     )
-
-

@@ -1,0 +1,217 @@
+"""The minder of a producer: who sleeps, who wakes, and who looks after what falls due.
+
+One background thread seals lingering boxes, takes in answers, fails what is overdue and finds the
+node again when it went away. A caller that waits takes over: it sleeps on the doorbell itself, so
+that an answer reaches it without a detour through another thread.
+
+The lock is the producer's; `wait`, `reap`, `expect` and `nudge` are called with it held.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from penstock.core import errors as er
+from penstock.ipc import layout as lo
+from penstock.ipc.doorbell import Backoff, Doorbell, fence
+from penstock.outbox import Outbox
+from penstock.session import Session
+
+if TYPE_CHECKING:
+    from penstock.producer import Producer
+
+logger = logging.getLogger("penstock.producer")
+
+EXPIRE_EVERY: Final = 0.1
+WAIT_MAX: Final = 0.5
+CALLER_WAIT_MAX: Final = 0.1
+RETRY_FIRST: Final = 0.05
+RETRY_LAST: Final = 1.0
+
+
+class Minder:
+    """See the module. One per producer (and per forked child of it)."""
+
+    def __init__(self, producer: Producer, lock: threading.Lock, outbox: Outbox) -> None:
+        self._producer = producer
+        self._lock = lock
+        self._changed = threading.Condition(lock)
+        self._outbox = outbox
+        self._session: Session | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._leading = False
+        self._dozing = 0
+        self._ticket = time.monotonic_ns()  # never one that a predecessor used
+        self._asleep_until = 0.0
+        self._next_expiry = 0.0
+        self._retry_at = 0.0
+        self._retry_delay = RETRY_FIRST
+        self.reconnects = 0
+
+    def start(self, session: Session) -> None:
+        self._session = session
+        self._thread = threading.Thread(target=self._run, name="penstock-producer", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread (lock not held) and send waiting callers away."""
+        with self._lock:
+            self._stopping = True
+            self.nudge()
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(5.0)
+
+    def nudge(self) -> None:
+        """Wake the thread: there is something for it to do."""
+        if self._session is not None:
+            self._session.doorbell.ring()
+
+    def expect(self, due: float) -> None:
+        """Something falls due at `due` (monotonic seconds): do not sleep past it."""
+        if due < self._asleep_until:
+            self._asleep_until = due
+            self.nudge()
+
+    def reap(self) -> bool:
+        moved = self._outbox.reap()
+        if moved:
+            self._changed.notify_all()
+        return moved
+
+    # --- callers ---------------------------------------------------------------------------------
+    def wait(self, predicate: Callable[[], bool], timeout: float | None) -> bool:
+        """Mind the outbox until `predicate()`; False if `timeout` seconds ran out first."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self.reap()
+            if predicate():
+                return True
+            if self._stopping:
+                raise er.ClosedError("the producer was closed while a call waited on it")
+            left = WAIT_MAX if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                return False
+            if self._leading or self._session is None:
+                self._changed.wait(min(left, WAIT_MAX))
+                continue
+            self._leading = True
+            try:
+                self._doze(self._session.caller_bell, min(left, CALLER_WAIT_MAX))
+            finally:
+                self._leading = False
+                self._changed.notify_all()
+            self._expire(time.monotonic())
+
+    def _doze(self, bell: Doorbell, bound: float) -> None:
+        """Sleep on a doorbell by the protocol of rule 13; gives the lock up meanwhile.
+
+        The thread and one caller may doze at once; who wakes first publishes a fresh ticket for the
+        one who still sleeps.
+        """
+        self._publish(sleeping=True)
+        fence()
+        if not self._outbox.has_answers():
+            self._dozing += 1
+            self._lock.release()
+            try:
+                bell.wait(bound)
+            except er.ClosedError:
+                pass  # the attachment was replaced meanwhile
+            finally:
+                self._lock.acquire()
+                self._dozing -= 1
+        self._publish(sleeping=self._dozing > 0)
+        if self._dozing:
+            fence()  # who woke looks for answers next, for the sleeper too
+
+    def _publish(self, *, sleeping: bool) -> None:
+        self._ticket += 1
+        ticket = self._ticket if sleeping else 0
+        for link in self._outbox.links.values():
+            link.sender.publish_sleeping(ticket)
+
+    def _expire(self, now: float) -> None:
+        if now >= self._next_expiry:
+            self._next_expiry = now + EXPIRE_EVERY
+            self._outbox.expire(now)
+
+    # --- the thread ------------------------------------------------------------------------------
+    def _run(self) -> None:
+        backoff = Backoff()
+        while True:
+            with self._lock:
+                if self._stopping:
+                    return
+                moved = self._mind(backoff)
+            if moved:
+                backoff.reset()
+                self._producer.run_callbacks()
+            if self._outbox.lost is not None and time.monotonic() >= self._retry_at:
+                if not self._reattach():
+                    self._retry_at = time.monotonic() + self._retry_delay
+                    self._retry_delay = min(self._retry_delay * 2, RETRY_LAST)
+
+    def _mind(self, backoff: Backoff) -> bool:
+        """One round of duties, then sleep if there were none. True if there were."""
+        producer, outbox = self._producer, self._outbox
+        now = time.monotonic()
+        moved = self.reap()
+        moved = producer.seal_open(now) or moved
+        self._expire(now)
+        self._look_for_node(now)
+        if self._leading:
+            if moved:
+                self.nudge()  # this thread may have taken a ring that was meant for the caller
+            self._changed.wait(self._nap(now, WAIT_MAX))
+        elif not moved and not producer.has_callbacks:
+            bound = self._nap(now, backoff.bound())
+            if outbox.lost is not None:
+                bound = min(bound, max(self._retry_at - now, 0.001))
+            self._asleep_until = now + bound
+            assert self._session is not None
+            self._doze(self._session.doorbell, bound)
+            self._asleep_until = 0.0
+        return moved or producer.has_callbacks
+
+    def _nap(self, now: float, bound: float) -> float:
+        due = self._producer.linger_until()
+        return bound if due is None else max(0.0, min(bound, due - now))
+
+    def _look_for_node(self, now: float) -> None:
+        if self._outbox.lost is None and self._session is not None:
+            self._outbox.lost = self._session.farewell()
+            if self._outbox.lost is not None:
+                logger.warning("lost the node at %s: %s", self._producer.socket, self._outbox.lost)
+                self._retry_at, self._retry_delay = now, RETRY_FIRST
+
+    def _reattach(self) -> bool:
+        """Find the node that came back, keep producer id and lanes (rule 5)."""
+        producer, old = self._producer, self._session
+        assert old is not None
+        try:
+            session = Session.attach(
+                producer.socket, lo.KIND_PRODUCER, client_id=producer.client_id, timeout=0.5,
+                resume=old.producer_id,
+            )  # fmt: skip
+        except (er.PenstockError, OSError) as error:
+            logger.info("no node yet at %s: %s", producer.socket, error)
+            return False
+        with self._lock:
+            if self._stopping:
+                session.close()
+                return True
+            same = session.node_uuid == old.node_uuid and session.producer_id == old.producer_id
+            producer.adopt(session)
+            self._session = session
+            self.reconnects += 1
+            self._outbox.resume(session, same=same)
+            old.close(polite=False)
+            self._changed.notify_all()
+        logger.info("back at the node at %s", producer.socket)
+        return True

@@ -1,0 +1,322 @@
+"""The outbox of a producer: batches into lanes, answers out of them, and what follows from those.
+
+Its owner calls it under one lock. It never waits, never sleeps and starts nothing: it is the part
+of a producer that decides. Every batch that is launched ends in `finished` exactly once.
+
+    pending ──launch──> in flight ──ack──> (waiting durable) ──> done
+       ^                   │
+       └──── recalled ─────┘   poisoned, lane lost, other leader epoch: the same records again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from penstock.core import errors as er
+from penstock.delivery import Batch
+from penstock.ipc import layout as lo
+from penstock.ipc.lane import Ack
+from penstock.routes import LaneLink, PartitionRoute, TopicRoutes
+from penstock.session import Session
+
+_ADVICE: Final = {
+    er.ErrorCode.UNKNOWN_PARTITION: ": the topic was deleted; create it anew",
+    er.ErrorCode.WRONG_TOPIC_ID: ": the topic was deleted and created anew since",
+    er.ErrorCode.BATCH_TOO_LARGE: ": make batch_bytes smaller",
+    er.ErrorCode.PARTITION_OFFLINE: ": its log is offline; see the node's log for the reason",
+    er.ErrorCode.DUPLICATE_TOO_OLD: ": it was sent before, but too long ago to say where it is",
+}
+_TOPIC_GONE: Final = frozenset({er.ErrorCode.UNKNOWN_PARTITION, er.ErrorCode.WRONG_TOPIC_ID})
+_UNCONSUMED: Final = frozenset({er.ErrorCode.PARTITION_OFFLINE, er.ErrorCode.DUPLICATE_TOO_OLD})
+"""Refusals after which the sequence goes on as if nothing had been refused."""
+
+OpenLane = Callable[[int], "LaneLink | None"]
+
+
+class Outbox:
+    """See the module. `level` is the durability at which a batch is done."""
+
+    def __init__(
+        self,
+        socket: Path,
+        *,
+        level: str,
+        idempotent: bool,
+        delivery_timeout: float,
+        open_lane: OpenLane,
+        finished: Callable[[Batch], None],
+    ) -> None:
+        self._socket = socket
+        self._level = level
+        self._idempotent = idempotent
+        self._delivery_timeout = delivery_timeout
+        self._open_lane = open_lane
+        self._finished = finished
+        self.links: dict[int, LaneLink] = {}
+        self.topics: dict[str, TopicRoutes] = {}
+        self.retired: list[PartitionRoute] = []  # of topics that are gone, until they are idle
+        self.lost: str | None = None
+        self.buffered = 0
+        self.resent = 0
+
+    def routes(self) -> Iterator[PartitionRoute]:
+        for topic in list(self.topics.values()):
+            yield from topic.routes
+        yield from self.retired
+
+    def has_answers(self) -> bool:
+        return any(link.sender.has_acks() for link in self.links.values())
+
+    # --- out -------------------------------------------------------------------------------------
+    def post(self, batches: list[Batch]) -> None:
+        """Take freshly encoded batches; what finds no room stays pending."""
+        touched: list[LaneLink] = []
+        for batch in batches:
+            self.buffered += batch.length
+            route = batch.route
+            route.pending.append(batch)
+            if len(route.pending) == 1:
+                self._pump(route, touched)
+        for link in touched:
+            link.wake_writer()
+
+    def pump(self, route: PartitionRoute) -> None:
+        """Copy pending batches into the lane while there is room."""
+        touched: list[LaneLink] = []
+        self._pump(route, touched)
+        for link in touched:
+            link.wake_writer()
+
+    def _pump(self, route: PartitionRoute, touched: list[LaneLink]) -> None:
+        link = route.link
+        if link is None:
+            link = route.link = self.links.get(route.writer) or self._open_lane(route.writer)
+            if link is None:
+                return
+        pending = route.pending
+        while pending:
+            batch = pending[0]
+            assert batch.encoded is not None
+            if not link.launch(batch, batch.encoded):
+                return
+            batch.encoded = None
+            pending.popleft()
+            if link not in touched:
+                touched.append(link)
+            if self._level == "ring":
+                link.forget(batch)
+                self._finish(batch, None)
+            else:
+                route.in_flight[batch.sequence] = batch
+
+    # --- in --------------------------------------------------------------------------------------
+    def reap(self) -> bool:
+        """Take in answers, settle what became durable, refill lanes. True if anything moved."""
+        moved = False
+        for link in list(self.links.values()):
+            for ack in link.sender.acks():
+                moved = True
+                batch = link.flights.pop(ack.sequence, None)
+                if batch is not None:
+                    self._settle(batch, ack)
+        for route in self.routes():
+            if route.waiting_durable:
+                moved = self._settle_durable(route) or moved
+            if route.pending:
+                self.pump(route)
+        if self.retired:
+            self.retired = [route for route in self.retired if not route.is_idle]
+        return moved
+
+    def _settle(self, batch: Batch, ack: Ack) -> None:
+        route = batch.route
+        if ack.error:
+            self._refused(batch, er.ErrorCode(ack.error))
+            return
+        route.in_flight.pop(batch.sequence, None)
+        batch.base_offset = ack.base_offset
+        batch.append_timestamp = ack.append_timestamp
+        batch.leader_epoch = ack.leader_epoch
+        if self._level == "fsynced" and not batch.done:
+            route.waiting_durable.append(batch)
+            self._settle_durable(route)
+        else:
+            self._finish(batch, None)
+
+    def _settle_durable(self, route: PartitionRoute) -> bool:
+        """Finish what stands below `durable` in the epoch that acknowledged it (rule 1)."""
+        moved = False
+        durable, epoch = route.state.durable, route.state.leader_epoch
+        waiting = route.waiting_durable
+        while waiting:
+            batch = waiting[0]
+            assert batch.base_offset is not None
+            if batch.leader_epoch != epoch:  # another log now: the same bytes go there again
+                waiting.popleft()
+                self._recall([batch])
+                self.resent += 1
+            elif durable >= batch.base_offset + batch.count or batch.done:
+                waiting.popleft()
+                self._finish(batch, None)
+            else:
+                break
+            moved = True
+        return moved
+
+    def _refused(self, batch: Batch, code: er.ErrorCode) -> None:
+        """A final refusal: the batch fails, and what it poisoned goes again in a new epoch."""
+        route = batch.route
+        if code is er.ErrorCode.POISONED and self._idempotent:
+            again = list(route.in_flight.values())
+        else:
+            route.in_flight.pop(batch.sequence, None)
+            again = [] if code in _UNCONSUMED else list(route.in_flight.values())
+            self._finish(
+                batch,
+                er.ProduceError(
+                    f"{route!r} at {self._socket} refused a batch of {batch.count} records: "
+                    f"{code.name.lower()}{_ADVICE.get(code, '')}",
+                    code,
+                ),
+            )
+        if code in _UNCONSUMED:
+            return
+        if code in _TOPIC_GONE:
+            self._drop(route, batch.error)
+            return
+        # Answers come in lane order, so nothing before these can still be under way.
+        self._recall(again)
+        self.resent += len(again)
+        route.epoch += 1
+        route.renumber(0)
+        self.pump(route)
+
+    def _recall(self, batches: list[Batch]) -> None:
+        """Put batches that are in a lane back in front of what is pending, in order."""
+        for batch in reversed(batches):
+            batch.route.in_flight.pop(batch.sequence, None)
+            if batch.flight is None or batch.done:
+                continue
+            batch.encoded = batch.flight[0].recall(batch)
+            batch.route.pending.appendleft(batch)
+
+    def _drop(self, route: PartitionRoute, error: Exception | None) -> None:
+        """The topic is gone: whatever was meant for it fails alike, later sends look it up anew."""
+        known = self.topics.get(route.topic)
+        if known is not None and route in known.routes:
+            del self.topics[route.topic]
+            self.retired += known.routes
+        for batch in [*route.in_flight.values(), *route.pending]:
+            self._finish(batch, error)
+        for batch in route.in_flight.values():
+            if batch.flight is not None:
+                batch.flight[0].flights.pop(batch.flight[1], None)
+                batch.flight[0].forget(batch)
+        route.in_flight.clear()
+        route.pending.clear()
+
+    def _finish(self, batch: Batch, error: Exception | None) -> None:
+        if batch.flight is not None and batch.sequence not in batch.route.in_flight:
+            batch.flight[0].forget(batch)
+        if batch.done:
+            return
+        batch.done = True
+        batch.encoded = None
+        batch.error = error
+        self.buffered -= batch.length
+        self._finished(batch)
+
+    # --- time ------------------------------------------------------------------------------------
+    def expire(self, now: float) -> None:
+        """Fail what is past its delivery timeout. What lies in a lane may still be written."""
+        for route in self.routes():
+            dropped = 0
+            while route.pending and route.pending[0].deadline <= now:
+                batch = route.pending.popleft()
+                dropped += batch.count
+                self._finish(batch, er.DeliveryTimeout(
+                    f"{batch.count} records for {route!r} found no room in the lane within "
+                    f"{self._delivery_timeout} s and were not sent{self.why(route)}"
+                ))  # fmt: skip
+            if dropped:
+                left = sum(batch.count for batch in route.pending)
+                route.renumber(route.next_sequence - left - dropped)
+            for batch in [*route.in_flight.values(), *route.waiting_durable]:
+                if batch.deadline <= now and not batch.done:
+                    self._finish(batch, er.DeliveryTimeout(
+                        f"{batch.count} records for {route!r} were not acknowledged within "
+                        f"{self._delivery_timeout} s; they may still be written{self.why(route)}"
+                    ))  # fmt: skip
+
+    def why(self, route: PartitionRoute | None = None) -> str:
+        """What is known about why nothing moves, for messages."""
+        if self.lost is not None:
+            return f": no node at {self._socket} ({self.lost})"
+        for each in self.routes() if route is None else [route]:
+            status = each.state.status
+            if status not in (lo.STATUS_ONLINE, lo.STATUS_ABSENT):
+                name = lo.STATUS_NAMES.get(status, str(status))
+                return f": {each!r} is {name} (errno {each.state.errno})"
+        return ""
+
+    # --- another node ----------------------------------------------------------------------------
+    def resume(self, session: Session, *, same: bool) -> None:
+        """Go on at a node that came back. `same`: it serves the same data folder and knows this
+        producer id, so lanes it still has are simply used on."""
+        lost: list[LaneLink] = []
+        for writer, link in list(self.links.items()):
+            doorbell = session.resumed.pop(link.sender.name, None) if same else None
+            if doorbell is None:
+                lost.append(link)
+                del self.links[writer]
+                continue
+            link.doorbell.close()
+            link.doorbell = doorbell
+            link.rung = 0
+            link.wake_writer()
+        self.lost = None
+        for route in self.routes():
+            if route.link in lost:
+                route.link = None
+            if same:
+                route.state = session.page(route.page)
+                route.writer = route.page % session.writers
+        if same:
+            self._send_again(lost)
+        else:
+            error = er.NotConnectedError(
+                f"another node (another data folder) answers at {self._socket} now; what was not "
+                "acknowledged may or may not have been written"
+            )
+            for topic in list(self.topics.values()):
+                for route in topic.routes:
+                    self._drop(route, error)
+        for link in lost:
+            link.detach()
+
+    def _send_again(self, lost: list[LaneLink]) -> None:
+        """Lanes are gone: what flew in them goes again with the same sequences, or fails."""
+        for route in self.routes():
+            flying = [
+                batch
+                for batch in [*route.in_flight.values(), *route.waiting_durable]
+                if batch.flight is not None and batch.flight[0] in lost
+            ]
+            if not flying:
+                continue
+            route.waiting_durable.clear()
+            if self._idempotent:
+                self._recall(flying)
+                self.resent += len(flying)
+            else:
+                for batch in flying:
+                    route.in_flight.pop(batch.sequence, None)
+                    self._finish(batch, er.ProduceError(
+                        f"the lane to {route!r} was lost with {batch.count} records in it; they "
+                        "may or may not have been written"
+                    ))  # fmt: skip
+                route.epoch += 1
+                route.renumber(0)
+            self.pump(route)
