@@ -1,0 +1,528 @@
+"""Opening a log after crashes and power cuts: rules 14 and 15, and what may be deleted."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from crc32c import crc32c
+from unit.core.log_helpers import (
+    FOLDER,
+    SMALL,
+    MemoryStorage,
+    contents,
+    fail_at,
+    make_batch,
+    open_log,
+)
+
+from penstock.core.epochs import EPOCHS_FILE
+from penstock.core.errors import ConfigError, ErrorCode, LogOfflineError, StorageError
+from penstock.core.header import stamp
+from penstock.core.log import LogConfig
+from penstock.core.recoverypoint import POINT_FILE, SLOT_BYTES, PointFile, RecoveryPoint
+from penstock.core.segment import segment_path
+
+ACTIVE = segment_path(FOLDER, 0)
+POINT_PATH = f"{FOLDER}/{POINT_FILE}"
+
+
+def filled(sizes=(0, 64, 10, 200, 64, 128), *, synced=0, config=SMALL):
+    """A log of batches with these bodies, the first `synced` of them on the device; where each
+    batch begins; and what the log holds."""
+    storage = MemoryStorage()
+    log, _ = open_log(storage, config=config)
+    places = []
+    for i, size in enumerate(sizes):
+        log.append([make_batch(i, body=b"\xab" * size)], 100 + i)
+        places.append((log.segment_base, log.valid_bytes))
+        if i + 1 == synced:
+            log.sync()
+    kept = contents(log)
+    log.close(clean=False)
+    return storage, places, kept
+
+
+def rebooted(storage, **options):
+    return open_log(storage, **{"boot_id": "boot-2", **options})
+
+
+# ---- rule 14: where a log ends
+
+
+@pytest.mark.parametrize("tail", ["zeros", "end of file"])
+def test_rule_14_a_torn_tail_at_every_byte(tail):
+    whole, places, kept = filled()
+    size = places[-1][1]
+    data = bytes(whole.names[ACTIVE].content)
+    ends = [0] + [end for _, end in places]
+    for cut in range(size + 1):
+        storage = whole.copy()
+        content = storage.names[ACTIVE].content
+        content[:] = data[:cut] if tail == "end of file" else data[:cut].ljust(len(data), b"\0")
+        torn = bytes(content)
+        log, report = rebooted(storage)
+        keep = sum(torn[:end] == data[:end] for end in ends[1:])
+        assert contents(log) == kept[:keep], cut
+        assert log.log_end == log.durable == keep
+        left = len(torn.rstrip(b"\0")) - ends[keep]
+        if left <= 0:
+            assert report.lost is None
+            assert log.segment_base == 0, "nothing is torn: the segment goes on"
+        else:
+            assert report.reason == "cut"
+            assert report.lost is not None
+            assert report.lost[0] == keep
+            assert report.lost_bytes == left
+            assert log.segment_base == keep, "appending resumes in a new segment"
+            assert not any(storage.names[ACTIVE].content[ends[keep] :]), "the rest is zeroed"
+            assert storage.names[ACTIVE].synced == bytes(storage.names[ACTIVE].content)
+        [result] = log.append([make_batch(keep)], 1)
+        assert (result.base_offset, result.error) == (keep, 0)
+        again, second = rebooted(storage, published=log.log_end)
+        assert contents(again) == contents(log)
+        assert second.lost is None
+
+
+@pytest.mark.parametrize("victim", [0, 2, 5])
+def test_rule_14_a_flipped_bit_keeps_exactly_the_batches_before(victim):
+    """Kafka's LogSegmentTest: corrupt from record k on, and 0..k-1 are left."""
+    whole, places, kept = filled()
+    start = places[victim - 1][1] if victim else 0
+    for at in range(start, places[victim][1]):
+        storage = whole.copy()
+        storage.names[ACTIVE].content[at] ^= 1 << at % 8
+        log, report = rebooted(storage)
+        assert contents(log) == kept[:victim], at
+        # The end of the loss is known from any later header that is whole, its own included.
+        assert report.lost == (victim, 6 if victim < 5 or at - start >= 128 else 5)
+        assert f"byte {start}" in report.cause
+        assert report.lost_bytes > 0
+
+
+def test_rule_14_zeros_before_other_batches_are_a_cut():
+    whole, places, kept = filled()
+    storage = whole.copy()
+    storage.names[ACTIVE].content[places[1][1] : places[3][1]] = bytes(places[3][1] - places[1][1])
+    log, report = rebooted(storage)
+    assert contents(log) == kept[:2]
+    assert report.lost == (2, 6)
+    assert "with bytes behind" in report.cause
+    assert not any(storage.names[ACTIVE].content[places[1][1] :])
+
+
+@pytest.mark.parametrize(
+    ("base", "epoch", "generation", "good"),
+    [
+        (6, 1, 1, True),
+        (6, 1, 2, True),
+        (6, 2, 0, True),
+        (7, 1, 1, False),
+        (5, 1, 1, False),
+        (6, 1, 0, False),
+        (6, 0, 9, False),
+    ],
+)
+def test_rule_14_a_batch_continues_a_log_only_in_order(base, epoch, generation, good):
+    storage, places, kept = filled()
+    batch = bytearray(make_batch(6))
+    head = batch[:128]
+    stamp(head, base_offset=base, leader_epoch=epoch, generation=generation, append_timestamp=200)
+    end = places[-1][1]
+    storage.names[ACTIVE].content[end : end + 192] = head + batch[128:]
+    log, report = rebooted(storage, generation=5)
+    assert log.log_end == (7 if good else 6)
+    assert (report.lost is None) is good
+    assert contents(log)[:6] == kept
+
+
+def test_rule_14_a_batch_of_another_topic_is_no_batch_of_this_log():
+    storage, places, kept = filled()
+    batch = bytearray(make_batch(6, topic_id=bytes(16)))
+    head = batch[:128]
+    stamp(head, base_offset=6, leader_epoch=1, generation=1, append_timestamp=200)
+    end = places[-1][1]
+    storage.names[ACTIVE].content[end : end + 192] = head + batch[128:]
+    log, report = rebooted(storage)
+    assert contents(log) == kept
+    assert "another partition" in report.cause
+
+
+def test_rule_14_same_boot_bad_below_the_published_end_is_offline_and_the_file_is_kept():
+    for published, at in [(6, 4), (3, 2), (1, 0)]:
+        storage, places, _ = filled()
+        storage.names[ACTIVE].content[places[at][1] - 1] ^= 1
+        before = storage.copy()
+        with pytest.raises(LogOfflineError, match="damaged") as caught:
+            open_log(storage, published=published)
+        assert ACTIVE in str(caught.value)
+        assert f"offset {published}" in str(caught.value)
+        assert {name: node.content for name, node in storage.names.items()} == {
+            name: node.content for name, node in before.names.items()
+        }
+        assert storage.open_files == []
+
+
+def test_rule_14_same_boot_bad_above_the_published_end_is_a_torn_append():
+    storage, places, kept = filled()
+    storage.names[ACTIVE].content[places[3][1] + 140] ^= 1
+    log, report = open_log(storage, published=4)
+    assert contents(log) == kept[:4]
+    assert report.lost == (4, 6)
+    assert not report.epoch_bumped, "nobody has seen what was cut: no offset is given out twice"
+    assert log.segment_base == 4
+
+
+def test_rule_14_same_boot_keeps_what_was_appended_and_never_published():
+    storage, _, kept = filled()
+    log, report = open_log(storage, published=2, generation=2)
+    assert (contents(log), report.lost, log.segment_base) == (kept, None, 0)
+    assert log.durable == 0, "nothing was synced, and a restart does not make it so"
+    log.sync()
+    assert contents(rebooted(storage.power_cut())[0]) == kept
+
+
+def test_rule_14_bad_below_the_recovery_point_is_offline_where_it_is_met():
+    storage, places, _ = filled(synced=5)
+    del storage.names[ACTIVE].content[places[3][1] + 64 :]
+    with pytest.raises(LogOfflineError, match="damaged"):
+        rebooted(storage)
+    storage, places, _ = filled(synced=5)
+    storage.names[ACTIVE].content[places[1][1] : places[4][1]] = bytes(places[4][1] - places[1][1])
+    with pytest.raises(LogOfflineError, match="damaged"):
+        rebooted(storage)
+    storage, _, _ = filled(synced=5)
+    del storage.names[ACTIVE]
+    with pytest.raises(LogOfflineError, match="no segment"):
+        rebooted(storage)
+
+
+def test_rule_14_only_what_stands_above_the_recovery_point_is_cut():
+    storage, places, kept = filled(synced=3)
+    storage.names[ACTIVE].content[places[3][1] + 3] ^= 1
+    log, report = rebooted(storage)
+    assert contents(log) == kept[:4]
+    assert (report.batches_scanned, report.lost) == (1, (4, 6))
+    assert report.bytes_scanned == places[3][1] - places[2][1]
+
+
+def test_rule_14_the_cut_segment_is_used_again_if_it_holds_no_batch():
+    storage, places, kept = filled([300] * 12)
+    assert places[-1][0] == 9
+    first = segment_path(FOLDER, 9)
+    storage.names[first].content[5] ^= 1
+    node = storage.names[first]
+    log, report = rebooted(storage)
+    assert (log.log_end, log.segment_base, log.valid_bytes) == (9, 9, 0)
+    assert storage.names[first] is node
+    assert not any(node.content)
+    assert contents(log) == kept[:9]
+    assert report.lost == (9, 12)
+
+
+def test_rule_14_segments_behind_a_cut_go_and_are_counted():
+    storage, _, kept = filled([300] * 40)
+    storage.names[segment_path(FOLDER, 9)].content[500] ^= 1
+    log, report = rebooted(storage)
+    assert contents(log) == kept[:10]
+    assert (report.segments_removed, report.lost) == (3, (10, 36))
+    assert sorted(name for name in storage.listdir(FOLDER) if name.endswith(".log")) == [
+        "00000000000000000000.log",
+        "00000000000000000009.log",
+        "00000000000000000010.log",
+    ]
+    assert "lost offsets 10 to at least 36" in report.summary()
+    assert not [name for name in storage.listdir(FOLDER) if "producers" in name and "9" not in name]
+
+
+def test_rule_14_a_lost_recovery_point_does_not_let_segments_be_cut_away():
+    storage, _, kept = filled([300] * 40, synced=30)
+    del storage.names[POINT_PATH]
+    log, report = rebooted(storage.copy())
+    assert (contents(log), report.batches_scanned) == (kept, 40)
+    storage.names[segment_path(FOLDER, 9)].content[500] ^= 1
+    with pytest.raises(LogOfflineError, match="recovery point is lost"):
+        rebooted(storage)
+
+
+def test_a_batch_of_a_future_version_is_neither_cut_nor_read():
+    storage, places, _ = filled()
+    content = storage.names[ACTIVE].content
+    head = content[places[3][1] : places[3][1] + 128]
+    head[4] = 2
+    head[8:12] = bytes(4)
+    head[8:12] = crc32c(bytes(head)).to_bytes(4, "little")
+    content[places[3][1] : places[3][1] + 128] = head
+    before = bytes(content)
+    for boot in ("boot-1", "boot-2"):
+        with pytest.raises(LogOfflineError, match="version 2"):
+            open_log(storage, boot_id=boot)
+    assert bytes(content) == before
+
+
+def test_segments_that_overlap_are_damage():
+    storage, _, _ = filled()
+    storage.names[segment_path(FOLDER, 3)] = storage.copy().names[ACTIVE]
+    batch = bytes(make_batch(0))
+    log, _ = open_log(MemoryStorage())
+    log.append([make_batch(0, records=5), memoryview(batch)], 1)
+    storage.names[ACTIVE].content[:] = log._storage.names[ACTIVE].content
+    with pytest.raises(LogOfflineError, match="segment at offset 3"):
+        rebooted(storage)
+
+
+# ---- rule 15: no offset is given out twice in one epoch
+
+
+@pytest.mark.parametrize(
+    ("boot", "clean", "published", "bumped"),
+    [
+        ("boot-1", False, 6, False),
+        ("boot-1", False, None, False),
+        ("boot-1", True, None, False),
+        ("boot-2", True, None, False),
+        ("boot-2", False, None, True),
+    ],
+)
+def test_rule_15_another_boot_without_a_clean_mark_begins_an_epoch(boot, clean, published, bumped):
+    storage, _, _ = filled()
+    log, report = open_log(storage, boot_id=boot, node_clean=clean, published=published)
+    assert (report.epoch_bumped, report.same_boot) == (bumped, boot == "boot-1")
+    assert log.leader_epoch == (2 if bumped else 1)
+    assert log.epochs.entries == (((1, 0), (2, 6)) if bumped else ((1, 0),))
+    # It is on the device before the first append.
+    assert open_log(storage.power_cut(), boot_id="boot-3")[0].leader_epoch == log.leader_epoch + 1
+    log.append([make_batch(6)], 1)
+    [(head, _)] = log.read(6, 1)
+    assert head.leader_epoch == log.leader_epoch
+
+
+def test_rule_15_every_unclean_boot_begins_another_epoch():
+    storage, _, kept = filled(synced=6)
+    for boot in range(2, 6):
+        log, _ = open_log(storage, boot_id=f"boot-{boot}")
+        assert log.leader_epoch == boot
+        log.append([make_batch(log.log_end)], 1)
+        storage = storage.power_cut()
+    assert contents(log)[:6] == kept
+    assert log.epochs.entries == ((1, 0), (5, 6)), "what nobody wrote in is forgotten"
+
+
+def test_rule_15_a_generation_that_falls_begins_an_epoch():
+    storage, _, _ = filled()
+    log, _ = open_log(storage, generation=9)
+    log.append([make_batch(6)], 1)
+    log.close(clean=True)
+    log, report = open_log(storage, generation=2, node_clean=True)
+    assert report.epoch_bumped
+    log.append([make_batch(7)], 1)
+    log.close(clean=False)
+    log, report = open_log(storage, generation=3, published=8)
+    assert (log.log_end, report.lost) == (8, None)
+
+
+@pytest.mark.parametrize("how", ["deleted", "damaged"])
+def test_rule_15_lost_epochs_come_back_from_the_log_and_a_new_one_begins(how):
+    storage, _, _ = filled([300] * 12)
+    for boot in ("boot-2", "boot-3"):
+        log, _ = open_log(storage, boot_id=boot)
+        for _ in range(12):
+            log.append([make_batch(log.log_end, body=300)], 1)
+        log.close(clean=True)
+    assert log.epochs.entries == ((1, 0), (2, 12), (3, 24))
+    path = f"{FOLDER}/{EPOCHS_FILE}"
+    if how == "deleted":
+        del storage.names[path]
+    else:
+        storage.names[path].content[20] ^= 1
+    log, report = open_log(storage, boot_id="boot-3", node_clean=True)
+    assert log.epochs.entries == ((1, 0), (2, 12), (3, 24), (4, 36))
+    assert report.epoch_bumped
+
+
+# ---- the recovery point
+
+
+def test_golden_recovery_point():
+    point = RecoveryPoint(258, 513, 1027, 5, 6, 7, "boot-é")
+    assert point.encode(9) == bytes.fromhex(
+        "50535250 0100 0700 13692776 00000000"
+        "0900000000000000 0201000000000000"
+        "0102000000000000 0304000000000000"
+        "05000000 06000000 0700000000000000" + "626f6f742dc3a9".ljust(128, "0")
+    )
+    assert RecoveryPoint.decode(point.encode(9)) == (point, 9)
+
+
+def test_a_torn_recovery_point_leaves_the_one_before():
+    storage = MemoryStorage()
+    file = PointFile(storage, "/data")
+    points = [RecoveryPoint(0, 64 * i, i, 1, 1, 1, "boot") for i in range(5)]
+    path = f"/data/{POINT_FILE}"
+    for i, point in enumerate(points):
+        file.write(point, durable=False)
+        content = storage.names[path].content
+        assert len(content) == 2 * SLOT_BYTES
+        assert PointFile(storage, "/data").load() == point
+        for at in range(i % 2 * SLOT_BYTES, i % 2 * SLOT_BYTES + 128):
+            content[at] ^= 1
+            assert PointFile(storage, "/data").load() == (points[i - 1] if i else None)
+            content[at] ^= 1
+    file = PointFile(storage, "/data")
+    file.load()
+    file.write(points[0], durable=True)
+    assert PointFile(storage.power_cut(), "/data").load() == points[0]
+
+
+def test_boot_ids_have_a_bound():
+    with pytest.raises(ConfigError, match="boot id"):
+        open_log(MemoryStorage(), boot_id="x" * 65)
+    with pytest.raises(ConfigError, match="boot id"):
+        open_log(MemoryStorage(), boot_id="")
+
+
+# ---- cost
+
+
+class Counting(MemoryStorage):
+    """Counts the bytes that are read of each file."""
+
+    def __init__(self, names):
+        super().__init__()
+        self.names = names
+        self.folders.add(FOLDER)
+        self.read: dict[str, int] = {}
+
+    def pread(self, fd, length, position):
+        data = super().pread(fd, length, position)
+        self.read[self.path_of(fd)] = self.read.get(self.path_of(fd), 0) + len(data)
+        return data
+
+
+def test_recovery_reads_only_above_the_recovery_point():
+    storage, places, kept = filled([300] * 200, synced=195)
+    counting = Counting(storage.names)
+    log, report = rebooted(counting)
+    assert len(places) == 200
+    assert report.batches_scanned == 5
+    segments = {name for name in counting.read if name.endswith(".log")}
+    assert segments <= {segment_path(FOLDER, base) for base in (189, 198)}
+    assert contents(log) == kept
+    log.close(clean=True)
+    counting = Counting(storage.names)
+    _, report = open_log(counting, boot_id="boot-2", node_clean=True)
+    assert (report.reason, report.batches_scanned, report.bytes_scanned) == ("clean", 0, 0)
+    assert sum(counting.read.values()) < 12_000
+
+
+def test_recovery_reads_headers_only_between_snapshot_and_recovery_point():
+    config = LogConfig(snapshot_batches=10**6)
+    storage, _, _ = filled([9000] * 60, synced=60, config=config)
+    counting = Counting(storage.names)
+    log, report = rebooted(counting, config=config)
+    assert report.batches_scanned == 0
+    assert log.producers.next_sequence(1) == (0, 60)
+    assert log.append([make_batch(59, body=b"\xab" * 9000)], 1)[0].duplicate
+
+
+# ---- invariant 9: deleting what is derived
+
+
+def derived(storage):
+    return [name for name in storage.names if not name.endswith((".log", POINT_FILE, EPOCHS_FILE))]
+
+
+def test_invariant_9_deleting_indexes_and_snapshots_changes_no_result():
+    storage, _, kept = filled([300] * 100, synced=50)
+    log, _ = open_log(storage, published=100)
+    log.close(clean=True)
+    before = {name: bytes(storage.names[name].content) for name in derived(storage)}
+    state = log.producers.encode(100)
+    times = [log.offset_for_timestamp(t) for t in range(990, 1010)]
+    for victims in [derived(storage), *([name] for name in derived(storage))]:
+        after = storage.copy()
+        for name in victims:
+            del after.names[name]
+        again, report = open_log(after, published=100)
+        assert contents(again) == kept
+        assert again.producers.encode(100) == state
+        assert [again.offset_for_timestamp(t) for t in range(990, 1010)] == times
+        assert report.lost is None
+        indexes = [name for name in victims if not name.endswith(".snapshot")]
+        for name in indexes:
+            assert bytes(after.names[name].content) == before[name], name
+
+
+def test_idempotence_is_rebuilt_from_the_log_alone():
+    storage = MemoryStorage()
+    log, _ = open_log(storage)
+    sent = []
+    for i in range(60):
+        for producer, epoch in ((1, 0), (2, i // 20), (3, 0)):
+            sequence = i - 20 * (i // 20) if producer == 2 else i
+            sent.append(make_batch(2 * sequence, records=2, producer=producer, epoch=epoch))
+    first = log.append(sent[:90], 5) + log.append(sent[90:], 6)
+    assert {result.error for result in first} == {ErrorCode.NONE}
+    for name in [name for name in storage.names if "producers" in name]:
+        del storage.names[name]
+    log, _ = rebooted(storage)
+    again = log.append(sent, 7)
+    assert [result._replace(duplicate=False) for result in again] == first
+    assert log.log_end == 360
+
+
+def test_damaged_snapshots_are_passed_over():
+    storage, _, _ = filled([300] * 40, synced=40)
+    for name in [name for name in storage.names if "producers" in name]:
+        storage.names[name].content[30] ^= 1
+        log, _ = rebooted(storage.copy())
+        assert log.producers.next_sequence(1) == (0, 40)
+
+
+def test_a_snapshot_above_the_end_of_a_cut_log_goes():
+    storage, _, _ = filled([300] * 40, synced=5)
+    storage.names[segment_path(FOLDER, 9)].content[500] ^= 1
+    log, _ = rebooted(storage)
+    assert log.producers.next_sequence(1) == (0, 10)
+    log.append([make_batch(i, body=310) for i in range(10, 30)], 1)
+    log.sync()
+    log, _ = open_log(storage.power_cut(), boot_id="boot-3")
+    assert log.producers.next_sequence(1) == (0, 30)
+
+
+# ---- folders
+
+
+def test_a_new_folder_is_on_the_device():
+    storage = MemoryStorage()
+    log, report = open_log(storage)
+    assert (report.reason, log.leader_epoch, report.epoch_bumped) == ("created", 1, False)
+    assert {"/data"} <= storage.folders
+    assert any(call.name == "fsync_folder" and call.path == "/data" for call in storage.log)
+    log, report = rebooted(storage.power_cut())
+    assert (report.reason, log.log_end) == ("clean", 0)
+
+
+def test_leftovers_of_killed_steps_are_cleaned_away():
+    storage, _, kept = filled()
+    for name in ["epochs.tmp", "00000000000000000000.log.rescue"]:
+        storage.names[f"{FOLDER}/{name}"] = storage.copy().names[ACTIVE]
+    log, _ = open_log(storage, published=6)
+    assert contents(log) == kept
+    assert not [name for name in storage.listdir(FOLDER) if name.endswith((".tmp", ".rescue"))]
+
+
+def test_an_open_that_fails_leaves_no_descriptor_and_may_be_tried_again():
+    whole, _, kept = filled([300] * 20, synced=3)
+    storage = whole.copy()
+    rebooted(storage)
+    for number in range(1, storage.calls + 1):
+        storage = whole.copy()
+        storage.fault = fail_at(number, errno.ENOSPC)
+        try:
+            log, _ = rebooted(storage)
+        except StorageError:
+            assert storage.open_files == []
+            storage.fault = None
+            log, _ = rebooted(storage)
+        assert contents(log) == kept
