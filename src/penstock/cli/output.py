@@ -1,0 +1,112 @@
+"""Writing results and narration: JSON lines, aligned columns, numbers for people.
+
+Owns stdout and stderr of a command. Data goes to stdout, everything else to stderr, so that a
+pipe sees only data.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any, BinaryIO, Final, TextIO
+
+from penstock.core.errors import PenstockError
+
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def binary() -> BinaryIO:
+    """stdout as bytes. Raises `PenstockError` where the caller was started without one."""
+    if sys.stdout is None:
+        raise PenstockError("standard output is closed: redirect it to a file, or to /dev/null")
+    return sys.stdout.buffer
+
+
+def write_json(fields: dict[str, Any]) -> None:
+    """One object on one line."""
+    import msgspec
+
+    binary().write(msgspec.json.encode(fields) + b"\n")
+
+
+def write_line(text: str) -> None:
+    binary().write(text.encode("utf-8", "surrogateescape") + b"\n")
+
+
+def write_columns(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Rows under a head, columns aligned, numbers to the right; never cut to a terminal's width."""
+    texts = [[_cell(item) for item in row] for row in rows]
+    is_number = [
+        all(cell[:1].isdigit() or cell == "-" for cell in column)
+        for column in zip(*texts, strict=True)
+    ] or [False] * len(head)
+    widths = [max(map(len, column)) for column in zip(head, *texts, strict=True)]
+    for row in [list(head), *texts]:
+        cells = [
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, is_number, strict=True)
+        ]
+        write_line("  ".join(cells).rstrip())
+
+
+def _cell(item: object) -> str:
+    if item is None:
+        return "-"
+    return str(item) or "-"
+
+
+def flush() -> None:
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def abandon() -> None:
+    """Nobody takes what is still buffered for stdout: let the interpreter's last flush succeed."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def narrate(text: str) -> None:
+    """A line on stderr; nothing where that is closed, since there is nobody to tell."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        return
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()
+
+
+def iso_time(timestamp: int) -> str:
+    """Microseconds since the epoch as ISO 8601 in UTC; the bare number where no date fits it."""
+    try:
+        moment = datetime.fromtimestamp(timestamp // 1_000_000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return str(timestamp)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{timestamp % 1_000_000:06d}Z"
+
+
+def human_bytes(count: float) -> str:
+    """A size for people: three digits that matter, binary units."""
+    for unit in _UNITS:
+        if abs(count) < 1024 or unit == _UNITS[-1]:
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+
+
+def human_seconds(seconds: float) -> str:
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.0f} us"
+    if seconds < 1:
+        return f"{seconds * 1e3:.1f} ms"
+    return f"{seconds:.2f} s"

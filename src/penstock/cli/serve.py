@@ -1,0 +1,139 @@
+"""`penstock serve`: run a node in the foreground."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from penstock.cli import output, values
+from penstock.cli.command import Env, command
+from penstock.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.server.config import NodeConfig
+
+_ALIASES: Final = {"data": "data_folder", "writers": "writers_max"}
+_SIZES: Final = ("lane_capacity",)
+CONFIG_BYTES_MAX: Final = 1 << 20
+
+
+def add_to(app: typer.Typer) -> None:
+    command(app, "serve")(serve)
+
+
+def serve(
+    env: Env,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Data folder. Default: $PENSTOCK_DATA_DIR, else the name's own in "
+            "~/.local/share/penstock.",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Clients find the node by shm://NAME. Default: 'default', or none if "
+            "--data is given: then shm:///DIR reaches it."
+        ),
+    ] = None,
+    writers: Annotated[int | None, typer.Option(min=1, help="Most writer processes.")] = None,
+    lane_capacity: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Shared memory of a producer's lane, like 4MiB; a batch takes at most a quarter.",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="TOML with any setting of the node; options win."),
+    ] = None,
+) -> int:
+    """Run a node until Ctrl-C or SIGTERM, which drain and close it; a second one leaves at once."""
+    from penstock.server.main import configure_logging
+    from penstock.server.main import serve as run_node
+
+    given = {"data": data, "name": name, "writers": writers, "lane_capacity": lane_capacity}
+    settings = read_config(config) if config is not None else {}
+    settings |= {key: value for key, value in given.items() if value is not None}
+    node = node_config(settings)
+    _reset_logging()
+    configure_logging(-1 if env.quiet else env.verbose)
+    reader, writer = os.pipe()
+    teller = threading.Thread(target=_tell_when_ready, args=(env, node, reader), daemon=True)
+    teller.start()
+    return run_node(node, writer)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The settings of a TOML file."""
+    import tomllib
+
+    try:
+        with path.open("rb") as file:
+            text = file.read(CONFIG_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read --config {path}: {error.strerror}") from error
+    if len(text) > CONFIG_BYTES_MAX:
+        raise ConfigError(f"--config {path} is over {CONFIG_BYTES_MAX} bytes")
+    try:
+        return tomllib.loads(text.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path} is no TOML: {error}") from error
+
+
+def node_config(settings: dict[str, Any]) -> NodeConfig:
+    """A checked configuration from names as people write them."""
+    from dataclasses import fields
+
+    from penstock.ipc.paths import DEFAULT_NODE, default_data_folder
+    from penstock.server.config import NodeConfig
+
+    known = {field.name for field in fields(NodeConfig)}
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        field = _ALIASES.get(key, key).replace("-", "_")
+        if field not in known:
+            raise ConfigError(
+                f"a node has no setting {key!r}; there are "
+                f"{', '.join(sorted(known | set(_ALIASES)))}"
+            )
+        if isinstance(value, str) and field not in ("data_folder", "name"):
+            value = values.size(value) if field in _SIZES else values.seconds(value)
+        found[field] = value
+    for field in ("data_folder", "name"):
+        if not isinstance(found.get(field, ""), str):
+            raise ConfigError(f"{field} is {found[field]!r}: write it in quotes")
+    if not found.get("name"):
+        found["name"] = None if "data_folder" in found else DEFAULT_NODE
+    if "data_folder" not in found:
+        found["data_folder"] = os.fspath(default_data_folder(found["name"]))
+    return NodeConfig(**found)
+
+
+def _reset_logging() -> None:
+    """The node's own log lines, not the ones of a client."""
+    import logging
+
+    for handler in list(logging.getLogger().handlers):
+        logging.getLogger().removeHandler(handler)
+
+
+def _tell_when_ready(env: Env, node: NodeConfig, reader: int) -> None:
+    with os.fdopen(reader, "rb") as pipe:
+        if not pipe.readline():
+            return
+    url = f"shm://{node.data_folder}" if node.name is None else f"shm://{node.name}"
+    if env.is_json:
+        output.write_json(
+            {"event": "ready", "url": url, "data_folder": node.data_folder, "pid": os.getpid()}
+        )
+        output.flush()
+    else:
+        env.say(f"penstock serves {node.data_folder} at {url}")

@@ -1,0 +1,78 @@
+"""SIGINT and SIGTERM as a wish to stop, heard where a command waits and nowhere else.
+
+An exception out of a signal handler may strike in the middle of anything. Here it strikes only
+inside `interruptible()`; elsewhere the signal sets `requested`, which loops look at.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType, TracebackType
+from typing import Any, Final
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopped(BaseException):
+    """A signal came while the command waited."""
+
+
+class Stopper:
+    """A context manager. A second signal is a plain KeyboardInterrupt, wherever it strikes."""
+
+    def __init__(self) -> None:
+        self.requested = 0
+        self._strikes = False
+        self._old: dict[int, Any] = {}
+        self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def __enter__(self) -> Stopper:
+        for number in SIGNALS:
+            self._old[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.stop(number)
+        if self._strikes:
+            self._strikes = False
+            raise Stopped
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """As if a signal had come. Async-signal-safe and callable from any thread."""
+        self.requested = number
+        with suppress(BlockingIOError):  # full of wishes already
+            os.write(self._writer, b"!")
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Signals raise `Stopped` in here; so does one that came before."""
+        self._strikes = True
+        try:
+            if self.requested:
+                raise Stopped
+            yield
+        finally:
+            self._strikes = False
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep; True at once when a stop is wanted."""
+        if not self.requested:
+            select.select([self._reader], [], [], max(seconds, 0.0))
+        return bool(self.requested)

@@ -1,0 +1,255 @@
+"""`penstock topic ...`: create, list, describe, config, add-partitions, delete."""
+
+from __future__ import annotations
+
+import fnmatch
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from penstock.cli import output, values
+from penstock.cli.command import Env, ExitCode, code_of, command, complain
+from penstock.core import errors as er
+
+if TYPE_CHECKING:
+    from penstock.admin import Admin, TopicDescription
+
+_SIZES: Final = ("segment_bytes", "record_bytes_max")
+_DURATIONS: Final = ("segment_age", "flush_interval")
+_CHOICES: Final = ("durability", "timestamp_type")
+SETTINGS: Final = (*_SIZES, *_DURATIONS, *_CHOICES)
+
+Names = Annotated[list[str], typer.Argument(metavar="TOPIC", help="One or more topics.")]
+Name = Annotated[str, typer.Argument(metavar="TOPIC")]
+_CONFIG_HELP = (
+    "A setting, may be repeated: segment_bytes, segment_age, durability (os, interval, fsync), "
+    "flush_interval, timestamp_type (create, append), record_bytes_max."
+)
+
+
+def make(settings: dict[str, Any]) -> typer.Typer:
+    """The command group."""
+    app = typer.Typer(help="Create, show, change and delete topics.", **settings)
+    command(app, "create")(create)
+    command(app, "list")(list_topics)
+    command(app, "describe")(describe)
+    command(app, "config")(config)
+    command(app, "add-partitions")(add_partitions)
+    command(app, "delete")(delete)
+    return app
+
+
+def create(
+    env: Env,
+    names: Names,
+    partitions: Annotated[
+        int, typer.Option("-p", "--partitions", min=1, help="How many logs each topic has.")
+    ] = 1,
+    config: Annotated[
+        list[str], typer.Option("-c", "--config", metavar="KEY=VALUE", help=_CONFIG_HELP)
+    ] = [],  # noqa: B006 - typer copies it
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="A topic that is there already is no error.")
+    ] = False,
+) -> int:
+    """Make topics."""
+    from penstock.admin import TopicConfig
+
+    changes = read_settings(config)
+    settings = TopicConfig(partitions=partitions, **changes)
+    with env.admin() as admin:
+
+        def make_one(name: str) -> None:
+            try:
+                admin.create_topic(name, settings)
+            except er.TopicExistsError:
+                if not if_not_exists:
+                    raise
+                env.say(f"topic {name} is there already")
+            else:
+                env.say(f"created topic {name} with {partitions} partitions")
+
+        return for_each(env, names, make_one)
+
+
+def list_topics(
+    env: Env,
+    pattern: Annotated[
+        str, typer.Argument(metavar="[PATTERN]", help="Only names that match, like 'order*'.")
+    ] = "*",
+) -> None:
+    """Show topic names, with --format wide and json what is in them."""
+    with env.admin() as admin:
+        names = fnmatch.filter(admin.list_topics(), pattern)
+        if not (env.is_json or env.is_wide):
+            for name in names:
+                output.write_line(name)
+            return
+        rows = [_summary(admin.describe_topic(name)) for name in names]
+    if env.is_json:
+        for row in rows:
+            output.write_json(row)
+        return
+    heads = ("name", "partitions", "records", "bytes", "durability", "offline")
+    output.write_columns(
+        [head.upper() for head in heads], [[row[head] for head in heads] for row in rows]
+    )
+
+
+def _summary(topic: TopicDescription) -> dict[str, Any]:
+    return {
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "partitions": len(topic.partitions),
+        "records": sum(part.high_watermark - part.log_start for part in topic.partitions),
+        "bytes": sum(part.counters["bytes"] for part in topic.partitions),
+        "durability": topic.settings["durability"],
+        "offline": sum(part.status != "online" for part in topic.partitions),
+    }
+
+
+def describe(env: Env, names: Names) -> int:
+    """Show the settings of topics and the state of their partitions."""
+    with env.admin() as admin:
+        return for_each(env, names, lambda name: _describe(env, admin.describe_topic(name)))
+
+
+def _describe(env: Env, topic: TopicDescription) -> None:
+    if env.is_json:
+        output.write_json(asdict(topic))
+        return
+    output.write_line(f"topic {topic.name}  id {topic.topic_id}")
+    known = {key: value for key, value in topic.settings.items() if value is not None}
+    known.pop("partitions", None)
+    output.write_line("  " + "  ".join(f"{key}={value}" for key, value in known.items()))
+    heads = ["partition", "status", "writer", "start", "end", "durable", "epoch"]
+    rows: list[list[object]] = [
+        [
+            part.partition,
+            part.status,
+            part.writer,
+            part.log_start,
+            part.high_watermark,
+            part.durable,
+            part.leader_epoch,
+        ]
+        for part in topic.partitions
+    ]
+    if env.is_wide:
+        counters = topic.partitions[0].counters if topic.partitions else {}
+        heads += counters
+        for row, part in zip(rows, topic.partitions, strict=True):
+            row += part.counters.values()
+    output.write_columns([head.upper() for head in heads], rows)
+
+
+def config(
+    env: Env,
+    name: Name,
+    changes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[KEY=VALUE...]", help=f"{_CONFIG_HELP} KEY= alone brings the default back."
+        ),
+    ] = [],  # noqa: B006 - typer copies it
+) -> None:
+    """Show a topic's settings, or change some while it is in use."""
+    wanted = read_settings(changes)
+    with env.admin() as admin:
+        if wanted:
+            admin.alter_topic(name, **wanted)
+            env.say(f"changed {', '.join(sorted(wanted))} of topic {name}")
+            return
+        settings = admin.describe_topic(name).settings
+    if env.is_json:
+        output.write_json(settings)
+        return
+    for key, value in settings.items():
+        output.write_line(f"{key}={'' if value is None else value}")
+
+
+def add_partitions(
+    env: Env,
+    name: Name,
+    total: Annotated[int, typer.Argument(min=1, help="How many partitions it has afterwards.")],
+) -> None:
+    """Grow a topic. Records stay where they are; new ones of a key may go elsewhere."""
+    with env.admin() as admin:
+        admin.add_partitions(name, total)
+    env.say(f"topic {name} has {total} partitions")
+
+
+def delete(
+    env: Env,
+    names: Names,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> int:
+    """Delete topics and all their records."""
+    with env.admin() as admin:
+        if dry_run:
+            return for_each(env, names, lambda name: _show_deletion(env, admin, name))
+        if not yes:
+            _ask(f"Delete {', '.join(names)} with all records?")
+
+        def delete_one(name: str) -> None:
+            admin.delete_topic(name)
+            env.say(f"deleted topic {name}")
+
+        return for_each(env, names, delete_one)
+
+
+def _show_deletion(env: Env, admin: Admin, name: str) -> None:
+    summary = _summary(admin.describe_topic(name))
+    if env.is_json:
+        output.write_json(summary)
+        return
+    output.write_line(
+        f"would delete topic {name}: {summary['partitions']} partitions, "
+        f"{summary['records']} records"
+    )
+
+
+def _ask(question: str) -> None:
+    """A yes from a terminal; elsewhere nobody can answer."""
+    if not output.is_terminal(sys.stdin):
+        raise er.ConfigError(f"{question} Nobody can be asked here: add --yes (or --dry-run)")
+    if not typer.confirm(question, err=True):
+        raise er.PenstockError("nothing was deleted")
+
+
+def for_each(env: Env, names: Iterable[str], action: Callable[[str], None]) -> int:
+    """Do all of them, complain about each that fails; PARTLY where some went well."""
+    failures: list[er.PenstockError] = []
+    done = 0
+    for name in names:
+        try:
+            action(name)
+            done += 1
+        except er.PenstockError as error:
+            failures.append(error)
+            complain(env, str(error))
+    if not failures:
+        return ExitCode.DONE
+    return ExitCode.PARTLY if done else code_of(failures[0])
+
+
+def read_settings(given: Iterable[str]) -> dict[str, Any]:
+    """Topic settings from KEY=VALUE; an empty value is None, the default."""
+    found: dict[str, Any] = {}
+    for key, text in values.assignments(given).items():
+        if key not in SETTINGS:
+            raise er.ConfigError(f"a topic has no setting {key!r}; there are {', '.join(SETTINGS)}")
+        if not text:
+            found[key] = None
+        elif key in _SIZES:
+            found[key] = values.size(text)
+        else:
+            found[key] = values.seconds(text) if key in _DURATIONS else text
+    for key in _CHOICES:
+        if key in found and found[key] is None:
+            raise er.ConfigError(f"{key} has no empty value")
+    return found

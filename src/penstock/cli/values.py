@@ -1,0 +1,143 @@
+"""Reading what people type: sizes, durations, places in a log, headers, escapes.
+
+Owns the spelling. Every refusal is a `ConfigError` that names what was given and what is allowed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+from penstock.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.offsets import Offset
+
+_SIZES: Final = {
+    "": 1, "b": 1,
+    "k": 1 << 10, "kib": 1 << 10, "kb": 10**3,
+    "m": 1 << 20, "mib": 1 << 20, "mb": 10**6,
+    "g": 1 << 30, "gib": 1 << 30, "gb": 10**9,
+    "t": 1 << 40, "tib": 1 << 40, "tb": 10**12,
+}  # fmt: skip
+_DURATIONS: Final = {
+    "": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0
+}  # fmt: skip
+_NUMBER: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)")
+_ESCAPE: Final = re.compile(rb"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
+_ESCAPES: Final = {
+    b"n": b"\n", b"t": b"\t", b"r": b"\r", b"0": b"\0", b"\\": b"\\", b"a": b"\a", b"e": b"\x1b"
+}  # fmt: skip
+
+
+def size(text: str) -> int:
+    """Bytes: 1048576, 64KiB, 64k (binary), 64KB (decimal), 1.5GiB."""
+    match = _NUMBER.fullmatch(text.strip())
+    unit = _SIZES.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise ConfigError(f"{text!r} is no size: write bytes, or a number with KiB, MiB, GiB")
+    return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+
+
+def seconds(text: str) -> float:
+    """Seconds: 30, 1.5, 250ms, 5m, 1h, 7d."""
+    match = _NUMBER.fullmatch(text.strip())
+    unit = _DURATIONS.get(match[2]) if match else None
+    if match is None or unit is None:
+        raise ConfigError(
+            f"{text!r} is no duration: write seconds, or a number with ms, s, m, h, d or w"
+        )
+    return float(match[1]) * unit
+
+
+def place(text: str) -> Offset:
+    """Where to begin: start, end, 47, +2, -3 or @TIME (ISO 8601 or seconds since the epoch)."""
+    from penstock.offsets import Offset
+
+    if text in ("start", "earliest"):
+        return Offset.earliest()
+    if text in ("end", "latest"):
+        return Offset.latest()
+    if text.startswith("@"):
+        return Offset.at(_moment(text[1:], text))
+    digits = text[1:] if text[:1] in ("+", "-") else text
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 18:
+        raise ConfigError(
+            f"{text!r} is no place in a log: use start, end, an offset (47), a distance from the "
+            "start (+2) or the end (-3), or a time (@2013-07-04T12:00, @1372939200)"
+        )
+    number = int(digits)
+    if text.startswith("+"):
+        return Offset.from_start(number)
+    return Offset.from_end(number) if text.startswith("-") else Offset.exact(number)
+
+
+def _moment(text: str, given: str) -> datetime | float:
+    try:
+        epoch = float(text)
+    except ValueError:
+        pass
+    else:
+        if 0 <= epoch < 1e11:
+            return epoch
+        raise ConfigError(f"{given!r} is no time: seconds since the epoch lie between 0 and 1e11")
+    try:
+        moment = datetime.fromisoformat(text)
+        moment.timestamp()
+    except (ValueError, OverflowError, OSError) as error:
+        raise ConfigError(
+            f"{given!r} is no time: write ISO 8601 (@2013-07-04T12:00+02:00; local time without an "
+            "offset) or seconds since the epoch (@1372939200.5)"
+        ) from error
+    return moment
+
+
+def headers(given: Iterable[str]) -> tuple[tuple[str, bytes | None], ...]:
+    """`name=value` each."""
+    pairs: list[tuple[str, bytes | None]] = []
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise ConfigError(f"header {text!r}: write NAME=VALUE")
+        if not name.isprintable():
+            raise ConfigError(f"header {text!r}: a name is printable UTF-8 text")
+        pairs.append((name, as_bytes(value)))
+    return tuple(pairs)
+
+
+def as_bytes(text: str) -> bytes:
+    """An argument as the bytes that the shell passed."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def unescape(text: str) -> bytes:
+    r"""An argument with \n \t \r \0 \e \\ and \xHH replaced. Raises on any other escape."""
+    raw = as_bytes(text)
+    if raw.endswith(b"\\") and len(raw) - len(raw.rstrip(b"\\")) & 1:
+        raise ConfigError(f"{text!r} ends in a lone backslash: write \\\\ for one")
+
+    def replace(match: re.Match[bytes]) -> bytes:
+        found = match[1]
+        if len(found) == 3:
+            return bytes.fromhex(found[1:].decode())
+        if found in _ESCAPES:
+            return _ESCAPES[found]
+        raise ConfigError(
+            f"{text!r}: \\{found.decode('utf-8', 'replace')} is no escape; there are "
+            "\\n \\t \\r \\0 \\a \\e \\\\ and \\xHH"
+        )
+
+    return _ESCAPE.sub(replace, raw)
+
+
+def assignments(given: Iterable[str]) -> dict[str, str]:
+    """`key=value` each, as a dict; a dash in a key counts as an underscore."""
+    found: dict[str, str] = {}
+    for text in given:
+        key, separator, value = text.partition("=")
+        if not separator or not key:
+            raise ConfigError(f"{text!r}: write KEY=VALUE")
+        found[key.strip().replace("-", "_")] = value.strip()
+    return found
