@@ -31,7 +31,7 @@ from penstock.session import Session
 
 logger = logging.getLogger("penstock.consumer")
 
-FETCH_BYTES: Final = 1 << 20
+FETCH_BYTES: Final = 256 << 10
 """What one poll takes of one partition at most, before the next partition has its turn."""
 RECONNECT_EVERY: Final = 0.5
 EPOCH_UNKNOWN: Final = -1

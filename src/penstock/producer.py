@@ -152,26 +152,21 @@ class Producer:
         Raises `UnknownTopicError`, `RecordTooLargeError`, `BufferFullError`, `ClosedError`,
         TypeError for a value or key that is not bytes.
         """
-        box = self._boxes.get(topic)
-        if (
-            box is None
-            or value.__class__ is not bytes
-            or not headers is timestamp is partition is None
-        ):
+        try:
+            box = self._boxes[topic]
+        except KeyError:
             return self._send_slowly(topic, value, key, headers, timestamp, partition)
-        room = box.room - len(value) - 24  # type: ignore[arg-type]
-        if key is not None:
-            if key.__class__ is not bytes:
-                return self._send_slowly(topic, value, key, headers, timestamp, partition)
-            room -= len(key)
-        if room < 0:
-            return self._send_slowly(topic, value, key, headers, timestamp, partition)
-        ordinal = box.next_ordinal()
-        box.extend((ordinal, value, key, None, None, None))
-        box.room = room
-        if box.sealed and not self._got_in(box, ordinal):
-            return self._send_slowly(topic, value, key, headers, timestamp, partition)
-        return Delivery(box, ordinal)
+        if value.__class__ is bytes and headers is timestamp is partition is None:
+            room = box.room - len(value) - 24  # type: ignore[arg-type]
+            if key is not None:
+                room = room - len(key) if key.__class__ is bytes else -1
+            if room >= 0:
+                ordinal = box.next_ordinal()
+                box.extend((ordinal, value, key, None, None, None))
+                box.room = room
+                if not box.sealed or self._got_in(box, ordinal):
+                    return Delivery(box, ordinal)
+        return self._send_slowly(topic, value, key, headers, timestamp, partition)
 
     def _got_in(self, box: Box, ordinal: int) -> bool:
         """Whether a record appended to a box that was being sealed is part of it."""
@@ -387,7 +382,7 @@ class Producer:
         self._counts["records"] += box.count
         self._counts["bytes"] += sum(batch.length for batch in batches)
         self._outbox.post(batches)
-        self._minder.reap()
+        self._minder.posted()
 
     def _open_lane(self, writer: int) -> LaneLink | None:
         """The lane to a writer, opened on first use; None while there is no node to ask."""

