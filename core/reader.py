@@ -49,6 +49,7 @@ class LogReader:
         self._folder = folder
         self.offset = offset
         self._base: int | None = None
+        self._until: int | None = None  # where the next segment begins, once that is asked
         self._fd = -1
         self._at = 0
         self._view = memoryview(b"")
@@ -89,8 +90,17 @@ class LogReader:
         return found
 
     def _next(self, end: int | None) -> Found | None:
-        """The batch at the cursor; None at the end of the segment's valid bytes."""
+        """The batch at the cursor; None at the end of the segment's valid bytes.
+
+        A segment that is closed (`end` None) ends where the next one begins, whatever stands behind
+        that in its file: an append that failed may have left bytes there.
+        """
         if end is not None and self._at >= end:
+            return None
+        if end is None and self._until is None:
+            self._until = next(iter(self._following()), None)
+        until = self._until if end is None else None
+        if until is not None and self.offset >= until:
             return None
         if not self._cover(hd.HEADER_BYTES):
             return None
@@ -98,6 +108,8 @@ class LogReader:
         if end is None and self._view[position : position + 4] == _NO_MAGIC:
             return None  # the zero tail of a sealed segment
         head = hd.checked(self._view, position)
+        if until is not None and head.base_offset >= until:
+            return None
         if end is not None and self._at + head.length > end:
             raise CorruptBatchError(
                 f"batch at byte {self._at} of segment {self._base} in {self._folder} runs past the "
@@ -157,10 +169,7 @@ class LogReader:
 
     def _advance(self, limit: Limit) -> bool:
         """Go on to the segment after this one; False if it is not there (yet)."""
-        assert self._base is not None
-        following = [
-            base for base in list_segments(self._storage, self._folder) if base > self._base
-        ]
+        following = self._following()
         if not following or following[0] > limit.offset:
             return False
         try:
@@ -173,11 +182,18 @@ class LogReader:
         self._base, self._fd, self._at = following[0], fd, 0
         return True
 
+    def _following(self) -> list[int]:
+        """The segments after this one."""
+        assert self._base is not None
+        bases = list_segments(self._storage, self._folder)
+        return bases[bisect_right(bases, self._base) :]
+
     def _close_segment(self) -> None:
         if self._fd >= 0:
             self._storage.close(self._fd)
         self._fd = -1
         self._base = None
+        self._until = None
         self._view = memoryview(b"")
         self._view_start = 0
         self._at = 0
@@ -195,10 +211,11 @@ def offset_for_timestamp(storage: Storage, folder: str, timestamp: int, limit: L
         reader = LogReader(storage, folder, start)
         try:
             while reader.offset < limit.offset:
+                before = reader.offset
                 for found in reader.fetch(limit, WINDOW_BYTES):
                     if batch_time(found.head) >= timestamp:
                         return found.head.base_offset
-                if reader._base is None or reader._base != base:
+                if reader._base != base or reader.offset == before:
                     break
         finally:
             reader.close()
