@@ -1,0 +1,202 @@
+"""`penstock bench throughput | latency | footprint | suite`: arguments in, one result out.
+
+Results go to stdout (`--format json`: one object a line), everything else to stderr. Exit code 0:
+done; 1: failed, or records were lost, doubled or out of order; 2: wrong usage; 3: timeout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from penstock.bench import footprint, latency, report, suite, throughput
+from penstock.bench.options import LatencyOptions, Options, ThroughputOptions
+from penstock.bench.progress import Progress
+from penstock.core.errors import PenstockError
+
+Result = dict[str, Any]
+
+EXIT_FAILED = 1
+EXIT_TIMEOUT = 3
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `argv` (without the program's name); returns the exit code."""
+    arguments = _parser().parse_args(list(argv))
+    before = _terminate_like_exit()
+    try:
+        run: Callable[[argparse.Namespace], int] = arguments.run
+        return run(arguments)
+    except KeyboardInterrupt:
+        print("penstock bench: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except (PenstockError, OSError) as error:
+        print(f"penstock bench: {error}", file=sys.stderr)
+        return EXIT_TIMEOUT if isinstance(error, TimeoutError) else EXIT_FAILED
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _terminate_like_exit() -> Any:
+    """SIGTERM unwinds like an exception, so that what the run made is removed."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    try:
+        return signal.signal(signal.SIGTERM, leave)
+    except ValueError:  # not in the main thread
+        return None
+
+
+def _throughput(arguments: argparse.Namespace) -> int:
+    options = _options(ThroughputOptions, arguments)
+    title = f"{options.api} {options.size} B"
+    return _finish(throughput.run(options, Progress(title, quiet=arguments.quiet)), arguments)
+
+
+def _latency(arguments: argparse.Namespace) -> int:
+    options = _options(LatencyOptions, arguments)
+    title = f"latency at {options.rate:g}/s"
+    return _finish(latency.run(options, Progress(title, quiet=arguments.quiet)), arguments)
+
+
+def _footprint(arguments: argparse.Namespace) -> int:
+    options = footprint.FootprintOptions(
+        starts=arguments.starts, idle=arguments.idle, data=arguments.data
+    )
+    return _finish(footprint.run(options, Progress("footprint", quiet=arguments.quiet)), arguments)
+
+
+def _suite(arguments: argparse.Namespace) -> int:
+    return suite.run(
+        arguments.output,
+        data=arguments.data,
+        repeat=arguments.repeat,
+        quick=arguments.quick,
+        only=arguments.only,
+        quiet=arguments.quiet,
+    )
+
+
+def _finish(result: Result, arguments: argparse.Namespace) -> int:
+    if arguments.format == "json":
+        print(json.dumps(result), flush=True)
+    else:
+        print(report.as_text(result), flush=True)
+    return 0 if report.is_clean(result) else EXIT_FAILED
+
+
+def _options(kind: type[Any], arguments: argparse.Namespace) -> Any:
+    given = vars(arguments)
+    return kind(**{name: given[name] for name in kind.__dataclass_fields__ if name in given})
+
+
+# --- arguments ----------------------------------------------------------------------------------
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="penstock bench",
+        description="Measure Penstock on this machine. Without --bootstrap a run starts a node of "
+        "its own in a temporary folder (of --data, or $TMPDIR) and removes it again.",
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_throughput(commands)
+    _add_latency(commands)
+    _add_footprint(commands)
+    _add_suite(commands)
+    return parser
+
+
+def _command(commands: Any, name: str, run: Callable[..., int], text: str) -> Any:
+    parser = commands.add_parser(
+        name, help=text, description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("--data", type=Path, default=None, help="folder for the run's own node")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
+    return parser
+
+
+def _add_common(parser: Any, defaults: Options) -> None:
+    parser.add_argument("--size", type=int, default=defaults.size, help="bytes of a value")
+    parser.add_argument("--acks", type=_acks, default=defaults.acks, help="0, 1 or all")
+    parser.add_argument("--codec", choices=("none", "lz4"), default=defaults.codec)
+    parser.add_argument("--linger", type=float, default=defaults.linger, help="seconds")
+    parser.add_argument("--batch-bytes", type=int, default=defaults.batch_bytes)
+    parser.add_argument(
+        "--durability", choices=("os", "interval", "fsync"), default=defaults.durability,
+        help="the topic's",
+    )  # fmt: skip
+    parser.add_argument("-b", "--bootstrap", default=None, help="URL of a node that runs already")
+    parser.add_argument(
+        "--writers", type=int, default=None, help="writer processes of the own node"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=defaults.timeout, help="seconds for it all"
+    )
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def _add_throughput(commands: Any) -> None:
+    text = "records a second, from the first send to the last record checked"
+    parser = _command(commands, "throughput", _throughput, text)
+    defaults = ThroughputOptions()
+    _add_common(parser, defaults)
+    parser.add_argument("--records", type=int, default=defaults.records, help="in all")
+    parser.add_argument(
+        "--api", choices=("send", "batch"), default=defaults.api,
+        help="a loop over records on both sides, or lists and columns",
+    )  # fmt: skip
+    parser.add_argument("--producers", type=int, default=1, help="processes")
+    parser.add_argument(
+        "--consumers", type=int, default=1, help="processes, sharing the partitions"
+    )
+    parser.add_argument("--partitions", type=int, default=1)
+    parser.add_argument("--keys", type=int, default=0, help="different keys (0: none)")
+    parser.add_argument("--list-records", type=int, default=0,
+                        help="values in one send_batch (0: as many as fill a batch)")  # fmt: skip
+    parser.add_argument("--warmup", type=int, default=None, help="records before the clock starts")
+
+
+def _add_latency(commands: Any) -> None:
+    parser = _command(commands, "latency", _latency,
+                      "microseconds from when a record is due to when it is iterated")  # fmt: skip
+    defaults = LatencyOptions()
+    _add_common(parser, defaults)
+    parser.add_argument("--rate", type=float, default=defaults.rate, help="records a second")
+    parser.add_argument("--seconds", type=float, default=defaults.seconds, help="measured")
+    parser.add_argument("--warmup", type=float, default=defaults.warmup, help="seconds before that")
+    parser.add_argument("--spin", type=float, default=defaults.spin,
+                        help="seconds of spinning before each record is due")  # fmt: skip
+    parser.add_argument("--acks-latency", action="store_true",
+                        help="also from send to acknowledgement")  # fmt: skip
+
+
+def _add_footprint(commands: Any) -> None:
+    parser = _command(commands, "footprint", _footprint,
+                      "start-up time, idle CPU and memory of a node")  # fmt: skip
+    parser.add_argument("--starts", type=int, default=5, help="starts to take the median of")
+    parser.add_argument("--idle", type=float, default=10.0, help="seconds to watch an idle node")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def _add_suite(commands: Any) -> None:
+    parser = _command(commands, "suite", _suite, "the whole set, written as a Markdown table")
+    parser.add_argument("--output", type=Path, default=Path("docs/benchmarks"), help="folder")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of each, the median counts")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the records, one run each")
+    parser.add_argument("--only", default="", help="rows whose name contains this")
+
+
+def _acks(text: str) -> int | str:
+    if text not in ("0", "1", "all"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not 0, 1 or all")
+    return text if text == "all" else int(text)

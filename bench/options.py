@@ -1,0 +1,174 @@
+"""What a run is asked to do: frozen, checked once, with every derived number in one place."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from penstock.bench.errors import BenchError
+
+Api = Literal["send", "batch"]
+Durability = Literal["os", "interval", "fsync"]
+
+POOL_BYTES: Final = 64 << 20
+POOL_VALUES_MAX: Final = 1 << 16
+POOL_VALUES_MIN: Final = 1 << 8
+WARMUP_MAX: Final = 20_000
+LATENCY_HEAD: Final = 24
+"""Bytes of a latency record's number, intended and actual time of sending."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What every run has.
+
+    size: bytes of a value. bootstrap: URL of a node that runs already; None starts one on a new
+    folder in `data` (None: the system's folder for temporary files). durability: the topic's.
+    linger, batch_bytes, codec, acks: the producers'. timeout: seconds until the run is given up.
+    """
+
+    size: int = 1024
+    partitions: int = 1
+    acks: Literal[0, 1, "all"] = 1
+    codec: str = "none"
+    linger: float = 0.002
+    batch_bytes: int = 256 << 10
+    durability: Durability = "os"
+    bootstrap: str | None = None
+    data: Path | None = None
+    writers: int | None = None
+    timeout: float = 300.0
+
+    def check(self) -> None:
+        """Raise `BenchError` for what cannot be run."""
+        if self.size < 8:
+            raise BenchError(f"--size {self.size}: a value carries its number, so 8 bytes at least")
+        if self.partitions < 1:
+            raise BenchError("--partitions: at least one")
+        if self.bootstrap is not None and (self.data is not None or self.writers is not None):
+            raise BenchError(
+                "--data and --writers are for a node of the run's own: drop --bootstrap"
+            )
+
+    def stated(self) -> dict[str, Any]:
+        """The options as they are printed with a result."""
+        found = asdict(self)
+        for name in ("data", "bootstrap", "writers", "timeout"):
+            if found[name] is None or name == "timeout":
+                del found[name]
+        return {name: str(value) if isinstance(value, Path) else value
+                for name, value in found.items()}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThroughputOptions(Options):
+    """`send`: a Python loop of `producer.send`, and a loop over the consumer's records.
+    `batch`: `producer.send_batch` of lists of `list_records` values, and polled columns.
+
+    records: in all, shared among the producers. consumers: processes, each with its own share of
+    the partitions. keys: different keys to send with (0: none). list_records: 0 means as many as
+    fill a batch. warmup: records of each producer before the clock starts (None: a tenth, bounded).
+    """
+
+    records: int = 3_000_000
+    api: Api = "send"
+    producers: int = 1
+    consumers: int = 1
+    keys: int = 0
+    list_records: int = 0
+    warmup: int | None = None
+
+    def check(self) -> None:
+        Options.check(self)
+        if not 1 <= self.producers <= 1 << 15:
+            raise BenchError(f"--producers {self.producers}: from 1 to {1 << 15}")
+        if self.records < self.producers:
+            raise BenchError(f"--records {self.records}: at least one for each producer")
+        if not 1 <= self.consumers <= self.partitions:
+            raise BenchError(
+                f"--consumers {self.consumers}: every consumer reads its own share of the "
+                f"partitions, and there are {self.partitions}; raise --partitions"
+            )
+
+    def records_of(self, producer: int) -> int:
+        return self.records // self.producers + (producer < self.records % self.producers)
+
+    def partitions_of(self, consumer: int) -> list[int]:
+        return list(range(consumer, self.partitions, self.consumers))
+
+    @property
+    def warmup_records(self) -> int:
+        if self.warmup is not None:
+            return self.warmup
+        return min(WARMUP_MAX, max(100, self.records // self.producers // 10))
+
+    @property
+    def list_length(self) -> int:
+        """Values in one `send_batch`."""
+        return self.list_records or max(1, self.batch_bytes // (self.size + 4))
+
+    @property
+    def pool_values(self) -> int:
+        """How many different values a producer has prepared and sends again and again.
+
+        Records are told apart by their place in this cycle, so it is many times longer than what
+        several partitions can bring in another order.
+        """
+        wanted = min(POOL_VALUES_MAX, POOL_BYTES // self.size)
+        span = max(self.list_length, self.batch_bytes // self.size)
+        count = max(wanted, POOL_VALUES_MIN, 8 * self.partitions * span)
+        lists = -(-count // self.list_length)
+        return lists * self.list_length if self.api == "batch" else count
+
+    @property
+    def bytes_needed(self) -> int:
+        """Disk bytes of the records, generously."""
+        records = self.records + self.warmup_records * self.producers
+        return records * (self.size + 16 + (24 if self.keys else 0)) + (64 << 20)
+
+    def stated(self) -> dict[str, Any]:
+        found = Options.stated(self)
+        found["warmup"] = self.warmup_records
+        found["list_records"] = self.list_length if self.api == "batch" else None
+        found["pool_values"] = self.pool_values
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyOptions(Options):
+    """One producer at a steady rate, one consumer that iterates.
+
+    rate: records a second. seconds: measured, after `warmup` seconds that are not. spin: the last
+    seconds before each record is due that the producer spends spinning instead of asleep.
+    acks_latency: also time each record's acknowledgement.
+    """
+
+    rate: float = 1000.0
+    seconds: float = 10.0
+    linger: float = 0.0
+    warmup: float = 1.0
+    spin: float = 0.0001
+    acks_latency: bool = False
+
+    def check(self) -> None:
+        Options.check(self)
+        if self.size < LATENCY_HEAD:
+            raise BenchError(
+                f"--size {self.size}: a value carries its number and times, so {LATENCY_HEAD} bytes"
+            )
+        if self.rate <= 0 or self.seconds <= 0 or self.rate * self.seconds < 1:
+            raise BenchError(f"--rate {self.rate} --seconds {self.seconds}: not a single record")
+
+    @property
+    def warmup_records(self) -> int:
+        return int(self.rate * self.warmup)
+
+    @property
+    def records(self) -> int:
+        """Measured records."""
+        return int(self.rate * self.seconds)
+
+    @property
+    def bytes_needed(self) -> int:
+        return (self.records + self.warmup_records) * (self.size + 512) + (64 << 20)

@@ -1,0 +1,143 @@
+"""Results as people read them: lines for a terminal, a table for Markdown."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.bench.machine import Machine
+
+Result = Mapping[str, Any]
+
+FAULTS = ("lost", "doubled", "out_of_order", "foreign")
+
+
+def is_clean(result: Result) -> bool:
+    """Whether every record came once and in order."""
+    return not any(result.get(name) for name in FAULTS)
+
+
+def as_text(result: Result) -> str:
+    """One field a line, nested ones on one line."""
+    width = max(map(len, result))
+    return "\n".join(f"{name:<{width}}  {_plain(value)}" for name, value in result.items())
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "  ".join(f"{name}={_plain(part)}" for name, part in value.items())
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "-"}[value]
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
+
+
+def verdict(result: Result) -> str:
+    """What the check said."""
+    if is_clean(result):
+        return "ok"
+    return ", ".join(f"{result[name]:,} {name}" for name in FAULTS if result.get(name))
+
+
+def outcome(result: Result) -> str:
+    """The figures of a result in a few words."""
+    if result["benchmark"] == "throughput":
+        return (
+            f"**{result['records_per_second']:,} records/s**, {result['mb_per_second']:,.0f} MB/s, "
+            f"{result['share_of_pwrite']:.0%} of pwrite"
+        )
+    if result["benchmark"] == "latency":
+        return (
+            f"**p50 {result['p50_us']:,.0f} us, p99 {result['p99_us']:,.0f} us**, "
+            f"p99.9 {result['p999_us']:,.0f} us, max {result['max_us']:,.0f} us"
+        )
+    writers = [mb for name, mb in result["resident_mb"].items() if name.startswith("writer")]
+    return (
+        f"**first acknowledged record after {result['start_to_first_ack']:.2f} s**, "
+        f"{result['idle_cpu_percent']:.1f} % CPU when idle, "
+        f"a writer {max(writers, default=0):.0f} MB resident"
+    )
+
+
+def cpu(result: Result) -> str:
+    """CPU seconds by process."""
+    used = result.get("cpu_seconds", {})
+    return ", ".join(f"{name} {seconds:.2f}" for name, seconds in used.items())
+
+
+def spread(results: Sequence[Result]) -> str:
+    """Lowest and highest of several runs."""
+    if len(results) < 2:
+        return ""
+    name = "records_per_second" if results[0]["benchmark"] == "throughput" else "p50_us"
+    values = sorted(result[name] for result in results if name in result)
+    return f"{values[0]:,.0f} to {values[-1]:,.0f}" if values else ""
+
+
+def as_markdown(
+    machine: Machine, rows: Sequence[tuple[str, Sequence[str], Result, Sequence[Result]]]
+) -> str:
+    """The page: machine facts, and rows of name, command, chosen result, all results."""
+    facts = {
+        "CPU": f"{machine.cpu}, {machine.cores} cores",
+        "Memory": f"{machine.memory_gb:g} GB",
+        "Kernel": machine.kernel,
+        "Python": machine.python,
+        "Penstock": machine.penstock,
+        "Date": machine.date,
+    }
+    disks = sorted({result["filesystem"] for _, _, result, _ in rows if "filesystem" in result})
+    if disks:
+        facts["File system"] = ", ".join(disks)
+    runs = max((len(results) for *_, results in rows), default=1)
+    lines = [
+        "# Benchmarks",
+        "",
+        "Written by `make bench`; run it to see your own machine's figures.",
+        "",
+        "| Machine | |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in facts.items()),
+        "",
+        "| What | Result | Range of runs | CPU seconds | Check | Command |",
+        "|---|---|---|---|---|---|",
+        *(
+            f"| {name} | {outcome(result)} | {spread(results)} | {cpu(result)} | "
+            f"{verdict(result)} | `penstock bench {shlex.join(command)}` |"
+            for name, command, result, results in rows
+        ),
+        "",
+        *_notes(runs),
+    ]
+    return "\n".join(lines)
+
+
+def _notes(runs: int) -> list[str]:
+    how_often = "one run" if runs == 1 else f"the median of {runs} runs, each"
+    return [
+        "## How it is measured",
+        "",
+        f"- Each row is {how_often} with a node and a data folder of its own.",
+        *_NOTES,
+        "",
+    ]
+
+
+_NOTES = (
+    "- Throughput counts from the moment the first producer begins its first send, all processes "
+    "being warm and attached, until the last consumer has received and checked the last record. "
+    "Every record has been appended to segment files by then.",
+    "- `send` is a Python loop of `producer.send` and a Python loop over the consumer's records; "
+    "`batch` is `producer.send_batch` with lists and polled columns.",
+    "- The check is exact: every value carries its producer and number; what is lost, doubled or "
+    "out of order within a partition is counted.",
+    "- MB is 10^6 bytes of values. *of pwrite* compares with raw page-cache writes of the same "
+    "bytes on the same machine: `pwrite` of 256 KiB buffers to a fresh file in the data folder "
+    "that grows by 4 MiB `posix_fallocate` steps, the median of several runs just before the "
+    "benchmark, with the node idle.",
+    "- Latency counts from the moment a record is due by its schedule until the consumer's loop "
+    "has it, so a stall shows in every record that it held up; the first second is left out.",
+    "- CPU seconds are user and system time of each process from start to end of the run.",
+    "- Producers and consumers call `gc.freeze()` before the clock starts; the garbage collector "
+    "stays on.",
+)

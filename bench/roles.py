@@ -1,0 +1,243 @@
+"""What the producer and consumer processes of a throughput run do.
+
+Both run two phases of the same code: a warm-up, and the one that counts. A phase ends with one
+tombstone from every producer in every partition, sent behind its records, so that consumers know
+when they have everything without counting on a total.
+
+The loops are written as a user would write them; what is not his (stamps, checks) is done in bulk.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Any, Final
+
+import numpy as np
+
+from penstock.bench import payload
+from penstock.bench.crew import Station
+from penstock.bench.ledger import Book, Ledger, Stamps, stamps_of
+from penstock.bench.options import ThroughputOptions
+from penstock.bench.usage import own_cpu_seconds
+from penstock.client import connect
+from penstock.consumer import Consumer
+from penstock.core.columns import BinaryColumn
+from penstock.core.errors import CorruptBatchError
+from penstock.delivery import BatchDelivery
+from penstock.producer import Producer
+from penstock.records import Record
+
+CHECK_EVERY: Final = 10_000
+POLL_TIMEOUT: Final = 1.0
+SEND_TIMEOUT: Final = 120.0
+"""How long records may stand unacknowledged before a producer of a run fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Which member of a run a process is."""
+
+    options: ThroughputOptions
+    url: str
+    topic: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """Clock readings are CLOCK_MONOTONIC in nanoseconds, the same for all processes."""
+
+    begun: int
+    sent: int
+    acknowledged: int
+    cpu_seconds: float
+    durability: str
+    metrics: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """`ended`: when the last record had been received and checked."""
+
+    ended: int
+    cpu_seconds: float
+    book: Book
+    metrics: dict[str, int]
+
+
+# --- producing ----------------------------------------------------------------------------------
+def produce(task: Task, station: Station) -> None:
+    """Role of a producer: report when attached and when warm; then one order, one `Produced`."""
+    options = task.options
+    pool = payload.make_pool(task.index, options.pool_values, options.size)
+    keys = payload.make_keys(options.keys)
+    with connect(task.url) as client, client.producer(
+        linger=options.linger,
+        batch_bytes=options.batch_bytes,
+        compression=options.codec,
+        acks=options.acks,
+        block_timeout=SEND_TIMEOUT,
+        delivery_timeout=SEND_TIMEOUT,
+    ) as producer:  # fmt: skip
+        station.report()
+        for records in (options.warmup_records, options.records_of(task.index)):
+            station.await_order()
+            gc.collect()
+            gc.freeze()
+            cpu = own_cpu_seconds()
+            begun = time.monotonic_ns()
+            if options.api == "batch":
+                send_lists(producer, task.topic, pool, keys, options.list_length, records)
+            else:
+                send_each(producer, task.topic, pool, keys, records)
+            last = send_ends(producer, task.topic, options.partitions)
+            sent = time.monotonic_ns()
+            producer.flush(SEND_TIMEOUT)
+            acknowledged = time.monotonic_ns()
+            durability = last.result(SEND_TIMEOUT)[0].durability
+            station.report(
+                Produced(begun, sent, acknowledged, own_cpu_seconds() - cpu, durability,
+                         producer.metrics())
+            )  # fmt: skip
+        station.await_order()  # stay attached until the run is over
+
+
+def send_each(
+    producer: Producer, topic: str, pool: list[bytes], keys: list[bytes], records: int
+) -> None:
+    """One `send` a record."""
+    send = producer.send
+    if keys:
+        for value, key in zip(payload.cycled(pool, records), cycle(keys), strict=False):
+            send(topic, value, key=key)
+    else:
+        for value in payload.cycled(pool, records):
+            send(topic, value)
+
+
+def send_lists(
+    producer: Producer, topic: str, pool: list[bytes], keys: list[bytes], length: int, records: int
+) -> None:
+    """One `send_batch` a list."""
+    key_cycle = cycle(keys)
+    for values in payload.lists_of(pool, length, records):
+        if keys:
+            producer.send_batch(topic, values, keys=list(islice(key_cycle, len(values))))
+        else:
+            producer.send_batch(topic, values)
+
+
+def send_ends(producer: Producer, topic: str, partitions: int) -> BatchDelivery:
+    """A tombstone behind everything sent so far, in every partition."""
+    for partition in range(partitions):
+        last = producer.send_batch(topic, [None], partition=partition)
+    return last
+
+
+# --- consuming ----------------------------------------------------------------------------------
+def consume(task: Task, station: Station) -> None:
+    """Role of a consumer: report when attached and when warm; then one order, one `Consumed`."""
+    options = task.options
+    partitions = options.partitions_of(task.index)
+    ends = options.producers * len(partitions)
+    warm = [options.warmup_records] * options.producers
+    full = [options.records_of(producer) for producer in range(options.producers)]
+    with connect(task.url) as client, client.consumer() as consumer:
+        consumer.assign((task.topic, partition) for partition in partitions)
+        station.report()
+        for totals in (warm, full):
+            ledger = Ledger(totals, options.pool_values)
+            station.await_order()
+            gc.collect()
+            gc.freeze()
+            cpu = own_cpu_seconds()
+            if options.api == "batch":
+                take_columns(consumer, ledger, ends)
+            elif len(partitions) == 1:
+                take_each(consumer, ledger, ends, partitions[0])
+            else:
+                take_each_of(consumer, ledger, ends, partitions)
+            ended = time.monotonic_ns()
+            used = own_cpu_seconds() - cpu
+            station.report(Consumed(ended, used, ledger.close(), consumer.metrics()))
+        station.await_order()
+
+
+def take_each(consumer: Consumer, ledger: Ledger, ends: int, partition: int) -> None:
+    """One turn of a Python loop a record; the values of every 10,000 are checked together."""
+    records = iter(consumer)
+    values: list[bytes] = []
+    keep = values.append
+    while ends:
+        for record in islice(records, CHECK_EVERY):
+            value = record.value
+            if value is None:
+                ends -= 1
+                if not ends:
+                    break
+            else:
+                keep(value)
+        if values:
+            ledger.add(partition, stamps_of(values))
+            values.clear()
+    _close(records)
+
+
+def take_each_of(consumer: Consumer, ledger: Ledger, ends: int, partitions: list[int]) -> None:
+    """The same where records of several partitions come in turns."""
+    records = iter(consumer)
+    values: dict[int, list[bytes]] = {partition: [] for partition in partitions}
+    keep = {partition: kept.append for partition, kept in values.items()}
+    while ends:
+        for record in islice(records, CHECK_EVERY):
+            value = record.value
+            if value is None:
+                ends -= 1
+                if not ends:
+                    break
+            else:
+                keep[record.partition](value)
+        for partition, kept in values.items():
+            if kept:
+                ledger.add(partition, stamps_of(kept))
+                kept.clear()
+    _close(records)
+
+
+def _close(records: Iterator[Record]) -> None:
+    close: Any = getattr(records, "close", None)
+    if close is not None:
+        close()
+
+
+def take_columns(consumer: Consumer, ledger: Ledger, ends: int) -> None:
+    """Polled batches, checked as columns."""
+    while ends:
+        batch = consumer.poll(timeout=POLL_TIMEOUT)
+        stamps: dict[int, list[Stamps]] = {}
+        for chunk in batch.chunks:
+            found, tombstones = column_stamps(chunk.values)
+            ends -= tombstones
+            if len(found):
+                stamps.setdefault(chunk.partition, []).append(found)
+        for partition, parts in stamps.items():
+            ledger.add(partition, np.concatenate(parts))
+
+
+def column_stamps(values: BinaryColumn) -> tuple[Stamps, int]:
+    """The stamps of a column of values, viewed in place, and how many tombstones are among them."""
+    if values.valid is not None:
+        kept = [value for value in values if value is not None]
+        return stamps_of(kept), len(values) - len(kept)
+    offsets = values.offsets
+    first, width = int(offsets[0]), int(offsets[1]) - int(offsets[0])
+    if not bool((np.diff(offsets) == width).all()):
+        raise CorruptBatchError("values of different sizes came where all were sent in one size")
+    return (
+        np.ndarray((len(values),), "<u8", values.data, first, (width,)),
+        0,
+    )

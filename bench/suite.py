@@ -1,0 +1,131 @@
+"""The set that `make bench` runs, and the page it writes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from penstock.bench import footprint, latency, machine, report, throughput
+from penstock.bench.footprint import FootprintOptions
+from penstock.bench.options import LatencyOptions, ThroughputOptions
+from penstock.bench.progress import Progress
+
+Result = dict[str, Any]
+AnyOptions = ThroughputOptions | LatencyOptions | FootprintOptions
+
+PAGE = "README.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One benchmark of the set; `rank`: the field by which runs are compared."""
+
+    name: str
+    options: AnyOptions
+    rank: str
+
+    @property
+    def command(self) -> list[str]:
+        """The arguments of `penstock bench` that make this run."""
+        kind = _KINDS[type(self.options)]
+        plain = type(self.options)()
+        given = []
+        for name in self.options.__dataclass_fields__:
+            value = getattr(self.options, name)
+            if name != "data" and (value != getattr(plain, name) or name in _ALWAYS[kind]):
+                flag = f"--{name.replace('_', '-')}"
+                given += [flag] if value is True else [flag, f"{value}"]
+        return [kind, *given]
+
+
+_KINDS: dict[type, str] = {
+    ThroughputOptions: "throughput",
+    LatencyOptions: "latency",
+    FootprintOptions: "footprint",
+}
+_ALWAYS = {
+    "throughput": {"size", "records", "api"},
+    "latency": {"rate", "seconds", "size"},
+    "footprint": set[str](),
+}
+
+
+def _send(name: str, **options: Any) -> Row:
+    return Row(name, ThroughputOptions(**options), "records_per_second")
+
+
+def _latency(name: str, **options: Any) -> Row:
+    return Row(name, LatencyOptions(**options), "p50_us")
+
+
+ROWS: tuple[Row, ...] = (
+    _send("`send`, 1 KB", size=1024, records=3_000_000),
+    _send("`send`, 1 KB, acks=0", size=1024, records=3_000_000, acks=0),
+    _send("`send`, 1 KB, lz4", size=1024, records=2_000_000, codec="lz4"),
+    _send("`send`, 1 KB, fsync before each acknowledgement", size=1024, records=1_000_000,
+          durability="fsync"),
+    _send("`send`, 1 KB, 2 producers, 2 partitions, 2 consumers", size=1024, records=3_000_000,
+          producers=2, partitions=2, consumers=2),
+    _send("`send`, 100 B", size=100, records=5_000_000),
+    _send("`send`, 100 B, 10,000 keys, 4 partitions", size=100, records=3_000_000, keys=10_000,
+          partitions=4),
+    _send("`batch`, 100 B", size=100, records=20_000_000, api="batch"),
+    _send("`batch`, 1 KB", size=1024, records=3_000_000, api="batch"),
+    _latency("latency, 1 KB, 1,000 records/s", rate=1000, seconds=10, size=1024),
+    _latency("latency, 1 KB, 10,000 records/s", rate=10_000, seconds=10, size=1024),
+    _latency("latency, 1 KB, 100 records/s, fsync", rate=100, seconds=10, size=1024,
+             durability="fsync"),
+    Row("an empty node", FootprintOptions(), "start_to_first_ack"),
+)  # fmt: skip
+
+
+def run(
+    output: Path,
+    *,
+    data: Path | None = None,
+    repeat: int = 3,
+    quick: bool = False,
+    only: str = "",
+    quiet: bool = False,
+) -> int:
+    """Run the set and write `output`/README.md; 0 if every check went well, else 1."""
+    rows = [row for row in ROWS if only in row.name]
+    if not rows:
+        print(f"penstock bench suite: no row contains {only!r}", file=sys.stderr)
+        return 2
+    found: list[tuple[str, Sequence[str], Result, Sequence[Result]]] = []
+    for row in rows:
+        options = shorter(row.options) if quick else row.options
+        row = replace(row, options=replace(options, data=data))
+        runs = 1 if quick or isinstance(options, FootprintOptions) else repeat
+        results = [_run_one(row, Progress(row.name, quiet=quiet)) for _ in range(runs)]
+        chosen = sorted(results, key=lambda result: result.get(row.rank, 0))[len(results) // 2]
+        found.append((row.name, row.command, chosen, results))
+        print(f"{row.name}: {report.outcome(chosen)} ({report.verdict(chosen)})", file=sys.stderr)
+    page = output / PAGE
+    if not only:
+        output.mkdir(parents=True, exist_ok=True)
+        page.write_text(report.as_markdown(machine.describe(), found))
+        print(f"written to {page}", file=sys.stderr)
+    return 0 if all(report.is_clean(each) for *_, every in found for each in every) else 1
+
+
+def shorter(options: AnyOptions) -> AnyOptions:
+    """The same kind of run in a tenth of the time."""
+    if isinstance(options, ThroughputOptions):
+        return replace(options, records=options.records // 10)
+    if isinstance(options, LatencyOptions):
+        return replace(options, seconds=options.seconds / 5)
+    return replace(options, starts=2, idle=2.0)
+
+
+def _run_one(row: Row, progress: Progress) -> Result:
+    runners: dict[type, Callable[[Any, Progress], Result]] = {
+        ThroughputOptions: throughput.run,
+        LatencyOptions: latency.run,
+        FootprintOptions: footprint.run,
+    }
+    return runners[type(row.options)](row.options, progress)

@@ -1,0 +1,59 @@
+"""What processes cost: CPU seconds and memory, of one's own process and of others."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import psutil
+
+from penstock.client import Client
+
+
+def own_cpu_seconds() -> float:
+    """CPU seconds of this process so far, user and system, all threads."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def cpu_seconds_of(pids: Mapping[str, int]) -> dict[str, float]:
+    """The same of other processes; those that are gone are left out."""
+    found = {}
+    for name, pid in pids.items():
+        try:
+            times = psutil.Process(pid).cpu_times()
+        except psutil.Error:
+            continue
+        found[name] = times.user + times.system
+    return found
+
+
+def differences(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """What was used between; a process that was replaced meanwhile is counted from zero."""
+    used = {}
+    for name, value in after.items():
+        earlier = before.get(name, 0.0)
+        used[name] = round(value - earlier if value >= earlier else value, 3)
+    return used
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Megabytes (10^6). `private` leaves out what others share: lanes, tables, libraries."""
+
+    resident: float
+    private: float
+
+
+def memory_of(pid: int) -> Memory:
+    info = psutil.Process(pid).memory_full_info()
+    return Memory(round(info.rss / 1e6, 1), round(info.uss / 1e6, 1))
+
+
+def server_pids(client: Client) -> dict[str, int]:
+    """The node and its writers."""
+    with client.admin() as admin:
+        node = admin.describe_node()
+    writers = {f"writer-{writer.writer}": writer.pid for writer in node.writers if writer.pid}
+    return {**writers, "node": node.pid}
