@@ -24,6 +24,7 @@ from penstock.core.index import index_paths
 from penstock.core.logconfig import LogConfig
 from penstock.core.producers import ProducerTable
 from penstock.core.recoverypoint import PointFile, RecoveryPoint
+from penstock.core.rescue import write_mark
 from penstock.core.segment import OpenSegment
 from penstock.core.snapshots import prune_snapshots, snapshot_path, write_snapshot
 from penstock.core.storage import Storage
@@ -62,6 +63,7 @@ class SyncJob:
             except StorageError as error:
                 self.failed.append(segment)
                 self.error = error
+                self._mark(segment.base_offset)
         if self.folder_changed:
             try:
                 self.storage.fsync_folder(self.folder)
@@ -74,6 +76,13 @@ class SyncJob:
                 # Indexes, snapshots and the point only save work to recovery, which checks them.
                 continue
         self.ran = True
+
+    def _mark(self, base_offset: int) -> None:
+        """At once: the process may die before `finish_sync` comes to the rescue."""
+        try:
+            write_mark(self.storage, self.folder, self.point.boot_id, [base_offset])
+        except StorageError as error:
+            logger.error("%s: failed fsync not marked: %s", self.folder, error)
 
 
 class Syncs:

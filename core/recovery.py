@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass
 
 from penstock.core.epochs import EpochCache, load_epochs, save_epochs
-from penstock.core.errors import LogOfflineError
+from penstock.core.errors import LogOfflineError, StorageError
 from penstock.core.index import IndexWriter
 from penstock.core.logconfig import LogConfig
 from penstock.core.producers import ProducerTable
@@ -34,7 +34,14 @@ from penstock.core.replay import (
     restore_index,
     restore_missing_indexes,
 )
-from penstock.core.rescue import RESCUE_SUFFIX, read_mark, remove_mark, rescue_segment, sync_or_mark
+from penstock.core.rescue import (
+    RESCUE_SUFFIX,
+    dirty_again,
+    read_mark,
+    remove_mark,
+    rescue_segment,
+    sync_or_mark,
+)
 from penstock.core.segment import OpenSegment, Scan, Stop, batch_time, list_segments, segment_path
 from penstock.core.snapshots import remove_snapshots_above
 from penstock.core.storage import READ_WRITE, Storage, write_zeros
@@ -135,9 +142,11 @@ class Recovery:
             self._read()
             cause = self._judge()
             recovered, bumped, rescued = self._change(cause)
-        except Exception:
+        except Exception as error:
             for segment in self._scanned:
                 self._storage.close(segment.fd)
+            if isinstance(error, StorageError) and not error.retriable:
+                raise LogOfflineError(f"cannot open the log in {self._folder}: {error}") from error
             raise
         reason = "recovered" if self._batches else "clean"
         report = RecoveryReport(
@@ -326,6 +335,8 @@ class Recovery:
             self._sync_all(active, log_end, order)
         unsynced = []
         for segment in self._scanned:
+            if segment.synced < segment.valid:
+                dirty_again(storage, segment.fd, segment.synced, segment.valid)
             if segment is active:
                 continue
             if segment.synced < segment.valid:

@@ -3,8 +3,8 @@
 A failed fsync is never retried: the kernel may have dropped the pages and marked them clean, so a
 second fsync would succeed for nothing.
 
-    mark       `fsync-failed` names the segments. Written without fsync: it only has to outlive the
-               process, since after a reboot the page cache, and the doubt with it, is gone.
+    mark       `fsync-failed` names the segments, at once. Written without fsync: it only has to
+               outlive the process, since a reboot ends the page cache, and the doubt with it.
     rescue     copy the segment as the page cache has it, every batch verified, to a new file, and
                fsync that. The old file stays as `.failed`; one rename puts the copy in its place.
     roll       readers may have the old file mapped at this very segment base, so nothing is ever
@@ -80,6 +80,14 @@ def read_mark(storage: Storage, folder: str, boot_id: str, *, same_boot: bool) -
         f"{path} says that an fsync failed here, but is damaged itself. Reboot the host (the page "
         "cache is then gone, and with it the doubt), remove that file, and start again."
     )
+
+
+def dirty_again(storage: Storage, fd: int, start: int, end: int) -> None:
+    """Write bytes over themselves, so that the next fsync truly writes them: for a process that may
+    have died between a failed fsync and its mark. Readers see no change."""
+    while start < end:
+        data = storage.pread(fd, min(COPY_BYTES, end - start), start)
+        start += write_all(storage, fd, [data], start)
 
 
 def remove_mark(storage: Storage, folder: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,17 +86,40 @@ class Crash(BaseException):
     """The process died in a system call."""
 
 
+PAGE = 64
+
+
 @dataclass(eq=False)
 class Inode:
-    """A file: what everybody sees, and what a power cut leaves."""
+    """A file: what everybody sees, and what a power cut leaves for certain.
+
+    As in Linux a failed fsync leaves the pages clean: a later one succeeds without writing them.
+    """
 
     content: bytearray = field(default_factory=bytearray)
     synced: bytes = b""
-    doubtful: bool = False  # an fsync failed: pages are marked clean and are not written again
+    dirty: set[int] = field(default_factory=set)
+
+    def write(self, data: bytes, position: int) -> None:
+        if len(self.content) < position:
+            self.content.extend(bytes(position - len(self.content)))
+        self.content[position : position + len(data)] = data
+        self.dirty.update(range(position // PAGE, (position + len(data) + PAGE - 1) // PAGE))
 
     def sync(self) -> None:
-        if not self.doubtful:
-            self.synced = bytes(self.content)
+        self.synced = self.with_pages(len(self.content), self.dirty)
+        self.dirty.clear()
+
+    def with_pages(self, size: int, pages: Iterable[int]) -> bytes:
+        """What is on the device, had it this size and these pages been written."""
+        data = bytearray(self.synced[:size].ljust(size, b"\0"))
+        for page in pages:
+            piece = self.content[page * PAGE : min((page + 1) * PAGE, size)]
+            data[page * PAGE : page * PAGE + len(piece)] = piece
+        return bytes(data)
+
+    def copy(self) -> Inode:
+        return Inode(bytearray(self.content), self.synced, set(self.dirty))
 
 
 @dataclass(frozen=True)
@@ -181,10 +204,7 @@ class MemoryStorage(Storage):
         dies = taken is not None and taken >= 0
         if taken is not None:
             data = data[: abs(taken)]
-        content = self._open[fd].content
-        if len(content) < position:
-            content.extend(bytes(position - len(content)))
-        content[position : position + len(data)] = data
+        self._open[fd].write(data, position)
         if dies:
             self._die()
         return len(data)
@@ -202,7 +222,7 @@ class MemoryStorage(Storage):
         try:
             self._enter(name, self._paths[fd])
         except Exception:
-            self._open[fd].doubtful = True
+            self._open[fd].dirty.clear()
             raise
         self._open[fd].sync()
 
@@ -255,24 +275,17 @@ class MemoryStorage(Storage):
     # ---- what tests do to it
 
     def killed(self) -> MemoryStorage:
-        """The same files for the next process of this boot: the page cache outlives a process."""
+        """The same files, for the next process of this boot: the page cache outlives a process.
+        A copy, so that one death can be followed by several lives."""
         after = MemoryStorage()
-        after.names = dict(self.names)
-        after.synced_names = dict(self.synced_names)
-        after.folders = set(self.folders)
-        return after
-
-    def copy(self) -> MemoryStorage:
-        """The same files, independent of these."""
-        after = MemoryStorage()
-        nodes = {
-            id(node): Inode(bytearray(node.content), node.synced, node.doubtful)
-            for node in (*self.names.values(), *self.synced_names.values())
-        }
+        both = (*self.names.values(), *self.synced_names.values())
+        nodes = {id(node): node.copy() for node in both}
         after.names = {name: nodes[id(node)] for name, node in self.names.items()}
         after.synced_names = {name: nodes[id(node)] for name, node in self.synced_names.items()}
         after.folders = set(self.folders)
         return after
+
+    copy = killed
 
     def power_cut(self, chance: random.Random | None = None) -> MemoryStorage:
         """What the next boot finds. Without `chance` only what was synced; with it any part of
@@ -292,16 +305,11 @@ class MemoryStorage(Storage):
         return after
 
 
-def _after_power_cut(node: Inode, chance: random.Random | None, page: int = 256) -> bytes:
-    if chance is None or node.doubtful:
+def _after_power_cut(node: Inode, chance: random.Random | None) -> bytes:
+    if chance is None:
         return node.synced
     size = chance.choice([len(node.synced), len(node.content)])
-    result = bytearray(node.synced[:size].ljust(size, b"\0"))
-    for start in range(0, size, page):
-        if chance.random() < 0.5:
-            piece = node.content[start : min(start + page, size)]
-            result[start : start + len(piece)] = piece
-    return bytes(result)
+    return node.with_pages(size, [page for page in node.dirty if chance.random() < 0.5])
 
 
 def refuse(call: Call, code: int) -> None:
