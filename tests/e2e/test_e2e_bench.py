@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+
 from penstock.bench import suite
 from penstock.bench.cli import main
 from penstock.bench.options import LatencyOptions, ThroughputOptions
@@ -28,16 +30,17 @@ THROUGHPUT_FIELDS = {
 }
 
 
-def run(capsys, *arguments: str) -> dict:
+def run(capsys, *arguments: str) -> dict[str, Any]:
     """The result of `penstock bench ARGUMENTS --format json`."""
     code = main([*arguments, "--format", "json", "--timeout", "60"])
     out, err = capsys.readouterr()
     assert code == 0, err
     [line] = out.splitlines()
-    return json.loads(line)
+    result: dict[str, Any] = json.loads(line)
+    return result
 
 
-def assert_whole(result: dict, records: int) -> None:
+def assert_whole(result: dict[str, Any], records: int) -> None:
     assert (result["lost"], result["doubled"], result["out_of_order"]) == (0, 0, 0)
     assert result["received"] == result["appended"] == records
 

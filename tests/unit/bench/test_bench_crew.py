@@ -1,4 +1,4 @@
-"""A run's processes: whoever fails, dies or hangs ends the run by name, and nobody is left behind."""
+"""The processes of a run: who fails, dies or hangs ends it by name, and nobody is left behind."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+
 from penstock.bench import crew as crew_module
 from penstock.bench.crew import Crew, Station
 from penstock.bench.errors import BenchTimeout, MemberFailed
@@ -64,7 +65,7 @@ def test_a_failure_brings_its_traceback_and_ends_the_others():
 def test_a_sudden_death_is_named():
     with Crew(TIMEOUT) as crew:
         crew.add("victim", die, "x")
-        with pytest.raises(MemberFailed, match="victim failed:\n.*SIGKILL"):
+        with pytest.raises(MemberFailed, match=r"victim failed:\n.*SIGKILL"):
             crew.gather("done")
 
 
@@ -74,6 +75,6 @@ def test_a_stuck_member_is_named_with_its_stack(monkeypatch):
         pid = crew.gather("up")["stuck"]
         later = SimpleNamespace(monotonic=lambda: time.monotonic() + TIMEOUT)
         monkeypatch.setattr(crew_module, "time", later)
-        with pytest.raises(BenchTimeout, match="(?s)not done within .*stuck.*wait_for_godot"):
+        with pytest.raises(BenchTimeout, match=r"(?s)not done within .*stuck.*wait_for_godot"):
             crew.gather("done")
     assert not psutil.pid_exists(pid)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from penstock.bench.ledger import Account, Ledger, settle, stamps_of
 from penstock.bench.payload import cycled, lists_of, make_pool
 
