@@ -1,1 +1,1 @@
-"""The log of one partition: batches, segments, indexes, recovery, producers. No sockets, no threads."""
+"""The log of one partition: batches, segments, indexes, recovery, producers."""

@@ -1,4 +1,4 @@
-"""From a batch image to columns: the reading half of the body format (see `encode` for the drawing).
+"""From a batch image to columns: the reading half of the body format (`encode` draws it).
 
 A decoded batch is a handful of numpy views over the batch's own bytes; nothing is copied until a
 caller asks for Python objects. Every length and offset is checked before it is used, so that bytes
@@ -8,7 +8,7 @@ from another process can raise `CorruptBatchError` and nothing worse.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import repeat
+from itertools import pairwise, repeat
 from typing import Final, overload
 
 import lz4.block
@@ -202,7 +202,7 @@ class Columns:
         texts = [str(name, "utf-8", "replace") for name in names.to_list() if name is not None]
         pairs = list(zip(texts, values.to_list(), strict=True))
         bounds = lists.tolist()
-        return [tuple(pairs[start:stop]) for start, stop in zip(bounds, bounds[1:], strict=False)]
+        return [tuple(pairs[start:stop]) for start, stop in pairwise(bounds)]
 
 
 def _ints(

@@ -261,7 +261,7 @@ def encode_batch(
     count = len(values)
     max_timestamp = base_timestamp
     plain = None
-    if keys is headers is timestamps is offset_deltas is None:
+    if keys is None and headers is None and timestamps is None and offset_deltas is None:
         plain = _plain_body(values, codec)
     if plain is not None:
         body, raw_length = plain

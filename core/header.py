@@ -1,15 +1,15 @@
 """The 128-byte batch header, drawn once; the same bytes in a lane, on disk and on the wire.
 
      0 ┌────────────────┬────┬────┬─────────┬────────────────┬────────────────┐
-       │ magic  PSTK    │ver │hdr │ flags   │ header crc32c  │ batch length   │   stamped by the
+       │ magic  PSTK    │ver │hdr │ flags   │ header crc32c  │ batch length   │  stamped by the
     16 ├────────────────┴────┴────┴─────────┼────────────────┼────────────────┤   broker: 0-43,
-       │ base offset                        │ leader epoch   │ generation     │   in a private copy
+       │ base offset                        │ leader epoch   │ generation     │  in a private
     32 ├────────────────────────────────────┼────────────────┼────────────────┤
        │ append timestamp                   │ reserved       │ body crc32c    │
     48 ├────┬────┬─────────┬────────────────┼────────────────┼────────────────┤
-       │cod │chk │ attrib. │ last off delta │ record count   │ producer epoch │   set by the producer
-    64 ├────┴────┴─────────┴────────────────┼────────────────┴────────────────┤   (44-127), covered by
-       │ producer id                        │ base sequence                   │   the body crc from 48
+       │cod │chk │ attrib. │ last off delta │ record count   │ producer epoch │  set by the
+    64 ├────┴────┴─────────┴────────────────┼────────────────┴────────────────┤  producer (44-127),
+       │ producer id                        │ base sequence                   │  body crc from 48
     80 ├────────────────────────────────────┼─────────────────────────────────┤
        │ base timestamp                     │ max timestamp                   │
     96 ├────────────────┬────────────────┬──┴─────────────────────────────────┤
@@ -168,7 +168,7 @@ def stamp(
 
 
 def parse(buffer: Buffer, position: int = 0) -> BatchHeader:
-    """The header at `position`, unchecked. Raises `CorruptBatchError` if there are too few bytes."""
+    """The header at `position`, unchecked. Raises `CorruptBatchError` for too few bytes."""
     if len(buffer) - position < HEADER_BYTES:
         raise CorruptBatchError(
             f"batch header needs {HEADER_BYTES} bytes, {max(0, len(buffer) - position)} are there"
@@ -191,7 +191,7 @@ def checked(buffer: Buffer, position: int = 0) -> BatchHeader:
         raise CorruptBatchError(f"header checksum of the batch at byte {position} is wrong")
     if head.version != VERSION or head.header_units != HEADER_BYTES // 16:
         raise UnsupportedVersionError(
-            f"batch at byte {position} has format version {head.version}; this build reads {VERSION}"
+            f"batch at byte {position} has format version {head.version}, not {VERSION}"
         )
     if (
         head.length < HEADER_BYTES

@@ -89,7 +89,7 @@ def read_identity(region: Region) -> LaneIdentity | None:
             "the Penstock version that wrote it once, stop it cleanly, then start this one"
         )
     capacity = q[lo.Q_LANE_CAPACITY]
-    if lo.lane_bytes(capacity) > len(region.bytes):
+    if not capacity or capacity % lo.FRAME_ALIGN or lo.lane_bytes(capacity) > len(region.bytes):
         raise LaneCorruptError(
             f"a lane claims {capacity} bytes of frames but its memory has {len(region.bytes)}"
         )
@@ -198,7 +198,7 @@ class LaneSender:
         self._bytes[start : start + lo.FRAME.size + 4] = packed + lo.FRAME_CRC.pack(crc32c(packed))
 
     def batch_at(self, start: int, length: int) -> memoryview:
-        """The bytes of a held batch, given where its frame begins (`last_start` after its write)."""
+        """The bytes of a held batch whose frame begins at `start` (`last_start` after a write)."""
         at = lo.LANE_FRAMES_AT + start % self._capacity + lo.FRAME_BYTES
         return self._bytes[at : at + length]
 
@@ -208,6 +208,11 @@ class LaneSender:
         head = self._ack_head
         if tail == head:
             return []
+        if not 0 < tail - head <= lo.ACKS_MAX:
+            raise LaneCorruptError(
+                f"lane {self.name}: acknowledgement tail {tail} does not stand within "
+                f"{lo.ACKS_MAX} after head {head}"
+            )
         found = []
         for position in range(head, tail):
             at = lo.LANE_ACKS_AT + position % lo.ACKS_MAX * lo.ACK.size
@@ -252,6 +257,8 @@ class LaneReceiver:
         self._capacity = identity.capacity
         self._head: int = self._q[lo.Q_LANE_HEAD]
         self._ack_tail: int = self._q[lo.Q_LANE_ACK_TAIL]
+        if self._head % lo.FRAME_ALIGN:
+            raise LaneCorruptError(f"head {self._head} of lane {name} is at no frame")
         self._head_sequence: int | None = None
         self.rung = 0
         self._q[lo.Q_LANE_GENERATION] = generation
@@ -319,6 +326,7 @@ class LaneReceiver:
                 )
             position += size
             if kind == lo.KIND_PAD:
+                limit += size  # or one longer than `bytes_max` would hide the frame behind it
                 continue
             if kind != lo.KIND_DATA:
                 raise LaneCorruptError(f"frame at {position - size} has unknown kind {kind}")

@@ -72,7 +72,8 @@ LANE_ACKS_AT: Final = 4096
 LANE_FRAMES_AT: Final = 8192
 ACK: Final = struct.Struct("<QqQiI")  # lane sequence, base offset, append time, error, leader epoch
 ACKS_MAX: Final = 128
-assert ACK.size == 32 and LANE_ACKS_AT + ACKS_MAX * ACK.size == LANE_FRAMES_AT
+assert ACK.size == 32
+assert LANE_ACKS_AT + ACKS_MAX * ACK.size == LANE_FRAMES_AT
 
 LANE_OPEN: Final = 1
 LANE_CLOSED: Final = 2

@@ -1,6 +1,6 @@
 """What is said over the node's sockets: client <-> node (attach) and node <-> writer (control).
 
-Structs only. Every message is small (`channel.MESSAGE_BYTES_MAX`); lists are paged by their senders.
+Structs only. Every message is small (`channel.MESSAGE_BYTES_MAX`); lists come in pages.
 Descriptors that travel with a message are named in its docstring, in their order.
 """
 
@@ -15,7 +15,7 @@ TOPICS_PER_PAGE: Final = 100
 
 
 class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A topic's configuration as it travels and as it is kept. Seconds and bytes; None = default."""
+    """A topic's configuration as it travels and is kept. Seconds and bytes; None = default."""
 
     partitions: int = 1
     segment_bytes: int | None = None
@@ -189,7 +189,7 @@ class ClosePartition(msgspec.Struct, frozen=True, tag="close_partition"):
 
 class AddLane(msgspec.Struct, frozen=True, tag="add_lane"):
     """`dead`: the producer is gone already, so acknowledgements are discarded. Descriptor: the
-    producer's doorbell, unless `dead`. Sent again with a new doorbell when a producer re-attaches."""
+    producer's doorbell, unless `dead`. Sent again when a producer re-attaches with a new one."""
 
     name: str
     dead: bool

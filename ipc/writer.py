@@ -4,9 +4,9 @@ One pass takes frames from every lane, appends them partition by partition with 
 as the batches allow, and only then answers: append, publish, acknowledge, move head (rule 1). A
 crash anywhere in between repeats frames, which the log recognises by producer, epoch and sequence.
 
-Owns the order of a pass and the sleeping protocol. Leaves logs to `PartitionRole`s, and which lanes,
-partitions and clients there are to the node, whose orders arrive on the control channel. When that
-channel ends, the node is dead: the pass is finished and the process leaves (rule 9).
+Owns the order of a pass and the sleeping protocol. Leaves logs to `PartitionRole`s, and which
+lanes, partitions and clients there are to the node, whose orders arrive on the control channel.
+When that channel ends, the node is dead: the pass is finished and the process leaves (rule 9).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Lane:
 
 
 class Writer:
-    """The main loop of one writer process. `run` returns when told to stop or when the node died."""
+    """The main loop of one writer process; `run` returns when told to stop or the node died."""
 
     def __init__(
         self,

@@ -46,7 +46,45 @@ _HOMES = {
     ),
 }  # fmt: skip
 
-__all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
+__all__ = [
+    "Admin",
+    "AttachRefusedError",
+    "BatchDelivery",
+    "BatchReceipt",
+    "BufferFullError",
+    "Client",
+    "ClosedError",
+    "ConfigError",
+    "Consumer",
+    "CorruptBatchError",
+    "DataFolderError",
+    "Delivery",
+    "DeliveryError",
+    "DeliveryTimeout",
+    "ForkedClientError",
+    "LogOfflineError",
+    "LogTruncatedError",
+    "NotConnectedError",
+    "Offset",
+    "OffsetOutOfRangeError",
+    "PenstockError",
+    "PenstockTimeout",
+    "ProduceError",
+    "Producer",
+    "Receipt",
+    "Record",
+    "RecordBatch",
+    "RecordTooLargeError",
+    "ResourceLimitError",
+    "StorageError",
+    "TopicConfig",
+    "TopicDescription",
+    "TopicExistsError",
+    "UnknownTopicError",
+    "UnsupportedVersionError",
+    "__version__",
+    "connect",
+]
 
 if TYPE_CHECKING:
     from penstock.admin import Admin, TopicConfig, TopicDescription

@@ -8,12 +8,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+import msgspec
+
 from penstock import forks
 from penstock.core import errors as er
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.state import StatePage
-from penstock.session import Session
+from penstock.session import Reply, Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,7 @@ class TopicConfig:
 
     def settings(self) -> ms.TopicSettings:
         """The same as it travels."""
-        fields = {
+        fields: dict[str, Any] = {
             name: value.total_seconds() if isinstance(value, timedelta) else value
             for name, value in asdict(self).items()
         }
@@ -153,7 +155,7 @@ class Admin:
     def _find(self, name: str) -> ms.TopicInfo:
         return self._ask(ms.FindTopic(name), ms.TopicFound).topic
 
-    def _ask(self, message: Any, expect: Any) -> Any:
+    def _ask(self, message: msgspec.Struct, expect: type[Reply]) -> Reply:
         if self._closed:
             raise er.ClosedError("this admin is closed")
         return self._session.request(message, expect, self._timeout)

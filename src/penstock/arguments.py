@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from penstock.core import errors as er
-from penstock.core.encode import Headers
+from penstock.core.encode import CODECS, Headers
+from penstock.ipc import layout as lo
 
 HeadersLike = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
 
@@ -24,10 +25,35 @@ def check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
         raise er.ConfigError(f"{name}={value!r} must be one of {', '.join(map(repr, allowed))}")
 
 
+def check_options(
+    linger: float,
+    batch_bytes: int,
+    compression: str,
+    acks: object,
+    durability: str | None,
+    buffer_bytes_max: int,
+    on_full: str,
+    block_timeout: float,
+    delivery_timeout: float,
+) -> None:
+    """The options of a producer. Raises `ConfigError` naming option, value and what is allowed."""
+    check_range("linger", linger, 0.0, 60.0)
+    check_range("batch_bytes", batch_bytes, 1 << 10, lo.LANE_CAPACITY_MAX // lo.FRAME_SHARE)
+    check_range("buffer_bytes_max", buffer_bytes_max, batch_bytes, 1 << 34)
+    check_range("delivery_timeout", delivery_timeout, 0.01, 86400.0)
+    check_range("block_timeout", block_timeout, 0.0, 86400.0)
+    check_choice("compression", compression, tuple(CODECS))
+    check_choice("acks", acks, (0, 1, "all"))
+    check_choice("durability", durability, (None, "fsynced"))
+    check_choice("on_full", on_full, ("block", "error"))
+    if acks == 0 and durability is not None:
+        raise er.ConfigError("acks=0 waits for no writer, so durability='fsynced' needs acks=1")
+
+
 def as_bytes(what: str, value: Any) -> bytes | None:
     """bytes as they are, other buffers copied, None kept. TypeError for anything else."""
     if value is None or value.__class__ is bytes:
-        return value  # type: ignore[no-any-return]
+        return value
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     raise TypeError(f"a record's {what} is bytes, not {type(value).__name__}; encode it first")
@@ -49,7 +75,7 @@ def as_headers(headers: HeadersLike | None) -> Headers | None:
 def as_microseconds(timestamp: int | datetime | None) -> int | None:
     """Microseconds since the epoch of an int (as it is) or a datetime (naive = local time)."""
     if timestamp is None or timestamp.__class__ is int:
-        return timestamp  # type: ignore[return-value]
+        return timestamp
     if isinstance(timestamp, datetime):
         return int(timestamp.timestamp() * 1e6)
     raise TypeError(

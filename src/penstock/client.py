@@ -9,11 +9,10 @@ from typing import Any, Unpack
 from penstock.admin import Admin
 from penstock.consumer import Consumer
 from penstock.core import errors as er
+from penstock.ipc import layout as lo
 from penstock.options import ConsumerOptions, ProducerOptions
 from penstock.producer import Producer
 from penstock.session import Session, socket_of
-
-from penstock.ipc import layout as lo  # isort: skip
 
 
 class Client:
@@ -31,32 +30,32 @@ class Client:
     def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
         """A new producer; see `Producer` for the options."""
         self._check_open()
-        return self._keep(
-            Producer(self._socket, **{"client_id": self._client_id, **options})  # type: ignore[arg-type]
-        )
+        options.setdefault("client_id", self._client_id)
+        producer = Producer(self._socket, **options)
+        self._made.add(producer)
+        return producer
 
     def consumer(self, *topics: str, **options: Unpack[ConsumerOptions]) -> Consumer:
         """A new consumer of all partitions of `topics` (none: call `assign`); see `Consumer`."""
         self._check_open()
-        return self._keep(
-            Consumer(self._socket, topics, **{"client_id": self._client_id, **options})  # type: ignore[arg-type]
-        )
+        options.setdefault("client_id", self._client_id)
+        consumer = Consumer(self._socket, topics, **options)
+        self._made.add(consumer)
+        return consumer
 
     def admin(self, *, timeout: float = 15.0) -> Admin:
         """Topics and the node; `timeout` bounds each request in seconds."""
         self._check_open()
-        return self._keep(Admin(self._socket, client_id=self._client_id, timeout=timeout))
-
-    def _keep(self, made: Any) -> Any:
-        self._made.add(made)
-        return made
+        admin = Admin(self._socket, client_id=self._client_id, timeout=timeout)
+        self._made.add(admin)
+        return admin
 
     def _check_open(self) -> None:
         if self._closed:
             raise er.ClosedError("this client is closed")
 
     def close(self) -> None:
-        """Close everything made from this client; the first error is raised after all are closed."""
+        """Close everything made from this client; the first error is raised after that."""
         self._closed = True
         failure: Exception | None = None
         for made in list(self._made):

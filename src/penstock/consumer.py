@@ -17,60 +17,20 @@ from types import TracebackType
 from typing import Final, Literal
 
 from penstock import forks
+from penstock.assigned import AssignedPartition, TopicPartition
 from penstock.core import errors as er
-from penstock.core.columns import decode
-from penstock.core.reader import Limit, LogReader, divergence, offset_for_timestamp
 from penstock.core.storage import Storage
 from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import Backoff, fence
 from penstock.ipc.messages import TopicInfo
-from penstock.ipc.state import StatePage
 from penstock.offsets import Offset
 from penstock.records import Chunk, Record, RecordBatch
 from penstock.session import Session
 
 logger = logging.getLogger("penstock.consumer")
 
-FETCH_BYTES: Final = 256 << 10
-"""What one poll takes of one partition at most, before the next partition has its turn."""
 RECONNECT_EVERY: Final = 0.5
-EPOCH_UNKNOWN: Final = -1
-
-TopicPartition = tuple[str, int]
 Start = Offset | str | int | datetime
-
-
-class _Partition:
-    """One assigned partition: its page, its cursor, and what was decoded but not yet handed out."""
-
-    __slots__ = ("carry", "epoch", "name", "offset", "page", "paused", "reader", "topic_id")
-
-    def __init__(self, name: TopicPartition, topic_id: bytes, page: StatePage, reader: LogReader,
-                 offset: int) -> None:  # fmt: skip
-        self.name = name
-        self.topic_id = topic_id
-        self.page = page
-        self.reader = reader
-        self.offset = offset
-        self.epoch = EPOCH_UNKNOWN
-        self.carry: list[Chunk] = []
-        self.paused = False
-
-    def limit(self) -> Limit:
-        """How far this partition may be read now: offsets first, then the bytes they need."""
-        high_watermark = self.page.high_watermark
-        base, valid_bytes = self.page.segment()
-        return Limit(high_watermark, base, valid_bytes)
-
-    @property
-    def has_more(self) -> bool:
-        return bool(self.carry) or self.page.high_watermark > self.offset
-
-    def jump(self, offset: int) -> None:
-        self.carry = []
-        self.offset = offset
-        self.epoch = EPOCH_UNKNOWN
-        self.reader.seek(offset)
 
 
 class Consumer:
@@ -109,13 +69,13 @@ class Consumer:
         self._node_timeout = node_timeout
         self._timeout = timeout
         self._storage = Storage()
-        self._assigned: dict[TopicPartition, _Partition] = {}
+        self._assigned: dict[TopicPartition, AssignedPartition] = {}
         self._turn = 0
         self._ticket = time.monotonic_ns()  # never one that a predecessor used
         self._lost_at: float | None = None
         self._lost_why = ""
         self._retry_at = 0.0
-        self._live: tuple[_Partition, Chunk, Iterator[Record]] | None = None
+        self._live: tuple[AssignedPartition, Chunk, Iterator[Record]] | None = None
         self._closed = False
         self._forked = False
         self._counts = dict.fromkeys(
@@ -142,7 +102,7 @@ class Consumer:
         self._check_usable()
         wanted = list(dict.fromkeys(partitions))
         found: dict[str, TopicInfo] = {}
-        assigned: dict[TopicPartition, _Partition] = {}
+        assigned: dict[TopicPartition, AssignedPartition] = {}
         for topic, number in wanted:
             if topic not in found:
                 found[topic] = self._find(topic)
@@ -158,15 +118,15 @@ class Consumer:
                 continue
             folder = self._session.data_folder / f"{info.topic_id.hex()}-{number}"
             page = self._session.page(info.pages[number])
-            partition = _Partition(
-                (topic, number), info.topic_id, page, LogReader(self._storage, str(folder)), 0
+            partition = AssignedPartition(
+                (topic, number), info.topic_id, page, self._storage, str(folder)
             )
-            partition.jump(self._resolve(partition, self._start))
+            partition.jump(partition.resolve(self._start))
             assigned[topic, number] = partition
         self._settle_live()
         for name, partition in self._assigned.items():
             if assigned.get(name) is not partition:
-                partition.reader.close()
+                partition.close()
         self._assigned = assigned
         self._watch()
 
@@ -183,7 +143,7 @@ class Consumer:
         self._check_usable()
         self._settle_live()
         found = self._of(topic, partition)
-        offset = self._resolve(found, Offset.of(to))
+        offset = found.resolve(Offset.of(to))
         found.jump(offset)
         return offset
 
@@ -285,7 +245,7 @@ class Consumer:
         offset = chunk.next_offset if row == chunk.stop else chunk.row_offset(row)
         partition.jump(offset)
         for other in self._assigned.values():
-            if other is not partition and other.reader.offset != other.offset:
+            if other is not partition and other.is_ahead:
                 other.jump(other.offset)
 
     def _gather(self, max_records: int | None) -> RecordBatch:
@@ -312,93 +272,24 @@ class Consumer:
             self._counts["records"] += sum(map(len, chunks))
         return RecordBatch(chunks)
 
-    def _take(self, partition: _Partition, room: int | None) -> list[Chunk]:
+    def _take(self, partition: AssignedPartition, room: int | None) -> list[Chunk]:
         """Up to `room` records of one partition."""
-        if not partition.carry:
-            partition.carry = self._fetch(partition)
-        if room is None:
-            taken, partition.carry = partition.carry, []
-        else:
-            taken = []
-            while room > 0 and partition.carry:
-                chunk = partition.carry[0]
-                if len(chunk) <= room:
-                    taken.append(partition.carry.pop(0))
-                else:
-                    split = chunk.start + room
-                    taken.append(
-                        Chunk(chunk.topic, chunk.partition, chunk.columns, chunk.start, split)
-                    )
-                    partition.carry[0] = Chunk(
-                        chunk.topic, chunk.partition, chunk.columns, split, chunk.stop
-                    )
-                room -= len(taken[-1])
-        if taken:
-            partition.offset = taken[-1].next_offset
-            partition.epoch = taken[-1].leader_epoch
-        elif partition.reader.offset > partition.offset:
-            partition.offset = partition.reader.offset  # only control batches stood there
-        return taken
-
-    def _fetch(self, partition: _Partition) -> list[Chunk]:
-        page = partition.page
-        self._check_page(partition)
-        limit = partition.limit()
-        topic, number = partition.name
         try:
-            found = partition.reader.fetch(limit, FETCH_BYTES)
-        except er.CorruptBatchError as error:
-            # Rule 11: what looks broken may be a segment that retention took away meanwhile.
-            if partition.offset >= page.log_start:
-                raise er.CorruptBatchError(f"{topic}-{number}: {error}") from error
-            found = []
-        if partition.offset < page.log_start:
+            taken = partition.take(room)
+        except er.OffsetOutOfRangeError:
+            if self._on_out_of_range == "error":
+                raise
             self._out_of_range(partition)
             return []
-        chunks = []
-        for head, view, position in found:
-            columns = decode(view, position, head)
-            start = columns.first_at(partition.offset) if head.base_offset < partition.offset else 0
-            if start < columns.count:
-                chunks.append(Chunk(topic, number, columns, start))
-                self._counts["bytes"] += head.length
-        return chunks
+        self._counts["bytes"] += sum(chunk.values.nbytes for chunk in taken)
+        return taken
 
-    def _check_page(self, partition: _Partition) -> None:
-        page = partition.page
-        topic, number = partition.name
-        if page.status == lo.STATUS_DELETED:
-            raise er.UnknownTopicError(f"topic {topic!r} was deleted")
-        if partition.epoch not in (EPOCH_UNKNOWN, page.leader_epoch):
-            parted = divergence(
-                self._storage,
-                str(self._session.data_folder / f"{partition.topic_id.hex()}-{number}"),
-                partition.offset,
-                partition.epoch,
-                page.log_end,
-            )
-            if parted is not None:
-                raise er.LogTruncatedError(
-                    f"{topic}-{number}: this consumer stands at offset {partition.offset}, read in "
-                    f"leader epoch {partition.epoch}, but that epoch's log ends at {parted}: the "
-                    "host lost unsynced records. seek() to that offset to read what replaced them",
-                    divergence=parted,
-                )
-            partition.epoch = page.leader_epoch
-
-    def _out_of_range(self, partition: _Partition) -> None:
-        topic, number = partition.name
-        start = partition.page.log_start
-        if self._on_out_of_range == "error":
-            raise er.OffsetOutOfRangeError(
-                f"{topic}-{number}: offset {partition.offset} is gone, the log starts at {start}; "
-                "seek() to a place that exists, or choose on_out_of_range"
-            )
+    def _out_of_range(self, partition: AssignedPartition) -> None:
+        """Go on where the policy says."""
         self._counts["out_of_range"] += 1
-        target = start if self._on_out_of_range == "earliest" else partition.page.high_watermark
-        logger.warning(
-            "%s-%d: offset %d is gone, going on at %d", topic, number, partition.offset, target
-        )
+        page = partition.page
+        target = page.log_start if self._on_out_of_range == "earliest" else page.high_watermark
+        logger.warning("%s: offset %d is gone, going on at %d", partition, partition.offset, target)
         partition.jump(target)
 
     def _reached(self, ends: dict[TopicPartition, int]) -> bool:
@@ -471,37 +362,11 @@ class Consumer:
     def _find(self, topic: str) -> TopicInfo:
         return self._session.find_topic(topic, self._timeout)
 
-    def _of(self, topic: str, partition: int) -> _Partition:
+    def _of(self, topic: str, partition: int) -> AssignedPartition:
         try:
             return self._assigned[topic, partition]
         except KeyError:
             raise er.ConfigError(f"{topic}-{partition} is not assigned to this consumer") from None
-
-    def _resolve(self, partition: _Partition, to: Offset) -> int:
-        page = partition.page
-        start, end = page.log_start, page.high_watermark
-        if to.place == "earliest":
-            return start
-        if to.place == "latest":
-            return end
-        if to.place == "time":
-            folder = self._session.data_folder / (f"{partition.topic_id.hex()}-{partition.name[1]}")
-            found = offset_for_timestamp(self._storage, str(folder), to.number, partition.limit())
-            return end if found is None else max(found, start)
-        offset = {
-            "exact": 0,
-            "relative": partition.offset,
-            "from_start": start,
-            "from_end": end - 2 * to.number,
-        }[to.place] + to.number
-        if to.place != "exact":
-            return min(max(offset, start), end)
-        if not start <= offset <= end:
-            raise er.OffsetOutOfRangeError(
-                f"{partition.name[0]}-{partition.name[1]}: offset {offset} lies outside the log's "
-                f"{start} to {end}"
-            )
-        return offset
 
     # --- life ------------------------------------------------------------------------------------
     def metrics(self) -> dict[str, int]:
@@ -514,7 +379,7 @@ class Consumer:
             return
         self._closed = True
         for partition in self._assigned.values():
-            partition.reader.close()
+            partition.close()
         self._assigned = {}
         self._live = None
         self._session.close(polite=not self._forked)

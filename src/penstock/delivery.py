@@ -1,6 +1,6 @@
 """What `send` hands back: deliveries, receipts, and the boxes and batches behind them.
 
-A `Box` collects the records of one topic until it is sealed; sealing makes one `Batch` per partition.
+A `Box` collects the records of one topic until it is sealed, which makes a `Batch` per partition.
 A `Delivery` knows its box and its ordinal there and finds its batch only when somebody asks.
 
 Owns the way from an ordinal to an outcome. Never sends and never waits by itself.
@@ -169,7 +169,7 @@ class Delivery:
         )  # fmt: skip
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """The error with which the delivery failed, None where it went well. Waits like `result`."""
+        """The error with which the delivery failed, or None. Waits like `result`."""
         try:
             batch, _ = self._await(timeout)
         except ForkedClientError as error:

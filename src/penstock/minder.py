@@ -163,10 +163,10 @@ class Minder:
             if moved:
                 backoff.reset()
                 self._producer.run_callbacks()
-            if self._outbox.lost is not None and time.monotonic() >= self._retry_at:
-                if not self._reattach():
-                    self._retry_at = time.monotonic() + self._retry_delay
-                    self._retry_delay = min(self._retry_delay * 2, RETRY_LAST)
+            due = self._outbox.lost is not None and time.monotonic() >= self._retry_at
+            if due and not self._reattach():
+                self._retry_at = time.monotonic() + self._retry_delay
+                self._retry_delay = min(self._retry_delay * 2, RETRY_LAST)
 
     def _mind(self, backoff: Backoff) -> bool:
         """One round of duties, then sleep if there were none. True if there were."""

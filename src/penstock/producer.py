@@ -1,8 +1,8 @@
 """The producer: records in, batches into lanes, answers back to deliveries.
 
-`send` puts a record into its topic's open box without a lock; a full or lingering box is sealed into
-batches, one per partition, which the outbox copies into the lanes of their writers. One thread of
-the producer, the minder, looks after linger times, answers, deadlines and the node's comings and
+`send` puts a record into its topic's open box without a lock; a full or lingering box is sealed
+into batches, one per partition, which the outbox copies into the lanes of their writers. One thread
+of the producer, the minder, looks after linger times, answers, deadlines and the node's comings and
 goings; callers that wait do the minding themselves meanwhile.
 
 Every batch carries producer id, epoch and sequence, so a batch sent again is appended once.
@@ -26,25 +26,21 @@ from penstock.arguments import (
     as_bytes,
     as_headers,
     as_microseconds,
-    check_choice,
-    check_range,
+    check_options,
 )
 from penstock.core import errors as er
 from penstock.core.encode import CODECS, record_overhead
-from penstock.core.header import HEADER_BYTES
 from penstock.delivery import Batch, BatchDelivery, Box, Delivery, Receipt
 from penstock.ipc import layout as lo
 from penstock.minder import Minder
 from penstock.outbox import Outbox
-from penstock.routes import LaneLink, PartitionRoute, TopicRoutes
+from penstock.routes import BATCH_OVERHEAD, LaneLink, PartitionRoute, TopicRoutes, learn
 from penstock.session import Session
 
 logger = logging.getLogger("penstock.producer")
 
 Acks = Literal[0, 1, "all"]
 
-BATCH_OVERHEAD: Final = 512
-"""Room kept in a frame for headers and directory, in bytes."""
 IN_FLIGHT_EAGER: Final = 8
 """With linger 0, batches of one record leave at once until so many are unacknowledged; then records
 gather until answers come (Nagle's rule, in batches)."""
@@ -85,17 +81,10 @@ class Producer:
         delivery_timeout: float = 30.0,
         timeout: float = 5.0,
     ) -> None:
-        check_range("linger", linger, 0.0, 60.0)
-        check_range("batch_bytes", batch_bytes, 1 << 10, lo.LANE_CAPACITY_MAX // lo.FRAME_SHARE)
-        check_range("buffer_bytes_max", buffer_bytes_max, batch_bytes, 1 << 34)
-        check_range("delivery_timeout", delivery_timeout, 0.01, 86400.0)
-        check_range("block_timeout", block_timeout, 0.0, 86400.0)
-        check_choice("compression", compression, tuple(CODECS))
-        check_choice("acks", acks, (0, 1, "all"))
-        check_choice("durability", durability, (None, "fsynced"))
-        check_choice("on_full", on_full, ("block", "error"))
-        if acks == 0 and durability is not None:
-            raise er.ConfigError("acks=0 waits for no writer, so durability='fsynced' needs acks=1")
+        check_options(
+            linger, batch_bytes, compression, acks, durability, buffer_bytes_max, on_full,
+            block_timeout, delivery_timeout,
+        )  # fmt: skip
         self.socket = socket
         self.client_id = client_id
         self._linger = linger
@@ -156,8 +145,8 @@ class Producer:
             box = self._boxes[topic]
         except KeyError:
             return self._send_slowly(topic, value, key, headers, timestamp, partition)
-        if value.__class__ is bytes and headers is timestamp is partition is None:
-            room = box.room - len(value) - 24  # type: ignore[arg-type]
+        if value.__class__ is bytes and headers is None and timestamp is partition is None:
+            room = box.room - len(value) - 24
             if key is not None:
                 room = room - len(key) if key.__class__ is bytes else -1
             if room >= 0:
@@ -412,17 +401,7 @@ class Producer:
             )
         session = self._session
         info = session.find_topic(topic, self.timeout)
-        bound = session.welcome.lane_capacity // lo.FRAME_SHARE
-        bound -= lo.FRAME_BYTES + HEADER_BYTES + BATCH_OVERHEAD
-        routes = [
-            PartitionRoute(
-                topic, info.topic_id, number, page, page % session.writers, session.page(page)
-            )
-            for number, page in enumerate(info.pages)
-        ]
-        outbox.topics[topic] = TopicRoutes(
-            info, routes, min(bound, info.settings.record_bytes_max or bound)
-        )
+        outbox.topics[topic] = learn(session, info)
         return outbox.topics[topic]
 
     def _finished(self, batch: Batch) -> None:
@@ -563,7 +542,7 @@ def _call(delivery: Delivery, callback: Callable[[Delivery], object]) -> None:
 def _check_partition(topic: str, partition: int | None, routes: TopicRoutes) -> None:
     if partition is not None and not 0 <= partition < len(routes.routes):
         raise er.UnknownTopicError(
-            f"topic {topic!r} has partitions 0 to {len(routes.routes) - 1}; {partition} was asked for"
+            f"topic {topic!r} has partitions 0 to {len(routes.routes) - 1}, not {partition}"
         )
 
 

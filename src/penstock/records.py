@@ -52,6 +52,10 @@ class Chunk:
     def __len__(self) -> int:
         return self.stop - self.start
 
+    def cut(self, start: int, stop: int) -> Chunk:
+        """Other rows of the same batch."""
+        return Chunk(self.topic, self.partition, self.columns, start, stop)
+
     @property
     def _is_whole(self) -> bool:
         return self.start == 0 and self.stop == self.columns.count

@@ -6,16 +6,22 @@ Plain bookkeeping under the producer's lock; nothing here waits or talks to the 
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 
 from crc32c import crc32c
 
 from penstock.core import header as hd
 from penstock.core.encode import EncodedBatch
 from penstock.delivery import Batch
+from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import Doorbell, fence
 from penstock.ipc.lane import LaneSender
 from penstock.ipc.messages import TopicInfo
 from penstock.ipc.state import StatePage
+from penstock.session import Session
+
+BATCH_OVERHEAD: Final = 512
+"""Room kept in a frame for headers and directory, in bytes."""
 
 
 class LaneLink:
@@ -139,6 +145,19 @@ class TopicRoutes:
         chosen = self.sticky
         self.sticky = (chosen + 1) % len(self.routes)
         return chosen
+
+
+def learn(session: Session, info: TopicInfo) -> TopicRoutes:
+    """The routes of a topic as its node describes it."""
+    bound = session.welcome.lane_capacity // lo.FRAME_SHARE
+    bound -= lo.FRAME_BYTES + hd.HEADER_BYTES + BATCH_OVERHEAD
+    routes = [
+        PartitionRoute(
+            info.name, info.topic_id, number, page, page % session.writers, session.page(page)
+        )
+        for number, page in enumerate(info.pages)
+    ]
+    return TopicRoutes(info, routes, min(bound, info.settings.record_bytes_max or bound))
 
 
 def resequence(encoded: EncodedBatch, epoch: int, sequence: int) -> EncodedBatch:

@@ -47,12 +47,12 @@ class Rows(NamedTuple):
     def take(self, indices: Sequence[int]) -> Rows:
         if len(indices) == 1:
             at = indices[0]
-            return Rows(*(None if column is None else [column[at]] for column in self))
+            return self.run(at, at + 1)
         pick = itemgetter(*indices)
-        return Rows(*(None if column is None else pick(column) for column in self))
+        return Rows._make(column if column is None else pick(column) for column in self)
 
     def run(self, start: int, stop: int) -> Rows:
-        return Rows(*(None if column is None else column[start:stop] for column in self))
+        return Rows._make(column if column is None else column[start:stop] for column in self)
 
 
 def close_lid(box: Box) -> Rows:

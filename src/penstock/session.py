@@ -7,6 +7,7 @@ nothing of records. A session is never repaired: when its node goes away a new o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import time
@@ -107,8 +108,9 @@ class Session:
         try:
             start_time = liveness.start_time(os.getpid())
             if start_time is None:
-                raise er.AttachRefusedError("/proc is not readable here, so nobody can tell whether "
-                                            "this process lives: use tcp://")  # fmt: skip
+                raise er.AttachRefusedError(
+                    "/proc is not readable, so nobody can tell whether this process lives: use tcp"
+                )
             channel.send(ms.Hello(ms.PROTOCOL_VERSION, kind, start_time, client_id, resume))
             received = channel.recv(timeout)
         except BaseException:
@@ -193,10 +195,9 @@ class Session:
     def close(self, *, polite: bool = True) -> None:
         """Hang up and unmap. `polite=False` in a forked child, which must not speak."""
         if polite:
-            try:
+            # Without a node there is nobody left who would have to forget this client.
+            with contextlib.suppress(OSError, er.PenstockError):
                 self._channel.send(ms.Bye())
-            except (OSError, er.PenstockError):
-                pass  # the node is gone, which is what Bye would have told it to forget
         self._channel.close()
         self.doorbell.close()
         self.caller_bell.close()
