@@ -139,9 +139,14 @@ class StatePage:
 
     # --- writing (only the partition's writer process) ---
     def claim(self, topic_id: bytes, partition: int, generation: int) -> None:
-        """Take the page for a partition: repair the sequence lock, name the owner."""
+        """Take the page for a partition: repair the sequence lock, name the owner.
+
+        A writer that died inside the lock left a pair that may not belong together. Until the next
+        `publish_segment` readers find that segment with no valid bytes, and wait.
+        """
         q, base = self._q, self._base
         if q[base + lo.Q_PAGE_SEQLOCK] & 1:
+            q[base + lo.Q_PAGE_VALID_BYTES] = 0
             q[base + lo.Q_PAGE_SEQLOCK] += 1
         q[base + lo.Q_PAGE_GENERATION] = generation
         packed = lo.PAGE_IDENTITY.pack(lo.PAGE_MAGIC, lo.LAYOUT_VERSION, topic_id, partition)
