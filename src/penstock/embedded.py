@@ -81,6 +81,7 @@ class EmbeddedNode:
             self._process = subprocess.Popen(
                 command,
                 pass_fds=(writer,),
+                process_group=0,  # a terminal's Ctrl-C is for the owner, who then stops the node
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._log or errors,

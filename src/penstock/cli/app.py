@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import consume, logs, produce, serve, showcase, topics, verify
+from penstock.cli import consume, demo, logs, produce, serve, topics, verify
 from penstock.cli.command import Env, ExitCode, Format, command, merge
 from penstock.cli.output import write_json, write_line
 
@@ -93,7 +93,7 @@ def bench(ctx: typer.Context) -> None:
 
 
 serve.add_to(app)
-showcase.add_to(app)
+demo.add_to(app)
 produce.add_to(app)
 consume.add_to(app)
 app.add_typer(topics.make(_SETTINGS), name="topic")

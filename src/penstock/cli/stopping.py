@@ -71,6 +71,15 @@ class Stopper:
         finally:
             self._strikes = False
 
+    def fileno(self) -> int:
+        """Readable once a stop is wanted."""
+        return self._reader
+
+    def calm(self) -> None:
+        """From now on further signals are only noted: what follows is cleaning up."""
+        for number in self._old:
+            signal.signal(number, lambda number, frame: self.stop(number))
+
     def wait(self, seconds: float) -> bool:
         """Sleep; True at once when a stop is wanted."""
         if not self.requested:

@@ -1,0 +1,72 @@
+"""The demo's producer process: `python -m penstock.demo.producer URL TOPIC [LIMIT]`.
+
+Each flight becomes a record: key is the aircraft's tail number (none where it is not known), value
+`NUMBER,CSV LINE`, where NUMBER counts the flights from 0. Waits for `go`, sends everything by
+per-record `send`, tells how far it is, flushes, and tells what it counted.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Final
+
+from crc32c import crc32c
+
+from penstock.client import connect
+from penstock.demo.children import hear, say
+from penstock.flights import read_rows, tail_number
+from penstock.producer import Producer
+
+DELIVERY_TIMEOUT: Final = 60.0
+REPORTS: Final = 200
+"""So many progress messages a run, so that half-way is known to half a per cent."""
+
+
+def main(arguments: list[str]) -> None:
+    url, topic, *rest = arguments
+    begun = time.monotonic()
+    rows = read_rows(int(rest[0]) if rest else None)
+    keys = list(map(tail_number, rows))
+    values = [b"%d,%b" % (number, row) for number, row in enumerate(rows)]
+    with connect(url, client_id="demo-producer") as client:
+        producer = client.producer(delivery_timeout=DELIVERY_TIMEOUT)
+        say("ready", records=len(rows), seconds=time.monotonic() - begun)
+        while hear(None) != "go":
+            pass
+        seconds = send_all(producer, topic, keys, values)
+        counts = producer.metrics()
+        producer.close()
+    say(
+        "done",
+        records=len(values),
+        acknowledged=counts["acknowledged"],
+        seconds=seconds,
+        value_bytes=sum(map(len, values)),
+        batches=counts["batches"],
+        resent=counts["resent"],
+        checksum=sum(map(crc32c, values)),
+    )
+
+
+def send_all(
+    producer: Producer, topic: str, keys: list[bytes | None], values: list[bytes]
+) -> float:
+    """Send every record and wait for all acknowledgements; the seconds that took."""
+    step = max(1, len(values) // REPORTS)
+    begun = time.monotonic()
+    send = producer.send
+    for start in range(0, len(values), step):
+        stop = start + step
+        for key, value in zip(keys[start:stop], values[start:stop], strict=True):
+            send(topic, value, key=key)
+        acknowledged = producer.metrics()["acknowledged"]
+        say("progress", sent=min(stop, len(values)), acknowledged=acknowledged)
+    producer.flush()
+    seconds = time.monotonic() - begun
+    say("progress", sent=len(values), acknowledged=producer.metrics()["acknowledged"])
+    return seconds
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
