@@ -8,6 +8,8 @@ Owns the way from an ordinal to an outcome. Never sends and never waits by itsel
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -22,6 +24,8 @@ from penstock.core.errors import ForkedClientError
 if TYPE_CHECKING:
     from penstock.producer import Producer
     from penstock.routes import LaneLink, PartitionRoute
+
+logger = logging.getLogger("penstock.producer")
 
 RECORD_FIELDS: Final = 6
 """A box is a flat list: ordinal, value, key, headers, timestamp, partition of each record. One
@@ -223,3 +227,34 @@ class BatchDelivery:
 
     def __repr__(self) -> str:
         return f"<BatchDelivery to {self._box.topic!r}: {'done' if self.done() else 'pending'}>"
+
+
+class Callbacks:
+    """What to call for deliveries that are done: filled under a lock, run without it."""
+
+    def __init__(self) -> None:
+        self._due: deque[tuple[Delivery, Callable[[Delivery], object]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def take(self, box: Box) -> None:
+        """All callbacks of a box that is done."""
+        self._due.extend(box.callbacks)
+        box.callbacks = []
+
+    def run(self) -> None:
+        while self._due:
+            try:
+                delivery, callback = self._due.popleft()
+            except IndexError:
+                return  # another thread took the last one
+            self.call(delivery, callback)
+
+    @staticmethod
+    def call(delivery: Delivery, callback: Callable[[Delivery], object]) -> None:
+        """Call back; what the callback raises is logged, because nobody waits for it."""
+        try:
+            callback(delivery)
+        except Exception:
+            logger.exception("a delivery callback raised")

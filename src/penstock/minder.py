@@ -162,7 +162,7 @@ class Minder:
                 moved = self._mind(backoff)
             if moved:
                 backoff.reset()
-                self._producer.run_callbacks()
+                self._producer.callbacks.run()
             due = self._outbox.lost is not None and time.monotonic() >= self._retry_at
             if due and not self._reattach():
                 self._retry_at = time.monotonic() + self._retry_delay
@@ -180,7 +180,7 @@ class Minder:
             if moved:
                 self.nudge()  # this thread may have taken a ring that was meant for the caller
             self._changed.wait(self._nap(now, WAIT_MAX))
-        elif not moved and not producer.has_callbacks:
+        elif not moved and not producer.callbacks:
             bound = self._nap(now, backoff.bound())
             if outbox.lost is not None:
                 bound = min(bound, max(self._retry_at - now, 0.001))
@@ -191,7 +191,7 @@ class Minder:
             self._asleep_until = now + bound
             self._doze(self._session.doorbell, bound, blind=busy)
             self._asleep_until = 0.0
-        return moved or producer.has_callbacks
+        return moved or bool(producer.callbacks)
 
     def _nap(self, now: float, bound: float) -> float:
         due = self._producer.linger_until()

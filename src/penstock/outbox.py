@@ -32,6 +32,10 @@ _TOPIC_GONE: Final = frozenset({er.ErrorCode.UNKNOWN_PARTITION, er.ErrorCode.WRO
 _UNCONSUMED: Final = frozenset({er.ErrorCode.PARTITION_OFFLINE, er.ErrorCode.DUPLICATE_TOO_OLD})
 """Refusals after which the sequence goes on as if nothing had been refused."""
 
+IN_FLIGHT_EAGER: Final = 8
+"""With linger 0, batches of one record leave at once until so many are unacknowledged; then records
+gather until answers come (Nagle's rule, in batches)."""
+
 OpenLane = Callable[[int], "LaneLink | None"]
 
 
@@ -65,6 +69,11 @@ class Outbox:
         for topic in list(self.topics.values()):
             yield from topic.routes
         yield from self.retired
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether so little flies that a single record may leave at once."""
+        return sum(len(link.flights) for link in self.links.values()) < IN_FLIGHT_EAGER
 
     def has_answers(self) -> bool:
         return any(link.sender.has_acks() for link in self.links.values())

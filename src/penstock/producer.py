@@ -13,11 +13,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Literal
 
 from penstock import forks, sealing
@@ -30,7 +28,7 @@ from penstock.arguments import (
 )
 from penstock.core import errors as er
 from penstock.core.encode import CODECS, record_overhead
-from penstock.delivery import Batch, BatchDelivery, Box, Delivery, Receipt
+from penstock.delivery import Batch, BatchDelivery, Box, Callbacks, Delivery, Receipt
 from penstock.ipc import layout as lo
 from penstock.minder import Minder
 from penstock.outbox import Outbox
@@ -41,9 +39,6 @@ logger = logging.getLogger("penstock.producer")
 
 Acks = Literal[0, 1, "all"]
 
-IN_FLIGHT_EAGER: Final = 8
-"""With linger 0, batches of one record leave at once until so many are unacknowledged; then records
-gather until answers come (Nagle's rule, in batches)."""
 RECORDS_TRUSTED: Final = 1 << 15
 
 
@@ -118,7 +113,7 @@ class Producer:
         )
         self._minder = Minder(self, self._lock, self._outbox)
         self._failed: list[Batch] = []
-        self._callbacks: deque[tuple[Delivery, Callable[[Delivery], object]]] = deque()
+        self.callbacks = Callbacks()
         self._counts = dict.fromkeys(
             ("records", "batches", "bytes", "acknowledged", "failed", "blocked"), 0
         )
@@ -172,9 +167,9 @@ class Producer:
         stamp = as_microseconds(timestamp)
         with self._lock:
             routes = self._routes(topic)
-            _check_partition(topic, partition, routes)
+            routes.check_partition(partition)
             size = record_overhead(value, key, pairs) + 8
-            _check_size(topic, size, routes)
+            routes.check_size(size)
             box = self._boxes.get(topic)
             if box is not None and box.room < size:
                 self._seal(box)
@@ -183,7 +178,7 @@ class Producer:
             ordinal = box.next_ordinal()
             box.extend((ordinal, value, key, pairs, stamp, partition))
             box.room -= size
-            if self._linger == 0 and self._is_eager():
+            if self._linger == 0 and self._outbox.is_eager:
                 self._seal(box)
         return Delivery(box, ordinal)
 
@@ -231,8 +226,8 @@ class Producer:
         pairs = None if headers is None else [as_headers(entry) for entry in headers]
         with self._lock:
             routes = self._routes(topic)
-            _check_partition(topic, partition, routes)
-            _check_size(topic, max(map(len, filter(None, values)), default=0) + 24, routes)
+            routes.check_partition(partition)
+            routes.check_size(max(map(len, filter(None, values)), default=0) + 24)
             if topic in self._boxes:
                 self._seal(self._boxes[topic])
             self._await_room()
@@ -259,7 +254,7 @@ class Producer:
                     f"{self._outbox.why()}"
                 )
             failed, self._failed = self._failed, []
-        self.run_callbacks()
+        self.callbacks.run()
         unseen = [
             (batch.route.topic, batch.route.partition, batch.error, batch.count - batch.looked_at)
             for batch in failed
@@ -310,7 +305,7 @@ class Producer:
             if not delivery.done():
                 box.callbacks.append((delivery, callback))
                 return
-        _call(delivery, callback)
+        Callbacks.call(delivery, callback)
 
     # --- boxes and batches (lock held) -----------------------------------------------------------
     def _new_box(self, topic: str) -> Box:
@@ -326,9 +321,6 @@ class Producer:
             box.room = 0  # every send passes the slow way, which decides when to seal
         self._minder.expect(box.linger_until)
         return box
-
-    def _is_eager(self) -> bool:
-        return sum(len(link.flights) for link in self._outbox.links.values()) < IN_FLIGHT_EAGER
 
     def seal_open(self, now: float | None) -> bool:
         """Seal boxes that have lingered enough (all, if `now` is None). True if there was one."""
@@ -413,8 +405,7 @@ class Producer:
             self._counts["acknowledged"] += batch.count
         box = batch.box
         if box.callbacks and box.done:
-            self._callbacks.extend(box.callbacks)
-            box.callbacks = []
+            self.callbacks.take(box)
             self._minder.nudge()
 
     def _await_room(self) -> None:
@@ -435,7 +426,7 @@ class Producer:
             raise er.BufferFullError(f"{message} for {self._block_timeout} s{outbox.why()}")
 
     def _is_quiet(self) -> bool:
-        return not self._outbox.buffered and not self._callbacks
+        return not self._outbox.buffered and not self.callbacks
 
     # --- life ------------------------------------------------------------------------------------
     def _attach(self) -> None:
@@ -447,19 +438,6 @@ class Producer:
     def adopt(self, session: Session) -> None:
         """The minder found the node again (lock held)."""
         self._session = session
-
-    @property
-    def has_callbacks(self) -> bool:
-        return bool(self._callbacks)
-
-    def run_callbacks(self) -> None:
-        """Call back for what is done; never under the lock."""
-        while self._callbacks:
-            try:
-                delivery, callback = self._callbacks.popleft()
-            except IndexError:
-                return
-            _call(delivery, callback)
 
     def metrics(self) -> dict[str, int]:
         """Counters since the producer was made, and `buffered_bytes` now."""
@@ -503,12 +481,7 @@ class Producer:
     def __enter__(self) -> Producer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None:
             self.close()
             return
@@ -530,26 +503,3 @@ class Producer:
     def _check_usable(self) -> None:
         if self._closed:
             raise er.ClosedError("this producer is closed")
-
-
-def _call(delivery: Delivery, callback: Callable[[Delivery], object]) -> None:
-    try:
-        callback(delivery)
-    except Exception:
-        logger.exception("a delivery callback raised")
-
-
-def _check_partition(topic: str, partition: int | None, routes: TopicRoutes) -> None:
-    if partition is not None and not 0 <= partition < len(routes.routes):
-        raise er.UnknownTopicError(
-            f"topic {topic!r} has partitions 0 to {len(routes.routes) - 1}, not {partition}"
-        )
-
-
-def _check_size(topic: str, size: int, routes: TopicRoutes) -> None:
-    if size > routes.record_bytes_max:
-        raise er.RecordTooLargeError(
-            f"a record of {size} bytes for {topic!r} is over the topic's bound of "
-            f"{routes.record_bytes_max} bytes; raise record_bytes_max of the topic and the node's "
-            "lane capacity (of which a record may take a quarter), or split the record"
-        )

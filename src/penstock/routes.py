@@ -12,6 +12,7 @@ from crc32c import crc32c
 
 from penstock.core import header as hd
 from penstock.core.encode import EncodedBatch
+from penstock.core.errors import RecordTooLargeError, UnknownTopicError
 from penstock.delivery import Batch
 from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import Doorbell, fence
@@ -140,6 +141,22 @@ class TopicRoutes:
         self.routes = routes
         self.record_bytes_max = record_bytes_max
         self.sticky = 0
+
+    def check_partition(self, partition: int | None) -> None:
+        if partition is not None and not 0 <= partition < len(self.routes):
+            raise UnknownTopicError(
+                f"topic {self.info.name!r} has partitions 0 to {len(self.routes) - 1}, not "
+                f"{partition}"
+            )
+
+    def check_size(self, size: int) -> None:
+        """`size`: what a record takes in a batch, in bytes."""
+        if size > self.record_bytes_max:
+            raise RecordTooLargeError(
+                f"a record of {size} bytes for {self.info.name!r} is over the topic's bound of "
+                f"{self.record_bytes_max} bytes; raise record_bytes_max of the topic and the "
+                "node's lane capacity (of which a record may take a quarter), or split the record"
+            )
 
     def next_sticky(self) -> int:
         chosen = self.sticky
