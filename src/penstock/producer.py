@@ -4,8 +4,7 @@
 into batches, one per partition, which the outbox copies into the lanes of their writers. One thread
 of the producer, the minder, looks after linger times, answers, deadlines and the node's comings and
 goings; callers that wait do the minding themselves meanwhile.
-
-Every batch carries producer id, epoch and sequence, so a batch sent again is appended once.
+Every batch carries producer id, epoch and sequence, so that sent twice it is appended once.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from penstock import forks, sealing
 from penstock.arguments import (
@@ -38,8 +37,6 @@ from penstock.session import Session
 logger = logging.getLogger("penstock.producer")
 
 Acks = Literal[0, 1, "all"]
-
-RECORDS_TRUSTED: Final = 1 << 15
 
 
 class Producer:
@@ -245,13 +242,14 @@ class Producer:
         Raises `PenstockTimeout` (nothing is given up by it), or `DeliveryError` for failed
         deliveries that nobody looked at.
         """
+        outbox = self._outbox
         with self._lock:
             self._check_usable()
             self.seal_open(None)
-            if not self._minder.wait(self._is_quiet, timeout):
+            if not self._minder.wait(lambda: not outbox.buffered and not self.callbacks, timeout):
                 raise er.PenstockTimeout(
-                    f"flush: {self._outbox.buffered} bytes are unacknowledged after {timeout} s"
-                    f"{self._outbox.why()}"
+                    f"flush: {outbox.buffered} bytes are unacknowledged after {timeout} s"
+                    f"{outbox.why()}"
                 )
             failed, self._failed = self._failed, []
         self.callbacks.run()
@@ -352,7 +350,6 @@ class Producer:
         limit = session.welcome.lane_capacity // lo.FRAME_SHARE - lo.FRAME_BYTES
         settings = sealing.SealSettings(
             session.producer_id, self._codec, min(self._batch_bytes, limit - BATCH_OVERHEAD), limit,
-            RECORDS_TRUSTED,
         )  # fmt: skip
         try:
             batches = sealing.seal(box, rows, topic, settings)
@@ -424,9 +421,6 @@ class Producer:
             raise er.BufferFullError(f"{message}{outbox.why()}")
         if not self._minder.wait(lambda: outbox.buffered < self._buffer_max, self._block_timeout):
             raise er.BufferFullError(f"{message} for {self._block_timeout} s{outbox.why()}")
-
-    def _is_quiet(self) -> bool:
-        return not self._outbox.buffered and not self.callbacks
 
     # --- life ------------------------------------------------------------------------------------
     def _attach(self) -> None:

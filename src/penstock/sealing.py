@@ -32,7 +32,7 @@ class SealSettings:
     codec: int
     batch_bytes: int
     batch_bytes_max: int
-    records_trusted: int
+    records_trusted: int = 1 << 15
 
 
 class Rows(NamedTuple):
