@@ -25,6 +25,7 @@ from penstock.ipc.lane import (
 )
 from penstock.ipc.shm import Region
 from penstock.server.config import NodeConfig
+from penstock.server.tables import map_existing
 
 logger = logging.getLogger("penstock.node")
 
@@ -71,7 +72,7 @@ class LaneBook:
 
     def __init__(self, uuid_hex: str, boot_id: str, config: NodeConfig) -> None:
         self._uuid_hex = uuid_hex
-        self._boot_hash = boot_hash(boot_id)
+        self.boot_hash = boot_hash(boot_id)
         self._config = config
         self._numbers = itertools.count()
         self.lanes: dict[str, Lane] = {}
@@ -85,25 +86,23 @@ class LaneBook:
         found: list[Leftover] = []
         prefix = shm.object_name(self._uuid_hex, LANE_KIND) + "-"
         for name in shm.listing(prefix):
-            region = Region.of_fd(shm.open_existing(name, writable=False))
+            region = map_existing(name, writable=False)
             try:
-                identity = read_identity(region)
+                identity = None if region is None else read_identity(region)
             except LaneCorruptError as error:
                 logger.error("%s is removed, nothing can be drained from it: %s", name, error)
                 identity = None
-            if identity is None:
-                region.close()
-                shm.unlink(name)
+            if region is not None and identity is not None:
+                found.append(Leftover(Lane(name, identity), region))
                 continue
-            found.append(Leftover(Lane(name, identity), region))
+            if region is not None:
+                region.close()
+            shm.unlink(name)
         return found
 
     def adopt(self, lane: Lane) -> None:
         """Take a lane of the run before into the book."""
         self.lanes[lane.name] = lane
-
-    def is_of_this_boot(self, lane: Lane) -> bool:
-        return lane.identity.boot_hash == self._boot_hash
 
     # --- this run ---
     def make(
@@ -116,7 +115,7 @@ class LaneBook:
                 "start the node with a larger one (each takes its capacity of shared memory)"
             )
         capacity = self._capacity(capacity)
-        identity = LaneIdentity(capacity, producer_id, 0, writer, pid, start_time, self._boot_hash)
+        identity = LaneIdentity(capacity, producer_id, 0, writer, pid, start_time, self.boot_hash)
         name, fd = self._create(writer, producer_id, lo.lane_bytes(capacity))
         try:
             region = Region.of_fd(os.dup(fd))
@@ -165,6 +164,14 @@ class LaneBook:
             return undrained(region)
         finally:
             region.close()
+
+    def is_closed(self, lane: Lane) -> bool:
+        """Whether its producer wrote that it is done with it."""
+        region = map_existing(lane.name, writable=False)
+        if region is None:
+            return True
+        with region:
+            return bool(region.q[lo.Q_LANE_STATE] == lo.LANE_CLOSED)
 
     def remove(self, lane: Lane) -> None:
         """Unlink it. Whoever has it mapped keeps the memory until it unmaps."""

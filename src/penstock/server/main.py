@@ -35,7 +35,7 @@ def serve(config: NodeConfig, ready_fd: int | None = None) -> int:
     """
     try:
         asyncio.run(_serve(config, ready_fd))
-    except PenstockError as error:
+    except (PenstockError, OSError) as error:
         logger.error("the node cannot serve %s: %s", config.data_folder, error)
         return 1
     return 0

@@ -21,9 +21,12 @@ from penstock.ipc import messages as ms
 from penstock.ipc.channel import FDS_MAX, Peer
 from penstock.ipc.liveness import raise_descriptor_limit
 from penstock.ipc.paths import socket_in, socket_path
-from penstock.server.attached import Attached, Client
+from penstock.server.attached import Attached
+from penstock.server.clients import Client
 from penstock.server.config import NodeConfig
+from penstock.server.grants import Grants
 from penstock.server.hostcheck import remove_ipc_warning
+from penstock.server.partitions import Partitions
 from penstock.server.sessions import Answer, AttachServer, Reply, Session
 from penstock.server.startup import Ground, acquire_lock, settle, take_over
 from penstock.server.supervisor import WRITER_COMMAND, Supervisor
@@ -81,11 +84,11 @@ class Node:
     async def _serve(self, ground: Ground, ready: Callable[[], None] | None) -> None:
         self._build(ground)
         try:
-            self._attached.adopt(leftover.lane for leftover in ground.leftovers)
-            lanes = ground.book.lanes.values()
-            for writer in self._topics.writers_needed().union(lane.writer for lane in lanes):
+            left = [leftover.lane for leftover in ground.leftovers]
+            self._attached.adopt(left, ground.book.boot_hash)
+            for writer in self._partitions.writers_needed().union(lane.writer for lane in left):
                 self._supervisor.ensure(writer)
-            await settle(ground, self._topics, self.config.drain_timeout, self._stop)
+            await settle(ground, self._partitions, self.config.drain_timeout, self._stop)
             if not self._stop.is_set():
                 self._admit(ready)
             await self._stop.wait()
@@ -108,16 +111,13 @@ class Node:
             on_report=self._reported,
             command=self._writer_command,
         )
+        self._partitions = Partitions(ground.folder, ground.writers, self._supervisor.post)
         self._topics = Topics(
-            config,
-            ground.folder,
-            ground.tables,
-            ground.catalog,
-            writers=ground.writers,
-            post=self._supervisor.post,
+            config, ground.folder, ground.tables, ground.catalog, self._partitions
         )
+        self._grants = Grants(ground.book, self._supervisor)
         self._attached = Attached(
-            config, ground.folder, ground.tables, ground.book, self._supervisor
+            config, ground.folder, ground.tables, self._grants, self._supervisor
         )
 
     def _admit(self, ready: Callable[[], None] | None) -> None:
@@ -136,40 +136,40 @@ class Node:
         self._stopping = True
         self._server.stop_accepting()
         ground = self._ground
-        are_open = self._topics.all_are_open() and self._are_online()
+        are_open = self._partitions.all_are_open() and self._are_online()
         all_stopped = await self._supervisor.stop(self.config.drain_timeout)
         self._server.close()
-        self._attached.forget_drained()
+        self._grants.forget_drained()
         if all_stopped and are_open and self._are_online():
             ground.folder.mark_clean()
         else:
             logger.warning("not every log was closed clean: the next start recovers them")
-        if not self._attached.is_anybody_left:
+        if not self._attached.clients and not self._grants.count:
             ground.tables.unlink()
-        logger.info("stopped, %d lanes left to the next node", len(ground.book.lanes))
+        logger.info("stopped, %d lanes left to the next node", self._grants.count)
 
     def _are_online(self) -> bool:
         """Whether no partition's writer has given up on its log."""
         page = self._ground.tables.page
-        return all(page(index).status != lo.STATUS_OFFLINE for index in self._topics.partitions)
+        return all(page(index).status != lo.STATUS_OFFLINE for index in self._partitions.live)
 
     # --- writers ---
     def _orders_for(self, writer: int) -> Iterator[Order]:
         """Partitions before lanes: frames for a page that is not open are refused for good."""
-        for order in self._topics.orders_for(writer):
+        for order in self._partitions.orders_for(writer):
             yield order, None
         yield from self._attached.orders_for(writer)
 
     def _reported(self, writer: int, report: ms.WriterReport) -> None:
         match report:
             case ms.PartitionOpened():
-                self._topics.opened(report)
+                self._partitions.opened(report)
             case ms.PartitionFailed():
-                self._topics.failed(report)
+                self._partitions.failed(report)
             case ms.PartitionClosed():
-                self._topics.closed(report)
+                self._partitions.closed(report)
             case ms.LaneDrained():
-                self._attached.drained(report)
+                self._grants.drained(report)
             case ms.LaneDropped():
                 self._attached.dropped(report)
 
@@ -180,7 +180,8 @@ class Node:
         client = self._attached.attach(peer, hello, session)
         session.client = client
         ground = self._ground
-        lanes = self._attached.lane_infos(client)[:WELCOME_LANES_MAX]
+        lanes = [ms.LaneInfo(lane.name, lane.writer) for lane in client.lanes.values()]
+        del lanes[WELCOME_LANES_MAX:]
         bells = [self._supervisor.seat(lane.writer).doorbell.fileno() for lane in lanes]
         welcome = ms.Welcome(
             version=ms.PROTOCOL_VERSION,
@@ -231,7 +232,7 @@ class Node:
                 self._attached.sent_away(client)
 
     def _open_lane(self, client: Client, request: ms.OpenLane) -> Reply:
-        lane, fd = self._attached.open_lane(client, request, self._ground.writers)
+        lane, fd = self._grants.open(client, request, self._ground.writers)
         bell = self._supervisor.ensure(lane.writer).doorbell
         return Reply(ms.LaneOpened(lane.name, lane.writer), [fd, bell.fileno()], given=[fd])
 
@@ -241,6 +242,7 @@ class Node:
 
     def _describe(self) -> ms.NodeDescription:
         seats = self._supervisor.seats
+        owners = [self._partitions.writer_of(page) for page in self._partitions.live]
         lanes = self._ground.book.lanes.values()
         writers = [
             ms.WriterInfo(
@@ -248,7 +250,7 @@ class Node:
                 pid=seat.process.pid if seat.process else 0,
                 generation=seat.process.generation if seat.process else 0,
                 restarts=seat.restarts,
-                partitions=sum(self._topics.writer_of(p) == index for p in self._topics.partitions),
+                partitions=owners.count(index),
                 lanes=sum(lane.writer == index for lane in lanes),
             )
             for index, seat in sorted(seats.items())
@@ -260,6 +262,6 @@ class Node:
             started_at=self._started_at,
             writers=writers,
             topics=self._topics.count,
-            clients=sum(client.connection is not None for client in self._attached.clients),
+            clients=self._attached.count,
             lanes=len(lanes),
         )

@@ -68,7 +68,7 @@ class Session:
         self.client: object | None = None
         """What the service keeps of this client; set by `hello`."""
         self._timer = self._loop.call_later(
-            hello_timeout, self._drop, f"said no hello for {hello_timeout:g} s"
+            hello_timeout, self._drop, f"it said no hello for {hello_timeout:g} s"
         )
         self._loop.add_reader(self._channel.fileno(), self._readable)
 
@@ -110,7 +110,7 @@ class Session:
         if isinstance(message, ms.Bye):
             self._close(by_client=True)
         elif isinstance(message, ms.Hello) == self._is_known:
-            self._drop("said hello twice" if self._is_known else "did not say hello first")
+            self._drop("it said hello twice" if self._is_known else "it did not say hello first")
         else:
             try:
                 if isinstance(message, ms.Hello):
@@ -162,11 +162,11 @@ class Session:
             if not self._channel.closed:
                 self._channel.send_nowait(reply.message, reply.fds)
         except BlockingIOError:
-            self._drop("does not read its answers")
+            self._drop("it does not read its answers")
         except NotConnectedError:
             pass  # reading tells the end
         except (PenstockError, OSError, msgspec.MsgspecError) as error:
-            self._drop(f"could not be answered: {error}")
+            self._drop(f"it could not be answered: {error}")
         finally:
             close_fds(reply.given)
 
@@ -179,7 +179,7 @@ class Session:
 
     # --- the end ---
     def _drop(self, reason: str) -> None:
-        logger.warning("connection of pid %d dropped: it %s", self._peer.pid, reason)
+        logger.warning("connection of pid %d dropped: %s", self._peer.pid, reason)
         self._server.drops += 1
         self._close(by_client=False)
 

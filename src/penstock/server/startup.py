@@ -19,8 +19,8 @@ from penstock.server.catalog import Catalog
 from penstock.server.config import NodeConfig
 from penstock.server.datafolder import DataFolder, FolderLock, make_folder
 from penstock.server.lanes import LaneBook, Leftover
+from penstock.server.partitions import Partitions
 from penstock.server.tables import Tables
-from penstock.server.topics import Topics
 
 logger = logging.getLogger("penstock.node")
 
@@ -102,7 +102,9 @@ def _drainable(book: LaneBook, leftovers: list[Leftover], writers: int) -> list[
     return good
 
 
-async def settle(ground: Ground, topics: Topics, timeout: float, stop: asyncio.Event) -> None:
+async def settle(
+    ground: Ground, partitions: Partitions, timeout: float, stop: asyncio.Event
+) -> None:
     """Wait until what the lanes held at the start is in the logs and every partition is open.
 
     Only then do pages tell the truth and may clients be admitted. Bounded: a full disk must not
@@ -111,7 +113,7 @@ async def settle(ground: Ground, topics: Topics, timeout: float, stop: asyncio.E
     deadline = time.monotonic() + timeout
     while not stop.is_set():
         left = [leftover for leftover in ground.leftovers if leftover.bytes_left]
-        opening = topics.opening()
+        opening = partitions.opening()
         if not left and not opening:
             break
         if time.monotonic() >= deadline:
@@ -120,7 +122,7 @@ async def settle(ground: Ground, topics: Topics, timeout: float, stop: asyncio.E
                     "%s is not drained after %g s (drain_timeout), %d bytes are left: clients are "
                     "admitted, draining goes on; %s",
                     leftover.lane.name, timeout, leftover.bytes_left,
-                    _why(ground, topics, leftover.lane.writer),
+                    _why(ground, partitions, leftover.lane.writer),
                 )  # fmt: skip
             if opening:
                 logger.warning(
@@ -134,11 +136,11 @@ async def settle(ground: Ground, topics: Topics, timeout: float, stop: asyncio.E
     ground.leftovers.clear()
 
 
-def _why(ground: Ground, topics: Topics, writer: int) -> str:
+def _why(ground: Ground, partitions: Partitions, writer: int) -> str:
     """What keeps a writer from draining: its partitions that are not plainly online."""
     ill = []
-    for page, partition in topics.partitions.items():
-        if topics.writer_of(page) == writer:
+    for page, partition in partitions.live.items():
+        if partitions.writer_of(page) == writer:
             status = ground.tables.page(page).status
             if partition.failure is not None:
                 ill.append(f"{partition} is offline ({partition.failure})")

@@ -250,7 +250,7 @@ class Supervisor:
                 )  # fmt: skip
                 seat.process.kill()
         await _wait_gone(late, KILL_TIMEOUT)
-        return all(seat.has_stopped for seat in self.seats.values())
+        return all(seat.has_stopped for seat in self.seats.values() if seat.started_at)
 
     def close(self) -> None:
         """Let go of everything; writers that still run see their channel end and leave."""

@@ -88,6 +88,20 @@ class Tables:
             os.close(fd)
 
 
+def map_existing(name: str, *, writable: bool) -> Region | None:
+    """An object made before, mapped; None when there is none, or one whose maker died before it
+    had any size."""
+    try:
+        fd = shm.open_existing(name, writable=writable)
+    except FileNotFoundError:
+        return None
+    size = os.fstat(fd).st_size
+    if size == 0 or size % 8:
+        os.close(fd)
+        return None
+    return Region.of_fd(fd, writable=writable)
+
+
 def _open_or_make(
     name: str, size: int, check: Callable[[Region], bool], form: Callable[[Region], None]
 ) -> Region:
@@ -96,11 +110,8 @@ def _open_or_make(
     The caller holds the folder's lock and has refused lanes of other versions, so only idle clients
     of another version can have a table of another layout mapped; they are told when they attach.
     """
-    try:
-        region = Region.of_fd(shm.open_existing(name, writable=True))
-    except FileNotFoundError:
-        pass
-    else:
+    region = map_existing(name, writable=True)
+    if region is not None:
         try:
             if check(region):
                 return region
@@ -108,7 +119,7 @@ def _open_or_make(
         except UnsupportedVersionError as error:
             logger.warning("%s is made anew: %s", name, error)
         region.close()
-        shm.unlink(name)
+    shm.unlink(name)
     region = Region.of_fd(shm.create(name, size))
     form(region)
     return region

@@ -1,0 +1,137 @@
+"""Who owns which lane, and what writers are told about it.
+
+    open --its producer dead or closed--> retired --LaneDrained, head == tail--> unlinked
+      ^---------- resumed in time -----------'
+    any --LaneDropped--> unlinked, its client sent away
+
+Joins the lanes of the folder with clients and writers. Never looks into a frame.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from penstock.core.errors import ConfigError
+from penstock.ipc import layout as lo
+from penstock.ipc import messages as ms
+from penstock.server.clients import KINDS, Client
+from penstock.server.lanes import Lane, LaneBook
+from penstock.server.supervisor import Supervisor
+from penstock.server.writerproc import Order
+
+logger = logging.getLogger("penstock.node")
+
+
+class Grants:
+    """The lanes of the book with their owners; a lane without one is retired."""
+
+    def __init__(self, book: LaneBook, supervisor: Supervisor) -> None:
+        self._book = book
+        self._supervisor = supervisor
+        self._owners: dict[str, Client] = {}
+
+    def orders_for(self, writer: int) -> Iterator[Order]:
+        """Everything about lanes that a fresh writer must know."""
+        for lane in self._book.lanes.values():
+            if lane.writer == writer:
+                owner = self._owners.get(lane.name)
+                if owner is None:
+                    yield ms.AddLane(lane.name, dead=True), None
+                else:
+                    yield ms.AddLane(lane.name, dead=False), owner.doorbell
+
+    def adopt(self, lane: Lane, client: Client | None) -> None:
+        """Take up a lane of the run before; no writer is told yet. No client: it is retired."""
+        self._book.adopt(lane)
+        lane.retired = client is None
+        if client is not None:
+            self._own(client, lane)
+
+    def _own(self, client: Client, lane: Lane) -> None:
+        client.lanes[lane.writer] = lane
+        self._owners[lane.name] = client
+
+    def open(self, client: Client, request: ms.OpenLane, writers: int) -> tuple[Lane, int]:
+        """The client's lane to that writer, made if need be, and a descriptor of its memory."""
+        if client.kind != lo.KIND_PRODUCER:
+            raise ConfigError(f"a {KINDS[client.kind]} has no lanes: attach as a producer")
+        if not 0 <= request.writer < writers:
+            raise ConfigError(f"writer {request.writer} is outside 0..{writers - 1}")
+        lane = client.lanes.get(request.writer)
+        if lane is not None:
+            return lane, self._book.open_memory(lane)
+        lane, fd = self._book.make(
+            request.writer, request.capacity, client.producer_id, client.pid, client.start_time
+        )
+        self._own(client, lane)
+        self._supervisor.post(lane.writer, ms.AddLane(lane.name, dead=False), client.doorbell)
+        return lane, fd
+
+    def take_back(self, client: Client) -> None:
+        """A resuming client's socket had ended, so its lanes were being retired; now they are its
+        own again. A second lane beside one that holds frames would mix up sequences (rule 5)."""
+        for lane in self.of_producer(client.producer_id):
+            lane.retired = False
+            self._own(client, lane)
+            self._supervisor.post(lane.writer, ms.AddLane(lane.name, dead=False), client.doorbell)
+
+    def of_producer(self, producer_id: int) -> list[Lane]:
+        lanes = self._book.lanes.values()
+        return [lane for lane in lanes if lane.identity.producer_id == producer_id]
+
+    def retire(self, client: Client) -> None:
+        """The client is dead or closed: its writers drain what its lanes hold."""
+        for lane in client.lanes.values():
+            lane.retired = True
+            self._owners.pop(lane.name, None)
+            self._supervisor.post(lane.writer, ms.RetireLane(lane.name))
+        client.lanes.clear()
+
+    def are_closed(self, client: Client) -> bool:
+        """Whether the client marked all its lanes closed, which an absent one can tell no other
+        way."""
+        return all(self._book.is_closed(lane) for lane in client.lanes.values())
+
+    # --- what writers report ---
+    def drained(self, report: ms.LaneDrained) -> None:
+        """A writer found head at the tail of a lane. It counts while the lane is retired."""
+        lane = self._book.lanes.get(report.name)
+        if lane is None or not lane.retired:
+            return
+        if self._book.bytes_left(lane):  # published once more after the writer had looked
+            self._supervisor.post(lane.writer, ms.AddLane(lane.name, dead=True))
+            return
+        self._book.remove(lane)
+        logger.debug("lane %s is drained and gone", lane.name)
+
+    def dropped(self, report: ms.LaneDropped) -> Client | None:
+        """A lane held what no producer writes: it is gone. Returns whom it belonged to, told."""
+        lane = self._book.lanes.get(report.name)
+        if lane is None:
+            return None
+        left = self._book.bytes_left(lane)
+        logger.error("lane %s is dropped with %d bytes in it: %s", lane.name, left, report.reason)
+        self._book.remove(lane)
+        client = self._owners.pop(lane.name, None)
+        if client is None:
+            return None
+        del client.lanes[lane.writer]
+        if client.connection is not None:
+            client.connection.refuse(
+                "CorruptBatchError",
+                f"the node dropped lane {lane.name} with {left} bytes that were not drained, "
+                f"because its writer could not go on with it: {report.reason}",
+            )
+        return client
+
+    # --- the end of the node ---
+    def forget_drained(self) -> None:
+        """Unlink what is drained and whose producer is gone, after the writers have stopped."""
+        for lane in list(self._book.lanes.values()):
+            if lane.retired and not self._book.bytes_left(lane):
+                self._book.remove(lane)
+
+    @property
+    def count(self) -> int:
+        return len(self._book.lanes)

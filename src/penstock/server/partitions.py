@@ -1,0 +1,166 @@
+"""Partitions as they live: opened and closed through their writers.
+
+    opening --PartitionOpened--> open        opening --PartitionFailed--> failed
+       ^------- its writer died, or the settings changed -------'
+    any --topic deleted--> closing --PartitionClosed--> gone
+
+page % writers is the writer of a partition for the whole run (rule 6). Owns what each writer must
+be told of topics, now and when it is replaced, and who waits for its answers. Knows no clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator
+
+from penstock.ipc import messages as ms
+from penstock.server.catalog import TopicRecord
+from penstock.server.datafolder import DataFolder
+
+logger = logging.getLogger("penstock.node")
+
+Post = Callable[[int, ms.WriterOrder], None]
+
+
+class Partition:
+    """One partition while its topic exists."""
+
+    __slots__ = ("failure", "index", "is_open", "topic", "was_sent")
+
+    def __init__(self, topic: TopicRecord, index: int) -> None:
+        self.topic = topic
+        self.index = index
+        self.is_open = False
+        self.failure: str | None = None
+        self.was_sent = False
+
+    def __str__(self) -> str:
+        return f"{self.topic.name}-{self.index}"
+
+
+class Partitions:
+    """All partitions by page. `post` tells the writer of that index something."""
+
+    def __init__(self, folder: DataFolder, writers: int, post: Post) -> None:
+        self._folder = folder
+        self._writers = writers
+        self._post = post
+        self._changed = asyncio.Event()
+        self._closing: set[int] = set()
+        self.live: dict[int, Partition] = {}
+
+    def add(self, topic: TopicRecord) -> None:
+        """Take up a topic, or its new settings and further partitions; no writer is told yet."""
+        for index, page in enumerate(topic.pages):
+            known = self.live.get(page)
+            if known is None:
+                self.live[page] = Partition(topic, index)
+            else:
+                known.topic = topic
+
+    def remove(self, topic: TopicRecord) -> None:
+        """Its topic is deleted: nothing opens it any more; no writer is told yet."""
+        for page in topic.pages:
+            self.live.pop(page, None)
+            self._closing.add(page)
+        self._notify()
+
+    # --- what writers are told ---
+    def writer_of(self, page: int) -> int:
+        return page % self._writers
+
+    def writers_needed(self) -> set[int]:
+        return {self.writer_of(page) for page in (*self.live, *self._closing)}
+
+    def orders_for(self, writer: int) -> Iterator[ms.WriterOrder]:
+        """Everything about partitions that a fresh writer must know."""
+        for page in self._closing:
+            if self.writer_of(page) == writer:
+                yield ms.ClosePartition(page, delete=True)
+        for page, partition in self.live.items():
+            if self.writer_of(page) == writer:
+                partition.is_open, partition.failure = False, None
+                yield self._open_order(page, partition)
+
+    def open(self, topic: TopicRecord) -> None:
+        """Have a topic's partitions opened; open ones take its settings, failed ones try again."""
+        for page in topic.pages:
+            partition = self.live[page]
+            partition.failure = None
+            self._post(self.writer_of(page), self._open_order(page, partition))
+
+    def close(self, topic: TopicRecord) -> None:
+        """Have a removed topic's partitions closed for good."""
+        for page in topic.pages:
+            self._post(self.writer_of(page), ms.ClosePartition(page, delete=True))
+
+    def _open_order(self, page: int, partition: Partition) -> ms.OpenPartition:
+        topic = partition.topic
+        # The mark of the run before says nothing about what a writer of this run left behind.
+        clean = self._folder.was_clean and not partition.was_sent
+        partition.was_sent = True
+        return ms.OpenPartition(
+            page=page,
+            topic=topic.name,
+            topic_id=bytes.fromhex(topic.topic_id),
+            partition=partition.index,
+            folder=topic.folder(self._folder.path, partition.index),
+            settings=topic.settings,
+            clean=clean,
+            boot_id=self._folder.record.boot_id,
+        )
+
+    # --- what writers report ---
+    def opened(self, report: ms.PartitionOpened) -> None:
+        partition = self.live.get(report.page)
+        if partition is not None:
+            partition.is_open, partition.failure = True, None
+            self._notify()
+
+    def failed(self, report: ms.PartitionFailed) -> None:
+        partition = self.live.get(report.page)
+        if partition is not None:
+            logger.error("%s is offline: %s", partition, report.reason)
+            partition.is_open, partition.failure = False, report.reason
+            self._notify()
+
+    def closed(self, report: ms.PartitionClosed) -> None:
+        self._closing.discard(report.page)
+        self._notify()
+
+    # --- who waits for it ---
+    def _notify(self) -> None:
+        """Wake every waiter once; each looks for what it waits for."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _until(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+        async def wait() -> None:
+            while not condition():
+                await self._changed.wait()
+
+        try:
+            await asyncio.wait_for(wait(), timeout)
+        except TimeoutError:
+            return condition()
+        return True
+
+    async def wait_answered(self, pages: Iterable[int], timeout: float) -> bool:
+        """Until each of these pages is open, failed or removed; False when time ran out."""
+        wanted = list(pages)
+        return await self._until(lambda: not self.opening(wanted), timeout)
+
+    async def wait_closed(self, pages: Iterable[int]) -> None:
+        """Until the writers have let go of these pages."""
+        wanted = list(pages)
+        await self._until(lambda: self._closing.isdisjoint(wanted), None)
+
+    def opening(self, pages: Iterable[int] | None = None) -> list[Partition]:
+        """Partitions whose writer has not answered yet."""
+        chosen = self.live if pages is None else pages
+        found = (self.live.get(page) for page in chosen)
+        return [p for p in found if p is not None and not p.is_open and p.failure is None]
+
+    def all_are_open(self) -> bool:
+        return all(partition.is_open for partition in self.live.values())
