@@ -42,6 +42,9 @@ class PartitionRole(Protocol):
     def finish_sync(self, job: SyncJob) -> bool:
         """Publish what a finished job made durable. True if `durable` moved."""
 
+    def request_sync(self) -> None:
+        """A producer waits for stable storage: the next `tick` gives a job."""
+
     def configure(self, settings: TopicSettings) -> None: ...
 
     def close(self, *, clean: bool) -> None: ...
@@ -73,7 +76,7 @@ class AloneRole:
         self._syncing = False
         self._next_sync = 0.0
         self._segment_base = log.segment_base
-        self._sealed_unsynced = False
+        self._sync_wanted = log.durable < log.log_end  # a producer may still wait for it
         state.publish_epoch(log.leader_epoch)
         if self._group_commit:
             log.sync()  # what a killed writer appended but never synced must not become visible yet
@@ -148,7 +151,7 @@ class AloneRole:
         self._count(batches, results, before)
         if log.segment_base != self._segment_base:
             self._segment_base = log.segment_base
-            self._sealed_unsynced = True
+            self._sync_wanted = True
         return results
 
     def _count(
@@ -187,14 +190,14 @@ class AloneRole:
             if log.needs_roll(now_us):
                 log.roll(now_us)
                 self._segment_base = log.segment_base
-                self._sealed_unsynced = True
+                self._sync_wanted = True
                 self._publish()
-            due = self._sealed_unsynced or (
+            due = self._sync_wanted or (
                 self._settings.durability == "interval" and now >= self._next_sync
             )
             if due and not self._syncing and log.durable < log.log_end:
                 self._syncing = True
-                self._sealed_unsynced = False
+                self._sync_wanted = False
                 self._next_sync = now + (
                     self._settings.flush_interval or LogConfig().flush_interval
                 )
@@ -204,6 +207,9 @@ class AloneRole:
         except StorageError as error:
             logger.warning("%s: %s", self.name, error)
         return None
+
+    def request_sync(self) -> None:
+        self._sync_wanted = True
 
     def finish_sync(self, job: SyncJob) -> bool:
         self._syncing = False

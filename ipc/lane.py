@@ -58,6 +58,7 @@ class Frame(NamedTuple):
     fetch_epoch: int
     batch: memoryview
     end: int
+    flags: int = 0
 
 
 def format_lane(region: Region, identity: LaneIdentity) -> None:
@@ -160,7 +161,9 @@ class LaneSender:
         """Keep everything from `position` on for a resend; None holds nothing (rule 1)."""
         self._floor = position
 
-    def try_write(self, page: int, pieces: Sequence[Piece], length: int) -> int | None:
+    def try_write(
+        self, page: int, pieces: Sequence[Piece], length: int, flags: int = 0
+    ) -> int | None:
         """Publish one batch of `length` bytes; its lane sequence, or None while there is no room.
 
         `pieces` are copied one after the other. The caller has checked `length` against
@@ -174,11 +177,11 @@ class LaneSender:
         if self.free < size + pad:
             return None
         if pad:
-            self._frame(at, pad, 0, self._sequence, lo.KIND_PAD, 0)
+            self._frame(at, pad, 0, self._sequence, lo.KIND_PAD, 0, 0)
             tail += pad
             at = 0
         sequence = self._sequence
-        self._frame(at, size, page, sequence, lo.KIND_DATA, length)
+        self._frame(at, size, page, sequence, lo.KIND_DATA, flags, length)
         view = self._bytes
         start = lo.LANE_FRAMES_AT + at + lo.FRAME_BYTES
         for piece in pieces:
@@ -192,8 +195,10 @@ class LaneSender:
         self._q[lo.Q_LANE_TAIL] = tail + size
         return sequence
 
-    def _frame(self, at: int, size: int, page: int, sequence: int, kind: int, length: int) -> None:
-        packed = lo.FRAME.pack(size, page, sequence, 0, kind, 0, length)
+    def _frame(
+        self, at: int, size: int, page: int, sequence: int, kind: int, flags: int, length: int
+    ) -> None:
+        packed = lo.FRAME.pack(size, page, sequence, 0, kind, flags, length)
         start = lo.LANE_FRAMES_AT + at
         self._bytes[start : start + lo.FRAME.size + 4] = packed + lo.FRAME_CRC.pack(crc32c(packed))
 
@@ -306,7 +311,7 @@ class LaneReceiver:
         while position < tail and len(found) < frames_max and position < limit:
             at = lo.LANE_FRAMES_AT + position % capacity
             packed = view[at : at + lo.FRAME.size]
-            size, page, sequence, fetch_epoch, kind, _, length = lo.FRAME.unpack(packed)
+            size, page, sequence, epoch, kind, flags, length = lo.FRAME.unpack(packed)
             (crc,) = lo.FRAME_CRC.unpack_from(view, at + lo.FRAME_CRC_AT)
             if crc != crc32c(packed):
                 raise LaneCorruptError(f"frame header at {position} fails its checksum")
@@ -331,7 +336,8 @@ class LaneReceiver:
             if kind != lo.KIND_DATA:
                 raise LaneCorruptError(f"frame at {position - size} has unknown kind {kind}")
             start = at + lo.FRAME_BYTES
-            found.append(Frame(page, sequence, fetch_epoch, view[start : start + length], position))
+            batch = view[start : start + length]
+            found.append(Frame(page, sequence, epoch, batch, position, flags))
         return found
 
     def finish(self, frames: Sequence[Frame], acks: Sequence[Ack]) -> None:

@@ -86,11 +86,13 @@ FRAME_SHARE: Final = 4
 
 FRAME_BYTES: Final = 64
 FRAME_ALIGN: Final = 64
-FRAME: Final = struct.Struct("<IIQIHHI")  # length, page, lane sequence, fetch epoch, kind, 0, batch
+FRAME: Final = struct.Struct("<IIQIHHI")  # length, page, sequence, fetch epoch, kind, flags, batch
 FRAME_CRC: Final = struct.Struct("<I")
 FRAME_CRC_AT: Final = FRAME.size
 KIND_DATA: Final = 1
 KIND_PAD: Final = 2
+FRAME_SYNC: Final = 1
+"""Flag: its producer waits for stable storage, so sync soon whatever the topic says."""
 
 # --- state table --------------------------------------------------------------------------------
 STATE_MAGIC: Final = int.from_bytes(b"PSTKSTAT", "little")

@@ -202,6 +202,9 @@ class Writer:
             return
         for frame, result in zip(good, results, strict=True):
             answers[id(frame)] = result
+        if any(frame.flags & lo.FRAME_SYNC for frame in good):
+            role.request_sync()
+            self._next_tick = 0.0
         self._changed.add(page)
 
     @staticmethod
@@ -304,6 +307,7 @@ class Writer:
             return
         moved = False
         for page, job in self._flusher.finished():
+            self._next_tick = 0.0  # more may have been asked for meanwhile
             role = self._roles.get(page)
             if role is not None and role.finish_sync(job):
                 moved = True

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.encode import EncodedBatch
-from penstock.core.errors import ForkedClientError
+from penstock.core.errors import PenstockTimeout
 
 if TYPE_CHECKING:
     from penstock.producer import Producer
@@ -85,6 +85,12 @@ class Batch:
         self.leader_epoch = 0
         self.looked_at = 0
 
+    def unseen(self) -> tuple[str, int, Exception, int]:
+        """(topic, partition, error, records nobody asked about), for `DeliveryError`."""
+        assert self.error is not None
+        route = self.route
+        return route.topic, route.partition, self.error, self.count - self.looked_at
+
     def receipt(self, durability: str) -> BatchReceipt:
         return BatchReceipt(
             self.route.topic, self.route.partition, self.base_offset, self.count, durability,
@@ -96,8 +102,8 @@ class Box:
     """An open collection of records for one topic, and after `sealed` the key to their fate."""
 
     __slots__ = ("batches", "callbacks", "count", "deadline", "error", "extend", "incarnation",
-                 "items", "linger_until", "next_ordinal", "opened", "order", "owner", "placement",
-                 "room", "sealed", "topic")  # fmt: skip
+                 "items", "linger_until", "looked_at", "next_ordinal", "opened", "order", "owner",
+                 "placement", "room", "sealed", "topic")  # fmt: skip
 
     def __init__(
         self, owner: Producer, topic: str, room: int, opened: int, linger_until: float,
@@ -115,11 +121,26 @@ class Box:
         self.next_ordinal = count().__next__
         self.sealed = False
         self.count = 0
+        self.looked_at = 0
         self.order: dict[int, int] | None = None
         self.batches: list[Batch] = []
         self.placement: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]] | None = None
         self.error: Exception | None = None
         self.callbacks: list[tuple[Delivery, Callable[[Delivery], object]]] = []
+
+    def fail(self, error: Exception) -> Box:
+        """None of these records can be sent; what was encoded of them is taken back."""
+        self.error = error
+        for batch in reversed(self.batches):
+            batch.route.next_sequence = batch.sequence
+        self.batches = []
+        self.placement = None
+        return self
+
+    def unseen(self) -> tuple[str, int, Exception, int]:
+        """(topic, partition -1, error, records nobody asked about), for `DeliveryError`."""
+        assert self.error is not None
+        return self.topic, -1, self.error, self.count - self.looked_at
 
     def holds(self, ordinal: int) -> bool:
         """After sealing: whether the record got in before the lid closed."""
@@ -176,7 +197,9 @@ class Delivery:
         """The error with which the delivery failed, or None. Waits like `result`."""
         try:
             batch, _ = self._await(timeout)
-        except ForkedClientError as error:
+        except PenstockTimeout:
+            raise
+        except Exception as error:
             return error
         return batch.error
 
@@ -189,6 +212,7 @@ class Delivery:
         box = self._box
         box.owner.await_box(box, self._ordinal, timeout)
         if box.error is not None:
+            box.looked_at += 1
             raise box.error
         batch, index = box.locate(self._ordinal)
         batch.looked_at += 1
@@ -217,6 +241,7 @@ class BatchDelivery:
         box = self._box
         box.owner.await_box(box, None, timeout)
         if box.error is not None:
+            box.looked_at = box.count
             raise box.error
         for batch in box.batches:
             batch.looked_at = batch.count

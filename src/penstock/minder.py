@@ -159,7 +159,12 @@ class Minder:
             with self._lock:
                 if self._stopping:
                     return
-                moved = self._mind(backoff)
+                try:
+                    moved = self._mind(backoff)
+                except Exception:  # nobody else would notice, and deliveries depend on this thread
+                    logger.exception("the producer's thread goes on after an error")
+                    moved = False
+                    self._changed.wait(backoff.bound())
             if moved:
                 backoff.reset()
                 self._producer.callbacks.run()

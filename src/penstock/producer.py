@@ -109,7 +109,7 @@ class Producer:
             finished=self._finished,
         )
         self._minder = Minder(self, self._lock, self._outbox)
-        self._failed: list[Batch] = []
+        self._failed: list[Batch | Box] = []
         self.callbacks = Callbacks()
         self._counts = dict.fromkeys(
             ("records", "batches", "bytes", "acknowledged", "failed", "blocked"), 0
@@ -233,7 +233,12 @@ class Producer:
             box.count = len(values)
             if values:
                 partitions = None if partition is None else [partition] * len(values)
-                self._launch(box, sealing.Rows(values, keys, pairs, timestamps, partitions), routes)
+                rows = sealing.Rows(values, keys, pairs, timestamps, partitions)
+                try:
+                    self._launch(box, rows, routes)
+                except Exception:
+                    box.looked_at = box.count  # by being raised here
+                    raise
         return BatchDelivery(box)
 
     def flush(self, timeout: float | None = None) -> None:
@@ -253,11 +258,7 @@ class Producer:
                 )
             failed, self._failed = self._failed, []
         self.callbacks.run()
-        unseen = [
-            (batch.route.topic, batch.route.partition, batch.error, batch.count - batch.looked_at)
-            for batch in failed
-            if batch.error is not None and batch.looked_at < batch.count
-        ]
+        unseen = [failure.unseen() for failure in failed if failure.looked_at < failure.count]
         if unseen:
             topic, partition, error, _ = unseen[0]
             raise er.DeliveryError(
@@ -345,16 +346,16 @@ class Producer:
     def _launch(self, box: Box, rows: sealing.Rows, topic: TopicRoutes | None) -> None:
         session = self._session
         if topic is None or session is None:
-            box.error = er.UnknownTopicError(f"topic {box.topic!r} was deleted")
+            error: Exception = er.UnknownTopicError(f"topic {box.topic!r} was deleted")
+            self._failed.append(box.fail(error))
             return
         limit = session.welcome.lane_capacity // lo.FRAME_SHARE - lo.FRAME_BYTES
-        settings = sealing.SealSettings(
-            session.producer_id, self._codec, min(self._batch_bytes, limit - BATCH_OVERHEAD), limit,
-        )  # fmt: skip
+        batch_bytes = min(self._batch_bytes, limit - BATCH_OVERHEAD)
+        settings = sealing.SealSettings(session.producer_id, self._codec, batch_bytes, limit)
         try:
             batches = sealing.seal(box, rows, topic, settings)
-        except Exception as error:
-            box.error = error
+        except Exception as error:  # of a caller's making, like a str among the values
+            self._failed.append(box.fail(error))
             raise
         self._counts["batches"] += len(batches)
         self._counts["records"] += box.count
@@ -367,7 +368,8 @@ class Producer:
         if self._session is None or self._outbox.lost is not None:
             return None
         try:
-            link = LaneLink(*self._session.open_lane(writer, self.timeout))
+            flags = lo.FRAME_SYNC if self._level == "fsynced" else 0
+            link = LaneLink(*self._session.open_lane(writer, self.timeout), flags)
         except er.NotConnectedError as error:
             self._outbox.lost = str(error)
             return None

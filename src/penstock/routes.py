@@ -32,10 +32,11 @@ class LaneLink:
     needed again, by where their frame begins, oldest first; their room is not reused (rule 1).
     """
 
-    __slots__ = ("doorbell", "flights", "held", "rung", "sender")
+    __slots__ = ("doorbell", "flags", "flights", "held", "rung", "sender")
 
-    def __init__(self, sender: LaneSender, doorbell: Doorbell) -> None:
+    def __init__(self, sender: LaneSender, doorbell: Doorbell, flags: int = 0) -> None:
         self.sender = sender
+        self.flags = flags
         self.doorbell = doorbell
         self.flights: dict[int, Batch] = {}
         self.held: dict[int, Batch] = {}
@@ -46,7 +47,7 @@ class LaneLink:
         sender = self.sender
         sender.hold(next(iter(self.held), None))
         length = encoded.length
-        sequence = sender.try_write(batch.route.page, encoded, length)
+        sequence = sender.try_write(batch.route.page, encoded, length, self.flags)
         if sequence is None:
             return False
         start = sender.last_start
