@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from penstock.core.errors import ErrorCode, PenstockError, StorageError
@@ -154,6 +154,7 @@ class Writer:
         owners = {id(frame): lane for lane, frames in taken for frame in frames}
         for page, frames in by_page.items():
             self._append(page, frames, owners, answers)
+        self._wake_consumers()  # they wait longest, and what they read is published
         self._answer(taken, answers)
         return True
 
@@ -220,7 +221,7 @@ class Writer:
     def _answer(
         self, taken: list[tuple[_Lane, list[Frame]]], answers: dict[int, AppendResult]
     ) -> None:
-        """Acknowledge in lane order up to the first frame without an answer, then wake."""
+        """Acknowledge in lane order up to the first frame without an answer; wake producers."""
         ring: list[_Lane] = []
         for lane, frames in taken:
             done = 0
@@ -245,27 +246,32 @@ class Writer:
                     lane.retry = RETRY_MIN
                 lane.receiver.finish(frames[:done], [] if lane.retiring else acks)
                 ring.append(lane)
-        self._wake(ring)
+        self._wake_producers(ring)
 
     def _epoch(self, page: int) -> int:
         role = self._roles.get(page)
         return role.leader_epoch if role is not None else _LEADER_EPOCH_NONE
 
     # --- waking ---
-    def _wake(self, lanes: list[_Lane]) -> None:
-        """Ring the consumers that watch what changed, then the producers of `lanes`."""
+    def _wake_consumers(self) -> None:
+        """Ring those that sleep and watch a page that changed."""
+        if not self._changed:
+            return
         fence()
-        if self._changed:
-            for index, (slot, doorbell) in self._clients.items():
-                ticket = slot.ticket
-                if (
-                    ticket
-                    and ticket != self._rung.get(index)
-                    and any(slot.watches(page) for page in self._changed)
-                ):
-                    self._rung[index] = ticket
-                    doorbell.ring()
-            self._changed.clear()
+        for index, (slot, doorbell) in self._clients.items():
+            ticket = slot.ticket
+            if (
+                ticket
+                and ticket != self._rung.get(index)
+                and any(slot.watches(page) for page in self._changed)
+            ):
+                self._rung[index] = ticket
+                doorbell.ring()
+        self._changed.clear()
+
+    @staticmethod
+    def _wake_producers(lanes: Iterable[_Lane]) -> None:
+        fence()
         for lane in lanes:
             if lane.doorbell is not None:
                 ticket = lane.receiver.producer_ticket()
@@ -312,7 +318,8 @@ class Writer:
             if role is not None and role.finish_sync(job):
                 moved = True
         if moved:
-            self._wake(list(self._lanes.values()))
+            self._wake_consumers()
+            self._wake_producers(self._lanes.values())
 
     # --- orders of the node ---
     def _read_orders(self) -> bool:
@@ -376,6 +383,7 @@ class Writer:
         self._roles[order.page] = role
         self._gone.discard(order.page)
         self._changed.add(order.page)
+        self._wake_consumers()  # what a predecessor published may not have been rung for
         if report:
             logger.info("%s: %s", role.name, report)
         self._channel.send(ms.PartitionOpened(order.page, role.log_end, report[:1000]))
@@ -388,7 +396,7 @@ class Writer:
             self._gone.add(order.page)
             StatePage(self._state, order.page).publish_status(lo.STATUS_DELETED)
             self._changed.add(order.page)
-        self._wake([])
+        self._wake_consumers()
         self._channel.send(ms.PartitionClosed(order.page))
 
     # --- lanes ---
