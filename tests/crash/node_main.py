@@ -1,0 +1,36 @@
+"""The real node with the bounds that tests need: `python node_main.py '{"data_folder": ...}'`.
+
+`python -m penstock.server` offers the settings that people use; here any field of `NodeConfig` can
+be set, and the writers may be started by a main of the tests' own (`steps.py`).
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from penstock.server import main
+from penstock.server.config import NodeConfig
+from penstock.server.node import Node
+
+
+def run(plan: dict[str, Any]) -> int:
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    writer = plan.pop("writer_command", None)
+    ready_fd = plan.pop("ready_fd", None)
+    main.configure_logging(plan.pop("verbosity", 0))
+    if writer is not None:
+        vars(main)["Node"] = functools.partial(Node, writer_command=writer)
+    return main.serve(NodeConfig(name=None, **plan), ready_fd)
+
+
+if __name__ == "__main__":
+    sys.exit(run(json.loads(sys.argv[1])))

@@ -1,0 +1,48 @@
+"""kill -9 and SIGSTOP of producer, writer, node and consumer at random moments (see `machine`)."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+import pytest
+from crash.machine import Figures, Machine
+
+ROUNDS = int(os.environ.get("PENSTOCK_CRASH_ROUNDS", "0"))
+SECONDS = float(os.environ.get("PENSTOCK_CRASH_SECONDS", "60"))
+SEED = int(os.environ.get("PENSTOCK_CRASH_SEED", "0")) or random.SystemRandom().randrange(1 << 40)
+MACHINE_EPISODES = 30
+"""Episodes on one data folder."""
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(0 if ROUNDS else SECONDS + 120)
+def test_crash_nothing_accepted_is_lost_or_doubled_and_nobody_hangs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    figures = Figures()
+    begun = time.monotonic()
+    seed = SEED
+    with capsys.disabled():
+        print(f"\ncrash machine: seed {seed}", flush=True)
+
+    def is_over() -> bool:
+        figures.seconds = time.monotonic() - begun
+        return figures.rounds >= ROUNDS if ROUNDS else figures.seconds >= SECONDS
+
+    while not is_over():
+        machine = Machine(seed, figures)
+        try:
+            for _ in range(MACHINE_EPISODES):
+                machine.run_episode()
+                seed += 1
+                if is_over():
+                    break
+                if ROUNDS:
+                    with capsys.disabled():
+                        print(f"crash machine: {figures}", flush=True)
+        finally:
+            machine.close()
+    with capsys.disabled():
+        print(f"crash machine: {figures}", flush=True)
