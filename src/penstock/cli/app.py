@@ -27,6 +27,14 @@ app = typer.Typer(
 )
 
 
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        from penstock import __version__
+
+        write_line(f"penstock {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def root(
     ctx: typer.Context,
@@ -37,11 +45,14 @@ def root(
         Format | None, typer.Option("--format", help="How results are written.")
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option("--timeout", min=0.0, metavar="SECONDS", help="Bound of waits.")
+        float | None, typer.Option("--timeout", min=0.01, metavar="SECONDS", help="Bound of waits.")
     ] = None,
     verbose: Annotated[int, typer.Option("-v", "--verbose", count=True)] = 0,
     quiet: Annotated[bool, typer.Option("-q", "--quiet")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and leave.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_tell_version, help="Show it and leave."),
+    ] = False,
 ) -> None:
     given = {
         "bootstrap": bootstrap,
@@ -51,11 +62,6 @@ def root(
         "quiet": quiet,
     }
     ctx.obj = merge(None, given)
-    if version:
-        from penstock import __version__
-
-        write_line(f"penstock {__version__}")
-        raise typer.Exit
 
 
 @command(app, "version")

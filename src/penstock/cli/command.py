@@ -116,7 +116,7 @@ _Url = Annotated[
 _Format = Annotated[Format | None, typer.Option("--format", help="How results are written.")]
 _Timeout = Annotated[
     float | None,
-    typer.Option("--timeout", min=0.0, metavar="SECONDS", help="Bound of each wait for the node."),
+    typer.Option("--timeout", min=0.01, metavar="SECONDS", help="Bound of each wait for the node."),
 ]
 _Verbose = Annotated[
     int,

@@ -36,7 +36,8 @@ def demo(
 
     find_archive()
     plan = Plan(records=records, partitions=partitions, kill=not no_kill, keep=keep)
-    with Stopper() as stopper, Watcher(quiet=env.quiet) as watcher:
+    # A second signal must not cut the clean-up short: every wait in there is bounded.
+    with Stopper(patient=True) as stopper, Watcher(quiet=env.quiet) as watcher:
         outcome = Stage(plan, stopper, watcher.show).run()
     if env.is_json:
         output.write_json(as_fields(outcome))

@@ -22,10 +22,12 @@ class Stopped(BaseException):
 
 
 class Stopper:
-    """A context manager. A second signal is a plain KeyboardInterrupt, wherever it strikes."""
+    """A context manager. A second signal is a plain KeyboardInterrupt, wherever it strikes, unless
+    the stopper is `patient`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, patient: bool = False) -> None:
         self.requested = 0
+        self._patient = patient
         self._strikes = False
         self._old: dict[int, Any] = {}
         self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -47,7 +49,7 @@ class Stopper:
         os.close(self._writer)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        if self.requested and not self._patient:
             raise KeyboardInterrupt
         self.stop(number)
         if self._strikes:
@@ -74,11 +76,6 @@ class Stopper:
     def fileno(self) -> int:
         """Readable once a stop is wanted."""
         return self._reader
-
-    def calm(self) -> None:
-        """From now on further signals are only noted: what follows is cleaning up."""
-        for number in self._old:
-            signal.signal(number, lambda number, frame: self.stop(number))
 
     def wait(self, seconds: float) -> bool:
         """Sleep; True at once when a stop is wanted."""

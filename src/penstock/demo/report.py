@@ -148,12 +148,12 @@ def _rows(outcome: Outcome) -> list[tuple[str, str]]:
     killed = outcome.killed
     if killed is not None:
         back = "never" if killed.appending is None else human_seconds(killed.appending)
-        rows += [
-            ("kill -9", f"writer {killed.writer}, pid {killed.pid}, at record {killed.at_record:,}"),
-            ("replaced", f"by pid {killed.new_pid}, appending again after {back}"),
-        ]  # fmt: skip
+        at = f"at record {killed.at_record:,}"
+        rows.append(("kill -9", f"writer {killed.writer}, pid {killed.pid}, {at}"))
+        rows.append(("replaced", f"by pid {killed.new_pid}, appending again after {back}"))
     rows += [
-        ("duplicates", f"{outcome.duplicates_refused:,} batches came again out of the ring and were refused"),
+        ("duplicates", f"{outcome.duplicates_refused:,} batches came again out of the ring, and "
+         "were refused"),
         ("check", f"lost {fields['lost']}, doubled {fields['doubled']}, out of order "
          f"{fields['out_of_order']}; {outcome.batches:,} batches in the files verified"),
         ("data folder", human_bytes(outcome.data_bytes)

@@ -45,8 +45,6 @@ class Stopping(Protocol):
 
     def fileno(self) -> int: ...
 
-    def calm(self) -> None: ...
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -154,7 +152,6 @@ class Stage:
             stack.callback(self._producer.end)
             self._consumer = Child("penstock.demo.consumer", self._node.url, TOPIC)
             stack.callback(self._consumer.end)
-            stack.callback(self._stopping.calm)
             self._direct()
             self._take_stock(folder)
         self._outcome.total_seconds = time.monotonic() - begun
