@@ -129,7 +129,11 @@ class Doorbell:
             if fd != own:
                 self.ready.append(fd)
             elif events & select.POLLNVAL:
-                raise OSError(errno.EBADF, "the doorbell's descriptor was closed by somebody else")
+                # Another thread may have closed this doorbell since the look at the top; if its
+                # number was given away already, the poll was one of a stranger, within its bound.
+                raise self._broken(
+                    OSError(errno.EBADF, "the doorbell's descriptor was closed by somebody else")
+                )
             else:
                 self.clear()
         return bool(found)

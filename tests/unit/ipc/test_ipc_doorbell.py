@@ -7,6 +7,7 @@ import resource
 import select
 import subprocess
 import sys
+import threading
 import time
 import uuid
 
@@ -235,6 +236,23 @@ def test_a_closed_doorbell_refuses_and_leaks_nothing():
         with pytest.raises(ClosedError):
             use()
     assert descriptors() == before
+
+
+def test_closing_it_in_another_thread_ends_a_wait_as_closed_and_not_as_broken():
+    """A producer finds its node again and closes the old attachment while a caller waits on it."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads change in the middle of `wait`
+    try:
+        for _ in range(300):
+            bell = Doorbell()
+            closer = threading.Thread(target=bell.close)
+            with pytest.raises(ClosedError):  # noqa: PT012 - whichever call meets it
+                closer.start()
+                while True:
+                    bell.wait(0.001)
+            closer.join()
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_a_descriptor_closed_behind_its_back_is_no_ring(bell):
