@@ -1,0 +1,181 @@
+"""Messages: their names on the wire, the largest of each kind over a real channel, and misfits."""
+
+from __future__ import annotations
+
+import socket
+import typing
+
+import msgspec
+import pytest
+
+from penstock.ipc import layout as lo
+from penstock.ipc import messages as ms
+from penstock.ipc.channel import FDS_MAX, MESSAGE_BYTES_MAX, Channel, ChannelError
+
+U64 = (1 << 64) - 1
+NAME = "n" * 200
+REASON = "\N{SNOWMAN}" * 1000
+SETTINGS = ms.TopicSettings(4096, U64, 1.5, "interval", 0.1, "append", U64, 2.5, U64, "compact")
+
+
+def topic(pages):
+    return ms.TopicInfo(NAME, b"\xff" * 16, pages, SETTINGS)
+
+
+# Every message at its largest.
+CLIENT = [
+    ms.Hello(1, lo.KIND_PRODUCER, U64, NAME, U64),
+    ms.OpenLane(63, lo.LANE_CAPACITY_MAX),
+    ms.FindTopic(NAME),
+    ms.ListTopics(NAME),
+    ms.CreateTopic(NAME, SETTINGS),
+    ms.AlterTopic(NAME, SETTINGS),
+    ms.DeleteTopic(NAME),
+    ms.DescribeNode(),
+    ms.Bye(),
+]
+NODE = [
+    ms.Welcome(1, b"\xff" * 16, "b" * 36, "/" + "d" * 4095, 1023, lo.WRITERS_MAX, U64, U64,
+               [ms.LaneInfo(NAME, number) for number in range(lo.WRITERS_MAX)]),
+    ms.LaneOpened(NAME, 63),
+    ms.TopicFound(topic(list(range(lo.PAGES_MAX)))),
+    # All pages of a node are shared out among all its topics.
+    ms.Topics([topic(list(range(3997))), *(topic([3997 + n]) for n in range(99))], True),
+    ms.NodeDescription(U64, b"\xff" * 16, "/" + "d" * 4095, 1e9,
+                       [ms.WriterInfo(*[U64] * 6)] * lo.WRITERS_MAX, U64, U64, U64),
+    ms.Done(),
+    ms.Refused("RecordTooLargeError", "\N{SNOWMAN}" * 4000),
+]  # fmt: skip
+ORDERS = [
+    ms.OpenPartition(4095, NAME, b"\xff" * 16, 4095, "/" + "d" * 4095, SETTINGS, True, "b" * 36),
+    ms.ClosePartition(4095, True),
+    ms.AddLane(NAME, True),
+    ms.RetireLane(NAME),
+    ms.AddClient(1023),
+    ms.RemoveClient(1023),
+    ms.StopWriter(),
+]
+REPORTS = [
+    ms.PartitionOpened(4095, U64, REASON),
+    ms.PartitionFailed(4095, REASON),
+    ms.PartitionClosed(4095),
+    ms.LaneDrained(NAME),
+    ms.LaneDropped(NAME, REASON),
+    ms.Stopped(),
+]
+DIRECTIONS: dict[str, tuple[typing.Any, list[msgspec.Struct]]] = {
+    "client to node": (ms.ClientMessage, list(CLIENT)),
+    "node to client": (ms.NodeMessage, list(NODE)),
+    "node to writer": (ms.WriterOrder, list(ORDERS)),
+    "writer to node": (ms.WriterReport, list(REPORTS)),
+}
+TAGS = {
+    "client to node": ["hello", "open_lane", "find_topic", "list_topics", "create_topic",
+                       "alter_topic", "delete_topic", "describe_node", "bye"],
+    "node to client": ["welcome", "lane_opened", "topic_found", "topics", "node", "done",
+                       "refused"],
+    "node to writer": ["open_partition", "close_partition", "add_lane", "retire_lane",
+                       "add_client", "remove_client", "stop_writer"],
+    "writer to node": ["partition_opened", "partition_failed", "partition_closed",
+                       "lane_drained", "lane_dropped", "stopped"],
+}  # fmt: skip
+
+
+def channels(inbound):
+    """A connected pair: one that sends raw or typed, one that receives `inbound`."""
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return left, Channel(left, ms.ClientMessage), Channel(right, inbound)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_names_on_the_wire_never_change(direction):
+    union, messages = DIRECTIONS[direction]
+    assert [message.__struct_config__.tag for message in messages] == TAGS[direction]
+    assert set(typing.get_args(union)) == {type(message) for message in messages}
+    for message in messages:
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(message))["type"] in TAGS[direction]
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_the_largest_of_every_message_goes_through_a_channel(direction):
+    union, messages = DIRECTIONS[direction]
+    _, sender, receiver = channels(union)
+    with sender, receiver:
+        for message in messages:
+            sender.send(message)
+            assert receiver.recv(5.0) == (message, [])
+
+
+def test_a_welcome_carries_few_enough_descriptors():
+    tables_and_bell = 3
+    assert tables_and_bell + lo.WRITERS_MAX <= FDS_MAX
+
+
+def test_a_page_of_topics_is_well_below_the_bound():
+    (topics,) = (message for message in NODE if isinstance(message, ms.Topics))
+    assert len(topics.topics) == ms.TOPICS_PER_PAGE
+    assert len(msgspec.msgpack.encode(topics)) < MESSAGE_BYTES_MAX
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_messages_of_another_direction_are_refused(direction):
+    union, _ = DIRECTIONS[direction]
+    for other, (_, messages) in DIRECTIONS.items():
+        if other == direction:
+            continue
+        for message in messages:
+            raw, sender, receiver = channels(union)
+            with sender, receiver:
+                raw.send(msgspec.msgpack.encode(message))
+                with pytest.raises(ChannelError, match="malformed"):
+                    receiver.recv(5.0)
+
+
+def test_a_later_version_may_add_fields_to_a_hello_and_is_told_apart_by_its_number():
+    fields = {"type": "hello", "version": 2, "kind": 1, "start_time": 3, "client_id": "x"}
+    raw, sender, receiver = channels(ms.ClientMessage)
+    with sender, receiver:
+        raw.send(msgspec.msgpack.encode({**fields, "colour": "blue"}))
+        assert receiver.recv(5.0) == (ms.Hello(2, 1, 3, "x"), [])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"type": "find_topic"},
+        {"type": "find_topic", "name": 5},
+        {"type": "find_topic", "name": None},
+        {"type": "no_such", "name": "x"},
+        {"name": "x"},
+        {"type": "open_lane", "writer": "0"},
+        {"type": "open_lane", "writer": 1.5},
+        {"type": "create_topic", "name": "x", "settings": {"partition": 3}},
+        {"type": "create_topic", "name": "x", "settings": None},
+        ["find_topic", "x"],
+        "find_topic",
+        None,
+    ],
+    ids=str,
+)
+def test_fields_that_miss_or_do_not_fit_are_refused(fields):
+    raw, sender, receiver = channels(ms.ClientMessage)
+    with sender, receiver:
+        raw.send(msgspec.msgpack.encode(fields))
+        with pytest.raises(ChannelError, match="malformed"):
+            receiver.recv(5.0)
+
+
+def test_settings_that_were_not_given_are_defaults():
+    decoded = msgspec.msgpack.decode(msgspec.msgpack.encode({}), type=ms.TopicSettings)
+    assert decoded == ms.TopicSettings()
+    assert (decoded.partitions, decoded.durability, decoded.timestamp_type, decoded.cleanup) == (
+        *(1, "os", "create", "delete"),
+    )
+
+
+def test_messages_cannot_be_changed_once_made():
+    for _, messages in DIRECTIONS.values():
+        for message in messages:
+            for field in message.__struct_fields__:
+                with pytest.raises(AttributeError):
+                    setattr(message, field, None)
