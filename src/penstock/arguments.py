@@ -69,15 +69,24 @@ def as_headers(headers: HeadersLike | None) -> Headers | None:
     for name, value in pairs:
         if not isinstance(name, str) or not (value is None or isinstance(value, bytes)):
             raise TypeError(f"header {name!r}: a name is str and a value bytes or None")
+        if not name.isascii():
+            name.encode()  # a lone surrogate fails here and now, not with a whole box later
     return pairs
 
 
 def as_microseconds(timestamp: int | datetime | None) -> int | None:
-    """Microseconds since the epoch of an int (as it is) or a datetime (naive = local time)."""
-    if timestamp is None or timestamp.__class__ is int:
+    """Microseconds since the epoch of an int (as it is) or a datetime (naive = local time).
+
+    Raises ValueError for an int that does not fit 64 bits.
+    """
+    if timestamp is None:
+        return None
+    if timestamp.__class__ is int:
+        if not -(1 << 63) <= timestamp < 1 << 63:
+            raise ValueError(f"timestamp {timestamp} is not in the range of 64-bit microseconds")
         return timestamp
     if isinstance(timestamp, datetime):
-        return int(timestamp.timestamp() * 1e6)
+        return round(timestamp.timestamp() * 1e6)  # a float: 1.2 % would fall a microsecond short
     raise TypeError(
         f"a timestamp is int microseconds or a datetime, not {type(timestamp).__name__}"
     )

@@ -154,6 +154,13 @@ class Box:
         which, where = self.placement
         return self.batches[which[index]], int(where[index])
 
+    def is_done(self, ordinal: int) -> bool:
+        """Whether a record's outcome is known. Asked without a lock: between the closing of the
+        lid and the encoding there are no batches yet, and nothing is known."""
+        if self.error is not None:
+            return True
+        return self.sealed and bool(self.batches) and self.locate(ordinal)[0].done
+
     @property
     def done(self) -> bool:
         if not self.sealed:
@@ -172,10 +179,7 @@ class Delivery:
 
     def done(self) -> bool:
         """Whether the outcome is known. Never blocks."""
-        box = self._box
-        if not box.sealed:
-            return False
-        return box.error is not None or box.locate(self._ordinal)[0].done
+        return self._box.is_done(self._ordinal)
 
     def result(self, timeout: float | None = None) -> Receipt:
         """The receipt, waiting up to `timeout` seconds (None: until the delivery timeout).

@@ -40,7 +40,7 @@ class Offset:
         """The first batch with a record at or after `moment` (a datetime, or seconds since the
         epoch); the high watermark where there is none."""
         seconds = moment.timestamp() if isinstance(moment, datetime) else moment
-        return cls("time", int(seconds * 1e6))
+        return cls("time", round(seconds * 1e6))
 
     @classmethod
     def relative(cls, records: int) -> Offset:

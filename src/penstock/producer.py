@@ -282,11 +282,7 @@ class Producer:
             )
 
         def is_done() -> bool:
-            if not box.sealed:
-                return False
-            if box.error is not None or ordinal is None:
-                return box.done
-            return box.locate(ordinal)[0].done
+            return box.done if ordinal is None else box.is_done(ordinal)
 
         if is_done():
             return
@@ -347,7 +343,7 @@ class Producer:
         session = self._session
         if topic is None or session is None:
             error: Exception = er.UnknownTopicError(f"topic {box.topic!r} was deleted")
-            self._failed.append(box.fail(error))
+            self._fail(box, error)
             return
         limit = session.welcome.lane_capacity // lo.FRAME_SHARE - lo.FRAME_BYTES
         batch_bytes = min(self._batch_bytes, limit - BATCH_OVERHEAD)
@@ -355,13 +351,20 @@ class Producer:
         try:
             batches = sealing.seal(box, rows, topic, settings)
         except Exception as error:  # of a caller's making, like a str among the values
-            self._failed.append(box.fail(error))
+            self._fail(box, error)
             raise
         self._counts["batches"] += len(batches)
         self._counts["records"] += box.count
         self._counts["bytes"] += sum(batch.length for batch in batches)
         self._outbox.post(batches)
         self._minder.posted()
+
+    def _fail(self, box: Box, error: Exception) -> None:
+        """None of a box's records can be sent."""
+        self._failed.append(box.fail(error))
+        if box.callbacks:
+            self.callbacks.take(box)
+            self._minder.nudge()
 
     def _open_lane(self, writer: int) -> LaneLink | None:
         """The lane to a writer, opened on first use; None while there is no node to ask."""
