@@ -78,7 +78,7 @@ class NodeUnderTest:
         self.log_path = self.folder / "node.log"
         self.config = config
         self._process: subprocess.Popen[bytes] | None = None
-        self._state: Region | None = None
+        self._state: tuple[int, Region] | None = None
         self.starts = 0
 
     @property
@@ -120,9 +120,6 @@ class NodeUnderTest:
                 raise AssertionError(f"the node did not start:\n{self.tail()}")
         finally:
             os.close(reader)
-        if self._state is None:
-            name = object_name(self.uuid, "state")
-            self._state = Region.of_fd(open_existing(name, writable=True))
 
     def signal(self, number: int) -> None:
         assert self._process is not None
@@ -159,12 +156,25 @@ class NodeUnderTest:
 
     @property
     def state(self) -> Region:
-        assert self._state is not None
-        return self._state
+        """The state table; a clean stop without clients takes it away, and the next one is new."""
+        name = object_name(self.uuid, "state")
+        inode = os.stat("/dev/shm" + name).st_ino
+        if self._state is None or self._state[0] != inode:
+            self._forget_state()
+            self._state = inode, Region.of_fd(open_existing(name, writable=True))
+        return self._state[1]
+
+    def _forget_state(self) -> None:
+        known, self._state = self._state, None
+        if known is not None:
+            known[1].close()
 
     def writer_pid(self, index: int) -> int | None:
         """The process in that writer's seat, if it runs."""
-        pid = WriterSlot(self.state, index).pid
+        try:
+            pid = WriterSlot(self.state, index).pid
+        except FileNotFoundError:
+            return None
         if not pid or not is_running(pid):
             return None
         with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
@@ -203,8 +213,7 @@ class NodeUnderTest:
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait(STOP_TIMEOUT)
-        if self._state is not None:
-            self._state.close()
+        self._forget_state()
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

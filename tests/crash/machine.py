@@ -17,7 +17,7 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -148,14 +148,21 @@ class Machine:
 class Episode:
     """See the module."""
 
-    def __init__(self, node: NodeUnderTest, seed: int, number: int, figures: Figures) -> None:
+    def __init__(
+        self,
+        node: NodeUnderTest,
+        seed: int,
+        number: int,
+        figures: Figures,
+        topics: Mapping[str, TopicConfig] | None = None,
+    ) -> None:
         self._node = node
         self._rng = rng = random.Random(seed)
         self._figures = figures
         self._prefix = f"e{number}"
         self._begun = time.monotonic()
         self._trace: list[str] = []
-        self._topics = {
+        self._topics = topics or {
             f"{self._prefix}-{name}": TopicConfig(
                 partitions=rng.randint(1, 3),
                 segment_bytes=rng.choice([8 << 10, 64 << 10, 1 << 20, None]),
@@ -181,27 +188,35 @@ class Episode:
 
     # --- the run ---
     def run(self) -> None:
+        self.begin()
+        for _ in range(self._rounds):
+            self._round()
+        self.finish()
+
+    def begin(self) -> None:
+        """Topics, producers, consumers."""
         with self._node.connect() as client:
             admin = client.admin()
             for name, config in self._topics.items():
                 admin.create_topic(name, config)
             self._note(f"topics {self._topics}")
-        before = self._quiet_descriptors()
-        node_pid = self._node.pid
+        self._quiet_at = self._node.pid, self._quiet_descriptors()
         self._start_crew()
-        for _ in range(self._rounds):
-            self._round()
+
+    def finish(self) -> None:
+        """Heal, let everybody come to the end, judge, and see that nothing leaked."""
         self._heal()
         with self._node.connect() as client:
             self._settle(client)
-            logs = self._judge(client)
-        if self._node.pid == node_pid:
+            folders = self._judge(client)
+        pid, before = self._quiet_at
+        if self._node.pid == pid:
             wait_until(
                 lambda: self._quiet_descriptors() <= before,
                 5.0,
                 lambda: f"descriptors of the node leak: {before} -> {self._quiet_descriptors()}",
             )
-        self._delete_topics(logs)
+        self._delete_topics(folders)
 
     def _quiet_descriptors(self) -> Counter[str]:
         """What the node has open, by kind: numbers in names differ from client to client."""
@@ -270,7 +285,7 @@ class Episode:
             time.sleep(max(0.0, min(left, due - time.monotonic())))
             self._go_on(time.monotonic())
         self._figures.moving += self._acknowledged() > acked
-        self._check_crew()
+        self.check_crew()
         kinds = [kind for kind in FAULTS if not (self._node_lives and kind in OF_THE_NODE)]
         kind = rng.choices(kinds, [FAULTS[kind] for kind in kinds])[0]
         done = getattr(self, "_" + kind.replace(" ", "_"))()
@@ -282,7 +297,7 @@ class Episode:
         ledgers = (actor.ledger for actor in self._producers)
         return sum(len(each.acked) for each in ledgers if isinstance(each, ProducerLedger))
 
-    def _check_crew(self) -> None:
+    def check_crew(self) -> None:
         """Nobody may leave, or fail, on its own account."""
         for actor in (*self._producers, *self._consumers):
             status = actor.process.poll()
@@ -426,7 +441,7 @@ class Episode:
         if not self._look_for_ready(READY_TIMEOUT):
             raise AssertionError(f"the node is not ready after {READY_TIMEOUT} s")
         self._note("healed")
-        self._check_crew()
+        self.check_crew()
         for actor in self._producers:
             actor.ask_to_end()
         self._await_end(self._producers)
