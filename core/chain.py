@@ -43,7 +43,7 @@ class Chain:
         self.closed = closed
         self.active = active
         # A killed process may have made segments in this boot that no folder fsync has covered.
-        self.folder_changed = bool(closed) or active.synced < active.valid
+        self.folder_changed = True
 
     def write(self, buffers: Sequence[Buffer], end: int, step_max: int) -> None:
         """One write at the end of the active segment, up to byte `end`. When it raises, nothing of

@@ -183,11 +183,10 @@ class Syncs:
         self.durable = max(self.durable, point.offset)
         self.save_point(point)
 
-    def lower(self, point: RecoveryPoint) -> None:
-        """Bring `durable` and the recovery point down, on the device, before a truncation."""
-        if self.durable > point.offset:
-            self._point_file.write(point, durable=True)
-            self.durable = point.offset
+    def move(self, point: RecoveryPoint) -> None:
+        """Set `durable` and the recovery point, on the device: around a truncation."""
+        self._point_file.write(point, durable=True)
+        self.durable = point.offset
 
     def save_point(self, point: RecoveryPoint, *, durable: bool = False) -> None:
         """Write the recovery point, and remove the snapshots that it makes needless."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from penstock.core.admission import AppendResult, Refusal, refused, verify
@@ -36,6 +36,7 @@ from penstock.core.replay import rebuild_producers
 from penstock.core.segment import OpenSegment, find_batch, open_for_reading
 from penstock.core.snapshots import remove_snapshots_above
 from penstock.core.storage import Storage
+from penstock.core.survey import OpenRequest
 
 __all__ = ["AppendResult", "Log", "LogConfig", "RecoveryReport", "SyncJob"]
 
@@ -50,25 +51,15 @@ _HARMLESS: Final = frozenset(
 class Log:
     """See the module. Make one by `Log.open`; one thread calls it."""
 
-    def __init__(
-        self,
-        storage: Storage,
-        folder: str,
-        config: LogConfig,
-        recovered: Recovered,
-        *,
-        owner: tuple[bytes, int],
-        generation: int,
-        boot_id: str,
-    ) -> None:
-        self._storage = storage
-        self._folder = folder
-        self._config = config
-        self._topic_id, self._partition = self._owner = owner
-        self._generation = generation
-        self._boot_id = boot_id
+    def __init__(self, request: OpenRequest, recovered: Recovered) -> None:
+        self._storage = storage = request.storage
+        self._folder = folder = request.folder
+        self._config = request.config
+        self._topic_id, self._partition = request.owner
+        self._generation = request.generation
+        self._boot_id = request.boot_id
         self._chain = Chain(
-            storage, folder, owner, recovered.bases, recovered.unsynced, recovered.active
+            storage, folder, request.owner, recovered.bases, recovered.unsynced, recovered.active
         )
         self._log_end = recovered.log_end
         self._order = recovered.order
@@ -107,20 +98,18 @@ class Log:
         not known; `node_clean` says that the node was shut down cleanly. Raises `LogOfflineError`
         if the log is damaged where it must not be, with its files kept as they are.
         """
-        owner = (topic_id, partition)
-        recovered, report = Recovery(
+        request = OpenRequest(
             storage,
             folder,
             config,
-            owner=owner,
-            generation=generation,
-            boot_id=boot_id,
-            published=published,
-            node_clean=node_clean,
-        ).run()
-        log = cls(
-            storage, folder, config, recovered, owner=owner, generation=generation, boot_id=boot_id
+            (topic_id, partition),
+            generation,
+            boot_id,
+            published,
+            node_clean,
         )
+        recovered, report = Recovery(request).run()
+        log = cls(request, recovered)
         if log.needs_roll(now_us):
             log.roll(now_us)
         return log, report
@@ -407,25 +396,24 @@ class Log:
 
     # ---- end
 
-    def truncate_to(self, offset: int) -> int:
+    def truncate_to(self, offset: int, publish: Callable[[int], None] | None = None) -> int:
         """End the log at `offset`, or at the start of the batch that holds it; the new end.
 
-        Publish the lower end before this call: a published end above it would be taken for damage
-        by the next open in this boot. Raises `LogOfflineError` when it fails half-way.
+        Syncs first. `publish` is called with the new end once the truncation is certain to happen
+        and before anything is cut: had the state page shown a higher one after the cut, the next
+        open in this boot would take the difference for damage. Raises `LogOfflineError` when it
+        fails half-way: the next open finishes it.
         """
-        if self._offline:
-            raise LogOfflineError(self._offline)
-        if self._syncs.job is not None:
-            raise StorageError(f"a sync of {self._folder} is under way", retriable=True)
         if offset >= self._log_end:
             return self._log_end
         self._check_offset(offset)
+        self.sync()
         try:
-            return self._truncate(offset)
+            return self._truncate(offset, publish)
         except StorageError as error:
             raise self._go_offline(error) from error
 
-    def _truncate(self, offset: int) -> int:
+    def _truncate(self, offset: int, publish: Callable[[int], None] | None) -> int:
         storage, folder, chain = self._storage, self._folder, self._chain
         base = chain.bases[bisect_right(chain.bases, offset) - 1]
         fd = open_for_reading(storage, folder, base)
@@ -433,12 +421,15 @@ class Log:
             position, end = find_batch(storage, folder, base, fd, offset)
         finally:
             storage.close(fd)
-        # The recovery point comes down first: above it a missing batch is no damage.
         self._order = (self._epochs.epoch_at(end - 1) or 0, 0)
-        self._syncs.lower(
-            RecoveryPoint(base, position, end, *self._order, self._append_timestamp, self._boot_id)
+        at = self._append_timestamp
+        self._syncs.move(
+            RecoveryPoint(base, position, end, *self._order, at, self._boot_id, truncating=True)
         )
-        remove_snapshots_above(storage, folder, end)
+        if publish is not None:
+            publish(end)
+        if remove_snapshots_above(storage, folder, end):
+            storage.fsync_folder(folder)
         interval = self._config.index_interval_bytes
         chain.truncate(base, position, end, self._boot_id, interval)
         self._log_end = end
@@ -447,6 +438,7 @@ class Log:
         save_epochs(storage, folder, self._epochs)
         kept = self._config.producer_batches_kept
         self._producers = rebuild_producers(storage, folder, chain.bases, end, kept)
+        self._syncs.move(self._point())
         return end
 
     def close(self, *, clean: bool) -> None:
@@ -461,6 +453,8 @@ class Log:
                     self.sync()
                     self.snapshot()
                     self._syncs.save_point(self._point(), durable=True)
+        except StorageError as error:
+            raise self._judged(error) from error
         finally:
             self._chain.close()
             self._offline = self._offline or f"the log in {self._folder} is closed"

@@ -5,6 +5,7 @@
     same      above it                              a torn append of a killed writer: cut
     another   (the scan begins at the point)        the power cut took it: cut, report, new epoch
     any       below the recovery point              not looked for; where it is met: offline
+    any       a truncation was under way            finished: the log ends at the recovery point
     any       a version of the future               offline, file kept
 
 First everything is read, then judged, and only then is the log changed; every change leaves one
@@ -21,30 +22,16 @@ import logging
 import time
 from dataclasses import dataclass
 
-from penstock.core.epochs import EpochCache, load_epochs, save_epochs
+from penstock.core.epochs import EpochCache, save_epochs
 from penstock.core.errors import LogOfflineError, StorageError
-from penstock.core.index import IndexWriter
-from penstock.core.logconfig import LogConfig
 from penstock.core.producers import ProducerTable
 from penstock.core.recoverypoint import PointFile, RecoveryPoint, check_boot_id
-from penstock.core.replay import (
-    damaged,
-    rebuild_epochs,
-    rebuild_producers,
-    restore_index,
-    restore_missing_indexes,
-)
-from penstock.core.rescue import (
-    RESCUE_SUFFIX,
-    dirty_again,
-    read_mark,
-    remove_mark,
-    rescue_segment,
-    sync_or_mark,
-)
-from penstock.core.segment import OpenSegment, Scan, Stop, batch_time, list_segments, segment_path
+from penstock.core.replay import damaged
+from penstock.core.rescue import dirty_again, remove_mark, rescue_segment, sync_or_mark
+from penstock.core.segment import OpenSegment, Stop, list_segments, segment_path
 from penstock.core.snapshots import remove_snapshots_above
-from penstock.core.storage import READ_WRITE, Storage, write_zeros
+from penstock.core.storage import write_zeros
+from penstock.core.survey import OpenRequest, Survey
 from penstock.core.truncation import Tail, create_segment, examine_tail, remove_segments
 
 logger = logging.getLogger("penstock.core.recovery")
@@ -55,7 +42,8 @@ class RecoveryReport:
     """What opening a log found and did."""
 
     reason: str
-    """`created`, `clean` (nothing stood above the recovery point), `recovered`, or `cut`."""
+    """`created`, `clean` (nothing stood above the recovery point), `recovered`, `cut`, or
+    `truncated` (a truncation that was killed is finished)."""
     log_start: int
     log_end: int
     leader_epoch: int
@@ -107,200 +95,82 @@ class Recovered:
 class Recovery:
     """One opening of one log: `run` it once."""
 
-    def __init__(
-        self,
-        storage: Storage,
-        folder: str,
-        config: LogConfig,
-        *,
-        owner: tuple[bytes, int],
-        generation: int,
-        boot_id: str,
-        published: int | None,
-        node_clean: bool,
-    ) -> None:
-        check_boot_id(boot_id)
-        self._storage = storage
-        self._folder = folder
-        self._config = config
-        self._owner = owner
-        self._generation = generation
-        self._boot_id = boot_id
-        self._published = published
-        self._node_clean = node_clean
-        self._point_file = PointFile(storage, folder)
-        self._scanned: list[OpenSegment] = []
-        self._batches = 0
-        self._bytes = 0
+    def __init__(self, request: OpenRequest) -> None:
+        check_boot_id(request.boot_id)
+        self._ask = request
+        self._found = Survey(request)
         self._tail = Tail(0, 0)
         self._lost_bytes = 0
         self._lost_to = 0
 
     def run(self) -> tuple[Recovered, RecoveryReport]:
         started = time.monotonic()
+        found = self._found
         try:
-            self._read()
+            found.read()
             cause = self._judge()
             recovered, bumped, rescued = self._change(cause)
         except Exception as error:
-            for segment in self._scanned:
-                self._storage.close(segment.fd)
+            for segment in found.scanned:
+                self._ask.storage.close(segment.fd)
             if isinstance(error, StorageError) and not error.retriable:
-                raise LogOfflineError(f"cannot open the log in {self._folder}: {error}") from error
+                raise LogOfflineError(
+                    f"cannot open the log in {self._ask.folder}: {error}"
+                ) from error
             raise
-        reason = "recovered" if self._batches else "clean"
+        lost = cause and not found.start.truncating
         report = RecoveryReport(
-            reason="created" if self._created else "cut" if cause else reason,
+            reason=self._reason(cause),
             log_start=recovered.bases[0],
             log_end=recovered.log_end,
             leader_epoch=recovered.epochs.latest,
-            same_boot=self._same_boot,
+            same_boot=found.same_boot,
             epoch_bumped=bumped,
-            lost=(recovered.log_end, max(recovered.log_end, self._lost_to)) if cause else None,
+            lost=(recovered.log_end, max(recovered.log_end, self._lost_to)) if lost else None,
             lost_bytes=self._lost_bytes,
             cause=cause,
-            segments_removed=len(self._later) if cause else 0,
+            segments_removed=len(found.later) if cause else 0,
             segments_rescued=rescued,
-            batches_scanned=self._batches,
-            bytes_scanned=self._bytes,
+            batches_scanned=found.batches,
+            bytes_scanned=found.bytes,
             seconds=time.monotonic() - started,
         )
         if cause:
-            logger.warning("%s: %s", self._folder, report.summary())
+            logger.warning("%s: %s", self._ask.folder, report.summary())
         return recovered, report
 
-    # ---- read
-
-    def _read(self) -> None:
-        storage, folder = self._storage, self._folder
-        self._point = self._point_file.load()
-        self._created = self._prepare()
-        self._bases = bases = list_segments(storage, folder)
-        self._same_boot = self._published is not None or (
-            self._point is not None and self._point.boot_id == self._boot_id
-        )
-        self._marked = read_mark(storage, folder, self._boot_id, same_boot=self._same_boot)
-        epochs = load_epochs(storage, folder)
-        self._epochs_lost = epochs is None
-        self._epochs = rebuild_epochs(storage, folder, bases) if epochs is None else epochs
-        self._epochs_known = self._epochs.entries
-        start = self._point or RecoveryPoint(bases[0], 0, bases[0], 0, 0, 0, self._boot_id)
-        if start.segment_base not in bases:
-            raise LogOfflineError(
-                f"{segment_path(folder, start.segment_base)} is gone, but the recovery point names "
-                "it. Restore it, or restore the partition from a replica or a backup."
-            )
-        self._start = start
-        interval = self._config.index_interval_bytes
-        restore_missing_indexes(storage, folder, bases, start.segment_base, interval)
-        kept = self._config.producer_batches_kept
-        self._producers = rebuild_producers(storage, folder, bases, start.offset, kept)
-        self._scan(start)
-        if self._point is None:
-            # All of the log was just read, but a snapshot may know producers from before its start.
-            self._producers = rebuild_producers(storage, folder, bases, self._end.offset, kept)
-
-    def _prepare(self) -> bool:
-        """Have a folder with a segment, without leftovers; whether the log is new."""
-        storage, folder = self._storage, self._folder
-        if not storage.exists(folder):
-            storage.makedirs(folder)
-            storage.fsync_folder(folder.rpartition("/")[0] or "/")
-        for name in storage.listdir(folder):
-            if name.endswith((".tmp", RESCUE_SUFFIX)):
-                storage.unlink(f"{folder}/{name}")
-        if list_segments(storage, folder):
-            return False
-        if self._point is not None:
-            raise LogOfflineError(
-                f"{folder} has a recovery point but no segment. Restore the partition from a "
-                "replica or a backup, or remove the folder to begin anew."
-            )
-        fresh = create_segment(storage, folder, 0, self._config.index_interval_bytes)
-        storage.close(fresh.fd)
-        storage.fsync_folder(folder)
-        return True
-
-    def _scan(self, start: RecoveryPoint) -> None:
-        """Verify every batch from the start point on, through as many segments as continue it."""
-        offset, order = start.offset, (start.leader_epoch, start.generation)
-        self._append_timestamp = start.append_timestamp
-        first = self._bases.index(start.segment_base)
-        for i, base in enumerate(self._bases[first:], first):
-            following = self._bases[i + 1] if i + 1 < len(self._bases) else None
-            segment = self._open(base, start if base == start.segment_base else None)
-            scan = self._end = Scan(
-                self._storage,
-                segment.fd,
-                position=segment.valid,
-                offset=offset,
-                order=order,
-                owner=self._owner,
-                until=following,
-                bodies=True,
-            )
-            self._scan_segment(scan, segment, replay=self._point is not None)
-            offset, order = scan.offset, scan.order
-            if following is not None and offset > following:
-                raise damaged(
-                    segment_path(self._folder, base), scan, f"the segment at offset {following}"
-                )
-            if offset != following:
-                break
-        self._later = [base for base in self._bases if base > self._scanned[-1].base_offset]
-
-    def _open(self, base: int, start: RecoveryPoint | None) -> OpenSegment:
-        storage, folder, interval = self._storage, self._folder, self._config.index_interval_bytes
-        fd = storage.open(segment_path(folder, base), READ_WRITE)
-        segment = OpenSegment(base, fd, IndexWriter(storage, folder, base, interval))
-        self._scanned.append(segment)
-        segment.allocated = storage.size(fd)
-        if start is None:
-            segment.index.restart()
-            return segment
-        segment.valid = segment.synced = start.position
-        segment.index = restore_index(
-            storage, folder, base, fd, interval, position=start.position, until=start.offset
-        )
-        for _, head in Scan(storage, fd, position=0, offset=base, until=start.offset):
-            segment.first_append = head.append_timestamp
-            break
-        return segment
-
-    def _scan_segment(self, scan: Scan, segment: OpenSegment, *, replay: bool) -> None:
-        for position, head in scan:
-            segment.index.note(head.base_offset, position, batch_time(head))
-            if segment.first_append is None:
-                segment.first_append = head.append_timestamp
-            self._append_timestamp = max(self._append_timestamp, head.append_timestamp)
-            self._epochs.assign(head.leader_epoch, head.base_offset)
-            if replay:
-                self._producers.replay(head)
-        self._batches += scan.batches
-        self._bytes += scan.position - segment.valid
-        segment.valid = scan.position
+    def _reason(self, cause: str) -> str:
+        if self._found.created:
+            return "created"
+        if cause:
+            return "truncated" if self._found.start.truncating else "cut"
+        return "recovered" if self._found.batches else "clean"
 
     # ---- judge
 
     def _judge(self) -> str:
         """Why the log has to be cut where the scan ended; empty if it simply ends there. Raises
         `LogOfflineError` where a cut would hide damage."""
-        scan, last = self._end, self._scanned[-1]
-        path = segment_path(self._folder, last.base_offset)
+        scan, last = self._found.end, self._found.scanned[-1]
+        path = segment_path(self._ask.folder, last.base_offset)
+        if self._found.start.truncating:
+            return f"a truncation to offset {scan.offset} was under way"
         if scan.stop is Stop.VERSION:
             raise LogOfflineError(f"{path}: {scan.detail}. Run the release that wrote it.")
-        if self._published is not None and scan.offset < self._published:
-            raise damaged(path, scan, f"offset {self._published}, published in this boot")
-        whole = scan.stop in (Stop.END, Stop.ZERO) and not self._later
-        if whole and self._node_clean and not self._batches:
+        if self._ask.published is not None and scan.offset < self._ask.published:
+            raise damaged(path, scan, f"offset {self._ask.published}, published in this boot")
+        whole = scan.stop in (Stop.END, Stop.ZERO) and not self._found.later
+        if whole and self._ask.node_clean and not self._found.batches:
             return ""
-        self._tail = examine_tail(self._storage, last.fd, last.valid, self._owner)
+        self._tail = examine_tail(self._ask.storage, last.fd, last.valid, self._ask.owner)
         self._lost_bytes = self._tail.end - last.valid
         if whole and not self._lost_bytes:
             return ""
-        if self._point is None and self._later:
-            raise damaged(path, scan, f"offset {self._later[-1]}, and the recovery point is lost")
-        self._lost_to = max(self._tail.next_offset, *self._later, 0)
+        if self._found.point is None and self._found.later:
+            raise damaged(
+                path, scan, f"offset {self._found.later[-1]}, and the recovery point is lost"
+            )
+        self._lost_to = max(self._tail.next_offset, *self._found.later, 0)
         detail = f" ({scan.detail})" if scan.detail else ""
         behind = ", with bytes behind them" if scan.stop is Stop.ZERO else ""
         return f"{path} has at byte {scan.position} {scan.stop.value}{detail}{behind}"
@@ -308,35 +178,34 @@ class Recovery:
     # ---- change
 
     def _change(self, cause: str) -> tuple[Recovered, bool, int]:
-        storage, folder = self._storage, self._folder
-        log_end, order = self._end.offset, self._end.order
-        last = self._scanned[-1]
+        storage, folder = self._ask.storage, self._ask.folder
+        log_end, order = self._found.end.offset, self._found.end.order
+        last = self._found.scanned[-1]
         if cause:
-            remove_segments(storage, folder, self._later)
-            if not last.valid or last.base_offset not in self._marked:
-                write_zeros(storage, last.fd, last.valid, self._tail.end)
-                sync_or_mark(storage, folder, self._boot_id, last.base_offset, last.fd)
-                last.synced = last.valid
+            remove_segments(storage, folder, self._found.later)
+            last = self._cut(last)
         rescued = self._rescue()
-        for segment in self._scanned:
-            segment.index.settle(durable=not self._same_boot)
+        for segment in self._found.scanned:
+            segment.index.settle(durable=not self._found.same_boot)
         bumped = self._bump(cause, log_end, order)
         folder_changed = remove_snapshots_above(storage, folder, log_end) or rescued > 0
         active = last
-        if last.valid and (cause or last.base_offset in self._marked):
-            active = create_segment(storage, folder, log_end, self._config.index_interval_bytes)
+        if last.valid and (cause or last.base_offset in self._found.marked):
+            active = create_segment(storage, folder, log_end, self._ask.config.index_interval_bytes)
+            self._found.scanned.append(active)
             folder_changed = True
         if folder_changed:
             storage.fsync_folder(folder)
         remove_mark(storage, folder)
-        durable = self._start.offset
-        if not self._same_boot or self._point is None:
+        if self._found.same_boot:
+            for segment in self._found.scanned:
+                dirty_again(storage, segment.fd, segment.synced, segment.valid)
+        durable = self._found.start.offset
+        if not self._found.same_boot or self._found.point is None or self._found.start.truncating:
             durable = log_end
             self._sync_all(active, log_end, order)
         unsynced = []
-        for segment in self._scanned:
-            if segment.synced < segment.valid:
-                dirty_again(storage, segment.fd, segment.synced, segment.valid)
+        for segment in self._found.scanned:
             if segment is active:
                 continue
             if segment.synced < segment.valid:
@@ -350,26 +219,44 @@ class Recovery:
             log_end=log_end,
             durable=durable,
             order=order,
-            append_timestamp=self._append_timestamp,
-            producers=self._producers,
-            epochs=self._epochs,
-            point_file=self._point_file,
-            batches_above_point=self._batches if durable < log_end else 0,
+            append_timestamp=self._found.append_timestamp,
+            producers=self._found.producers,
+            epochs=self._found.epochs,
+            point_file=self._found.point_file,
+            batches_above_point=self._found.batches if durable < log_end else 0,
         )
         return recovered, bumped, rescued
+
+    def _cut(self, last: OpenSegment) -> OpenSegment:
+        """Nothing behind the end of the log may ever come back from the device."""
+        storage, folder, base = self._ask.storage, self._ask.folder, last.base_offset
+        if base in self._found.marked:
+            if last.valid:
+                return last  # the rescue copies what is valid and nothing else
+            # The cache may show zeros that a failed fsync never wrote: begin with another file.
+            storage.close(last.fd)
+            last = create_segment(storage, folder, base, self._ask.config.index_interval_bytes)
+            self._found.scanned[-1] = last
+            storage.fsync_folder(folder)
+            return last
+        end = storage.size(last.fd) if self._found.start.truncating else self._tail.end
+        write_zeros(storage, last.fd, last.valid, end)
+        sync_or_mark(storage, folder, self._ask.boot_id, base, last.fd)
+        last.synced = last.valid
+        return last
 
     def _rescue(self) -> int:
         """Redo what a process died in between a failed fsync and the rescue (rule 16)."""
         rescued = 0
-        for segment in self._scanned:
-            if segment.base_offset in self._marked and segment.valid:
+        for segment in self._found.scanned:
+            if segment.base_offset in self._found.marked and segment.valid:
                 rescue_segment(
-                    self._storage,
-                    self._folder,
+                    self._ask.storage,
+                    self._ask.folder,
                     segment.base_offset,
                     segment.fd,
                     segment.valid,
-                    self._owner,
+                    self._ask.owner,
                 )
                 segment.synced = segment.valid
                 rescued += 1
@@ -378,36 +265,37 @@ class Recovery:
     def _bump(self, cause: str, log_end: int, order: tuple[int, int]) -> bool:
         """Begin a new leader epoch where offsets may be given a second time (rule 15), and where
         batches of this process would fall behind the order of what is there."""
-        epochs = self._epochs
+        epochs = self._found.epochs
         newest = max(epochs.latest, order[0])
         epochs.truncate_end(log_end + 1)
         bump = (
-            self._epochs_lost
-            or (not self._same_boot and not self._node_clean)
-            or (bool(cause) and self._published is None)
-            or (newest, self._generation) < order
+            self._found.epochs_lost
+            or (not self._found.same_boot and not self._ask.node_clean)
+            or (bool(cause) and self._ask.published is None)
+            or self._found.start.truncating
+            or (newest, self._ask.generation) < order
+            or epochs.latest < newest  # it began behind the end, before a truncation or a cut
         )
         if bump:
             epochs.assign(newest + 1, log_end)
-        if self._epochs_lost or epochs.entries != self._epochs_known:
-            save_epochs(self._storage, self._folder, epochs)
-        return bump and not self._created
+        if self._found.epochs_lost or epochs.entries != self._found.epochs_known:
+            save_epochs(self._ask.storage, self._ask.folder, epochs)
+        return bump and not self._found.created
 
     def _sync_all(self, active: OpenSegment, log_end: int, order: tuple[int, int]) -> None:
         """After a reboot, what was read came from the device; one cheap sync makes it certain."""
-        for segment in self._scanned:
+        storage, folder, boot_id = self._ask.storage, self._ask.folder, self._ask.boot_id
+        for segment in self._found.scanned:
             if segment.synced < segment.valid:
-                sync_or_mark(
-                    self._storage, self._folder, self._boot_id, segment.base_offset, segment.fd
-                )
+                sync_or_mark(storage, folder, boot_id, segment.base_offset, segment.fd)
                 segment.synced = segment.valid
-        self._storage.fsync_folder(self._folder)
+        storage.fsync_folder(folder)
         point = RecoveryPoint(
             active.base_offset,
             active.valid,
             log_end,
             *order,
-            self._append_timestamp,
-            self._boot_id,
+            self._found.append_timestamp,
+            self._ask.boot_id,
         )
-        self._point_file.write(point, durable=True)
+        self._found.point_file.write(point, durable=True)

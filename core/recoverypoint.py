@@ -4,7 +4,7 @@
 torn by a power cut leaves the other one; the good slot with the higher serial counts.
 
      0 ┌────────────────┬─────────┬─────────┬────────────────┬────────────────┐
-       │ magic  PSRP    │ version │ boot len│ crc32c         │ reserved       │
+       │ magic  PSRP    │ version │ boot len│ crc32c         │ flags          │
     16 ├────────────────┴─────────┴─────────┼────────────────┴────────────────┤
        │ serial                             │ segment base                    │
     32 ├────────────────────────────────────┼─────────────────────────────────┤
@@ -14,6 +14,9 @@ torn by a power cut leaves the other one; the good slot with the higher serial c
     64 ├────────────────┴───────────────────┴─────────────────────────────────┤   below the point
        │ boot id, utf-8, up to 64 bytes                                       │
    128 └──────────────────────────────────────────────────────────────────────┘
+
+Flag 1: the log is to end at this point. Written before a truncation and cleared after it, so that
+one that was killed half-way is finished by the next recovery, and truncated batches never return.
 
 A point may be older than the truth (recovery then reads more) and never ahead of it, so it is
 written after each fsync of the log but need not be fsynced itself each time.
@@ -36,6 +39,7 @@ POINT_MAGIC: Final = b"PSRP"
 POINT_VERSION: Final = 1
 POINT_FILE: Final = "recovery-point"
 SLOT_BYTES: Final = 512
+FLAG_TRUNCATING: Final = 1
 BOOT_ID_MAX: Final = 64
 assert POINT.size == 128
 
@@ -52,11 +56,13 @@ class RecoveryPoint:
     generation: int
     append_timestamp: int
     boot_id: str
+    truncating: bool = False
 
     def encode(self, serial: int) -> bytes:
         boot = self.boot_id.encode()
         fields = [
-            POINT_MAGIC, POINT_VERSION, len(boot), 0, 0, serial, self.segment_base, self.position,
+            POINT_MAGIC, POINT_VERSION, len(boot), 0, FLAG_TRUNCATING * self.truncating, serial,
+            self.segment_base, self.position,
             self.offset, self.leader_epoch, self.generation, self.append_timestamp, boot,
         ]  # fmt: skip
         fields[3] = crc32c(POINT.pack(*fields))
@@ -71,9 +77,12 @@ class RecoveryPoint:
         crc, fields[3] = fields[3], 0
         if fields[:2] != [POINT_MAGIC, POINT_VERSION] or crc32c(POINT.pack(*fields)) != crc:
             return None
-        _, _, boot_length, _, _, serial, base, position, offset, epoch, generation, at, _ = fields
+        _, _, boot_length, _, flags, serial, base, position, offset, epoch, generation, at, _ = (
+            fields
+        )
         boot_id = fields[-1][:boot_length].decode()
-        return cls(base, position, offset, epoch, generation, at, boot_id), serial
+        truncating = bool(flags & FLAG_TRUNCATING)
+        return cls(base, position, offset, epoch, generation, at, boot_id, truncating), serial
 
 
 class PointFile:
@@ -85,13 +94,24 @@ class PointFile:
         self._serial = 0
 
     def load(self) -> RecoveryPoint | None:
-        """The newest good point; None if there is none."""
+        """The newest good point; None if there is none.
+
+        A process may have died after it wrote the end of a truncation and before that was on the
+        device: a power cut would bring back its beginning, and take what was appended since. So
+        such an end is written once more, through to the device.
+        """
         data = self._storage.read_file(self.path) or b""
         found: RecoveryPoint | None = None
+        truncation = False
         for start in (0, SLOT_BYTES):
             slot = RecoveryPoint.decode(data[start : start + SLOT_BYTES])
-            if slot is not None and slot[1] > self._serial:
+            if slot is None:
+                continue
+            truncation |= slot[0].truncating
+            if slot[1] > self._serial:
                 found, self._serial = slot
+        if found is not None and truncation and not found.truncating:
+            self.write(found, durable=True)
         return found
 
     def write(self, point: RecoveryPoint, *, durable: bool) -> None:

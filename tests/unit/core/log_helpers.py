@@ -13,8 +13,9 @@ from typing import Any
 
 from crc32c import crc32c
 
+from penstock.core.errors import ErrorCode
 from penstock.core.header import HEADER_BYTES, aligned, pack_header, seal_header
-from penstock.core.log import Log, LogConfig, RecoveryReport
+from penstock.core.log import AppendResult, Log, LogConfig, RecoveryReport
 from penstock.core.storage import Storage, storage_error
 
 TOPIC = bytes(range(16))
@@ -344,3 +345,19 @@ def fail_at(number: int, code: int, *names: str) -> Fault:
         return None
 
     return fault
+
+
+def opened(**options: Any) -> tuple[MemoryStorage, Log]:
+    """A new log on a new storage."""
+    storage = MemoryStorage()
+    log, _ = open_log(storage, **options)
+    return storage, log
+
+
+def numbered(count: int, start: int = 0, **options: Any) -> list[memoryview]:
+    """Batches of one record each that follow each other."""
+    return [make_batch(i, **options) for i in range(start, start + count)]
+
+
+def errors(results: list[AppendResult]) -> list[ErrorCode]:
+    return [ErrorCode(result.error) for result in results]

@@ -206,33 +206,58 @@ def test_invariant_9_a_recovery_may_be_killed_in_any_call(boot):
         check(life, log, at_least=life.published if boot == "boot-1" else life.durable)
 
 
-def test_truncation_may_be_killed_in_any_call():
-    def prepared():
-        storage = MemoryStorage()
-        life = Life(storage)
-        life.run()
-        life.open(published=life.published)
-        return life
+def truncatable():
+    """A log of two epochs that is to be truncated to 13, the beginning of its epoch 2 behind that;
+    and what its page shows."""
+    storage = MemoryStorage()
+    log, _ = open_log(storage, config=CONFIG)
+    for i, call in enumerate(CALLS):
+        if i == 8:
+            log.close(clean=True)
+            log, _ = open_log(storage, config=CONFIG, boot_id="boot-2")
+        log.append(call, i)
+    assert log.epochs.entries[-1][1] > 13
+    page = [log.log_end]
+    return storage, log, page
 
-    life = prepared()
-    kept = contents(life.log)
-    start = life.storage.calls
-    end = life.log.truncate_to(13)
-    for number in range(start + 1, life.storage.calls + 1):
-        for cut in ("killed", "power"):
-            life = prepared()
-            life.storage.fault = crash_at(number, 50)
-            with pytest.raises(Crash):
-                life.log.truncate_to(13)
-            if cut == "killed":
-                log, _ = open_log(life.storage.killed(), config=CONFIG, published=end)
-            else:
-                log, _ = open_log(
-                    life.storage.power_cut(random.Random(number)), config=CONFIG, boot_id="boot-2"
-                )
-            assert log.log_end >= end
-            found = contents(log)
-            assert found == kept[: len(found)]
-            log.truncate_to(13)
-            assert log.log_end == end
-            assert [result.error for result in log.append([CALLS[-1][0]], 1)] != [0]
+
+def calls_of_a_truncation():
+    storage, log, page = truncatable()
+    first = storage.calls + 1
+    log.truncate_to(13, page.append)
+    return range(first, storage.calls + 1)
+
+
+@pytest.mark.parametrize("written", [None, 64, 512])
+def test_a_truncation_may_be_killed_in_any_call_and_nothing_truncated_returns(written):
+    storage, log, page = truncatable()
+    kept = contents(log)
+    end = log.truncate_to(13, page.append)
+    assert page[-1] == end
+    for number in calls_of_a_truncation():
+        storage, log, page = truncatable()
+        epoch = log.leader_epoch
+        storage.fault = crash_at(number, written)
+        with pytest.raises(Crash):
+            log.truncate_to(13, page.append)
+        storage = storage.killed()
+        log, report = open_log(
+            storage, config=CONFIG, boot_id="boot-2", generation=2, published=page[-1]
+        )
+        assert log.leader_epoch >= epoch
+        assert report.lost is None
+        done = report.reason == "truncated" or log.log_end == end
+        assert contents(log) == (kept[: sum(o < end for o, _ in kept)] if done else kept)
+        # Other batches come in their place. Whatever a power cut leaves, it is not the old ones.
+        was = contents(log)
+        log.append([make_batch(0, producer=9, body=b"new" * 100)], 99)
+        now = contents(log)
+        for seed in range(4):
+            chance = random.Random(f"{number}/{seed}") if seed else None
+            after, _ = open_log(storage.power_cut(chance), config=CONFIG, boot_id="boot-3")
+            assert contents(after) == now[: len(contents(after))]
+        # And what is durable from then on is not taken by the truncation once more.
+        log.sync()
+        after, _ = open_log(storage.power_cut(), config=CONFIG, boot_id="boot-3")
+        assert contents(after) == now
+        assert len(now) == len(was) + 1

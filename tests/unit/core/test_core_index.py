@@ -164,7 +164,9 @@ def test_entries_that_cannot_be_trusted():
     assert trusted_entries(index[:40], times, 100, 1 << 40) == 2
     assert trusted_entries(index, times, 110, 1 << 40) == 0
     for bad in [(0, 0, 0), (120, 1024, 9), (130, 512, 9), (130, 1024, 4)]:
-        assert trusted_entries(*pair(good[0], good[1], bad), 100, 1 << 40) == 2
+        index, times = pair(good[0], good[1], bad)
+        assert trusted_entries(index, times, 100, 1 << 40) == 2
+    index, times = pair(*good)
     assert trusted_entries(index, pair((110, 0, 5), (121, 0, 5))[1], 100, 1 << 40) == 1
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections import Counter
 
 import pytest
@@ -15,11 +14,12 @@ from unit.core.log_helpers import (
     TOPIC,
     MemoryStorage,
     contents,
-    fail_at,
+    errors,
     make_batch,
+    numbered,
     open_log,
+    opened,
     payload,
-    refuse,
 )
 
 from penstock.core.errors import (
@@ -33,21 +33,6 @@ from penstock.core.header import FLAG_APPEND_TIME, checked, seal_header
 from penstock.core.log import Log, LogConfig
 from penstock.core.segment import segment_path
 from penstock.core.storage import Storage
-
-
-def opened(**options):
-    storage = MemoryStorage()
-    log, _ = open_log(storage, **options)
-    return storage, log
-
-
-def numbered(count, start=0, **options):
-    return [make_batch(i, **options) for i in range(start, start + count)]
-
-
-def errors(results):
-    return [ErrorCode(result.error) for result in results]
-
 
 # ---- append
 
@@ -209,7 +194,7 @@ def test_timestamp_type_append_marks_the_batches():
 
 def test_a_segment_is_closed_before_the_append_that_would_overfill_it():
     storage, log = opened()
-    sizes = Counter()
+    sizes: Counter[int] = Counter()
     for batch in numbered(50, body=200):
         log.append([batch], 1)
         sizes[log.segment_base] += 1
@@ -354,6 +339,7 @@ def test_appends_and_rolls_go_on_while_a_sync_runs():
     storage, log = opened()
     log.append(numbered(3), 1)
     job = log.begin_sync()
+    assert job is not None
     log.append(numbered(4, 3, body=900), 1)
     log.append(numbered(4, 7, body=900), 1)
     assert log.segment_base == 7
@@ -406,241 +392,6 @@ def test_snapshots_are_few_and_never_all_above_the_recovery_point():
         "producers-00000000000000000040.snapshot",
         "producers-00000000000000000050.snapshot",
     ]
-
-
-# ---- storage that refuses
-
-
-def test_short_writes_at_every_call_change_nothing():
-    plain, log = opened()
-    storage = MemoryStorage()
-    storage.fault = lambda call: -(1 + call.number * 37 % 150) if call.name == "pwritev" else None
-    short, _ = open_log(storage)
-    for target in (log, short):
-        for batch in numbered(25, body=200):
-            target.append([batch], 1)
-        target.sync()
-        target.close(clean=True)
-    assert {name: node.content for name, node in plain.names.items()} == {
-        name: node.content for name, node in storage.names.items()
-    }
-
-
-def scenario(storage, log, sent):
-    """Append these calls, retrying what had no room; sync now and then."""
-    refusals = 0
-    for i, call in enumerate(sent):
-        for _ in range(3):
-            before = (log.log_end, log.append_timestamp, log.producers.encode(0))
-            try:
-                results = log.append(call, 10 + i)
-                break
-            except StorageError as error:
-                if not error.retriable:
-                    raise
-                refusals += 1
-                assert (log.log_end, log.append_timestamp, log.producers.encode(0)) == before
-        assert errors(results) == [ErrorCode.NONE] * len(call)
-        assert not any(result.duplicate for result in results)
-        if i % 4 == 3:
-            log.sync()
-    return refusals
-
-
-def calls_of(count):
-    sent, sequence = [], Counter()
-    for i in range(count):
-        call = []
-        for producer in (1, 2)[: 1 + i % 2]:
-            call.append(make_batch(sequence[producer], producer=producer, body=100 + 90 * (i % 5)))
-            sequence[producer] += 1
-        sent.append(call)
-    return sent
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_no_room_at_any_call_consumes_nothing_and_goes_on_when_there_is(code):
-    sent = calls_of(20)
-    storage, log = opened()
-    start = storage.calls
-    scenario(storage, log, sent)
-    expected = contents(log)
-    total = storage.calls
-    refused = 0
-    for number in range(start + 1, total + 1):
-        storage, log = opened()
-        # (A folder's fsync that fails is another matter: see the recovery tests.)
-        storage.fault = lambda call, n=number: (
-            refuse(call, code) if call.number == n and call.name != "fsync_folder" else None
-        )
-        refused += scenario(storage, log, sent)
-        storage.fault = None
-        log.sync()
-        assert [(offset, payload(data)) for offset, data in contents(log)] == [
-            (offset, payload(data)) for offset, data in expected
-        ]
-        after, report = open_log(storage.killed(), published=log.log_end)
-        assert report.lost is None
-        assert contents(after) == contents(log)
-        after, report = open_log(storage.power_cut(), boot_id="boot-2")
-        assert contents(after) == contents(log)
-    assert refused > 15
-
-
-def test_a_write_that_fails_half_way_leaves_no_batch_behind():
-    storage, log = opened()
-    log.append(numbered(2), 1)
-
-    def half_full(call):
-        if call.name == "pwritev" and call.path.endswith(".log"):
-            if storage.log[-2].name == "pwritev":
-                refuse(call, errno.ENOSPC)
-            return -200  # one batch and a piece of the next
-        return None
-
-    for end_of_life in ("killed", "power_cut"):
-        storage.fault = half_full
-        with pytest.raises(StorageError) as caught:
-            log.append(numbered(3, 2), 1)
-        assert caught.value.retriable
-        storage.fault = None
-        # Had nobody cleared them, recovery would find a whole batch that nobody was promised.
-        after, report = open_log(
-            getattr(storage, end_of_life)(),
-            boot_id="boot-1" if end_of_life == "killed" else "boot-2",
-        )
-        assert report.lost is None
-        assert after.log_end <= 2
-    assert [result.base_offset for result in log.append(numbered(3, 2), 1)] == [2, 3, 4]
-
-
-def test_bytes_that_could_not_be_cleared_are_cleared_before_the_next_write():
-    storage, log = opened()
-    log.append(numbered(1), 1)
-    seen = []
-
-    def worse(call):
-        if call.name == "pwritev" and call.path.endswith(".log"):
-            seen.append(call)
-            if len(seen) == 1:
-                return -300
-            refuse(call, errno.ENOSPC)
-        return None
-
-    storage.fault = worse
-    with pytest.raises(StorageError):
-        log.append(numbered(3, 1), 1)
-    assert any(storage.names[segment_path(FOLDER, 0)].content[192:])
-    storage.fault = None
-    log.append([make_batch(1, body=0)], 1)
-    content = storage.names[segment_path(FOLDER, 0)].content
-    assert not any(content[log.valid_bytes :])
-
-
-def test_a_failing_device_takes_the_log_offline():
-    storage, log = opened()
-    log.append(numbered(3), 1)
-    storage.fault = fail_at(1, errno.EIO, "pwritev")
-    with pytest.raises(LogOfflineError, match="EIO") as caught:
-        log.append(numbered(3, 3), 1)
-    assert not caught.value.retriable
-    storage.fault = None
-    assert "EIO" in log.offline
-    for call in (lambda: log.append(numbered(1, 3), 1), log.sync, lambda: log.truncate_to(1)):
-        with pytest.raises(LogOfflineError, match="EIO"):
-            call()
-    assert log.log_end == 3
-    log.close(clean=True)
-    log, report = open_log(storage.killed(), published=3)
-    assert (log.log_end, report.lost) == (3, None)
-
-
-def test_a_failing_index_does_not_fail_the_append():
-    storage, log = opened(config=LogConfig(index_interval_bytes=64))
-    storage.fault = lambda call: refuse(call, errno.EIO) if ".index" in call.path else None
-    for batch in numbered(100):
-        log.append([batch], 1)
-    assert len(log.read(0, 1 << 20)) == 100
-    storage.fault = None
-    log.append(numbered(1, 100), 1)
-    assert len(storage.names[f"{FOLDER}/{0:020d}.index"].content) == 100 * 16
-
-
-def test_a_failing_snapshot_does_not_fail_the_roll():
-    storage, log = opened()
-    storage.fault = lambda call: refuse(call, errno.EIO) if "producers" in call.path else None
-    log.append(numbered(1), 1)
-    log.roll(1)
-    assert log.segment_base == 1
-
-
-# ---- truncating
-
-
-def truncatable(flushed):
-    storage, log = opened()
-    for i in range(24):
-        log.append([make_batch(3 * i, records=3, body=300)], 100 + i)
-        if i == flushed:
-            log.sync()
-    return storage, log
-
-
-@pytest.mark.parametrize("flushed", [None, 0, 9, 12, 23])
-@pytest.mark.parametrize("offset", [0, 1, 3, 21, 24, 25, 26, 48, 69, 70, 71])
-def test_truncating_leaves_the_whole_batches_below(offset, flushed):
-    storage, log = truncatable(flushed)
-    nodes = {name: len(node.content) for name, node in storage.names.items() if ".log" in name}
-    inodes = {name: storage.names[name] for name in nodes}
-    expected = [(o, data) for o, data in contents(log) if o + 3 <= offset]
-    end = log.truncate_to(offset)
-    assert end == offset // 3 * 3 == log.log_end
-    assert contents(log) == expected
-    assert log.durable <= end
-    for name, node in inodes.items():
-        assert len(node.content) >= nodes[name], "a mapped file was shrunk"
-    again, report = open_log(storage.copy(), published=end)
-    assert (contents(again), report.lost) == (expected, None)
-    again, _ = open_log(storage.power_cut(), boot_id="boot-2")
-    assert contents(again) == [(o, data) for o, data in expected if o < again.log_end]
-    assert log.durable <= again.log_end <= end
-    [result] = log.append([make_batch(end, records=3, body=64)], 999)
-    assert (result.base_offset, result.error) == (end, 0)
-    if end:
-        [result] = log.append([make_batch(end - 3, records=3, body=300)], 999)
-        assert (result.base_offset, result.duplicate) == (end - 3, True)
-
-
-def test_truncating_takes_epochs_along():
-    storage, log = opened()
-    log.append(numbered(4), 1)
-    for boot in ("boot-2", "boot-3"):
-        log.close(clean=False)
-        log, _ = open_log(storage, boot_id=boot)
-        log.append(numbered(4, log.log_end), 1)
-    assert log.epochs.entries == ((1, 0), (2, 4), (3, 8))
-    log.truncate_to(6)
-    assert log.epochs.entries == ((1, 0), (2, 4), (3, 6))
-    assert log.epochs.end_offset(2, log.log_end) == (2, 6)
-
-
-def test_truncating_beyond_either_end():
-    _, log = truncatable(None)
-    assert log.truncate_to(72) == 72
-    assert log.truncate_to(9999) == 72
-    with pytest.raises(OffsetOutOfRangeError):
-        log.truncate_to(-1)
-
-
-def test_truncating_waits_for_a_sync():
-    _, log = truncatable(None)
-    job = log.begin_sync()
-    with pytest.raises(StorageError, match="under way") as caught:
-        log.truncate_to(3)
-    assert caught.value.retriable
-    job.run()
-    log.finish_sync(job)
-    assert log.truncate_to(3) == 3
 
 
 # ---- against a model, and on real files
@@ -698,7 +449,7 @@ def test_any_history_reads_back_as_it_was_written(steps):
 def test_on_real_files(tmp_path):
     storage, folder = Storage(), str(tmp_path / "deep" / "topic-0")
     config = LogConfig(segment_bytes=1 << 20, preallocate_bytes=1 << 18)
-    sent = []
+    sent: list[memoryview] = []
     for round_ in range(3):
         log, report = open_log(storage, folder, config, published=len(sent) or None)
         assert report.log_end == len(sent)

@@ -14,13 +14,14 @@ from unit.core.log_helpers import (
     fail_at,
     make_batch,
     open_log,
+    opened,
 )
 
 from penstock.core.epochs import EPOCHS_FILE
-from penstock.core.errors import ConfigError, ErrorCode, LogOfflineError, StorageError
+from penstock.core.errors import ErrorCode, LogOfflineError, StorageError
 from penstock.core.header import stamp
 from penstock.core.log import LogConfig
-from penstock.core.recoverypoint import POINT_FILE, SLOT_BYTES, PointFile, RecoveryPoint
+from penstock.core.recoverypoint import POINT_FILE
 from penstock.core.segment import segment_path
 
 ACTIVE = segment_path(FOLDER, 0)
@@ -264,9 +265,9 @@ def test_segments_that_overlap_are_damage():
     storage, _, _ = filled()
     storage.names[segment_path(FOLDER, 3)] = storage.copy().names[ACTIVE]
     batch = bytes(make_batch(0))
-    log, _ = open_log(MemoryStorage())
+    other, log = opened()
     log.append([make_batch(0, records=5), memoryview(batch)], 1)
-    storage.names[ACTIVE].content[:] = log._storage.names[ACTIVE].content
+    storage.names[ACTIVE].content[:] = other.names[ACTIVE].content
     with pytest.raises(LogOfflineError, match="segment at offset 3"):
         rebooted(storage)
 
@@ -338,47 +339,6 @@ def test_rule_15_lost_epochs_come_back_from_the_log_and_a_new_one_begins(how):
     log, report = open_log(storage, boot_id="boot-3", node_clean=True)
     assert log.epochs.entries == ((1, 0), (2, 12), (3, 24), (4, 36))
     assert report.epoch_bumped
-
-
-# ---- the recovery point
-
-
-def test_golden_recovery_point():
-    point = RecoveryPoint(258, 513, 1027, 5, 6, 7, "boot-é")
-    assert point.encode(9) == bytes.fromhex(
-        "50535250 0100 0700 13692776 00000000"
-        "0900000000000000 0201000000000000"
-        "0102000000000000 0304000000000000"
-        "05000000 06000000 0700000000000000" + "626f6f742dc3a9".ljust(128, "0")
-    )
-    assert RecoveryPoint.decode(point.encode(9)) == (point, 9)
-
-
-def test_a_torn_recovery_point_leaves_the_one_before():
-    storage = MemoryStorage()
-    file = PointFile(storage, "/data")
-    points = [RecoveryPoint(0, 64 * i, i, 1, 1, 1, "boot") for i in range(5)]
-    path = f"/data/{POINT_FILE}"
-    for i, point in enumerate(points):
-        file.write(point, durable=False)
-        content = storage.names[path].content
-        assert len(content) == 2 * SLOT_BYTES
-        assert PointFile(storage, "/data").load() == point
-        for at in range(i % 2 * SLOT_BYTES, i % 2 * SLOT_BYTES + 128):
-            content[at] ^= 1
-            assert PointFile(storage, "/data").load() == (points[i - 1] if i else None)
-            content[at] ^= 1
-    file = PointFile(storage, "/data")
-    file.load()
-    file.write(points[0], durable=True)
-    assert PointFile(storage.power_cut(), "/data").load() == points[0]
-
-
-def test_boot_ids_have_a_bound():
-    with pytest.raises(ConfigError, match="boot id"):
-        open_log(MemoryStorage(), boot_id="x" * 65)
-    with pytest.raises(ConfigError, match="boot id"):
-        open_log(MemoryStorage(), boot_id="")
 
 
 # ---- cost
@@ -501,6 +461,18 @@ def test_a_new_folder_is_on_the_device():
     assert any(call.name == "fsync_folder" and call.path == "/data" for call in storage.log)
     log, report = rebooted(storage.power_cut())
     assert (report.reason, log.log_end) == ("clean", 0)
+
+
+def test_a_segment_that_a_killed_process_made_is_on_the_device_before_the_point_names_it():
+    storage, _, kept = filled(synced=6)
+    log, _ = open_log(storage, published=6)
+    log.roll(1)
+    storage = storage.killed()
+    log, _ = open_log(storage, published=6)
+    assert log.segment_base == 6
+    log.close(clean=True)
+    log, _ = rebooted(storage.power_cut())
+    assert contents(log) == kept
 
 
 def test_leftovers_of_killed_steps_are_cleaned_away():

@@ -240,6 +240,23 @@ def test_rule_16_a_failed_fsync_while_truncating_or_cutting_is_marked_too():
     assert (log.log_end, log.segment_base, report.segments_rescued) == (19, 19, 1)
 
 
+def test_rule_16_zeros_that_a_failed_fsync_lost_do_not_bring_truncated_batches_back():
+    for target in (9, 12):
+        storage, log = running(synced=20)
+        storage.fault = fail_sync_of(9)
+        with pytest.raises(LogOfflineError):
+            log.truncate_to(target)
+        storage = storage.killed()
+        log, _ = open_log(storage, published=target)
+        log.append([make_batch(0, producer=2)], 99)
+        kept = contents(log)
+        after, _ = open_log(storage.power_cut(), boot_id="boot-2")
+        assert contents(after) == kept[: len(contents(after))]
+        log.sync()
+        after, _ = open_log(storage.power_cut(), boot_id="boot-2")
+        assert contents(after) == kept
+
+
 def test_the_mark_gathers_segments_and_ends_with_its_boot():
     storage = MemoryStorage()
     write_mark(storage, "/data", "boot-1", [7])

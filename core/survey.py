@@ -1,0 +1,168 @@
+"""The reading half of a recovery: what is in a partition's folder, and where its log ends.
+
+From the recovery point on every batch is verified, through as many segments as continue each other;
+what is derived (indexes, producers, epochs) is brought along. No byte of a segment is changed here;
+a new folder gets its first one.
+
+Owns the findings. What they mean, and what has to be done, is `recovery`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.core.epochs import load_epochs
+from penstock.core.errors import LogOfflineError
+from penstock.core.index import IndexWriter
+from penstock.core.logconfig import LogConfig
+from penstock.core.recoverypoint import PointFile, RecoveryPoint
+from penstock.core.replay import (
+    damaged,
+    rebuild_epochs,
+    rebuild_producers,
+    restore_index,
+    restore_missing_indexes,
+)
+from penstock.core.rescue import RESCUE_SUFFIX, read_mark
+from penstock.core.segment import OpenSegment, Scan, batch_time, list_segments, segment_path
+from penstock.core.storage import READ_WRITE, Storage
+from penstock.core.truncation import create_segment
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """What `Log.open` was asked for."""
+
+    storage: Storage
+    folder: str
+    config: LogConfig
+    owner: tuple[bytes, int]
+    generation: int
+    boot_id: str
+    published: int | None
+    node_clean: bool
+
+
+class Survey:
+    """Complete after `read`. `end` is the scan that found the end of the log, in the last of the
+    `scanned` segments; `later` are segments that do not continue it."""
+
+    def __init__(self, request: OpenRequest) -> None:
+        self._ask = request
+        self.point_file = PointFile(request.storage, request.folder)
+        self.scanned: list[OpenSegment] = []
+        self.batches = 0
+        self.bytes = 0
+
+    def read(self) -> None:
+        storage, folder = self._ask.storage, self._ask.folder
+        self.point = self.point_file.load()
+        self.created = self._prepare()
+        self.bases = bases = list_segments(storage, folder)
+        self.same_boot = self._ask.published is not None or (
+            self.point is not None and self.point.boot_id == self._ask.boot_id
+        )
+        self.marked = read_mark(storage, folder, self._ask.boot_id, same_boot=self.same_boot)
+        epochs = load_epochs(storage, folder)
+        self.epochs_lost = epochs is None
+        self.epochs = rebuild_epochs(storage, folder, bases) if epochs is None else epochs
+        self.epochs_known = self.epochs.entries
+        start = self.point or RecoveryPoint(bases[0], 0, bases[0], 0, 0, 0, self._ask.boot_id)
+        if start.segment_base not in bases:
+            raise LogOfflineError(
+                f"{segment_path(folder, start.segment_base)} is gone, but the recovery point names "
+                "it. Restore it, or restore the partition from a replica or a backup."
+            )
+        self.start = start
+        interval = self._ask.config.index_interval_bytes
+        restore_missing_indexes(storage, folder, bases, start.segment_base, interval)
+        kept = self._ask.config.producer_batches_kept
+        self.producers = rebuild_producers(storage, folder, bases, start.offset, kept)
+        self._scan(start)
+        if self.point is None:
+            # All of the log was just read, but a snapshot may know producers from before its start.
+            self.producers = rebuild_producers(storage, folder, bases, self.end.offset, kept)
+
+    def _prepare(self) -> bool:
+        """Have a folder with a segment, without leftovers; whether the log is new."""
+        storage, folder = self._ask.storage, self._ask.folder
+        if not storage.exists(folder):
+            storage.makedirs(folder)
+            storage.fsync_folder(folder.rpartition("/")[0] or "/")
+        for name in storage.listdir(folder):
+            if name.endswith((".tmp", RESCUE_SUFFIX)):
+                storage.unlink(f"{folder}/{name}")
+        if list_segments(storage, folder):
+            return False
+        if self.point is not None:
+            raise LogOfflineError(
+                f"{folder} has a recovery point but no segment. Restore the partition from a "
+                "replica or a backup, or remove the folder to begin anew."
+            )
+        fresh = create_segment(storage, folder, 0, self._ask.config.index_interval_bytes)
+        storage.close(fresh.fd)
+        storage.fsync_folder(folder)
+        return True
+
+    def _scan(self, start: RecoveryPoint) -> None:
+        """Verify every batch from the start point on, through as many segments as continue it."""
+        offset, order = start.offset, (start.leader_epoch, start.generation)
+        self.append_timestamp = start.append_timestamp
+        first = self.bases.index(start.segment_base)
+        for i, base in enumerate(self.bases[first:], first):
+            following = self.bases[i + 1] if i + 1 < len(self.bases) else None
+            segment = self._open(base, start if base == start.segment_base else None)
+            scan = self.end = Scan(
+                self._ask.storage,
+                segment.fd,
+                position=segment.valid,
+                offset=offset,
+                order=order,
+                owner=self._ask.owner,
+                until=start.offset if start.truncating else following,
+                bodies=True,
+            )
+            self._scan_segment(scan, segment, replay=self.point is not None)
+            offset, order = scan.offset, scan.order
+            if following is not None and offset > following:
+                raise damaged(
+                    segment_path(self._ask.folder, base), scan, f"the segment at offset {following}"
+                )
+            if offset != following or start.truncating:
+                break
+        self.later = [base for base in self.bases if base > self.scanned[-1].base_offset]
+
+    def _open(self, base: int, start: RecoveryPoint | None) -> OpenSegment:
+        storage, folder, interval = (
+            self._ask.storage,
+            self._ask.folder,
+            self._ask.config.index_interval_bytes,
+        )
+        fd = storage.open(segment_path(folder, base), READ_WRITE)
+        segment = OpenSegment(base, fd, IndexWriter(storage, folder, base, interval))
+        self.scanned.append(segment)
+        segment.allocated = storage.size(fd)
+        if start is None:
+            segment.index.restart()
+            return segment
+        segment.valid = segment.synced = start.position
+        segment.index = restore_index(
+            storage, folder, base, fd, interval, position=start.position, until=start.offset
+        )
+        for _, head in Scan(storage, fd, position=0, offset=base, until=start.offset):
+            segment.first_append = head.append_timestamp
+            break
+        return segment
+
+    def _scan_segment(self, scan: Scan, segment: OpenSegment, *, replay: bool) -> None:
+        for position, head in scan:
+            segment.index.note(head.base_offset, position, batch_time(head))
+            if segment.first_append is None:
+                segment.first_append = head.append_timestamp
+            self.append_timestamp = max(self.append_timestamp, head.append_timestamp)
+            self.epochs.assign(head.leader_epoch, head.base_offset)
+            if replay:
+                self.producers.replay(head)
+        self.batches += scan.batches
+        self.bytes += scan.position - segment.valid
+        segment.valid = scan.position

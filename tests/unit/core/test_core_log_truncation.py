@@ -1,0 +1,83 @@
+"""Taking the end of a log away: what is left, and what a mapped file may see of it."""
+
+from __future__ import annotations
+
+import pytest
+from unit.core.log_helpers import (
+    contents,
+    make_batch,
+    numbered,
+    open_log,
+    opened,
+)
+
+from penstock.core.errors import (
+    OffsetOutOfRangeError,
+    StorageError,
+)
+
+
+def truncatable(flushed):
+    storage, log = opened()
+    for i in range(24):
+        log.append([make_batch(3 * i, records=3, body=300)], 100 + i)
+        if i == flushed:
+            log.sync()
+    return storage, log
+
+
+@pytest.mark.parametrize("flushed", [None, 0, 9, 12, 23])
+@pytest.mark.parametrize("offset", [0, 1, 3, 21, 24, 25, 26, 48, 69, 70, 71])
+def test_truncating_leaves_the_whole_batches_below(offset, flushed):
+    storage, log = truncatable(flushed)
+    nodes = {name: len(node.content) for name, node in storage.names.items() if ".log" in name}
+    inodes = {name: storage.names[name] for name in nodes}
+    expected = [(o, data) for o, data in contents(log) if o + 3 <= offset]
+    end = log.truncate_to(offset)
+    assert end == offset // 3 * 3 == log.log_end
+    assert contents(log) == expected
+    assert log.durable <= end
+    for name, node in inodes.items():
+        assert len(node.content) >= nodes[name], "a mapped file was shrunk"
+    again, report = open_log(storage.copy(), published=end)
+    assert (contents(again), report.lost) == (expected, None)
+    again, _ = open_log(storage.power_cut(), boot_id="boot-2")
+    assert contents(again) == [(o, data) for o, data in expected if o < again.log_end]
+    assert log.durable <= again.log_end <= end
+    [result] = log.append([make_batch(end, records=3, body=64)], 999)
+    assert (result.base_offset, result.error) == (end, 0)
+    if end:
+        [result] = log.append([make_batch(end - 3, records=3, body=300)], 999)
+        assert (result.base_offset, result.duplicate) == (end - 3, True)
+
+
+def test_truncating_takes_epochs_along():
+    storage, log = opened()
+    log.append(numbered(4), 1)
+    for boot in ("boot-2", "boot-3"):
+        log.close(clean=False)
+        log, _ = open_log(storage, boot_id=boot)
+        log.append(numbered(4, log.log_end), 1)
+    assert log.epochs.entries == ((1, 0), (2, 4), (3, 8))
+    log.truncate_to(6)
+    assert log.epochs.entries == ((1, 0), (2, 4), (3, 6))
+    assert log.epochs.end_offset(2, log.log_end) == (2, 6)
+
+
+def test_truncating_beyond_either_end():
+    _, log = truncatable(None)
+    assert log.truncate_to(72) == 72
+    assert log.truncate_to(9999) == 72
+    with pytest.raises(OffsetOutOfRangeError):
+        log.truncate_to(-1)
+
+
+def test_truncating_waits_for_a_sync():
+    _, log = truncatable(None)
+    job = log.begin_sync()
+    with pytest.raises(StorageError, match="under way") as caught:
+        log.truncate_to(3)
+    assert caught.value.retriable
+    job.run()
+    log.finish_sync(job)
+    assert log.truncate_to(3) == 3
