@@ -72,7 +72,7 @@ class EmbeddedNode:
         reader, writer = os.pipe()
         command = [
             sys.executable, "-m", "penstock.server", "--data", str(self.data), "--ready-fd",
-            str(writer), *self._arguments,
+            str(writer), "--owner", str(os.getpid()), *self._arguments,
         ]  # fmt: skip
         if self._writers is not None:
             command += ["--writers", str(self._writers)]

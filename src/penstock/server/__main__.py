@@ -27,8 +27,8 @@ _OPTIONS = {
 }
 
 
-def parse(argv: Sequence[str] | None) -> tuple[NodeConfig, int | None, int]:
-    """The configuration, the descriptor to tell `ready`, and the verbosity."""
+def parse(argv: Sequence[str] | None) -> tuple[NodeConfig, int | None, int | None, int]:
+    """The configuration, the descriptor to tell `ready`, the owner's pid, and the verbosity."""
     parser = argparse.ArgumentParser(prog="python -m penstock.server", allow_abbrev=False)
     parser.add_argument("--data", metavar="DIR", help="data folder; default: the name's own")
     parser.add_argument(
@@ -38,6 +38,9 @@ def parse(argv: Sequence[str] | None) -> tuple[NodeConfig, int | None, int]:
     )
     parser.add_argument("--writers", type=int, metavar="N", help="most writer processes")
     parser.add_argument("--ready-fd", type=int, metavar="FD", help="gets `ready` when serving")
+    parser.add_argument(
+        "--owner", type=int, metavar="PID", help="stop cleanly when this process is dead"
+    )
     parser.add_argument("-v", "--verbose", action="count", default=0)
     parser.add_argument("-q", "--quiet", action="count", default=0)
     for option, (kind, text) in _OPTIONS.items():
@@ -54,13 +57,13 @@ def parse(argv: Sequence[str] | None) -> tuple[NodeConfig, int | None, int]:
         )
     except ConfigError as error:
         parser.error(str(error))
-    return config, given["ready_fd"], given["verbose"] - given["quiet"]
+    return config, given["ready_fd"], given["owner"], given["verbose"] - given["quiet"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    config, ready_fd, verbosity = parse(argv)
+    config, ready_fd, owner, verbosity = parse(argv)
     configure_logging(verbosity)
-    return serve(config, ready_fd)
+    return serve(config, ready_fd, owner)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import ConfigError, PenstockError
 from penstock.server.config import NodeConfig
 from penstock.server.node import Node
 
@@ -27,21 +27,22 @@ def configure_logging(verbosity: int = 0) -> None:
     )
 
 
-def serve(config: NodeConfig, ready_fd: int | None = None) -> int:
+def serve(config: NodeConfig, ready_fd: int | None = None, owner: int | None = None) -> int:
     """Run a node until SIGTERM or SIGINT; the exit status.
 
     The first signal drains, syncs and closes; a second one leaves at once, and the next start
-    recovers. `ready_fd` gets `ready` and a newline, and is closed, when clients are admitted.
+    recovers. `ready_fd` gets `ready` and a newline, and is closed, when clients are admitted. When
+    the process `owner` dies, however it does, the node stops as if told to.
     """
     try:
-        asyncio.run(_serve(config, ready_fd))
+        asyncio.run(_serve(config, ready_fd, owner))
     except (PenstockError, OSError) as error:
         logger.error("the node cannot serve %s: %s", config.data_folder, error)
         return 1
     return 0
 
 
-async def _serve(config: NodeConfig, ready_fd: int | None) -> None:
+async def _serve(config: NodeConfig, ready_fd: int | None, owner: int | None) -> None:
     node = Node(config)
     loop = asyncio.get_running_loop()
     seen: list[int] = []
@@ -54,9 +55,26 @@ async def _serve(config: NodeConfig, ready_fd: int | None) -> None:
         logger.info("%s: stopping", signal.Signals(number).name)
         node.stop()
 
+    if owner is not None:
+        _watch(owner, node, loop)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
     await node.run(lambda: _tell_ready(ready_fd))
+
+
+def _watch(owner: int, node: Node, loop: asyncio.AbstractEventLoop) -> None:
+    """Stop the node when `owner` is dead. Its descriptor lives as long as this process."""
+
+    def on_death() -> None:
+        loop.remove_reader(pidfd)
+        logger.info("its owner (pid %d) is dead: stopping", owner)
+        node.stop()
+
+    try:
+        pidfd = os.pidfd_open(owner)
+    except ProcessLookupError:
+        raise ConfigError(f"--owner {owner}: there is no such process") from None
+    loop.add_reader(pidfd, on_death)
 
 
 def _tell_ready(ready_fd: int | None) -> None:
