@@ -191,7 +191,8 @@ def checked(buffer: Buffer, position: int = 0) -> BatchHeader:
         raise CorruptBatchError(f"header checksum of the batch at byte {position} is wrong")
     if head.version != VERSION or head.header_units != HEADER_BYTES // 16:
         raise UnsupportedVersionError(
-            f"batch at byte {position} has format version {head.version}, not {VERSION}"
+            f"batch at byte {position} has format version {head.version} and a header of "
+            f"{16 * head.header_units} bytes; this build reads version {VERSION} with {HEADER_BYTES}"
         )
     if (
         head.length < HEADER_BYTES

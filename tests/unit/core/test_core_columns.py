@@ -366,6 +366,30 @@ def test_malicious_columns_are_corrupt(case):
         read_all(image)
 
 
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 100])
+@pytest.mark.parametrize(
+    "bend",
+    [
+        lambda ends: [1, *ends[1:]],
+        lambda ends: [-1, *ends[1:]],
+        lambda ends: [*ends[:-1], ends[-1] + 1],
+        lambda ends: [*ends[:-1], ends[-1] - 1],
+        lambda ends: [*ends[:-1], (1 << 31) - 1],
+        lambda ends: [*ends[:-1], -ends[-1]],
+        lambda ends: [*ends[:-2], ends[-1] + 1, ends[-1]],
+        lambda ends: [ends[0], -1, *ends[2:]] if len(ends) > 2 else [0, -1],
+    ],
+)
+def test_bent_offsets_are_corrupt_in_batches_of_any_size(count, bend):
+    ends = list(range(0, 2 * count + 1, 2))
+    data = bytes(2 * count)
+    honest = body_of([TIMES, (7, 0, int32s(*ends)), (8, 0, data)])
+    read_all(batch(honest, record_count=count))
+    bent = body_of([TIMES, (7, 0, int32s(*bend(ends))), (8, 0, data)])
+    with pytest.raises(CorruptBatchError, match="do not rise"):
+        read_all(batch(bent, record_count=count))
+
+
 def test_the_honest_forms_of_the_malicious_batches_are_good():
     body = body_of(
         [
