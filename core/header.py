@@ -192,7 +192,8 @@ def checked(buffer: Buffer, position: int = 0) -> BatchHeader:
     if head.version != VERSION or head.header_units != HEADER_BYTES // 16:
         raise UnsupportedVersionError(
             f"batch at byte {position} has format version {head.version} and a header of "
-            f"{16 * head.header_units} bytes; this build reads version {VERSION} with {HEADER_BYTES}"
+            f"{16 * head.header_units} bytes; this build reads version {VERSION} with "
+            f"{HEADER_BYTES}"
         )
     if (
         head.length < HEADER_BYTES
