@@ -44,12 +44,31 @@ class Ran:
         return [json.loads(line) for line in self.lines]
 
 
-def environment(url: str | None = None, **more: str) -> dict[str, str]:
+class Running:
+    """A command that runs beside the test."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self.pid = process.pid
+        self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
+        self.wait = process.wait
+        self.send_signal = process.send_signal
+
+    def resident_max(self) -> int:
+        """The most memory it ever had resident, in bytes."""
+        status = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        [line] = [line for line in status if line.startswith("VmHWM:")]
+        return int(line.split()[1]) << 10
+
+
+def environment(url: str | None = None, env: dict[str, str] | None = None) -> dict[str, str]:
     """The environment of a command: this checkout, and no settings of the machine's user."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     path = os.pathsep.join(filter(None, [str(SOURCE), kept.get("PYTHONPATH")]))
     chosen = {} if url is None else {"PENSTOCK_URL": url}
-    return {**kept, "PYTHONPATH": path, **chosen, **more}
+    return {**kept, "PYTHONPATH": path, **chosen, **(env or {})}
 
 
 def run_cli(
@@ -57,7 +76,7 @@ def run_cli(
     url: str | None = None,
     stdin: bytes = b"",
     timeout: float = 60.0,
-    **more: str,
+    env: dict[str, str] | None = None,
 ) -> Ran:
     """Run a command to its end."""
     done = subprocess.run(
@@ -65,7 +84,7 @@ def run_cli(
         input=stdin,
         capture_output=True,
         timeout=timeout,
-        env=environment(url, **more),
+        env=environment(url, env),
         check=False,
     )
     return Ran(done.returncode, done.stdout, done.stderr.decode())
@@ -86,23 +105,25 @@ def call_cli(*arguments: str | os.PathLike[str], url: str | None = None, stdin: 
         code = main([os.fspath(argument) for argument in arguments])
     out.flush()
     err.flush()
-    return Ran(code, out.buffer.getvalue(), err.buffer.getvalue().decode())  # type: ignore[attr-defined]
+    return Ran(code, out.buffer.getvalue(), err.buffer.getvalue().decode())
 
 
 @contextmanager
 def cli_process(
-    *arguments: str | os.PathLike[str], url: str | None = None, **more: str
-) -> Iterator[subprocess.Popen[bytes]]:
+    *arguments: str | os.PathLike[str],
+    url: str | None = None,
+    env: dict[str, str] | None = None,
+) -> Iterator[Running]:
     """A command that runs beside the test; killed at the end if it still does."""
     process = subprocess.Popen(
         [*COMMAND, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=environment(url, **more),
+        env=environment(url, env),
     )
     try:
-        yield process
+        yield Running(process)
     finally:
         if process.poll() is None:
             process.kill()

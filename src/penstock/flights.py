@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import zipfile
+import zlib
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +25,7 @@ COLUMNS: Final = (
 TAIL_NUMBER: Final = COLUMNS.index("tailnum")
 _ZIP: Final = Path("data", "flights.csv.zip")
 _CSV: Final = "flights.csv"
+LINE_MAX: Final = 1 << 16
 _UNKNOWN: Final = b"NA"
 
 
@@ -47,17 +50,17 @@ def read_rows(limit: int | None = None) -> list[bytes]:
     """The CSV lines without their head, at most `limit` of them."""
     archive = find_archive()
     try:
-        with zipfile.ZipFile(archive) as files:
-            text = files.read(_CSV)
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        with zipfile.ZipFile(archive) as files, files.open(_CSV) as file:
+            head = file.readline(LINE_MAX).decode("ascii", "replace")
+            if tuple(head.strip().split(",")) != COLUMNS:
+                raise FlightsMissingError(
+                    f"{archive} has columns that are not the flights': install {PACKAGE}==0.0.3"
+                )
+            if limit is None:
+                return file.read().splitlines()
+            return [line.rstrip(b"\r\n") for line in islice(file, limit)]
+    except (OSError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise FlightsMissingError(f"{archive} cannot be read: {error}") from error
-    head, _, body = text.partition(b"\n")
-    if tuple(head.decode("ascii", "replace").strip().split(",")) != COLUMNS:
-        raise FlightsMissingError(
-            f"{archive} has columns that are not the flights': install {PACKAGE}==0.0.3"
-        )
-    rows = body.splitlines()
-    return rows if limit is None else rows[:limit]
 
 
 def tail_number(row: bytes) -> bytes | None:
