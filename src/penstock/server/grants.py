@@ -55,7 +55,7 @@ class Grants:
     def open(self, client: Client, request: ms.OpenLane, writers: int) -> tuple[Lane, int]:
         """The client's lane to that writer, made if need be, and a descriptor of its memory."""
         if client.kind != lo.KIND_PRODUCER:
-            raise ConfigError(f"a {KINDS[client.kind]} has no lanes: attach as a producer")
+            raise ConfigError(f"only a producer has lanes, and this is {KINDS[client.kind]!r}")
         if not 0 <= request.writer < writers:
             raise ConfigError(f"writer {request.writer} is outside 0..{writers - 1}")
         lane = client.lanes.get(request.writer)

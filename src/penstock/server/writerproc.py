@@ -48,6 +48,7 @@ class WriterProcess:
         self.generation = generation
         self._on_report = on_report
         self._on_dead = on_dead
+        self._is_trusted = True
         self._orders: deque[Order] = deque()
         self._loop = asyncio.get_running_loop()
         ours, theirs = pair()
@@ -133,6 +134,7 @@ class WriterProcess:
                 return False
             except (PenstockError, OSError) as error:
                 logger.error("writer %d (pid %d): %s: it is killed", self.index, self.pid, error)
+                self._is_trusted = False
                 received = None
                 self.kill()
             if received is None:
@@ -153,7 +155,7 @@ class WriterProcess:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _died(self) -> None:
-        while self._read():  # what it said before it died still counts
+        while self._is_trusted and self._read():  # what it said before it died still counts
             pass
         self.close()
         self._on_dead(self._process.wait())

@@ -1,0 +1,154 @@
+"""The data folder's identity, lock and number blocks, on real files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.errors import DataFolderError, StorageError
+from penstock.core.storage import Storage
+from penstock.server.datafolder import GENERATION_BLOCK, PRODUCER_BLOCK, DataFolder, FolderLock
+
+BOOT = "11111111-2222-3333-4444-555555555555"
+
+
+def on_disk(folder: Path) -> dict[str, object]:
+    record: dict[str, object] = msgspec.json.decode((folder / "node.json").read_bytes())
+    return record
+
+
+def begun(folder: Path, storage: Storage | None = None) -> DataFolder:
+    opened = DataFolder.open(str(folder), BOOT, storage)
+    opened.begin(BOOT, 2)
+    return opened
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans()), min_size=1, max_size=8)
+)
+def test_rule_3_no_number_is_given_twice_over_crashes_and_clean_stops(tmp_path_factory, runs):
+    folder = tmp_path_factory.mktemp("data")
+    producers: list[int] = []
+    generations: list[int] = []
+    for ids, writers, is_clean in runs:
+        data = begun(folder)
+        producers += [data.next_producer_id() for _ in range(ids)]
+        generations += [data.next_generation() for _ in range(writers)]
+        if is_clean:
+            data.mark_clean()
+    assert producers == sorted(set(producers))
+    assert generations == sorted(set(generations))
+
+
+def test_rule_3_a_block_is_on_disk_before_its_first_number_is_used(tmp_path):
+    data = begun(tmp_path)
+    for _ in range(PRODUCER_BLOCK + 1):
+        producer_id = data.next_producer_id()
+        reserved = on_disk(tmp_path)["producers"]
+        assert isinstance(reserved, int)
+        assert producer_id & ((1 << 40) - 1) < reserved
+    for _ in range(GENERATION_BLOCK + 1):
+        generation = data.next_generation()
+        reserved = on_disk(tmp_path)["generations"]
+        assert isinstance(reserved, int)
+        assert generation < reserved
+
+
+class FullDisk(Storage):
+    """Takes no more bytes once `full`."""
+
+    full = False
+
+    def pwritev(self, fd, buffers, position):
+        if self.full:
+            raise StorageError("no room", retriable=True)
+        return super().pwritev(fd, buffers, position)
+
+
+def test_rule_3_no_number_beyond_the_block_is_given_while_the_disk_is_full(tmp_path):
+    storage = FullDisk()
+    data = begun(tmp_path, storage)
+    for _ in range(PRODUCER_BLOCK):
+        last = data.next_producer_id()
+    storage.full = True
+    with pytest.raises(StorageError):
+        data.next_producer_id()
+    storage.full = False
+    assert data.next_producer_id() == last + 1
+
+
+def test_a_producer_id_tells_its_node_and_ids_of_others_are_not_ours(tmp_path):
+    data = begun(tmp_path)
+    producer_id = data.next_producer_id()
+    assert producer_id >> 40 == int(on_disk(tmp_path)["uuid"][:6], 16)  # type: ignore[index]
+    assert data.may_be_ours(producer_id)
+    assert not data.may_be_ours(producer_id ^ (1 << 40))
+    assert not data.may_be_ours(producer_id + PRODUCER_BLOCK)
+    assert not data.may_be_ours(0)
+
+
+def test_the_clean_mark_is_gone_from_the_start_of_a_run_to_its_clean_end(tmp_path):
+    first = begun(tmp_path)
+    assert on_disk(tmp_path)["clean"] is False
+    assert DataFolder.open(str(tmp_path), BOOT).was_clean is False
+    first.mark_clean()
+    assert on_disk(tmp_path)["clean"] is True
+    second = begun(tmp_path)
+    assert second.was_clean
+    assert on_disk(tmp_path)["clean"] is False
+    assert second.uuid == first.uuid
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"schema": 1}', b'{"uuid": 7}'])
+def test_a_damaged_node_file_is_named_with_what_to_do(tmp_path, damage):
+    begun(tmp_path)
+    (tmp_path / "node.json").write_bytes(damage)
+    with pytest.raises(DataFolderError, match=r"node\.json cannot be read.*copy of the folder"):
+        DataFolder.open(str(tmp_path), BOOT)
+
+
+def test_a_newer_schema_asks_for_a_newer_build(tmp_path):
+    (tmp_path / "node.json").write_bytes(b'{"schema": 2, "new": "fields"}')
+    with pytest.raises(DataFolderError, match="schema 2, this build reads up to 1"):
+        DataFolder.open(str(tmp_path), BOOT)
+
+
+@pytest.mark.parametrize("left", ["topics.json", "0123456789abcdef0123456789abcdef-0"])
+def test_a_folder_that_lost_its_identity_is_not_taken_for_a_new_one(tmp_path, left):
+    (tmp_path / left).write_text("")
+    with pytest.raises(DataFolderError, match=r"but no node\.json"):
+        DataFolder.open(str(tmp_path), BOOT)
+
+
+def test_a_held_folder_names_its_holder(tmp_path):
+    held = FolderLock(str(tmp_path))
+    assert held.try_acquire()
+    other = FolderLock(str(tmp_path))
+    assert not other.try_acquire()
+    assert f"pid {os.getpid()}" in str(other.refusal(1.0))
+    held.close()
+    assert other.try_acquire()
+    other.close()
+
+
+def test_rule_9_the_lock_is_free_only_when_the_last_writer_is_gone(tmp_path):
+    node = FolderLock(str(tmp_path))
+    assert node.try_acquire()
+    writer = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"],
+        stdin=subprocess.PIPE,
+        pass_fds=[node.fd],
+    )
+    node.close()
+    successor = FolderLock(str(tmp_path))
+    assert not successor.try_acquire()
+    writer.communicate(timeout=20)
+    assert successor.try_acquire()
+    successor.close()
