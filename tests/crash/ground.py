@@ -86,9 +86,13 @@ class NodeUnderTest:
         return f"shm://{self.data}"
 
     @property
-    def pid(self) -> int:
+    def process(self) -> subprocess.Popen[bytes]:
         assert self._process is not None
-        return self._process.pid
+        return self._process
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
 
     def connect(self, timeout: float = 10.0) -> Client:
         return connect(self.url, timeout=timeout)

@@ -17,6 +17,8 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from crash import node_steps
+
 from penstock.server import main
 from penstock.server.config import NodeConfig
 from penstock.server.node import Node
@@ -26,6 +28,9 @@ def run(plan: dict[str, Any]) -> int:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     writer = plan.pop("writer_command", None)
     ready_fd = plan.pop("ready_fd", None)
+    step = plan.pop("step", None)
+    if step is not None:
+        node_steps.arm(*step)
     main.configure_logging(plan.pop("verbosity", 0))
     if writer is not None:
         vars(main)["Node"] = functools.partial(Node, writer_command=writer)

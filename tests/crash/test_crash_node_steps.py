@@ -1,0 +1,128 @@
+"""kill -9 of the node at named steps of its start, its work and its end: the next one goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from crash.ground import NodeUnderTest, wait_until
+from crash.node_steps import AT_END, AT_START, AT_WORK
+
+from penstock.client import connect
+from penstock.core.errors import PenstockError
+from penstock.logcheck import check_partition, find_partitions
+
+pytestmark = pytest.mark.crash
+
+KEPT = [b"kept-%d" % number for number in range(20)]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[NodeUnderTest]:
+    node = NodeUnderTest(tmp_path, writers_max=1)
+    try:
+        yield node
+    finally:
+        node.clear()
+
+
+def fill(node: NodeUnderTest) -> None:
+    """A folder with something to lose: a topic whose records were acknowledged."""
+    node.start()
+    with node.connect() as client:
+        client.admin().create_topic("kept")
+        with client.producer() as producer:
+            for value in KEPT:
+                producer.send("kept", value)
+    assert node.stop() == 0
+
+
+def armed(node: NodeUnderTest, step: str, skip: int = 0) -> None:
+    node.config["step"] = [step, skip]
+
+
+def expect_death(node: NodeUnderTest) -> None:
+    process = node.process
+    wait_until(lambda: process.poll() is not None, 10.0, lambda: f"it dies:\n{node.tail()}")
+    assert process.returncode == -signal.SIGKILL, node.tail()
+    del node.config["step"]
+
+
+def work(url: str) -> None:
+    """Everything that a node does for clients; it may die at any of it."""
+    client = connect(url)
+    admin = client.admin(timeout=0.5)
+    producer = client.producer(timeout=0.5, delivery_timeout=0.5)
+    with contextlib.suppress(PenstockError):
+        admin.create_topic("fresh")
+    with contextlib.suppress(PenstockError):
+        producer.send_and_wait("fresh", b"value", timeout=0.5)
+    with contextlib.suppress(PenstockError):
+        producer.close(timeout=0.5)
+    with contextlib.suppress(PenstockError):
+        admin.delete_topic("fresh")
+    with contextlib.suppress(PenstockError):
+        admin.close()
+
+
+def check_whole(node: NodeUnderTest) -> None:
+    """The next node has what was there, does its work, ends cleanly and leaves nothing."""
+    node.start()
+    with node.connect() as client:
+        with client.consumer("kept", follow=False) as consumer:
+            assert [record.value for record in consumer] == KEPT
+        admin = client.admin()
+        assert set(admin.list_topics()) <= {"kept", "fresh"}
+        admin.create_topic("after")
+        for topic in admin.list_topics():
+            with client.producer() as producer:
+                receipt = producer.send_and_wait(topic, b"after", timeout=10.0)
+            assert receipt.offset is not None
+            assert receipt.offset <= len(KEPT)
+            with client.consumer(topic, start=receipt.offset, follow=False) as consumer:
+                assert [record.value for record in consumer] == [b"after"]
+        for topic in ("after", "fresh"):
+            if topic in admin.list_topics():
+                admin.delete_topic(topic)
+    assert node.stop() == 0
+    node.check_gone()
+    (partition,) = find_partitions(str(node.data))
+    assert not check_partition(partition).errors
+
+
+@pytest.mark.parametrize("step", AT_START)
+def test_crash_of_the_node_in_its_start(node: NodeUnderTest, step: str) -> None:
+    fill(node)
+    armed(node, step)
+    node.launch()
+    expect_death(node)
+    check_whole(node)
+
+
+@pytest.mark.parametrize("step", AT_WORK)
+def test_crash_of_the_node_at_work(node: NodeUnderTest, step: str) -> None:
+    fill(node)
+    armed(node, step)
+    node.start()
+    # A process of its own: a lane that the node made and did not hand over any more stays until the
+    # process dies that it was made for.
+    worker = multiprocessing.get_context("fork").Process(target=work, args=[node.url])
+    worker.start()
+    expect_death(node)
+    worker.join(20.0)
+    assert not worker.is_alive()
+    check_whole(node)
+
+
+@pytest.mark.parametrize("step", AT_END)
+def test_crash_of_the_node_in_its_end(node: NodeUnderTest, step: str) -> None:
+    fill(node)
+    armed(node, step, skip="after the" not in step)  # the first is that of its start
+    node.start()
+    node.signal(signal.SIGTERM)
+    expect_death(node)
+    check_whole(node)
