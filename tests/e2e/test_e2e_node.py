@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from node_helpers import (
     NodeProcess,
+    RawClient,
     RawProducer,
     Refusal,
     children,
@@ -20,6 +21,7 @@ from node_helpers import (
     environment,
     eventually,
     log_end,
+    remove_shared_objects,
     shared_objects,
 )
 
@@ -360,6 +362,30 @@ def test_garbage_on_the_attach_socket_does_not_hurt(node):
     assert len([line for line in node.log.splitlines() if "dropped" in line]) == 4
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a pid namespace here")
+def test_rule_7_a_client_that_the_node_cannot_see_is_sent_to_tcp(tmp_path):
+    data = tmp_path / "data"
+    node = subprocess.Popen(
+        [
+            *["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"],
+            *[sys.executable, "-m", "penstock.server", "--data", str(data)],
+        ],
+        env=environment(),
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert node.stderr is not None
+        for line in node.stderr:
+            if b"serves" in line:
+                break
+        with pytest.raises(Refusal, match=r"AttachRefusedError: .*pid namespace.*tcp://"):
+            RawClient(paths.socket_in(data))
+    finally:
+        node.kill()
+        node.communicate()
+        remove_shared_objects(data)
+
+
 def test_damage_is_refused_with_exit_1_and_what_to_do(node):
     node.start()
     assert node.stop() == 0
@@ -405,14 +431,3 @@ def _held(node: NodeProcess) -> tuple[object, ...]:
         slots,
         [len(descriptors(pid)) for pid in (node.pid, *writers)],
     )
-
-
-def test_start_time_is_reported(node, record_property):
-    """A number for the log of a run; the bound only catches what would be absurd."""
-    node.start()
-    with node.attach() as client:
-        client.create("orders")
-    node.stop()
-    node.start()
-    record_property("started_in", node.started_in)
-    assert node.started_in < 5.0

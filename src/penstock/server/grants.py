@@ -9,10 +9,12 @@ Joins the lanes of the folder with clients and writers. Never looks into a frame
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator
+from typing import Final
 
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, PenstockError
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.server.clients import KINDS, Client
@@ -22,6 +24,9 @@ from penstock.server.writerproc import Order
 
 logger = logging.getLogger("penstock.node")
 
+LOOK_AGAIN: Final = 1.0
+"""Seconds until a drained lane that could not be looked at is looked at again."""
+
 
 class Grants:
     """The lanes of the book with their owners; a lane without one is retired."""
@@ -29,6 +34,7 @@ class Grants:
     def __init__(self, book: LaneBook, supervisor: Supervisor) -> None:
         self._book = book
         self._supervisor = supervisor
+        self._loop = asyncio.get_running_loop()
         self._owners: dict[str, Client] = {}
 
     def orders_for(self, writer: int) -> Iterator[Order]:
@@ -89,9 +95,12 @@ class Grants:
         client.lanes.clear()
 
     def are_closed(self, client: Client) -> bool:
-        """Whether the client marked all its lanes closed, which an absent one can tell no other
-        way."""
-        return all(self._book.is_closed(lane) for lane in client.lanes.values())
+        """Whether the client marked all its lanes closed: an absent one can tell no other way."""
+        try:
+            return all(self._book.is_closed(lane) for lane in client.lanes.values())
+        except (PenstockError, OSError) as error:
+            logger.error("the lanes of %s cannot be looked at: %s", client, error)
+            return False
 
     # --- what writers report ---
     def drained(self, report: ms.LaneDrained) -> None:
@@ -99,19 +108,31 @@ class Grants:
         lane = self._book.lanes.get(report.name)
         if lane is None or not lane.retired:
             return
-        if self._book.bytes_left(lane):  # published once more after the writer had looked
+        left = self._bytes_left(lane)
+        if left is None:  # a writer that knows the lane no more answers at once, as it did now
+            order = ms.RetireLane(lane.name)
+            self._loop.call_later(LOOK_AGAIN, self._supervisor.post, lane.writer, order)
+        elif left:  # published once more after the writer had looked
             self._supervisor.post(lane.writer, ms.AddLane(lane.name, dead=True))
-            return
-        self._book.remove(lane)
-        logger.debug("lane %s is drained and gone", lane.name)
+        else:
+            self._book.remove(lane)
+            logger.debug("lane %s is drained and gone", lane.name)
+
+    def _bytes_left(self, lane: Lane) -> int | None:
+        """Bytes between head and tail; None when the node has no descriptor left to look."""
+        try:
+            return self._book.bytes_left(lane)
+        except (PenstockError, OSError) as error:
+            logger.error("lane %s cannot be looked at: %s", lane.name, error)
+            return None
 
     def dropped(self, report: ms.LaneDropped) -> Client | None:
         """A lane held what no producer writes: it is gone. Returns whom it belonged to, told."""
         lane = self._book.lanes.get(report.name)
         if lane is None:
             return None
-        left = self._book.bytes_left(lane)
-        logger.error("lane %s is dropped with %d bytes in it: %s", lane.name, left, report.reason)
+        left = self._bytes_left(lane)
+        logger.error("lane %s is dropped with %s bytes in it: %s", lane.name, left, report.reason)
         self._book.remove(lane)
         client = self._owners.pop(lane.name, None)
         if client is None:
@@ -129,7 +150,7 @@ class Grants:
     def forget_drained(self) -> None:
         """Unlink what is drained and whose producer is gone, after the writers have stopped."""
         for lane in list(self._book.lanes.values()):
-            if lane.retired and not self._book.bytes_left(lane):
+            if lane.retired and self._bytes_left(lane) == 0:
                 self._book.remove(lane)
 
     @property

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+from typing import Final
 
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.server.config import NodeConfig
@@ -14,14 +15,13 @@ from penstock.server.node import Node
 
 logger = logging.getLogger("penstock.node")
 
+_LEVELS: Final = {-2: logging.ERROR, -1: logging.WARNING, 0: logging.INFO, 1: logging.DEBUG}
+
 
 def configure_logging(verbosity: int = 0) -> None:
     """One line an event on stderr. Verbosity 1 adds details, -1 leaves warnings, -2 errors."""
-    level = {-1: logging.WARNING, 1: logging.DEBUG}.get(max(-2, min(1, verbosity)), logging.INFO)
-    if verbosity <= -2:
-        level = logging.ERROR
     logging.basicConfig(
-        level=level,
+        level=_LEVELS[max(-2, min(1, verbosity))],
         stream=sys.stderr,
         format=f"%(asctime)s %(levelname)s node[{os.getpid()}] %(message)s",
     )

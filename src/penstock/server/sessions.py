@@ -8,7 +8,6 @@ in the kernel. Owns sockets and their bounds. What a request means is the servic
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import socket
@@ -28,8 +27,7 @@ ACCEPTS_PER_WAKE: Final = 32
 STRANGERS_MAX: Final = 128
 """Connections that have not said hello yet; more are dropped at once."""
 ACCEPT_PAUSE: Final = 0.1
-"""Seconds without accepting after the descriptors ran out, so that the loop does not spin."""
-_OUT_OF_RESOURCES: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+"""Seconds without accepting after it failed, so that the loop does not spin."""
 
 
 class Reply(NamedTuple):
@@ -231,9 +229,7 @@ class AttachServer:
                 return
             except ConnectionError:
                 continue
-            except OSError as error:
-                if error.errno not in _OUT_OF_RESOURCES:
-                    raise
+            except OSError as error:  # mostly that there are no more descriptors
                 logger.error("no connection accepted for %g s: %s", ACCEPT_PAUSE, error)
                 self._pause(listener)
                 return
