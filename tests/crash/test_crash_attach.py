@@ -1,0 +1,82 @@
+"""Invariant 11: attaching and crashing, again and again, leaks nothing and loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from crash import attach_rounds
+from crash.ground import NodeUnderTest, descriptors, environment, wait_until
+
+from penstock.admin import TopicConfig
+
+ROUNDS = int(os.environ.get("PENSTOCK_CRASH_ROUNDS", "200"))
+SEED = int(os.environ.get("PENSTOCK_CRASH_SEED", "0")) or random.SystemRandom().randrange(1 << 40)
+WARM_UP = 30
+PARTITIONS = 4
+
+
+def run_rounds(node: NodeUnderTest, first: int, rounds: int) -> list[bytes]:
+    """The values that were acknowledged."""
+    plan = {
+        "url": node.url, "topic": "t", "first": first, "rounds": rounds, "seed": SEED + first,
+    }  # fmt: skip
+    child = subprocess.run(
+        [sys.executable, attach_rounds.__file__, json.dumps(plan)],
+        env=environment(), capture_output=True, timeout=60 + rounds, check=False,
+    )  # fmt: skip
+    assert child.returncode == 0, f"seed {SEED}: {child.stderr.decode()}\n{node.tail()}"
+    return child.stdout.split()
+
+
+def held(node: NodeUnderTest) -> dict[str, Counter[str]]:
+    """The descriptors of the node and of its writers, by kind."""
+    pids = {"node": node.pid, **{f"writer {pid}": pid for pid in node.writer_pids()}}
+    return {
+        who: Counter(name.split(":")[0] for name in descriptors(pid)) for who, pid in pids.items()
+    }
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(120 + ROUNDS)
+def test_invariant_11_attach_and_crash_rounds_leak_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with NodeUnderTest(writers_max=2) as node:
+        with node.connect() as client:
+            client.admin().create_topic("t", TopicConfig(partitions=PARTITIONS))
+        acknowledged = run_rounds(node, 0, WARM_UP)
+        wait_until(lambda: is_quiet(node), 10.0, lambda: f"lanes: {node.shared_memory()}")
+        before = held(node)
+        memory = node.shared_memory()
+        acknowledged += run_rounds(node, WARM_UP, ROUNDS)
+        wait_until(
+            lambda: is_quiet(node) and held(node) == before,
+            10.0,
+            lambda: f"seed {SEED}: {before} has become {held(node)}, {node.shared_memory()}",
+        )
+        assert node.shared_memory() == memory
+        with node.connect() as client:
+            description = client.admin().describe_node()
+            assert (description.clients, description.lanes) == (1, 0)
+            assert sum(writer.restarts for writer in description.writers) == 0
+            with client.consumer("t", follow=False) as consumer:
+                found = Counter(record.value for record in consumer)
+        assert not [value for value, count in found.items() if count > 1]
+        assert set(acknowledged) <= set(found), f"seed {SEED}"
+        assert node.stop() == 0
+        node.check_gone()
+    with capsys.disabled():
+        print(f"\nattach rounds: {ROUNDS} (seed {SEED}), {len(acknowledged)} records acknowledged")
+
+
+def is_quiet(node: NodeUnderTest) -> bool:
+    """Nobody is attached any more and no lane is left."""
+    with node.connect() as client:
+        description = client.admin().describe_node()
+    return (description.clients, description.lanes) == (1, 0)
