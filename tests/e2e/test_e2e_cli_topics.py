@@ -94,6 +94,7 @@ def test_some_of_several_topics_is_partly_done(cli):
         ["create", "bad name"],
         ["create", ".."],
         ["create", "x" * 201],
+        ["create", "\udcff"],
         ["create", "fine", "-p", "0"],
         ["create", "fine", "-p", "-1"],
         ["create", "fine", "-p", "many"],

@@ -196,6 +196,9 @@ def guarded(env: Env, body: Callable[[], int | None]) -> int:
     except KeyboardInterrupt:
         complain(env, "interrupted")
         return ExitCode.FAILED
+    except UnicodeEncodeError as error:
+        complain(env, f"an argument holds bytes that are no UTF-8: {error.object!a}")
+        return ExitCode.USAGE
     except (er.PenstockError, OSError) as error:
         if isinstance(error, OSError) and not isinstance(error, er.PenstockError):
             output.abandon()

@@ -135,6 +135,8 @@ def produce(
             raise er.UnknownTopicError(
                 f"topic {topic!r} has partitions 0 to {partitions - 1}; {partition} was asked for"
             )
+        if output.is_terminal(sys.stdin):
+            env.say("reading from the terminal; Ctrl-D ends the input")
         producer = client.producer(**options)
         sending = Sending(env, producer, topic, partitions, stopper)
         sending.run(framing, defaults, timeout)

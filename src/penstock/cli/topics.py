@@ -150,14 +150,14 @@ def config(
     env: Env,
     name: Name,
     changes: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE...]", help=f"{_CONFIG_HELP} KEY= alone brings the default back."
         ),
-    ] = [],  # noqa: B006 - typer copies it
+    ] = None,
 ) -> None:
     """Show a topic's settings, or change some while it is in use."""
-    wanted = read_settings(changes)
+    wanted = read_settings(changes or ())
     with env.admin() as admin:
         if wanted:
             admin.alter_topic(name, **wanted)
