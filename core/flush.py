@@ -171,10 +171,9 @@ class Syncs:
         if job.folder_error is not None:
             raise job.folder_error
         for segment, reached in job.targets:
-            if segment not in job.failed:
-                segment.synced = reached
+            segment.synced = reached
         point = job.point
-        if job.failed:
+        if job.failed:  # `synced` is not true of them before the rescue
             logger.error("%s: a sync failed: %s", self._folder, job.error)
             rescue(job.failed)
             if not self._chain.unsynced():

@@ -428,8 +428,7 @@ class Log:
         )
         if publish is not None:
             publish(end)
-        if remove_snapshots_above(storage, folder, end):
-            storage.fsync_folder(folder)
+        remove_snapshots_above(storage, folder, end)
         interval = self._config.index_interval_bytes
         chain.truncate(base, position, end, self._boot_id, interval)
         self._log_end = end

@@ -128,7 +128,7 @@ class Survey:
                 raise damaged(
                     segment_path(self._ask.folder, base), scan, f"the segment at offset {following}"
                 )
-            if offset != following or start.truncating:
+            if offset != following:
                 break
         self.later = [base for base in self.bases if base > self.scanned[-1].base_offset]
 

@@ -361,3 +361,26 @@ def numbered(count: int, start: int = 0, **options: Any) -> list[memoryview]:
 
 def errors(results: list[AppendResult]) -> list[ErrorCode]:
     return [ErrorCode(result.error) for result in results]
+
+
+def filled(
+    sizes: Sequence[int] = (0, 64, 10, 200, 64, 128), *, synced: int = 0, config: LogConfig = SMALL
+) -> tuple[MemoryStorage, list[tuple[int, int]], list[tuple[int, bytes]]]:
+    """A log of batches with these bodies, the first `synced` of them on the device; where each
+    batch begins; and what the log holds."""
+    storage = MemoryStorage()
+    log, _ = open_log(storage, config=config)
+    places = []
+    for i, size in enumerate(sizes):
+        log.append([make_batch(i, body=b"\xab" * size)], 100 + i)
+        places.append((log.segment_base, log.valid_bytes))
+        if i + 1 == synced:
+            log.sync()
+    kept = contents(log)
+    log.close(clean=False)
+    return storage, places, kept
+
+
+def rebooted(storage: MemoryStorage, **options: Any) -> tuple[Log, RecoveryReport]:
+    """The log as the next boot opens it."""
+    return open_log(storage, **{"boot_id": "boot-2", **options})

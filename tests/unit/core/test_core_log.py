@@ -394,6 +394,15 @@ def test_snapshots_are_few_and_never_all_above_the_recovery_point():
     ]
 
 
+def test_a_snapshot_is_on_the_device_after_the_next_sync():
+    storage, log = opened()
+    log.append(numbered(3), 1)
+    log.sync()
+    log.snapshot()
+    log.sync()
+    assert "producers-00000000000000000003.snapshot" in storage.power_cut().listdir(FOLDER)
+
+
 # ---- against a model, and on real files
 
 

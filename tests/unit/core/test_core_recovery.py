@@ -1,4 +1,4 @@
-"""Opening a log after crashes and power cuts: rules 14 and 15, and what may be deleted."""
+"""Opening a log after crashes and power cuts: rule 14, its cost, and what may be deleted."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import pytest
 from crc32c import crc32c
 from unit.core.log_helpers import (
     FOLDER,
-    SMALL,
     MemoryStorage,
     contents,
     fail_at,
+    filled,
     make_batch,
     open_log,
     opened,
+    rebooted,
 )
 
 from penstock.core.epochs import EPOCHS_FILE
@@ -26,26 +27,6 @@ from penstock.core.segment import segment_path
 
 ACTIVE = segment_path(FOLDER, 0)
 POINT_PATH = f"{FOLDER}/{POINT_FILE}"
-
-
-def filled(sizes=(0, 64, 10, 200, 64, 128), *, synced=0, config=SMALL):
-    """A log of batches with these bodies, the first `synced` of them on the device; where each
-    batch begins; and what the log holds."""
-    storage = MemoryStorage()
-    log, _ = open_log(storage, config=config)
-    places = []
-    for i, size in enumerate(sizes):
-        log.append([make_batch(i, body=b"\xab" * size)], 100 + i)
-        places.append((log.segment_base, log.valid_bytes))
-        if i + 1 == synced:
-            log.sync()
-    kept = contents(log)
-    log.close(clean=False)
-    return storage, places, kept
-
-
-def rebooted(storage, **options):
-    return open_log(storage, **{"boot_id": "boot-2", **options})
 
 
 # ---- rule 14: where a log ends
@@ -241,9 +222,18 @@ def test_rule_14_a_lost_recovery_point_does_not_let_segments_be_cut_away():
     del storage.names[POINT_PATH]
     log, report = rebooted(storage.copy())
     assert (contents(log), report.batches_scanned) == (kept, 40)
+    assert log.producers.next_sequence(1) == (0, 40)
     storage.names[segment_path(FOLDER, 9)].content[500] ^= 1
     with pytest.raises(LogOfflineError, match="recovery point is lost"):
         rebooted(storage)
+
+
+def test_rule_14_a_lost_recovery_point_in_the_same_boot_syncs_all_there_is():
+    storage, _, kept = filled([300] * 40)
+    del storage.names[POINT_PATH]
+    log, _ = open_log(storage, published=40)
+    assert log.durable == 40
+    assert contents(rebooted(storage.power_cut())[0]) == kept
 
 
 def test_a_batch_of_a_future_version_is_neither_cut_nor_read():
@@ -270,75 +260,6 @@ def test_segments_that_overlap_are_damage():
     storage.names[ACTIVE].content[:] = other.names[ACTIVE].content
     with pytest.raises(LogOfflineError, match="segment at offset 3"):
         rebooted(storage)
-
-
-# ---- rule 15: no offset is given out twice in one epoch
-
-
-@pytest.mark.parametrize(
-    ("boot", "clean", "published", "bumped"),
-    [
-        ("boot-1", False, 6, False),
-        ("boot-1", False, None, False),
-        ("boot-1", True, None, False),
-        ("boot-2", True, None, False),
-        ("boot-2", False, None, True),
-    ],
-)
-def test_rule_15_another_boot_without_a_clean_mark_begins_an_epoch(boot, clean, published, bumped):
-    storage, _, _ = filled()
-    log, report = open_log(storage, boot_id=boot, node_clean=clean, published=published)
-    assert (report.epoch_bumped, report.same_boot) == (bumped, boot == "boot-1")
-    assert log.leader_epoch == (2 if bumped else 1)
-    assert log.epochs.entries == (((1, 0), (2, 6)) if bumped else ((1, 0),))
-    # It is on the device before the first append.
-    assert open_log(storage.power_cut(), boot_id="boot-3")[0].leader_epoch == log.leader_epoch + 1
-    log.append([make_batch(6)], 1)
-    [(head, _)] = log.read(6, 1)
-    assert head.leader_epoch == log.leader_epoch
-
-
-def test_rule_15_every_unclean_boot_begins_another_epoch():
-    storage, _, kept = filled(synced=6)
-    for boot in range(2, 6):
-        log, _ = open_log(storage, boot_id=f"boot-{boot}")
-        assert log.leader_epoch == boot
-        log.append([make_batch(log.log_end)], 1)
-        storage = storage.power_cut()
-    assert contents(log)[:6] == kept
-    assert log.epochs.entries == ((1, 0), (5, 6)), "what nobody wrote in is forgotten"
-
-
-def test_rule_15_a_generation_that_falls_begins_an_epoch():
-    storage, _, _ = filled()
-    log, _ = open_log(storage, generation=9)
-    log.append([make_batch(6)], 1)
-    log.close(clean=True)
-    log, report = open_log(storage, generation=2, node_clean=True)
-    assert report.epoch_bumped
-    log.append([make_batch(7)], 1)
-    log.close(clean=False)
-    log, report = open_log(storage, generation=3, published=8)
-    assert (log.log_end, report.lost) == (8, None)
-
-
-@pytest.mark.parametrize("how", ["deleted", "damaged"])
-def test_rule_15_lost_epochs_come_back_from_the_log_and_a_new_one_begins(how):
-    storage, _, _ = filled([300] * 12)
-    for boot in ("boot-2", "boot-3"):
-        log, _ = open_log(storage, boot_id=boot)
-        for _ in range(12):
-            log.append([make_batch(log.log_end, body=300)], 1)
-        log.close(clean=True)
-    assert log.epochs.entries == ((1, 0), (2, 12), (3, 24))
-    path = f"{FOLDER}/{EPOCHS_FILE}"
-    if how == "deleted":
-        del storage.names[path]
-    else:
-        storage.names[path].content[20] ^= 1
-    log, report = open_log(storage, boot_id="boot-3", node_clean=True)
-    assert log.epochs.entries == ((1, 0), (2, 12), (3, 24), (4, 36))
-    assert report.epoch_bumped
 
 
 # ---- cost

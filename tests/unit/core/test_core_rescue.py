@@ -114,6 +114,18 @@ def test_rule_16_a_failed_fsync_is_never_retried():
     )
 
 
+def test_rule_16_a_process_that_dies_before_it_knows_has_left_the_mark():
+    storage, log = running()
+    kept = contents(log)
+    job = log.begin_sync()
+    assert job is not None
+    storage.fault = fail_sync_of(18)
+    job.run()
+    log, report = open_log(storage.killed(), published=20)
+    assert (report.segments_rescued, log.segment_base) == (1, 20)
+    assert contents(log) == kept
+
+
 def test_rule_16_appends_during_the_failed_sync_are_rescued_too():
     storage, log = running()
     job = log.begin_sync()
