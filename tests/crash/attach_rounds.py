@@ -1,8 +1,8 @@
 """Attaches to a node and dies, again and again: one forked process a round.
 
-`python attach_rounds.py '{"url": ..., "topic": ..., "first": N, "rounds": N, "seed": N}'` prints the
-values that were acknowledged, one a line. Forking from a process that has everything imported makes
-a round cost milliseconds; no client lives in it, so each child is an honest process of its own.
+`python attach_rounds.py '{"url": ..., "topic": ..., "first": N, "rounds": N, "seed": N}'` prints
+the values that were acknowledged, one a line. Forking from a process that has everything imported
+makes a round cost milliseconds; no client lives in it, so each child is an honest process.
 """
 
 from __future__ import annotations
