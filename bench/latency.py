@@ -23,7 +23,7 @@ from penstock.bench.crew import Crew, Station
 from penstock.bench.ground import Ground, ground
 from penstock.bench.options import LATENCY_HEAD, LatencyOptions
 from penstock.bench.progress import Progress
-from penstock.bench.usage import cpu_seconds_of, differences, own_cpu_seconds
+from penstock.bench.usage import Usage, cpu_seconds_of, differences
 from penstock.client import connect
 from penstock.delivery import Delivery
 from penstock.producer import Producer
@@ -78,9 +78,9 @@ def produce(task: Task, station: Station) -> None:
         station.await_order()
         gc.freeze()
         acknowledged: dict[int, int] | None = {} if options.acks_latency else None
-        cpu = own_cpu_seconds()
+        before = Usage.now()
         send_on_schedule(producer, task.topic, options, acknowledged)
-        used = own_cpu_seconds() - cpu
+        used = Usage.now().since(before).cpu_seconds
         receipt = producer.send_batch(task.topic, [None]).result(FLUSH_TIMEOUT)[0]
         producer.flush(FLUSH_TIMEOUT)
         times = None
@@ -132,7 +132,7 @@ def consume(task: Task, station: Station) -> None:
         gc.freeze()
         values: list[bytes] = []
         received: list[int] = []
-        cpu = own_cpu_seconds()
+        before = Usage.now()
         for record in consumer:
             now = clock()
             if record.value is None:
@@ -141,7 +141,7 @@ def consume(task: Task, station: Station) -> None:
                 continue  # the one that opened the lane
             received.append(now)
             values.append(record.value)
-        used = own_cpu_seconds() - cpu
+        used = Usage.now().since(before).cpu_seconds
         heads = b"".join(value[:LATENCY_HEAD] for value in values)
         station.report(Taken(used, heads, received))
         station.await_order()

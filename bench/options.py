@@ -11,7 +11,7 @@ from penstock.bench.errors import BenchError
 Api = Literal["send", "batch"]
 Durability = Literal["os", "interval", "fsync"]
 
-POOL_BYTES: Final = 64 << 20
+POOL_BYTES: Final = 8 << 20
 POOL_VALUES_MAX: Final = 1 << 16
 POOL_VALUES_MIN: Final = 1 << 8
 WARMUP_MAX: Final = 20_000

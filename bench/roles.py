@@ -22,7 +22,7 @@ from penstock.bench import payload
 from penstock.bench.crew import Station
 from penstock.bench.ledger import Book, Ledger, Stamps, stamps_of
 from penstock.bench.options import ThroughputOptions
-from penstock.bench.usage import own_cpu_seconds
+from penstock.bench.usage import Usage
 from penstock.client import connect
 from penstock.consumer import Consumer
 from penstock.core.columns import BinaryColumn
@@ -54,7 +54,7 @@ class Produced:
     begun: int
     sent: int
     acknowledged: int
-    cpu_seconds: float
+    usage: Usage
     durability: str
     metrics: dict[str, int]
 
@@ -64,7 +64,7 @@ class Consumed:
     """`ended`: when the last record had been received and checked."""
 
     ended: int
-    cpu_seconds: float
+    usage: Usage
     book: Book
     metrics: dict[str, int]
 
@@ -88,7 +88,7 @@ def produce(task: Task, station: Station) -> None:
             station.await_order()
             gc.collect()
             gc.freeze()
-            cpu = own_cpu_seconds()
+            before = Usage.now()
             begun = time.monotonic_ns()
             if options.api == "batch":
                 send_lists(producer, task.topic, pool, keys, options.list_length, records)
@@ -100,7 +100,7 @@ def produce(task: Task, station: Station) -> None:
             acknowledged = time.monotonic_ns()
             durability = last.result(SEND_TIMEOUT)[0].durability
             station.report(
-                Produced(begun, sent, acknowledged, own_cpu_seconds() - cpu, durability,
+                Produced(begun, sent, acknowledged, Usage.now().since(before), durability,
                          producer.metrics())
             )  # fmt: skip
         station.await_order()  # stay attached until the run is over
@@ -154,7 +154,7 @@ def consume(task: Task, station: Station) -> None:
             station.await_order()
             gc.collect()
             gc.freeze()
-            cpu = own_cpu_seconds()
+            before = Usage.now()
             if options.api == "batch":
                 take_columns(consumer, ledger, ends)
             elif len(partitions) == 1:
@@ -162,7 +162,7 @@ def consume(task: Task, station: Station) -> None:
             else:
                 take_each_of(consumer, ledger, ends, partitions)
             ended = time.monotonic_ns()
-            used = own_cpu_seconds() - cpu
+            used = Usage.now().since(before)
             station.report(Consumed(ended, used, ledger.close(), consumer.metrics()))
         station.await_order()
 

@@ -92,9 +92,10 @@ def _measure(options: ThroughputOptions, place: Ground, topic: str, progress: Pr
         "seconds": round((max(each.ended for each in consumed) - begun) / 1e9, 4),
         "produce_seconds": round((max(each.acknowledged for each in produced) - begun) / 1e9, 4),
         "cpu_seconds": {
-            **{name: round(reports[name].cpu_seconds, 3) for name in producers + consumers},
+            **{name: round(reports[name].usage.cpu_seconds, 3) for name in producers + consumers},
             **cpu,
         },
+        "page_faults": {name: reports[name].usage.page_faults for name in producers + consumers},
         "writer_resident_mb": memory and memory.resident,
         "writer_private_mb": memory and memory.private,
         "producer_metrics": _summed([each.metrics for each in produced]),

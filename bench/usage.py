@@ -11,10 +11,23 @@ import psutil
 from penstock.client import Client
 
 
-def own_cpu_seconds() -> float:
-    """CPU seconds of this process so far, user and system, all threads."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process used: CPU seconds (user and system, all threads) and page faults."""
+
+    cpu_seconds: float
+    page_faults: int
+
+    @classmethod
+    def now(cls) -> Usage:
+        """What this process used so far."""
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return cls(used.ru_utime + used.ru_stime, used.ru_minflt + used.ru_majflt)
+
+    def since(self, earlier: Usage) -> Usage:
+        return Usage(
+            self.cpu_seconds - earlier.cpu_seconds, self.page_faults - earlier.page_faults
+        )
 
 
 def cpu_seconds_of(pids: Mapping[str, int]) -> dict[str, float]:
