@@ -113,7 +113,7 @@ def test_more_consumers_than_partitions_are_refused(capsys):
 
 
 def test_a_run_that_takes_too_long_is_given_up(tmp_path, capsys):
-    code = main(["throughput", "--records", "1000000", "--timeout", "0.3", "--data", str(tmp_path)])
+    code = main(["throughput", "--records", "100000", "--timeout", "0.05", "--data", str(tmp_path)])
     assert code == 3
     assert "within" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
