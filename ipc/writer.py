@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from penstock.core.errors import ErrorCode, PenstockError, StorageError
+from penstock.core.errors import ErrorCode, NotConnectedError, PenstockError, StorageError
 from penstock.core.header import HEADER, HEADER_BYTES
 from penstock.core.log import AppendResult
 from penstock.ipc import layout as lo
@@ -321,7 +321,13 @@ class Writer:
             self._wake_consumers()
             self._wake_producers(self._lanes.values())
 
-    # --- orders of the node ---
+    # --- orders of the node, reports to it ---
+    def _tell(self, report: ms.WriterReport) -> None:
+        try:
+            self._channel.send(report)
+        except NotConnectedError:
+            self._orphaned = True  # as reading would have said next
+
     def _read_orders(self) -> bool:
         worked = False
         while True:
@@ -347,7 +353,7 @@ class Writer:
             if order.name in self._lanes:
                 self._lanes[order.name].retiring = True
             else:
-                self._channel.send(ms.LaneDrained(order.name))
+                self._tell(ms.LaneDrained(order.name))
         elif isinstance(order, ms.AddClient):
             self._forget_client(order.slot)
             self._clients[order.slot] = (ClientSlot(self._clients_region, order.slot), bells[0])
@@ -368,7 +374,7 @@ class Writer:
         known = self._roles.get(order.page)
         if known is not None:
             known.configure(order.settings)
-            self._channel.send(ms.PartitionOpened(order.page, known.log_end, ""))
+            self._tell(ms.PartitionOpened(order.page, known.log_end, ""))
             return
         state = StatePage(self._state, order.page)
         try:
@@ -378,7 +384,7 @@ class Writer:
             state.claim(order.topic_id, order.partition, self._generation)
             state.publish_status(lo.STATUS_OFFLINE, getattr(error.__cause__, "errno", 0) or 0)
             self._roles.pop(order.page, None)
-            self._channel.send(ms.PartitionFailed(order.page, str(error)[:1000]))
+            self._tell(ms.PartitionFailed(order.page, str(error)[:1000]))
             return
         self._roles[order.page] = role
         self._gone.discard(order.page)
@@ -386,7 +392,7 @@ class Writer:
         self._wake_consumers()  # what a predecessor published may not have been rung for
         if report:
             logger.info("%s: %s", role.name, report)
-        self._channel.send(ms.PartitionOpened(order.page, role.log_end, report[:1000]))
+        self._tell(ms.PartitionOpened(order.page, role.log_end, report[:1000]))
 
     def _close(self, order: ms.ClosePartition) -> None:
         role = self._roles.pop(order.page, None)
@@ -397,7 +403,7 @@ class Writer:
             StatePage(self._state, order.page).publish_status(lo.STATUS_DELETED)
             self._changed.add(order.page)
         self._wake_consumers()
-        self._channel.send(ms.PartitionClosed(order.page))
+        self._tell(ms.PartitionClosed(order.page))
 
     # --- lanes ---
     def _add_lane(self, order: ms.AddLane, doorbell: Doorbell | None) -> None:
@@ -413,7 +419,7 @@ class Writer:
             receiver = LaneReceiver(region, order.name, self._generation)
         except (PenstockError, OSError) as error:
             logger.error("lane %s cannot be opened: %s", order.name, error)
-            self._channel.send(ms.LaneDropped(order.name, str(error)[:1000]))
+            self._tell(ms.LaneDropped(order.name, str(error)[:1000]))
             return
         self._lanes[order.name] = _Lane(receiver, doorbell)
 
@@ -421,7 +427,7 @@ class Writer:
         name = lane.receiver.name
         logger.error("lane %s dropped: %s", name, reason)
         self._forget_lane(name)
-        self._channel.send(ms.LaneDropped(name, reason[:1000]))
+        self._tell(ms.LaneDropped(name, reason[:1000]))
 
     def _forget_lane(self, name: str) -> None:
         lane = self._lanes.pop(name)
@@ -433,7 +439,7 @@ class Writer:
         for name, lane in list(self._lanes.items()):
             if lane.retiring and not lane.receiver.has_frames:
                 self._forget_lane(name)
-                self._channel.send(ms.LaneDrained(name))
+                self._tell(ms.LaneDrained(name))
 
     # --- the end ---
     @staticmethod
@@ -449,7 +455,7 @@ class Writer:
                 role.close(clean=True)
             except StorageError as error:
                 logger.error("%s: not closed clean: %s", role.name, error)
-        self._channel.send(ms.Stopped())
+        self._tell(ms.Stopped())
 
 
 assert HEADER.size == HEADER_BYTES
