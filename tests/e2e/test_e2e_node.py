@@ -260,7 +260,7 @@ def test_a_stuck_writer_bounds_the_stop_and_the_next_start_recovers(tmp_path):
         assert "has not drained within 0.5 s (drain_timeout): it is killed" in node.log
         assert is_gone(writer.pid)
         node.start()
-        assert log_end(node, 0) == 5
+        eventually(lambda: log_end(node, 0) == 5, "the log is recovered")
 
 
 def test_a_second_signal_ends_it_at_once(node):
@@ -403,7 +403,7 @@ def test_rounds_of_attaching_and_being_killed_leak_nothing(tmp_path):
         node.start()
         with node.attach() as client:
             client.create("orders", partitions=2)
-        helper = Path(__file__).resolve().parents[1] / "attach_rounds.py"
+        helper = Path(__file__).resolve().parents[1] / "killed_clients.py"
         before = _held(node)
         done = subprocess.run(
             [sys.executable, helper, paths.socket_in(node.folder), str(ROUNDS), str(seed)],

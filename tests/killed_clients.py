@@ -1,4 +1,4 @@
-"""`attach_rounds.py SOCKET ROUNDS SEED`: clients that come and are killed, each at another step.
+"""`killed_clients.py SOCKET ROUNDS SEED`: clients that come and are killed, each at another step.
 
 Each round is a forked process of its own that attaches, as one kind of client or another, opens a
 lane, writes into it, and is killed by SIGKILL at a random point of that. Prints `done` at the end.
