@@ -249,7 +249,7 @@ def test_an_unreachable_writer_is_a_timeout(tmp_path):
         [writer] = client.admin().describe_node().writers[:1]
         os.kill(writer.pid, signal.SIGSTOP)
         try:
-            ran = run_cli("produce", "stuck", "--timeout", "0.3", url=node.url, stdin=b"x\n")
+            ran = run_cli("produce", "stuck", "--timeout", "1", url=node.url, stdin=b"x\n")
         finally:
             os.kill(writer.pid, signal.SIGCONT)
     assert ran.code == 3
@@ -335,7 +335,7 @@ def test_mistakes_of_consume(consume, arguments, code):
 @pytest.mark.usefixtures("numbered")
 def test_following_ends_after_so_many_or_so_much_silence(consume):
     assert consume("--follow", "-n", "11").code == 0
-    silent = consume("--follow", "-n", "12", "--timeout", "0.2")
+    silent = consume("--follow", "-n", "12", "--timeout", "1")
     assert (silent.code, len(silent.lines)) == (3, 11)
 
 

@@ -117,7 +117,7 @@ def test_failed_sends_are_events_too():
         with node.connect() as client:
             client.admin().create_topic("gone")
         with cli_process(
-            *("verify", "producer", "--topic", "gone", "--throughput", "20", "--timeout", "0.5"),
+            *("verify", "producer", "--topic", "gone", "--throughput", "20", "--timeout", "1"),
             url=node.url,
         ) as process:
             while json.loads(process.stdout.readline())["name"] != "producer_send_success":

@@ -92,9 +92,11 @@ def test_a_child_that_dies_ends_the_demo_and_nothing_is_left(scratch, role):
     before = shared_memory()
     with cli_process("demo", "--records", "1000", env={"TMPDIR": str(scratch)}) as process:
         wait_for(lambda: children_named(process, f"penstock.demo.{role}"))
+        process.send_signal(signal.SIGSTOP)  # the children wait for its `go` meanwhile
         [child] = children_named(process, f"penstock.demo.{role}")
         family = psutil.Process(process.pid).children(recursive=True)
         child.kill()
+        process.send_signal(signal.SIGCONT)
         assert process.wait(30) == 1
         said = process.stderr.read().decode()
     assert f"the {role} process (pid {child.pid}) was killed by signal 9" in said
