@@ -485,6 +485,21 @@ def test_a_stored_length_that_lies_is_corrupt(stored):
         read_all(reseal(image))
 
 
+def test_a_stored_length_that_lies_where_no_padding_gives_it_away_is_corrupt():
+    for size in range(100):
+        noise = random.Random(1).randbytes(size)
+        raw = body_of([TIMES, (7, 0, int32s(0, 0, size)), (8, 0, noise)])
+        image = packed(raw[: len(raw) - -size % 8])
+        stored = int.from_bytes(image[128:132], "little")
+        if stored + 8 == len(image) - 128:
+            assert read_all(image)[4] == [b"", noise]
+            image[128:132] = (stored + 1).to_bytes(4, "little")
+            with pytest.raises(CorruptBatchError, match="longer than its batch"):
+                read_all(reseal(image))
+            return
+    raise AssertionError("no body of these fills its batch")
+
+
 def test_a_compressed_batch_without_a_body_is_corrupt():
     image = batch(b"", record_count=0, codec=1)
     assert len(image) == 128

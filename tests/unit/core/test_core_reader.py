@@ -293,6 +293,19 @@ def test_invariant_5_a_segment_ends_where_the_next_one_begins(tmp_path):
         assert [batch.head.producer_id for batch in reader.fetch(limit, ALL)] == [1]
 
 
+def test_invariant_5_a_hole_before_the_next_segment_is_not_filled_from_behind_the_last_batch(
+    tmp_path,
+):
+    hole = {"flags": hd.FLAG_COMPACTED}
+    kept = images_of((0, 2, {}))
+    stale = images_of((3, 1, {"producer_id": 666, **hole}))
+    current = images_of((3, 1, {"producer_id": 1, **hole}))
+    write_segment(tmp_path, 0, kept[0] + stale[0])
+    write_segment(tmp_path, 3, current[0])
+    found = LogReader(Storage(), str(tmp_path)).fetch(Limit(4, 3, len(current[0])), ALL)
+    assert [batch.head.producer_id for batch in found] == [0, 1]
+
+
 # --- segments that go ---------------------------------------------------------------------------
 def test_rule_11_what_is_mapped_stays_valid_after_an_unlink(tmp_path):
     world = rolling(tmp_path)
@@ -376,6 +389,7 @@ def test_control_and_empty_batches_are_passed_over(tmp_path):
     write_segment(tmp_path, 0, b"".join(images))
     reader = LogReader(Storage(), str(tmp_path))
     found = reader.fetch(Limit(11, 0, sum(map(len, images))), ALL)
+    assert [batch.head.base_offset for batch in found] == [1, 7]
     assert values_of(found) == [(1, b"1"), (2, b"2"), (7, b"7")]
     assert reader.offset == 11, "what was passed over is behind the reader, or it would wait on it"
 

@@ -335,6 +335,29 @@ def test_cursors_of_the_producer_that_cannot_be_are_corrupt(lane, position, numb
         receiver.frames(9, MANY)
 
 
+@pytest.mark.parametrize("head", [1, 60, 4090, 4095])
+def test_a_head_that_is_at_no_frame_is_corrupt(lane, head):
+    region, sender, _ = lane
+    write(sender, b"a")
+    put(region, HEAD, head)
+    put(region, TAIL, 4096)
+    with pytest.raises(LaneCorruptError, match=f"head {head} "):
+        LaneReceiver(region, "lane", 2)
+
+
+def test_the_room_of_a_pad_counts_too():
+    """Between tail and the end is room for no frame, and before head is not enough without it."""
+    _, sender, receiver = made(1024)
+    for size in (64, 192, 192, 192):  # 896 of 1024
+        assert write(sender, bytes([size]) * size) is not None
+    frames = receiver.frames(9, MANY)
+    receiver.finish(frames[:1], [ack(frames[0])])
+    assert sender.free == 256
+    assert write(sender, b"x" * 128) is None, "192 bytes behind a pad of 128"
+    assert bytes(receiver.frames(1, MANY)[0].batch) == bytes([192]) * 192
+    assert write(sender, b"y" * 64) is not None, "exactly up to the end"
+
+
 def test_a_tail_that_fell_behind_head_is_corrupt(lane):
     region, sender, receiver = lane
     write(sender, b"a")

@@ -115,16 +115,28 @@ class LaneMachine(RuleBasedStateMachine):
         assert self.sender.tail == place[1]
         assert self.sender.next_sequence == len(self.sent)
 
-    @rule(data=data, rounds=st.integers(1, 12))
-    def stream(self, data, rounds):
-        """Fill the lane and empty it, again and again, without a look at the answers."""
-        for number in range(rounds):
-            while self.placed(min(len(data), self.sender.frame_max - 64)) is not None:
+    @rule(
+        sizes=st.lists(st.sampled_from([0, 64, 65, 128, 192]), min_size=1, max_size=5),
+        rounds=st.integers(1, 12),
+        share=st.sampled_from([20, 50, 70, 100]),
+    )
+    def stream(self, sizes, rounds, share):
+        """Fill the lane and drain a part of it, again and again, without a look at the answers."""
+        number = 0
+        for _ in range(rounds):
+            while True:
+                data = bytes([number & 255]) * min(
+                    sizes[number % len(sizes)], self.capacity // 4 - 64
+                )
+                if self.placed(len(data)) is None:
+                    self.write(data, 0, 1, 0)  # there is no room, and it says so
+                    break
                 self.write(data, number, 1, number & 1)
+                number += 1
             self.take(128, MANY)
             if not self.taken:
                 return
-            self.finish(100)
+            self.finish(share)
 
     @rule(data=data)
     def sender_dies_while_copying(self, data):
