@@ -92,9 +92,10 @@ class Batch:
         return route.topic, route.partition, self.error, self.count - self.looked_at
 
     def receipt(self, durability: str) -> BatchReceipt:
+        route, known = self.route, durability != "ring"
         return BatchReceipt(
-            self.route.topic, self.route.partition, self.base_offset, self.count, durability,
-            self.append_timestamp,
+            route.topic, route.partition, self.base_offset if known else None, self.count,
+            durability, self.append_timestamp if known else None,
         )  # fmt: skip
 
 
@@ -191,11 +192,9 @@ class Delivery:
         owner = self._box.owner
         if batch.error is not None:
             raise batch.error
-        offset = None if batch.base_offset is None else batch.base_offset + index
-        return Receipt(
-            batch.route.topic, batch.route.partition, offset, owner.durability_of(batch.route),
-            batch.append_timestamp,
-        )  # fmt: skip
+        run = batch.receipt(owner.durability_of(batch.route))
+        offset = None if run.base_offset is None else run.base_offset + index
+        return Receipt(run.topic, run.partition, offset, run.durability, run.timestamp)
 
     def exception(self, timeout: float | None = None) -> Exception | None:
         """The error with which the delivery failed, or None. Waits like `result`."""

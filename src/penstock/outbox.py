@@ -10,6 +10,7 @@ of a producer that decides. Every batch that is launched ends in `finished` exac
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,8 @@ from penstock.ipc import layout as lo
 from penstock.ipc.lane import Ack
 from penstock.routes import LaneLink, PartitionRoute, TopicRoutes
 from penstock.session import Session
+
+logger = logging.getLogger("penstock.producer")
 
 _ADVICE: Final = {
     er.ErrorCode.UNKNOWN_PARTITION: ": the topic was deleted; create it anew",
@@ -64,6 +67,7 @@ class Outbox:
         self.lost: str | None = None
         self.buffered = 0
         self.resent = 0
+        self.refused_late = 0
 
     def routes(self) -> Iterator[PartitionRoute]:
         for topic in list(self.topics.values()):
@@ -74,6 +78,13 @@ class Outbox:
     def is_eager(self) -> bool:
         """Whether so little flies that a single record may leave at once."""
         return sum(len(link.flights) for link in self.links.values()) < IN_FLIGHT_EAGER
+
+    def counts(self) -> dict[str, int]:
+        return {
+            "resent": self.resent,
+            "refused_after_ring": self.refused_late,
+            "buffered_bytes": self.buffered,
+        }
 
     def has_answers(self) -> bool:
         return any(link.sender.has_acks() for link in self.links.values())
@@ -114,11 +125,9 @@ class Outbox:
             pending.popleft()
             if link not in touched:
                 touched.append(link)
+            route.in_flight[batch.sequence] = batch
             if self._level == "ring":
-                link.forget(batch)
-                self._finish(batch, None)
-            else:
-                route.in_flight[batch.sequence] = batch
+                self._finish(batch, None)  # its delivery; the outbox minds it until the answer
 
     # --- in --------------------------------------------------------------------------------------
     def reap(self) -> bool:
@@ -206,7 +215,7 @@ class Outbox:
         """Put batches that are in a lane back in front of what is pending, in order."""
         for batch in reversed(batches):
             batch.route.in_flight.pop(batch.sequence, None)
-            if batch.flight is None or batch.done:
+            if batch.flight is None or batch.error is not None:
                 continue
             batch.encoded = batch.flight[0].recall(batch)
             batch.route.pending.appendleft(batch)
@@ -230,6 +239,10 @@ class Outbox:
         if batch.flight is not None and batch.sequence not in batch.route.in_flight:
             batch.flight[0].forget(batch)
         if batch.done:
+            if error is not None and batch.error is None:  # it was called good at "ring"
+                batch.error = error
+                self.refused_late += batch.count
+                logger.error("accepted into the ring, then refused: %s", error)
             return
         batch.done = True
         batch.encoded = None

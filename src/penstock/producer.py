@@ -440,12 +440,8 @@ class Producer:
 
     def metrics(self) -> dict[str, int]:
         """Counters since the producer was made, and `buffered_bytes` now."""
-        return {
-            **self._counts,
-            "resent": self._outbox.resent,
-            "reconnects": self._minder.reconnects,
-            "buffered_bytes": self._outbox.buffered,
-        }
+        reconnects = {"reconnects": self._minder.reconnects}
+        return self._counts | reconnects | self._outbox.counts()
 
     @property
     def producer_id(self) -> int:
