@@ -82,6 +82,7 @@ def test_a_bad_batch_gets_its_error_and_the_others_go_on():
             make_batch(0, producer=6, body=2048),
             make_batch(0, producer=7, timestamp=5, base_timestamp=6),
             make_batch(0, producer=8)[:-64],
+            memoryview(bytes(make_batch(0, producer=11)) + bytes(64)),
             make_batch(9, producer=9),
             make_batch(5),
             memoryview(b""),
@@ -97,6 +98,7 @@ def test_a_bad_batch_gets_its_error_and_the_others_go_on():
         ErrorCode.UNKNOWN_PARTITION,
         ErrorCode.BATCH_TOO_LARGE,
         ErrorCode.INVALID_TIMESTAMP,
+        ErrorCode.CORRUPT_BATCH,
         ErrorCode.CORRUPT_BATCH,
         ErrorCode.UNKNOWN_PRODUCER,
         ErrorCode.OUT_OF_ORDER_SEQUENCE,
@@ -178,6 +180,9 @@ def test_append_time_never_goes_back():
     log, _ = open_log(storage, boot_id="boot-2")
     assert log.append([make_batch(3)], 600)[0].append_timestamp == 900
     assert log.append([make_batch(4)], 901)[0].append_timestamp == 901
+    log.close(clean=False)
+    log, _ = open_log(storage, boot_id="boot-2")
+    assert log.append([make_batch(5)], 600)[0].append_timestamp == 901
 
 
 def test_timestamp_type_append_marks_the_batches():

@@ -352,6 +352,30 @@ def test_idempotence_is_rebuilt_from_the_log_alone():
     assert log.log_end == 360
 
 
+def test_headers_that_went_bad_below_the_recovery_point_are_offline_where_they_are_needed():
+    storage, _, _ = filled([300] * 40, synced=40)
+    storage.names[segment_path(FOLDER, 9)].content[448 + 12] ^= 1
+    assert rebooted(storage.copy())[0].log_end == 40, "nobody needs to look"
+    for name in [name for name in storage.names if "producers" in name]:
+        del storage.names[name]
+    with pytest.raises(LogOfflineError, match="at byte 448"):
+        rebooted(storage)
+
+
+def test_a_plausible_index_that_is_wrong_is_written_anew():
+    storage, _, kept = filled([300] * 7, synced=7)
+    path = ACTIVE.replace(".log", ".index")
+    times = ACTIVE.replace(".log", ".time")
+    good = bytes(storage.names[path].content), bytes(storage.names[times].content)
+    assert len(good[0]) == 6 * 16
+    # Offsets 1, 2, .. 6 become 1, 2, .. 5, 7 in both files.
+    storage.names[path].content[5 * 16] = 7
+    storage.names[times].content[5 * 16 + 8] = 7
+    log, _ = rebooted(storage)
+    assert contents(log) == kept
+    assert (bytes(storage.names[path].content), bytes(storage.names[times].content)) == good
+
+
 def test_damaged_snapshots_are_passed_over():
     storage, _, _ = filled([300] * 40, synced=40)
     for name in [name for name in storage.names if "producers" in name]:

@@ -91,6 +91,19 @@ def test_rule_15_an_epochs_file_from_a_backup_lets_no_epoch_fall():
     assert (contents(log), report.lost) == (kept, None)
 
 
+def test_rule_15_epochs_that_the_file_does_not_know_come_from_the_batches():
+    storage, _, _ = filled()
+    path = f"{FOLDER}/{EPOCHS_FILE}"
+    old = bytes(storage.names[path].content)
+    log, _ = rebooted(storage)
+    log.append([make_batch(6)], 1)
+    storage.names[path].content[:] = old
+    log, report = rebooted(storage, published=7)
+    assert (log.epochs.entries, report.epoch_bumped) == (((1, 0), (2, 6)), False)
+    log.sync()
+    assert open_log(storage.power_cut(), boot_id="boot-3")[0].epochs.entries[1] == (2, 6)
+
+
 @pytest.mark.parametrize("how", ["deleted", "damaged"])
 def test_rule_15_lost_epochs_come_back_from_the_log_and_a_new_one_begins(how):
     storage, _, _ = filled([300] * 12)

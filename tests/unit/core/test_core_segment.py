@@ -108,8 +108,10 @@ def test_a_scan_keeps_exactly_the_whole_batches_of_a_short_file(shapes, data):
     storage, fd = written(good[:size])
     ends = [position for position, _ in places[1:]] + [len(good)]
     whole = [place for place, stop in zip(places, ends, strict=True) if stop <= size]
-    scan = scan_of(storage, fd)
-    assert [(p, head.base_offset) for p, head in scan] == whole
+    for bodies in (True, False):
+        scan = scan_of(storage, fd, bodies=bodies)
+        assert [(p, head.base_offset) for p, head in scan] == whole
+    assert [(p, head.base_offset) for p, head in scan_headers(good[:size])] == whole
 
 
 def test_a_batch_continues_a_log_only_if_offset_and_order_do():
