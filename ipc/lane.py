@@ -284,6 +284,12 @@ class LaneReceiver:
     def is_closed(self) -> bool:
         return bool(self._q[lo.Q_LANE_STATE] == lo.LANE_CLOSED)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the answer to one more frame finds a place. A producer that reads none of its
+        answers holds up its own lane, and its writer need not look at that again and again."""
+        return bool(self._ack_tail - self._q[lo.Q_LANE_ACK_HEAD] < lo.ACKS_MAX)
+
     def frames(self, frames_max: int, bytes_max: int, *, discard_acks: bool = False) -> list[Frame]:
         """The next whole frames, at most as many as there are free acknowledgement places.
 

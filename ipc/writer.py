@@ -60,7 +60,10 @@ class _Lane:
 
     @property
     def is_ready(self) -> bool:
-        return self.receiver.has_frames and time.monotonic() >= self.blocked_until
+        receiver = self.receiver
+        if not receiver.has_frames or time.monotonic() < self.blocked_until:
+            return False
+        return self.retiring or receiver.has_room
 
 
 class Writer:

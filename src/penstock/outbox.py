@@ -134,7 +134,10 @@ class Outbox:
         """Take in answers, settle what became durable, refill lanes. True if anything moved."""
         moved = False
         for link in list(self.links.values()):
-            for ack in link.sender.acks():
+            acks = link.sender.acks()
+            if len(acks) == lo.ACKS_MAX:
+                link.wake_writer()  # it may sleep until there is room for its answers
+            for ack in acks:
                 moved = True
                 batch = link.flights.pop(ack.sequence, None)
                 if batch is not None:

@@ -168,12 +168,13 @@ def test_rule_1_a_full_ring_of_answers_holds_the_writer_back(lane):
         receiver.finish(frames := receiver.frames(1000, MANY), [ack(frame) for frame in frames])
     for _ in range(3):
         write(sender, b"late")
-    assert receiver.has_frames
+    assert (receiver.has_frames, receiver.has_room) == (True, False)
     assert receiver.frames(1000, MANY) == []
     assert len(receiver.frames(1000, MANY, discard_acks=True)) == 3, (
         "of a dead producer none is kept"
     )
     assert len(sender.acks()) == 128
+    assert receiver.has_room
     assert len(receiver.frames(1000, MANY)) == 3
 
 

@@ -1,0 +1,63 @@
+"""A producer that reads none of its answers holds up its own lane, and nothing else."""
+
+from __future__ import annotations
+
+import time
+
+from penstock import TopicConfig
+from penstock.core.encode import encode_batch
+from penstock.embedded import EmbeddedNode
+from penstock.ipc import layout as lo
+from penstock.ipc.doorbell import fence
+from penstock.session import Session, socket_of
+
+WITHIN = 10.0
+
+
+def passes(session, writer):
+    """How often a writer has gone through its loop."""
+    at = lo.WRITER_SLOTS_AT + writer * lo.WRITER_SLOT_BYTES
+    return session.state.q[at // 8 + lo.Q_WRITER_PASSES]
+
+
+def wait_for(condition, what):
+    deadline = time.monotonic() + WITHIN
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.002)
+
+
+def test_rule_1_a_writer_sleeps_while_a_ring_of_answers_is_full_and_goes_on_after():
+    with EmbeddedNode(writers=1) as node, node.connect() as client:
+        client.admin().create_topic("t", TopicConfig(partitions=1))
+        session = Session.attach(
+            socket_of(node.url), lo.KIND_PRODUCER, client_id="mute", timeout=WITHIN
+        )
+        info = session.find_topic("t", WITHIN)
+        sender, doorbell = session.open_lane(0, WITHIN)
+        for sequence in range(200):
+            encoded = encode_batch(
+                [b"%d" % sequence], base_timestamp=0, topic_id=info.topic_id, partition=0,
+                producer_id=session.producer_id, base_sequence=sequence,
+            )  # fmt: skip
+            assert sender.try_write(info.pages[0], encoded, encoded.length) == sequence
+        doorbell.ring()
+        page = session.page(info.pages[0])
+        wait_for(lambda: page.high_watermark == lo.ACKS_MAX, "the ring was never filled")
+
+        before, started = passes(session, 0), time.monotonic()
+        with client.producer() as other:  # others are served meanwhile
+            assert other.send_and_wait("t", b"other", timeout=WITHIN).offset == lo.ACKS_MAX
+        wait_for(lambda: time.monotonic() - started > 0.5, "time stands still")
+        assert passes(session, 0) - before < 200, "the writer spins"
+        assert page.high_watermark == lo.ACKS_MAX + 1
+
+        answers = sender.acks()
+        assert [answer.sequence for answer in answers] == list(range(lo.ACKS_MAX))
+        fence()
+        if sender.writer_ticket():
+            doorbell.ring()
+        wait_for(lambda: page.high_watermark == 201, "the rest was never drained")
+        wait_for(sender.has_acks, "the rest was never answered")
+        sender.detach()
+        session.close()
