@@ -21,13 +21,22 @@ class Flusher:
         self._jobs: SimpleQueue[tuple[int, SyncJob] | None] = SimpleQueue()
         self._done: deque[tuple[int, SyncJob]] = deque()
         self._thread: threading.Thread | None = None
-        self.pending = 0
+        self._pages: set[int] = set()
+
+    @property
+    def pending(self) -> int:
+        return len(self._pages)
+
+    def holds(self, page: int) -> bool:
+        """Whether a job of this page was submitted and not handed back yet."""
+        return page in self._pages
 
     def submit(self, page: int, job: SyncJob) -> None:
+        """Run a job of a page, which has no other one under way."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="flusher", daemon=True)
             self._thread.start()
-        self.pending += 1
+        self._pages.add(page)
         self._jobs.put((page, job))
 
     def finished(self) -> list[tuple[int, SyncJob]]:
@@ -35,7 +44,7 @@ class Flusher:
         found = []
         while self._done:
             found.append(self._done.popleft())
-            self.pending -= 1
+            self._pages.discard(found[-1][0])
         return found
 
     def _run(self) -> None:

@@ -88,6 +88,7 @@ class Writer:
         self._open_role = open_role
         self._roles: dict[int, PartitionRole] = {}
         self._gone: set[int] = set()
+        self._leaving: dict[int, tuple[PartitionRole, ms.ClosePartition]] = {}
         self._lanes: dict[str, _Lane] = {}
         self._clients: dict[int, tuple[ClientSlot, Doorbell]] = {}
         self._rung: dict[int, int] = {}
@@ -125,6 +126,7 @@ class Writer:
             elif not self._orphaned:
                 self._sleep()
         logger.warning("the node is gone: leaving with %d lanes to its successor", len(self._lanes))
+        self._end_syncs()
         for role in self._roles.values():
             role.close(clean=False)
 
@@ -317,8 +319,11 @@ class Writer:
         moved = False
         for page, job in self._flusher.finished():
             self._next_tick = 0.0  # more may have been asked for meanwhile
-            role = self._roles.get(page)
-            if role is not None and role.finish_sync(job):
+            if page in self._leaving:
+                role, order = self._leaving.pop(page)
+                role.finish_sync(job)
+                self._finish_close(role, order)
+            elif self._roles[page].finish_sync(job):
                 moved = True
         if moved:
             self._wake_consumers()
@@ -398,7 +403,16 @@ class Writer:
         self._tell(ms.PartitionOpened(order.page, role.log_end, report[:1000]))
 
     def _close(self, order: ms.ClosePartition) -> None:
+        if order.page in self._leaving:
+            return
         role = self._roles.pop(order.page, None)
+        if role is not None and self._flusher.holds(order.page):
+            self._leaving[order.page] = role, order
+        else:
+            self._finish_close(role, order)
+
+    def _finish_close(self, role: PartitionRole | None, order: ms.ClosePartition) -> None:
+        """Let go of a partition, of which no sync is under way."""
         if role is not None:
             role.close(clean=not order.delete)
         if order.delete:
@@ -449,16 +463,26 @@ class Writer:
     def _is_drained(lane: _Lane) -> bool:
         return lane.stop_at is None or lane.receiver.head >= lane.stop_at
 
-    def _stop(self) -> None:
+    def _end_syncs(self) -> bool:
+        """Wait for the syncs under way; False if the device does not end one in time: the recovery
+        of the next start looks at that log."""
         self._flusher.stop(timeout=30.0)
-        for page, job in self._flusher.finished():
-            self._roles[page].finish_sync(job)
+        self._finish_syncs()
+        stuck = [page for page in self._roles if self._flusher.holds(page)]
+        for page in stuck:
+            logger.error("%s: its sync does not end", self._roles.pop(page).name)
+        return not stuck
+
+    def _stop(self) -> None:
+        all_clean = self._end_syncs()
         for role in self._roles.values():
             try:
                 role.close(clean=True)
             except StorageError as error:
                 logger.error("%s: not closed clean: %s", role.name, error)
-        self._tell(ms.Stopped())
+                all_clean = False
+        if all_clean:
+            self._tell(ms.Stopped())
 
 
 assert HEADER.size == HEADER_BYTES
