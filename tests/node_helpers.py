@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.core.encode import encode_batch
+from penstock.core.errors import NotConnectedError
 from penstock.ipc import channel, liveness, paths, shm
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
@@ -344,9 +345,14 @@ class RawProducer:
         return found
 
     def close(self) -> None:
+        """As a producer takes its leave: what is in its lanes is still drained."""
         for lane in self.lanes.values():
+            lane.mark_closed()
             lane.detach()
-        self.client.close()
+        try:
+            self.client.close(bye=True)
+        except NotConnectedError:  # the node is gone, the lanes say it
+            self.client.close()
 
 
 def log_end(node: NodeProcess | NodeThread, page: int) -> int:

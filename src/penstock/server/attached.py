@@ -1,13 +1,14 @@
 """The processes that are attached: how they come, and what their end means.
 
-    attach --> attached --Bye, EOF--------> closed: its lanes are retired
-                  |    --sent away--------> absent: its lanes are kept until it resumes, marks
+    attach --> attached --Bye-------------> closed: its lanes are retired
+                  |    --EOF, sent away---> absent: its lanes are kept until it resumes, marks
                   |                         them closed, or dies
                   +----pidfd, any state---> dead:   its lanes are retired
 
-Death is the pidfd alone (rule 7): a forked child that holds the socket keeps nobody alive, and a
-socket that ends says only that the client wanted it. After a node died, living producers of its
-lanes begin as absent. Owns pidfds, doorbells, slots and producer ids. Speaks to no socket.
+Death is the pidfd alone (rule 7): a forked child that holds the socket keeps nobody alive. And a
+socket that ends says nothing about lanes: it may be an attempt to attach that its client gave up,
+while the client writes on into the lanes it has. After a node died, living producers of its lanes
+begin as absent. Owns pidfds, doorbells, slots and producer ids. Speaks to no socket.
 """
 
 from __future__ import annotations
@@ -193,14 +194,14 @@ class Attached:
 
     # --- the end of a client ---
     def closed(self, client: Client) -> None:
-        """It said goodbye, or its socket ended."""
+        """It said goodbye."""
         self._end(client, "closed")
 
-    def sent_away(self, client: Client) -> None:
-        """The node hung up. The process may resume; until it does or dies, its lanes are kept."""
+    def hung_up(self, client: Client) -> None:
+        """The connection ended. Until the process resumes or dies, its lanes are kept."""
         client.connection = None
         if not client.lanes:
-            self._end(client, "was sent away")
+            self._end(client, "has gone")
             return
         self._free_slot(client)
         if self._absence is None:

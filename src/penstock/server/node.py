@@ -222,14 +222,14 @@ class Node:
             case _:
                 raise AssertionError(f"{type(message).__name__} is no request")
 
-    def ended(self, session: Session, *, by_client: bool) -> None:
+    def ended(self, session: Session, *, goodbye: bool) -> None:
         client = session.client
         assert isinstance(client, Client)
         if client.connection is session:
-            if by_client:
+            if goodbye:
                 self._attached.closed(client)
             else:
-                self._attached.sent_away(client)
+                self._attached.hung_up(client)
 
     def _open_lane(self, client: Client, request: ms.OpenLane) -> Reply:
         lane, fd = self._grants.open(client, request, self._ground.writers)

@@ -48,8 +48,8 @@ class Service(Protocol):
 
     def request(self, session: Session, message: ms.ClientMessage) -> Answer: ...
 
-    def ended(self, session: Session, *, by_client: bool) -> None:
-        """The connection is over: the client closed it, or the node hung up."""
+    def ended(self, session: Session, *, goodbye: bool) -> None:
+        """The connection is over: the client took its leave, or either side just hung up."""
 
 
 class Session:
@@ -98,7 +98,7 @@ class Session:
                 self._drop(str(error))
                 return
             if received is None:
-                self._close(by_client=True)
+                self._close(goodbye=False)
                 return
             message, fds = received
             close_fds(fds)
@@ -106,7 +106,7 @@ class Session:
 
     def _take(self, message: ms.ClientMessage) -> None:
         if isinstance(message, ms.Bye):
-            self._close(by_client=True)
+            self._close(goodbye=True)
         elif isinstance(message, ms.Hello) == self._is_known:
             self._drop("it said hello twice" if self._is_known else "it did not say hello first")
         else:
@@ -153,7 +153,7 @@ class Session:
         self._server.refusals += 1
         self._reply(Reply(refused))
         if not self._is_known:
-            self._close(by_client=False)
+            self._close(goodbye=False)
 
     def _reply(self, reply: Reply) -> None:
         try:
@@ -179,11 +179,11 @@ class Session:
     def _drop(self, reason: str) -> None:
         logger.warning("connection of pid %d dropped: %s", self._peer.pid, reason)
         self._server.drops += 1
-        self._close(by_client=False)
+        self._close(goodbye=False)
 
-    def _close(self, *, by_client: bool) -> None:
+    def _close(self, *, goodbye: bool) -> None:
         if self.hang_up() and self._is_known:
-            self._service.ended(self, by_client=by_client)
+            self._service.ended(self, goodbye=goodbye)
 
     def hang_up(self) -> bool:
         """Close the connection without telling the service. False when it was closed already."""

@@ -263,11 +263,31 @@ time.sleep(60)
     process.communicate(b"")
 
 
-def test_rule_7_a_closed_socket_is_the_end_of_a_living_client(node):
+def test_rule_7_a_goodbye_is_the_end_of_a_living_client(node):
     with node.attach() as admin:
         client = node.attach(lo.KIND_PRODUCER)
         client.open_lane().detach()
+        client.channel.send(ms.Bye())
         client.close()
+        eventually(
+            lambda: admin.ask(ms.DescribeNode(), ms.NodeDescription).lanes == 0, "lane removed"
+        )
+
+
+def test_rule_5_an_attempt_to_resume_that_was_given_up_takes_no_lane_away(node):
+    """A node that is slow to admit meets the attempts that a living producer gave up meanwhile."""
+    with node.attach() as admin, node.attach(lo.KIND_PRODUCER) as client:
+        lane = client.open_lane()
+        given_up = node.attach(lo.KIND_PRODUCER, resume=client.welcome.producer_id)
+        given_up.close()
+        eventually(
+            lambda: admin.ask(ms.DescribeNode(), ms.NodeDescription).clients == 1, "nobody attached"
+        )
+        assert admin.ask(ms.DescribeNode(), ms.NodeDescription).lanes == 1
+        with node.attach(lo.KIND_PRODUCER, resume=client.welcome.producer_id) as again:
+            assert [info.name for info in again.welcome.lanes] == [lane.name]
+        lane.mark_closed()
+        lane.detach()
         eventually(
             lambda: admin.ask(ms.DescribeNode(), ms.NodeDescription).lanes == 0, "lane removed"
         )

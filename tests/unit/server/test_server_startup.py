@@ -118,6 +118,7 @@ def test_rule_5_a_living_producers_lane_waits_for_it_although_it_is_empty(folder
         with node.attach(lo.KIND_PRODUCER, resume=producer_id) as client:
             assert client.welcome.lanes == [ms.LaneInfo(name, 1)]
             assert len(client.fds) == 4
+            client.close(bye=True)
         eventually(lambda: not shm.listing(name), "closed, so retired")
 
 
