@@ -19,9 +19,6 @@ from penstock.core import encode as en
 from penstock.core import header as hd
 from penstock.core.errors import CorruptBatchError, UnsupportedVersionError
 
-RAW_BODY_MAX: Final = 1 << 26
-"""Default bound of what a compressed body may expand to, in bytes."""
-
 SMALL: Final = 8
 """Up to so many records plain Python beats a handful of numpy calls (by 8 us at one record)."""
 
@@ -219,7 +216,7 @@ def _ints(
 def _rises(offsets: npt.NDArray[np.int32], end: int) -> bool:
     """Whether offsets go from 0 to `end` without ever falling."""
     if len(offsets) <= SMALL:
-        bounds = offsets.tolist()
+        bounds: list[int] = offsets.tolist()
         return bounds[0] == 0 and bounds[-1] == end and bounds == sorted(bounds)
     if offsets[0] != 0 or offsets[-1] != end:
         return False
@@ -275,15 +272,9 @@ def _directory(body: memoryview) -> dict[int, tuple[int, int, int]]:
     return found
 
 
-def _raw_body(stored: memoryview, head: hd.BatchHeader, raw_max: int) -> memoryview:
-    if head.raw_body_length > raw_max:
-        raise CorruptBatchError(
-            f"a batch of {head.length} bytes claims to expand to {head.raw_body_length}; the bound "
-            f"is {raw_max}"
-        )
+def _raw_body(stored: memoryview, head: hd.BatchHeader) -> memoryview:
+    """The body expanded. `header.checked` has bounded what it may expand to."""
     if head.codec == hd.CODEC_NONE:
-        if head.raw_body_length > len(stored):
-            raise CorruptBatchError("a plain body is shorter than its header says")
         return stored
     if head.codec != hd.CODEC_LZ4:
         raise UnsupportedVersionError(
@@ -312,7 +303,6 @@ def decode(
     head: hd.BatchHeader,
     *,
     verify: bool = True,
-    raw_max: int = RAW_BODY_MAX,
 ) -> Columns:
     """The columns of the batch at `position`, whose header was checked (`header.checked`).
 
@@ -329,7 +319,7 @@ def decode(
             f"body checksum of the batch at byte {position} (base offset {head.base_offset}) is "
             "wrong"
         )
-    body = _raw_body(buffer[position + hd.HEADER_BYTES : position + head.length], head, raw_max)
+    body = _raw_body(buffer[position + hd.HEADER_BYTES : position + head.length], head)
     found = _directory(body)
     count = head.record_count
     values = _binary_column(

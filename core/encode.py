@@ -15,7 +15,7 @@ The body is a section directory and 8-aligned columns:
 
 A null value is a tombstone. A compressed body is `<stored length u32> <0 u32> <codec block>`; the
 batch header's `raw_body_length` bounds what it may expand to. Codecs that do not shrink a body are
-not used for it.
+not used for it, nor for one larger than `RAW_BODY_MAX`.
 
 Owns encoding only; never reads, writes or assigns offsets. See `columns` for the way back.
 """
@@ -299,15 +299,16 @@ def encode_batch(
 
 
 def _compress(codec: int, body: bytes) -> tuple[int, bytes]:
-    """The stored form of a body under `codec`, or plain where that is not smaller."""
+    """The stored form of a body under `codec`; plain where that is not smaller, or too large."""
     if codec != hd.CODEC_LZ4:
         raise ConfigError(f"codec {codec} is not available here; choose one of {sorted(CODECS)}")
-    packed = lz4.block.compress(body, store_size=False)
-    stored = STORED.size + len(packed)
-    if hd.aligned(stored) >= hd.aligned(len(body)):
-        return hd.CODEC_NONE, body + _PAD[: -len(body) & (hd.BATCH_ALIGN - 1)]
-    tail = _PAD[: -stored & (hd.BATCH_ALIGN - 1)]
-    return codec, b"".join((STORED.pack(len(packed), 0), packed, tail))
+    if len(body) <= hd.RAW_BODY_MAX:
+        packed = lz4.block.compress(body, store_size=False)
+        stored = STORED.size + len(packed)
+        if hd.aligned(stored) < hd.aligned(len(body)):
+            tail = _PAD[: -stored & (hd.BATCH_ALIGN - 1)]
+            return codec, b"".join((STORED.pack(len(packed), 0), packed, tail))
+    return hd.CODEC_NONE, body + _PAD[: -len(body) & (hd.BATCH_ALIGN - 1)]
 
 
 def record_overhead(value: bytes | None, key: bytes | None, headers: Headers | None) -> int:

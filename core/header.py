@@ -45,6 +45,9 @@ BODY_CRC_FROM: Final = 48
 BATCH_BYTES_MAX: Final = 1 << 28
 """A batch longer than this is taken for garbage, whatever its checksum says."""
 RECORDS_MAX: Final = 1 << 24
+RAW_BODY_MAX: Final = 1 << 26
+"""What a compressed body may expand to, in bytes. Encoders leave larger ones plain; a batch that
+claims more is refused before it gets into a log, where nobody could read it."""
 OFFSET_MAX: Final = 1 << 62
 """No log gets so far: above it an offset would not fit the int64 columns it is read into."""
 
@@ -202,14 +205,15 @@ def checked(buffer: Buffer, position: int = 0) -> BatchHeader:
         or head.record_count > head.last_offset_delta + 1
         or head.last_offset_delta >= RECORDS_MAX
         or head.base_offset > OFFSET_MAX
+        or head.raw_body_length > (RAW_BODY_MAX if head.codec else head.length - HEADER_BYTES)
         or head.checksum_kind != CHECKSUM_CRC32C
         or head.codec not in CODEC_NAMES
     ):
         raise CorruptBatchError(
             f"batch at byte {position} has impossible fields: length {head.length}, "
             f"{head.record_count} records in {head.last_offset_delta + 1} offsets from "
-            f"{head.base_offset}, "
-            f"codec {head.codec}, checksum kind {head.checksum_kind}"
+            f"{head.base_offset}, a body of {head.raw_body_length} bytes in codec {head.codec}, "
+            f"checksum kind {head.checksum_kind}"
         )
     return head
 

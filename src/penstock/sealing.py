@@ -6,6 +6,7 @@ Pure but for the sequence counters it moves on in the routes it is given.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import repeat
 from operator import itemgetter
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.encode import EncodedBatch, Headers, encode_batch, record_overhead
+from penstock.core.errors import RecordTooLargeError
 from penstock.delivery import RECORD_FIELDS, Batch, Box
 from penstock.partitioner import partitions_of
 from penstock.routes import PartitionRoute, TopicRoutes
@@ -136,10 +138,11 @@ def _place(box: Box, groups: list[npt.NDArray[np.int64]]) -> None:
 def _encode_run(box: Box, rows: Rows, route: PartitionRoute, settings: SealSettings) -> None:
     """Encode rows of one partition, as one batch if that fits a frame."""
     if len(rows.values) <= settings.records_trusted:
-        encoded = _encode(box, rows, route, settings)
-        if encoded.length <= settings.batch_bytes_max:
-            _append(box, route, encoded, len(rows.values))
-            return
+        with suppress(RecordTooLargeError):  # all of them are more than a batch may ever hold
+            encoded = _encode(box, rows, route, settings)
+            if encoded.length <= settings.batch_bytes_max:
+                _append(box, route, encoded, len(rows.values))
+                return
     for start, stop in _runs(rows, settings):
         part = rows.run(start, stop)
         _append(box, route, _encode(box, part, route, settings), stop - start)

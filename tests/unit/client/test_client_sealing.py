@@ -204,6 +204,20 @@ def test_long_runs_are_split_at_batch_bytes(values):
         assert sum(size < 3500 for size in sizes) <= 1, "all but the last are full"
 
 
+@pytest.mark.parametrize(
+    ("bound", "codec"), [("BATCH_BYTES_MAX", hd.CODEC_NONE), ("RAW_BODY_MAX", hd.CODEC_LZ4)]
+)
+def test_rows_beyond_the_bounds_of_the_format_are_split_like_others(monkeypatch, bound, codec):
+    """`send_batch` takes any number of rows, and lz4 may make very many of them fit a frame."""
+    monkeypatch.setattr(hd, bound, 1 << 16)
+    topic, box = topic_of(1), new_box()
+    values = [bytes(1000)] * 200
+    seal(box, rows_of(values), topic, settings_of(16_384, 32_768, codec=codec))
+    assert len(box.batches) > 8
+    assert [value for batch in box.batches for value in columns_of(batch).values] == values
+    assert {get(bytes(image_of(batch)), "codec") for batch in box.batches} == {codec}
+
+
 def test_what_fits_a_frame_is_one_batch_even_above_batch_bytes():
     topic, box = topic_of(1), new_box()
     assert len(seal(box, rows_of([b"x" * 100] * 60), topic, settings_of(4096, 8192))) == 1

@@ -350,10 +350,6 @@ MALICIOUS = {
         body_of([TIMES, *TWO_VALUES]),
         {"record_count": 1 << 24, "last_offset_delta": (1 << 24) - 1},
     ),
-    "a plain body shorter than it says": (
-        body_of([TIMES, *TWO_VALUES]),
-        {"raw_body_length": 10_000},
-    ),
 }
 
 
@@ -439,32 +435,26 @@ def packed(raw, **fields):
 RAW = body_of([TIMES, *TWO_VALUES])
 
 
-def peak_of(image, **options):
+def peak_of(image):
     """The most memory that reading an image took, in bytes."""
     tracemalloc.start()
     try:
         with pytest.raises(CorruptBatchError):
-            read_all(image, **options)
+            read_all(image)
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
 
 
-def test_a_compressed_batch_is_bounded_before_it_is_expanded():
-    bomb = bytes(8 << 20)
-    image = packed(bomb)
-    assert len(image) < 40_000
-    assert peak_of(image, raw_max=1 << 20) < 1 << 18
-    for claim in (1 << 27, 1 << 31, (1 << 32) - 1):
-        assert peak_of(packed(RAW, raw_body_length=claim)) < 1 << 18
-        assert peak_of(batch(RAW, record_count=2, raw_body_length=claim)) < 1 << 18
+@pytest.mark.parametrize("claim", [(1 << 26) + 1, 1 << 27, 1 << 31, (1 << 32) - 1])
+def test_a_compressed_batch_is_bounded_before_it_is_expanded(claim):
+    assert peak_of(packed(RAW, raw_body_length=claim)) < 1 << 18
+    assert peak_of(batch(RAW, record_count=2, raw_body_length=claim)) < 1 << 18
 
 
-def test_the_default_bound_is_64_mib():
-    claims = {64 << 20: "expand", (64 << 20) + 1: "bound"}
-    for claim, reason in claims.items():
-        with pytest.raises(CorruptBatchError, match=reason):
-            read_all(packed(RAW, raw_body_length=claim))
+def test_the_bound_itself_is_expanded_and_found_wrong():
+    with pytest.raises(CorruptBatchError, match="another length"):
+        read_all(packed(RAW, raw_body_length=1 << 26))
 
 
 def test_a_bomb_that_claims_less_than_it_holds_takes_no_more_than_its_claim():

@@ -232,6 +232,20 @@ def test_lz4_makes_a_batch_smaller_or_is_not_used():
     assert same == encode([noise])
 
 
+@pytest.mark.parametrize("keys", [None, [b"k"]])
+def test_what_readers_would_not_expand_is_not_compressed(monkeypatch, keys):
+    """A batch nobody can read must not get into a log, however small lz4 makes it."""
+    whole = encode([bytes(70_000)], keys=keys, codec=hd.CODEC_LZ4)
+    raw = int(get(whole.header, "raw_body_length"))
+    assert whole.length < raw // 10
+    monkeypatch.setattr(hd, "RAW_BODY_MAX", raw)
+    assert encode([bytes(70_000)], keys=keys, codec=hd.CODEC_LZ4) == whole
+    monkeypatch.setattr(hd, "RAW_BODY_MAX", raw - 1)
+    plain = encode([bytes(70_000)], keys=keys, codec=hd.CODEC_LZ4)
+    assert plain == encode([bytes(70_000)], keys=keys)
+    assert decoded(plain).values.to_list() == [bytes(70_000)]
+
+
 @pytest.mark.parametrize("codec", [hd.CODEC_ZSTD, 9])
 def test_a_codec_that_is_not_here_is_refused(codec):
     with pytest.raises(ConfigError, match="lz4"):

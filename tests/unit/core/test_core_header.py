@@ -175,6 +175,10 @@ def test_garbage_is_corrupt(garbage):
         {"codec": 255},
         {"base_offset": 1 << 63},
         {"base_offset": (1 << 64) - 1},
+        {"raw_body_length": 65},  # more than the 64 bytes that are there
+        {"raw_body_length": (1 << 32) - 1},
+        {"raw_body_length": (1 << 26) + 1, "codec": 1},
+        {"raw_body_length": (1 << 32) - 1, "codec": 2},
     ],
     ids=str,
 )
@@ -186,8 +190,10 @@ def test_impossible_fields_under_a_good_checksum_are_corrupt(fields):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"length": 128},
+        {"length": 128, "raw_body_length": 0},
         {"length": 1 << 28},
+        {"length": 1 << 28, "raw_body_length": (1 << 28) - 128},
+        {"raw_body_length": 1 << 26, "codec": 1},
         {"record_count": 1, "last_offset_delta": 5},
         {"record_count": 0, "last_offset_delta": 0},
         {"last_offset_delta": (1 << 24) - 1, "record_count": 1 << 24},
