@@ -74,7 +74,7 @@ class AloneRole:
         self._state = state
         self._settings = order.settings
         self._syncing = False
-        self._next_sync = 0.0
+        self._last_sync = 0.0
         self._segment_base = log.segment_base
         self._sync_wanted = log.durable < log.log_end  # a producer may still wait for it
         state.publish_epoch(log.leader_epoch)
@@ -192,21 +192,28 @@ class AloneRole:
                 self._segment_base = log.segment_base
                 self._sync_wanted = True
                 self._publish()
-            due = self._sync_wanted or (
-                self._settings.durability == "interval" and now >= self._next_sync
-            )
-            if due and not self._syncing and log.durable < log.log_end:
-                self._syncing = True
-                self._sync_wanted = False
-                self._next_sync = now + (
-                    self._settings.flush_interval or LogConfig().flush_interval
-                )
-                return log.begin_sync()
+            due = self._sync_wanted or log.sync_due(now - self._last_sync)
+            if due and not self._syncing:
+                return self._begin_sync(now)
         except LogOfflineError as error:
             self._go_offline(error, 0)
         except StorageError as error:
             logger.warning("%s: %s", self.name, error)
         return None
+
+    def _begin_sync(self, now: float) -> SyncJob | None:
+        """A job for the flusher, or None where nothing is unsynced. Partitions that sync before
+        they answer do it here and now: a job under way would keep their next append waiting."""
+        self._last_sync = now
+        self._sync_wanted = False
+        if self._group_commit:
+            self._log.sync()
+            self._publish()
+            self._state.publish_durable(self._log.durable)
+            return None
+        job = self._log.begin_sync()
+        self._syncing = job is not None
+        return job
 
     def request_sync(self) -> None:
         self._sync_wanted = True

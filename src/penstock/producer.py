@@ -177,6 +177,8 @@ class Producer:
             box.room -= size
             if self._linger == 0 and self._outbox.is_eager:
                 self._seal(box)
+            else:
+                self._minder.expect(box.linger_until)
         return Delivery(box, ordinal)
 
     def send_and_wait(
@@ -314,7 +316,6 @@ class Producer:
         box = self._boxes[topic] = self._new_box(topic)
         if self._linger == 0:
             box.room = 0  # every send passes the slow way, which decides when to seal
-        self._minder.expect(box.linger_until)
         return box
 
     def seal_open(self, now: float | None) -> bool:
