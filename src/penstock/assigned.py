@@ -50,7 +50,16 @@ class AssignedPartition:
 
     @property
     def has_more(self) -> bool:
-        return bool(self._carry) or self.page.high_watermark > self.offset
+        """Whether `take` has something to bring, or to raise."""
+        return bool(self._carry) or self.page.high_watermark > self.offset or self._is_gone
+
+    @property
+    def _is_gone(self) -> bool:
+        """Whether the partition was deleted: its page says so, or is another partition's by now."""
+        if self.page.status == lo.STATUS_DELETED:
+            return True
+        identity = self.page.identity
+        return identity is not None and identity != (self.topic_id, self.name[1])
 
     @property
     def is_ahead(self) -> bool:
@@ -122,7 +131,7 @@ class AssignedPartition:
 
     def _check_page(self) -> None:
         page = self.page
-        if page.status == lo.STATUS_DELETED:
+        if self._is_gone:
             raise er.UnknownTopicError(f"topic {self.name[0]!r} was deleted")
         if self._epoch in (EPOCH_UNKNOWN, page.leader_epoch):
             return

@@ -1,0 +1,53 @@
+"""A consumer learns that its topic is gone, wherever it stands and whoever has its page by now."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from penstock import TopicConfig, UnknownTopicError
+from penstock.embedded import EmbeddedNode
+
+
+@pytest.fixture(scope="module")
+def node():
+    with EmbeddedNode(writers=1) as running:
+        yield running
+
+
+def read_on(consumer):
+    """What was fetched already may still come."""
+    while consumer.poll(timeout=5):
+        pass
+
+
+@pytest.mark.parametrize("read", [5, 3], ids=["at the end", "behind"])
+@pytest.mark.parametrize("successors", [0, 3], ids=["page free", "page given away"])
+def test_a_deleted_topic_is_told_to_its_consumer(node, read, successors):
+    with node.connect() as client, client.producer() as producer:
+        admin = client.admin()
+        admin.create_topic("old", TopicConfig(partitions=1))
+        producer.send_batch("old", [b"x"] * 5).result(10)
+        with client.consumer("old", start="earliest") as consumer:
+            assert len(consumer.poll(read, timeout=10)) == read
+            admin.delete_topic("old")
+            names = [f"new-{number}" for number in range(successors)]
+            for name in names:
+                admin.create_topic(name, TopicConfig(partitions=1))
+                producer.send_batch(name, [b"y"] * 20).result(10)
+            with pytest.raises(UnknownTopicError, match="'old' was deleted"):
+                read_on(consumer)
+        for name in names:
+            admin.delete_topic(name)
+
+
+def test_a_consumer_that_waits_is_woken_by_the_deletion(node):
+    with node.connect() as client, node.connect() as other:
+        client.admin().create_topic("waited-for", TopicConfig(partitions=1))
+        with client.consumer("waited-for") as consumer:
+            delete = threading.Thread(target=other.admin().delete_topic, args=("waited-for",))
+            delete.start()
+            with pytest.raises(UnknownTopicError):
+                consumer.poll(timeout=20)
+            delete.join(10)
