@@ -25,9 +25,7 @@ class Usage:
         return cls(used.ru_utime + used.ru_stime, used.ru_minflt + used.ru_majflt)
 
     def since(self, earlier: Usage) -> Usage:
-        return Usage(
-            self.cpu_seconds - earlier.cpu_seconds, self.page_faults - earlier.page_faults
-        )
+        return Usage(self.cpu_seconds - earlier.cpu_seconds, self.page_faults - earlier.page_faults)
 
 
 def cpu_seconds_of(pids: Mapping[str, int]) -> dict[str, float]:
