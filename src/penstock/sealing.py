@@ -144,8 +144,14 @@ def _encode_run(box: Box, rows: Rows, route: PartitionRoute, settings: SealSetti
                 _append(box, route, encoded, len(rows.values))
                 return
     for start, stop in _runs(rows, settings):
-        part = rows.run(start, stop)
-        _append(box, route, _encode(box, part, route, settings), stop - start)
+        encoded = _encode(box, rows.run(start, stop), route, settings)
+        if encoded.length > settings.batch_bytes_max:
+            raise RecordTooLargeError(
+                f"a record for {route!r} makes a batch of {encoded.length} bytes with its key and "
+                f"headers; the most is {settings.batch_bytes_max}: raise the node's lane capacity "
+                "(of which a batch may take a quarter), or split the record"
+            )
+        _append(box, route, encoded, stop - start)
 
 
 def _append(box: Box, route: PartitionRoute, encoded: EncodedBatch, count: int) -> None:

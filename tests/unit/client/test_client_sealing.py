@@ -83,7 +83,9 @@ def sealings(draw):
     fields = [column if use else st.none() for use, column in zip(uses, columns, strict=True)]
     records = draw(st.lists(st.tuples(ITEM, *fields), min_size=1, max_size=40))
     limits = draw(
-        st.sampled_from([(LARGE, LARGE), (200, 700), (60, 60), (1, 1), (500, LARGE), (LARGE, 800)])
+        st.sampled_from(
+            [(LARGE, LARGE), (200, 700), (60, 700), (1, 700), (500, LARGE), (LARGE, 800)]
+        )
     )
     trusted = draw(st.sampled_from([0, 5, 1 << 15]))
     codec = draw(st.sampled_from([hd.CODEC_NONE, hd.CODEC_LZ4]))
@@ -153,11 +155,8 @@ def test_every_record_is_found_where_its_delivery_looks(given_, chance):
             sequence += batch.count
         assert route.next_sequence == sequence
 
-    # Size: a batch is over the bound only when a single record is.
-    batch_bytes, batch_bytes_max = limits
-    for batch in batches:
-        if batch.count > 1:
-            assert batch.length <= max(batch_bytes_max, batch_bytes + 512)
+    # Size: no batch is over what a frame takes.
+    assert all(batch.length <= limits[1] for batch in batches)
 
 
 def rows_of(values, **columns):
@@ -196,7 +195,7 @@ def test_a_box_beyond_the_prepared_ordinals_is_in_order_too():
 @pytest.mark.parametrize("values", [[b"x" * 400] * 50, [b"x" * 10_000] * 3, [None] * 5000])
 def test_long_runs_are_split_at_batch_bytes(values):
     topic, box = topic_of(1), new_box()
-    batches = seal(box, rows_of(values), topic, settings_of(4096, 8192))
+    batches = seal(box, rows_of(values), topic, settings_of(4096, 16_384))
     assert [value for batch in batches for value in columns_of(batch).values] == values
     sizes = [batch.length for batch in batches]
     assert max(sizes) <= max(4096 + 512, 10_000 + 512)
@@ -218,6 +217,19 @@ def test_rows_beyond_the_bounds_of_the_format_are_split_like_others(monkeypatch,
     assert {get(bytes(image_of(batch)), "codec") for batch in box.batches} == {codec}
 
 
+@pytest.mark.parametrize("trusted", [0, 100])
+@pytest.mark.parametrize(
+    "columns",
+    [{}, {"keys": [b"k" * 9000]}, {"headers": [(("h", b"v" * 9000),)]}, {"keys": [b"k" * 4000]}],
+    ids=["value", "key", "header", "together"],
+)
+def test_a_record_that_fits_no_frame_is_refused_and_not_kept_waiting_for_room(columns, trusted):
+    topic, box = topic_of(1), new_box()
+    rows = rows_of([b"x" * (4500 if columns else 9000)], **columns)
+    with pytest.raises(RecordTooLargeError, match=r"record for t-0 .* the most is 8192"):
+        seal(box, rows, topic, settings_of(4096, 8192, records_trusted=trusted))
+
+
 def test_what_fits_a_frame_is_one_batch_even_above_batch_bytes():
     topic, box = topic_of(1), new_box()
     assert len(seal(box, rows_of([b"x" * 100] * 60), topic, settings_of(4096, 8192))) == 1
@@ -235,7 +247,7 @@ def test_many_tiny_records_with_every_column_stay_within_a_frame():
         timestamps=[0, 1 << 45] * (count // 2),
     )
     bound = 1 << 17
-    seal(box, rows, topic, settings_of(bound, bound, records_trusted=0))
+    seal(box, rows, topic, settings_of(bound, bound + 512, records_trusted=0))
     assert len(box.batches) > 3
     assert max(batch.length for batch in box.batches) <= bound + 512
 
@@ -258,7 +270,7 @@ def test_a_box_that_cannot_be_encoded_takes_its_sequences_back():
     values = [b"x" * 50] * 20 + [cast(bytes, "no bytes")]
     rows = rows_of(values, partitions=[index % 2 for index in range(21)])
     with pytest.raises(TypeError):
-        seal(box, rows, topic, settings_of(100, 100, records_trusted=0))
+        seal(box, rows, topic, settings_of(100, 700, records_trusted=0))
     assert topic.routes[0].next_sequence + topic.routes[1].next_sequence > 200
     box.sealed = True
     error = RecordTooLargeError("why")
@@ -302,7 +314,7 @@ def test_invariant_4_threads_that_send_while_a_lid_closes_lose_and_reorder_nothi
             rows = close_lid(box)
             sealed.append(box)
             if rows.values:
-                seal(box, rows, topic, settings_of(300, 300))
+                seal(box, rows, topic, settings_of(300, 900))
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
