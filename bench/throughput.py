@@ -38,6 +38,7 @@ def run(options: ThroughputOptions, progress: Progress) -> Result:
         "mb_per_second": round(megabytes, 1),
         "pwrite_mb_per_second": round(speed.median, 1),
         "pwrite_best_mb_per_second": round(speed.best, 1),
+        "pwrite_first_mb_per_second": round(speed.first, 1),
         "pwrite_measured": speed.method,
         "share_of_pwrite": round(megabytes / speed.median, 3),
         **result,
