@@ -160,9 +160,10 @@ class Crew:
             return ""
         os.kill(place.process.pid, signal.SIGUSR1)
         deadline = time.monotonic() + STACK_TIMEOUT
-        found = ""
-        while time.monotonic() < deadline and not found.count("File "):
-            place.process.join(0.05)
+        found, before = "", None
+        while time.monotonic() < deadline and (not found or found != before):
+            place.process.join(0.05)  # it writes the stack piece by piece
+            before = found
             with _opened(place.stacks) as file:
                 found = file.read()
         return f"{name} stands here:\n{found}"

@@ -32,11 +32,11 @@ def die(task: str, station: Station) -> None:
 
 
 def hang(task: str, station: Station) -> None:
+    wait_for_godot(station)
+
+
+def wait_for_godot(station: Station) -> None:
     station.report(os.getpid())
-    wait_for_godot()
-
-
-def wait_for_godot() -> None:
     threading.Event().wait()
 
 
