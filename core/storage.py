@@ -32,8 +32,8 @@ IOV_MAX: Final = 1024
 """Most buffers that Linux takes in one pwritev."""
 
 _ADVICE: Final = {
-    errno.ENOSPC: "Free space on this file system, or shorten the retention of its topics.",
-    errno.EDQUOT: "Raise the disk quota of this user, or shorten the retention of its topics.",
+    errno.ENOSPC: "Free space on this file system; writing goes on by itself when there is room.",
+    errno.EDQUOT: "Raise the quota of this user; writing goes on by itself when there is room.",
     errno.EFBIG: "Raise the file size limit (ulimit -f), or lower segment_bytes.",
     errno.EMFILE: "Raise the limit of open files (ulimit -n).",
     errno.ENFILE: "Raise the system's limit of open files (fs.file-max).",
@@ -113,15 +113,20 @@ class Storage:
             raise storage_error(error, "fdatasync", self.path_of(fd)) from error
 
     def fsync_folder(self, path: str) -> None:
-        """Make creations, renames and removals in a folder survive a power cut."""
+        """Make creations, renames and removals in a folder survive a power cut. Only where nothing
+        was asked of the device yet (no free descriptor) is the error retriable."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
         except OSError as error:
-            raise storage_error(error, "fsync the folder", path) from error
+            raise storage_error(error, "open the folder", path) from error
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            failed = storage_error(error, "fsync the folder", path)
+            failed.retriable = False
+            raise failed from error
+        finally:
+            os.close(fd)
 
     def allocate(self, fd: int, offset: int, length: int) -> None:
         """Grow a file by zeros that have room on the device. Does nothing where unsupported."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from penstock.core.errors import ErrorCode, LogOfflineError, StorageError
 from penstock.core.log import AppendResult, Log, LogConfig, SyncJob
@@ -19,6 +19,9 @@ from penstock.ipc.messages import OpenPartition, TopicSettings
 from penstock.ipc.state import StatePage
 
 logger = logging.getLogger("penstock.writer")
+
+TICK: Final = 0.5
+"""Seconds between looks at the clock for rolls and syncs."""
 
 
 class PartitionRole(Protocol):
@@ -32,6 +35,10 @@ class PartitionRole(Protocol):
 
     @property
     def log_end(self) -> int: ...
+
+    @property
+    def tick_every(self) -> float:
+        """Seconds within which `tick` wants to be called."""
 
     def append(self, batches: Sequence[memoryview], now_us: int) -> list[AppendResult]:
         """Append and publish. Raises a retriable `StorageError` with nothing consumed."""
@@ -48,6 +55,15 @@ class PartitionRole(Protocol):
     def configure(self, settings: TopicSettings) -> None: ...
 
     def close(self, *, clean: bool) -> None: ...
+
+
+def errno_of(error: BaseException | None) -> int:
+    """The operating system's number behind an error, however deep; 0 if there is none."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno:
+            return error.errno
+        error = error.__cause__
+    return 0
 
 
 def log_config(settings: TopicSettings, batch_bytes_max: int) -> LogConfig:
@@ -124,6 +140,12 @@ class AloneRole:
         return self._log.log_end
 
     @property
+    def tick_every(self) -> float:
+        if self._settings.durability != "interval":
+            return TICK
+        return min(TICK, self._log.config.flush_interval)
+
+    @property
     def _group_commit(self) -> bool:
         return self._settings.durability == "fsync"
 
@@ -132,14 +154,14 @@ class AloneRole:
         before = log.log_end
         try:
             results = log.append(batches, now_us)
-            if self._group_commit and log.log_end > before:
-                log.sync()
+            if self._group_commit and log.log_end > log.durable:
+                log.sync()  # what an earlier call appended and could not sync, too
         except LogOfflineError as error:
             return self._go_offline(error, len(batches))
         except StorageError as error:
             if not error.retriable:
                 return self._go_offline(error, len(batches))
-            self._state.publish_status(lo.STATUS_FULL, getattr(error.__cause__, "errno", 0) or 0)
+            self._state.publish_status(lo.STATUS_FULL, errno_of(error))
             self._state.count_throttle()
             raise
         self._publish()
@@ -178,7 +200,7 @@ class AloneRole:
     def _go_offline(self, error: Exception, count: int) -> list[AppendResult]:
         if self._state.status != lo.STATUS_OFFLINE:
             logger.error("%s: offline: %s", self.name, error)
-        self._state.publish_status(lo.STATUS_OFFLINE, getattr(error.__cause__, "errno", 0) or 0)
+        self._state.publish_status(lo.STATUS_OFFLINE, errno_of(error))
         refusal = AppendResult(-1, -1, 0, ErrorCode.PARTITION_OFFLINE, False, str(error))
         return [refusal] * count
 
@@ -224,7 +246,11 @@ class AloneRole:
         try:
             self._log.finish_sync(job)
         except StorageError as error:
-            self._go_offline(error, 0)
+            if error.retriable:
+                logger.warning("%s: not synced, will be tried again: %s", self.name, error)
+                self._sync_wanted = True
+            else:
+                self._go_offline(error, 0)
             return False
         self._publish()  # a failed fsync that was healed moved the segment (rule 16)
         self._state.publish_durable(self._log.durable)

@@ -17,15 +17,22 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from penstock.core.errors import ErrorCode, NotConnectedError, PenstockError, StorageError
+from penstock.core.errors import (
+    ErrorCode,
+    NotConnectedError,
+    PenstockError,
+    StorageError,
+    UnsupportedVersionError,
+)
 from penstock.core.header import HEADER, HEADER_BYTES
 from penstock.core.log import AppendResult
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
-from penstock.ipc.alone import PartitionRole
+from penstock.ipc.alone import PartitionRole, errno_of
 from penstock.ipc.channel import Channel
 from penstock.ipc.clients import ClientSlot
 from penstock.ipc.doorbell import Backoff, Doorbell, fence
+from penstock.ipc.drained import RETRY_MIN, DrainedLane
 from penstock.ipc.flusher import Flusher
 from penstock.ipc.lane import Ack, Frame, LaneCorruptError, LaneReceiver
 from penstock.ipc.shm import Region, open_existing
@@ -37,33 +44,13 @@ LANE_PASS_BYTES: Final = 2 << 20
 """What one lane may contribute to one pass, in bytes: bounds what other lanes wait for."""
 BUSY_PASSES: Final = 32
 """Orders and timers are looked at at least every so many busy passes."""
-RETRY_MIN: Final = 0.05
+ORDERS_MAX: Final = 32
+"""Orders taken between two passes: opening a thousand partitions must not hold lanes up."""
 RETRY_MAX: Final = 1.0
 _PRODUCER_ID_AT: Final = 64
 _LEADER_EPOCH_NONE: Final = 0
 
 OpenRole = Callable[[ms.OpenPartition], tuple[PartitionRole, str]]
-
-
-class _Lane:
-    """A lane with what this writer remembers of it in private memory."""
-
-    __slots__ = ("blocked_until", "doorbell", "receiver", "retiring", "retry", "stop_at")
-
-    def __init__(self, receiver: LaneReceiver, doorbell: Doorbell | None) -> None:
-        self.receiver = receiver
-        self.doorbell = doorbell
-        self.retiring = doorbell is None
-        self.blocked_until = 0.0
-        self.retry = RETRY_MIN
-        self.stop_at: int | None = None
-
-    @property
-    def is_ready(self) -> bool:
-        receiver = self.receiver
-        if not receiver.has_frames or time.monotonic() < self.blocked_until:
-            return False
-        return self.retiring or receiver.has_room
 
 
 class Writer:
@@ -88,8 +75,9 @@ class Writer:
         self._open_role = open_role
         self._roles: dict[int, PartitionRole] = {}
         self._gone: set[int] = set()
+        self._failed: dict[int, str] = {}
         self._leaving: dict[int, tuple[PartitionRole, ms.ClosePartition]] = {}
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes: dict[str, DrainedLane] = {}
         self._clients: dict[int, tuple[ClientSlot, Doorbell]] = {}
         self._rung: dict[int, int] = {}
         self._changed: set[int] = set()
@@ -133,7 +121,7 @@ class Writer:
     # --- one pass ---
     def _pass(self) -> bool:
         """Drain what stands in the lanes once. True if there was anything."""
-        taken: list[tuple[_Lane, list[Frame]]] = []
+        taken: list[tuple[DrainedLane, list[Frame]]] = []
         by_page: dict[int, list[Frame]] = {}
         now = 0.0
         for lane in list(self._lanes.values()):
@@ -167,7 +155,7 @@ class Writer:
         self,
         page: int,
         frames: list[Frame],
-        owners: dict[int, _Lane],
+        owners: dict[int, DrainedLane],
         answers: dict[int, AppendResult],
     ) -> None:
         """Append one partition's frames; no answer for a frame means: not consumed, try later."""
@@ -175,6 +163,12 @@ class Writer:
         if role is None:
             self._read_orders()
             role = self._roles.get(page)
+        if role is None and page in self._failed:
+            refusal = AppendResult(
+                -1, -1, 0, ErrorCode.PARTITION_OFFLINE, False, self._failed[page]
+            )
+            answers.update((id(frame), refusal) for frame in frames)
+            return
         if role is None:
             state = "was deleted" if page in self._gone else "is not open here"
             refusal = AppendResult(
@@ -214,7 +208,7 @@ class Writer:
         self._changed.add(page)
 
     @staticmethod
-    def _is_owned(frame: Frame, lane: _Lane) -> bool:
+    def _is_owned(frame: Frame, lane: DrainedLane) -> bool:
         """Whether the batch names the producer that the lane was granted to."""
         batch = frame.batch
         if len(batch) < HEADER_BYTES:
@@ -224,10 +218,10 @@ class Writer:
         return int.from_bytes(batch[at : at + 8], "little") == granted
 
     def _answer(
-        self, taken: list[tuple[_Lane, list[Frame]]], answers: dict[int, AppendResult]
+        self, taken: list[tuple[DrainedLane, list[Frame]]], answers: dict[int, AppendResult]
     ) -> None:
         """Acknowledge in lane order up to the first frame without an answer; wake producers."""
-        ring: list[_Lane] = []
+        ring: list[DrainedLane] = []
         for lane, frames in taken:
             done = 0
             acks = []
@@ -275,7 +269,7 @@ class Writer:
         self._changed.clear()
 
     @staticmethod
-    def _wake_producers(lanes: Iterable[_Lane]) -> None:
+    def _wake_producers(lanes: Iterable[DrainedLane]) -> None:
         fence()
         for lane in lanes:
             if lane.doorbell is not None:
@@ -311,7 +305,7 @@ class Writer:
             job = role.tick(now, now_us)
             if job is not None:
                 self._flusher.submit(page, job)
-        self._next_tick = now + (0.1 if self._changed or self._flusher.pending else 0.5)
+        self._next_tick = now + min((role.tick_every for role in self._roles.values()), default=1.0)
 
     def _finish_syncs(self) -> None:
         if not self._flusher.pending:
@@ -338,17 +332,19 @@ class Writer:
 
     def _read_orders(self) -> bool:
         worked = False
-        while True:
+        for _ in range(ORDERS_MAX):
             try:
                 received = self._channel.recv_nowait()
             except BlockingIOError:
-                return worked
+                break
             if received is None:
                 self._orphaned = True
                 return True
             worked = True
             order, fds = received
             self._obey(order, [Doorbell.from_fd(fd) for fd in fds])
+            self._slot.beat()
+        return worked
 
     def _obey(self, order: ms.WriterOrder, bells: list[Doorbell]) -> None:
         if isinstance(order, ms.OpenPartition):
@@ -390,12 +386,13 @@ class Writer:
         except (PenstockError, OSError) as error:
             logger.error("%s-%d cannot be opened: %s", order.topic, order.partition, error)
             state.claim(order.topic_id, order.partition, self._generation)
-            state.publish_status(lo.STATUS_OFFLINE, getattr(error.__cause__, "errno", 0) or 0)
-            self._roles.pop(order.page, None)
+            state.publish_status(lo.STATUS_OFFLINE, errno_of(error))
+            self._failed[order.page] = str(error)
             self._tell(ms.PartitionFailed(order.page, str(error)[:1000]))
             return
         self._roles[order.page] = role
         self._gone.discard(order.page)
+        self._failed.pop(order.page, None)
         self._changed.add(order.page)
         self._wake_consumers()  # what a predecessor published may not have been rung for
         if report:
@@ -415,6 +412,7 @@ class Writer:
         """Let go of a partition, of which no sync is under way."""
         if role is not None:
             role.close(clean=not order.delete)
+        self._failed.pop(order.page, None)
         if order.delete:
             self._gone.add(order.page)
             StatePage(self._state, order.page).publish_status(lo.STATUS_DELETED)
@@ -434,13 +432,15 @@ class Writer:
         try:
             region = Region.of_fd(open_existing(order.name, writable=True))
             receiver = LaneReceiver(region, order.name, self._generation)
-        except (PenstockError, OSError) as error:
+        except (LaneCorruptError, UnsupportedVersionError, FileNotFoundError) as error:
+            # Only these are final. Anything else (no descriptors, no memory) ends this process, and
+            # its successor tries again: the lane may hold what was accepted.
             logger.error("lane %s cannot be opened: %s", order.name, error)
             self._tell(ms.LaneDropped(order.name, str(error)[:1000]))
             return
-        self._lanes[order.name] = _Lane(receiver, doorbell)
+        self._lanes[order.name] = DrainedLane(receiver, doorbell)
 
-    def _drop(self, lane: _Lane, reason: str) -> None:
+    def _drop(self, lane: DrainedLane, reason: str) -> None:
         name = lane.receiver.name
         logger.error("lane %s dropped: %s", name, reason)
         self._forget_lane(name)
@@ -460,7 +460,7 @@ class Writer:
 
     # --- the end ---
     @staticmethod
-    def _is_drained(lane: _Lane) -> bool:
+    def _is_drained(lane: DrainedLane) -> bool:
         return lane.stop_at is None or lane.receiver.head >= lane.stop_at
 
     def _end_syncs(self) -> bool:

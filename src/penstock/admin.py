@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -16,6 +16,8 @@ from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.state import StatePage
 from penstock.session import Reply, Session
+
+ATTACH_MAX: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +43,11 @@ class TopicConfig:
 
     def settings(self) -> ms.TopicSettings:
         """The same as it travels."""
-        fields: dict[str, Any] = {
+        travelling: dict[str, Any] = {
             name: value.total_seconds() if isinstance(value, timedelta) else value
             for name, value in asdict(self).items()
         }
-        return ms.TopicSettings(**fields)
+        return ms.TopicSettings(**travelling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +80,20 @@ class Admin:
 
     def __init__(self, socket: Path, *, client_id: str = "", timeout: float = 15.0) -> None:
         self._timeout = timeout
-        self._session = Session.attach(
-            socket, lo.KIND_ADMIN, client_id=client_id, timeout=min(timeout, 5.0)
-        )
+        self._socket = socket
+        self._client_id = client_id
+        self._session = self._attach()
         self._closed = False
+        self._forked = False
         forks.remember(self)
+
+    def _attach(self) -> Session:
+        return Session.attach(
+            self._socket,
+            lo.KIND_ADMIN,
+            client_id=self._client_id,
+            timeout=min(self._timeout, ATTACH_MAX),
+        )
 
     def create_topic(self, name: str, config: TopicConfig | None = None) -> None:
         """Make a topic and open its partitions. Raises `TopicExistsError`, `ConfigError`."""
@@ -92,18 +103,18 @@ class Admin:
     def alter_topic(self, name: str, **changes: Any) -> None:
         """Change settings of a topic while it is in use (the fields of `TopicConfig`)."""
         known = self._find(name).settings
-        unknown = sorted(set(changes) - set(ms.TopicSettings.__struct_fields__))
+        settable = [field.name for field in fields(TopicConfig)]
+        unknown = sorted(set(changes) - set(settable))
         if unknown:
             raise er.ConfigError(
-                f"a topic has no setting {', '.join(unknown)}; there are "
-                f"{', '.join(ms.TopicSettings.__struct_fields__)}"
+                f"a topic has no setting {', '.join(unknown)}; there are {', '.join(settable)}"
             )
         changes = {
             key: value.total_seconds() if isinstance(value, timedelta) else value
             for key, value in changes.items()
         }
-        fields = {field: getattr(known, field) for field in ms.TopicSettings.__struct_fields__}
-        self._ask(ms.AlterTopic(name, ms.TopicSettings(**{**fields, **changes})), ms.TopicFound)
+        kept = {field: getattr(known, field) for field in ms.TopicSettings.__struct_fields__}
+        self._ask(ms.AlterTopic(name, ms.TopicSettings(**{**kept, **changes})), ms.TopicFound)
 
     def add_partitions(self, name: str, total: int) -> None:
         """Grow a topic to `total` partitions. Keys of old records stay where they are."""
@@ -129,9 +140,7 @@ class Admin:
             self._describe(number, self._session.page(page), page % self._session.writers)
             for number, page in enumerate(info.pages)
         ]
-        settings = {
-            field: getattr(info.settings, field) for field in ms.TopicSettings.__struct_fields__
-        }
+        settings = {field.name: getattr(info.settings, field.name) for field in fields(TopicConfig)}
         return TopicDescription(name, info.topic_id.hex(), settings, partitions)
 
     @staticmethod
@@ -156,8 +165,16 @@ class Admin:
         return self._ask(ms.FindTopic(name), ms.TopicFound).topic
 
     def _ask(self, message: msgspec.Struct, expect: type[Reply]) -> Reply:
+        if self._forked:
+            raise er.ForkedClientError(
+                "this admin was made before fork(); make a new one in the child process"
+            )
         if self._closed:
             raise er.ClosedError("this admin is closed")
+        if self._session.farewell() is not None:  # the node went away: it may be back
+            session = self._attach()
+            self._session.close(polite=False)
+            self._session = session
         return self._session.request(message, expect, self._timeout)
 
     def close(self) -> None:
@@ -178,6 +195,7 @@ class Admin:
         self.close()
 
     def after_fork_in_child(self) -> None:
+        self._forked = True
         if not self._closed:
             self._closed = True
             self._session.close(polite=False)

@@ -63,9 +63,9 @@ class Batch:
     """One encoded batch on its way: pending (`encoded` holds its bytes), in a lane (`flight` says
     where), or done."""
 
-    __slots__ = ("append_timestamp", "base_offset", "box", "count", "deadline", "done", "encoded",
-                 "error", "flight", "leader_epoch", "length", "looked_at", "route",
-                 "sequence")  # fmt: skip
+    __slots__ = ("append_timestamp", "base_offset", "box", "count", "deadline", "done",
+                 "durability", "encoded", "error", "flight", "leader_epoch", "length",
+                 "looked_at", "route", "sequence")  # fmt: skip
 
     def __init__(
         self, box: Box, route: PartitionRoute, encoded: EncodedBatch, count: int, sequence: int
@@ -83,6 +83,7 @@ class Batch:
         self.base_offset: int | None = None
         self.append_timestamp: int | None = None
         self.leader_epoch = 0
+        self.durability = ""
         self.looked_at = 0
 
     def unseen(self) -> tuple[str, int, Exception, int]:
@@ -91,11 +92,11 @@ class Batch:
         route = self.route
         return route.topic, route.partition, self.error, self.count - self.looked_at
 
-    def receipt(self, durability: str) -> BatchReceipt:
-        route, known = self.route, durability != "ring"
+    def receipt(self) -> BatchReceipt:
+        route, known = self.route, self.durability != "ring"
         return BatchReceipt(
             route.topic, route.partition, self.base_offset if known else None, self.count,
-            durability, self.append_timestamp if known else None,
+            self.durability, self.append_timestamp if known else None,
         )  # fmt: skip
 
 
@@ -189,10 +190,9 @@ class Delivery:
         with which the delivery failed.
         """
         batch, index = self._await(timeout)
-        owner = self._box.owner
         if batch.error is not None:
             raise batch.error
-        run = batch.receipt(owner.durability_of(batch.route))
+        run = batch.receipt()
         offset = None if run.base_offset is None else run.base_offset + index
         return Receipt(run.topic, run.partition, offset, run.durability, run.timestamp)
 
@@ -251,7 +251,7 @@ class BatchDelivery:
         for batch in box.batches:
             if batch.error is not None:
                 raise batch.error
-        return [batch.receipt(box.owner.durability_of(batch.route)) for batch in box.batches]
+        return [batch.receipt() for batch in box.batches]
 
     def __repr__(self) -> str:
         return f"<BatchDelivery to {self._box.topic!r}: {'done' if self.done() else 'pending'}>"

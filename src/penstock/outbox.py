@@ -11,6 +11,7 @@ of a producer that decides. Every batch that is launched ends in `finished` exac
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -39,6 +40,8 @@ IN_FLIGHT_EAGER: Final = 8
 """With linger 0, batches of one record leave at once until so many are unacknowledged; then records
 gather until answers come (Nagle's rule, in batches)."""
 
+LANE_RETRY: Final = 0.5
+
 OpenLane = Callable[[int], "LaneLink | None"]
 
 
@@ -66,6 +69,8 @@ class Outbox:
         self.retired: list[PartitionRoute] = []  # of topics that are gone, until they are idle
         self.lost: str | None = None
         self.buffered = 0
+        self.no_lane = ""
+        self._lane_retry_at = 0.0
         self.resent = 0
         self.refused_late = 0
 
@@ -112,7 +117,7 @@ class Outbox:
     def _pump(self, route: PartitionRoute, touched: list[LaneLink]) -> None:
         link = route.link
         if link is None:
-            link = route.link = self.links.get(route.writer) or self._open_lane(route.writer)
+            link = route.link = self.links.get(route.writer) or self._try_lane(route.writer)
             if link is None:
                 return
         pending = route.pending
@@ -127,7 +132,23 @@ class Outbox:
                 touched.append(link)
             route.in_flight[batch.sequence] = batch
             if self._level == "ring":
+                batch.durability = "ring"
                 self._finish(batch, None)  # its delivery; the outbox minds it until the answer
+
+    def _try_lane(self, writer: int) -> LaneLink | None:
+        """A lane for batches that wait already; a refusal is told and asked again later."""
+        now = time.monotonic()
+        if now < self._lane_retry_at:
+            return None
+        try:
+            link = self._open_lane(writer)
+            self.no_lane = ""
+            return link
+        except er.PenstockError as error:
+            self._lane_retry_at = now + LANE_RETRY
+            self.no_lane = str(error)
+            logger.warning("no lane to writer %d: %s", writer, error)
+            return None
 
     # --- in --------------------------------------------------------------------------------------
     def reap(self) -> bool:
@@ -164,6 +185,9 @@ class Outbox:
             route.waiting_durable.append(batch)
             self._settle_durable(route)
         else:
+            # Topics that sync before they answer have published it before the answer.
+            synced = route.state.durable >= ack.base_offset + batch.count
+            batch.durability = batch.durability or ("fsynced" if synced else "appended")
             self._finish(batch, None)
 
     def _settle_durable(self, route: PartitionRoute) -> bool:
@@ -180,6 +204,7 @@ class Outbox:
                 self.resent += 1
             elif durable >= batch.base_offset + batch.count or batch.done:
                 waiting.popleft()
+                batch.durability = "fsynced"
                 self._finish(batch, None)
             else:
                 break
@@ -279,6 +304,8 @@ class Outbox:
         """What is known about why nothing moves, for messages."""
         if self.lost is not None:
             return f": no node at {self._socket} ({self.lost})"
+        if self.no_lane and (route is None or route.link is None):
+            return f": {self.no_lane}"
         for each in self.routes() if route is None else [route]:
             status = each.state.status
             if status not in (lo.STATUS_ONLINE, lo.STATUS_ABSENT):

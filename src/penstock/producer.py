@@ -31,7 +31,7 @@ from penstock.delivery import Batch, BatchDelivery, Box, Callbacks, Delivery, Re
 from penstock.ipc import layout as lo
 from penstock.minder import Minder
 from penstock.outbox import Outbox
-from penstock.routes import BATCH_OVERHEAD, LaneLink, PartitionRoute, TopicRoutes, learn
+from penstock.routes import BATCH_OVERHEAD, LaneLink, TopicRoutes, learn
 from penstock.session import Session
 
 logger = logging.getLogger("penstock.producer")
@@ -226,7 +226,8 @@ class Producer:
         with self._lock:
             routes = self._routes(topic)
             routes.check_partition(partition)
-            routes.check_size(max(map(len, filter(None, values)), default=0) + 24)
+            sizes = [max(map(len, filter(None, part)), default=0) for part in (values, keys or ())]
+            routes.check_size(sum(sizes) + 24)
             if topic in self._boxes:
                 self._seal(self._boxes[topic])
             self._await_room()
@@ -270,12 +271,6 @@ class Producer:
             )
 
     # --- receipts (used by Delivery) -------------------------------------------------------------
-    def durability_of(self, route: PartitionRoute) -> str:
-        """The level that this producer's receipts for a partition state."""
-        topic = self._outbox.topics.get(route.topic)
-        synced = topic is not None and topic.info.settings.durability == "fsync"
-        return "fsynced" if synced and self._level == "appended" else self._level
-
     def await_box(self, box: Box, ordinal: int | None, timeout: float | None) -> None:
         """Wait until a box (or the record's batch in it) is done."""
         if box.incarnation != self._incarnation:
@@ -396,7 +391,10 @@ class Producer:
             )
         session = self._session
         info = session.find_topic(topic, self.timeout)
-        outbox.topics[topic] = learn(session, info)
+        routes = learn(session, info)
+        for writer in {route.writer for route in routes.routes} - set(outbox.links):
+            self._open_lane(writer)  # refused now, and not once records wait for it
+        outbox.topics[topic] = routes
         return outbox.topics[topic]
 
     def _finished(self, batch: Batch) -> None:

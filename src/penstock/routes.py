@@ -175,7 +175,9 @@ def learn(session: Session, info: TopicInfo) -> TopicRoutes:
         )
         for number, page in enumerate(info.pages)
     ]
-    return TopicRoutes(info, routes, min(bound, info.settings.record_bytes_max or bound))
+    topic = TopicRoutes(info, routes, min(bound, info.settings.record_bytes_max or bound))
+    topic.sticky = session.producer_id % len(routes)  # or short-lived producers share the first
+    return topic
 
 
 def resequence(encoded: EncodedBatch, epoch: int, sequence: int) -> EncodedBatch:

@@ -229,8 +229,9 @@ class Stage:
         topic = self._admin.describe_topic(TOPIC)
         number = topic.partitions[0].writer
         [writer] = [seat for seat in self._admin.describe_node().writers if seat.writer == number]
-        ends = {part.partition: part.log_end for part in topic.partitions if part.writer == number}
         os.kill(writer.pid, signal.SIGKILL)
+        topic = self._admin.describe_topic(TOPIC)  # what the victim appended last is not the heir's
+        ends = {part.partition: part.log_end for part in topic.partitions if part.writer == number}
         self._outcome.killed = Replacement(
             number, writer.pid, self._progress.acknowledged, time.monotonic(), ends
         )

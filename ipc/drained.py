@@ -1,0 +1,33 @@
+"""A lane as the writer that drains it sees it: the shared end, and what is remembered privately."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from penstock.ipc.doorbell import Doorbell
+from penstock.ipc.lane import LaneReceiver
+
+RETRY_MIN: Final = 0.05
+
+
+class DrainedLane:
+    """`doorbell` None: nobody waits for answers. `blocked_until` (monotonic seconds): its next frame
+    found no room on the disk. `stop_at`: where a clean stop ends draining."""
+
+    __slots__ = ("blocked_until", "doorbell", "receiver", "retiring", "retry", "stop_at")
+
+    def __init__(self, receiver: LaneReceiver, doorbell: Doorbell | None) -> None:
+        self.receiver = receiver
+        self.doorbell = doorbell
+        self.retiring = doorbell is None
+        self.blocked_until = 0.0
+        self.retry = RETRY_MIN
+        self.stop_at: int | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        receiver = self.receiver
+        if not receiver.has_frames or time.monotonic() < self.blocked_until:
+            return False
+        return self.retiring or receiver.has_room
