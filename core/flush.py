@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.core.chain import Chain
-from penstock.core.errors import StorageError
+from penstock.core.errors import LogOfflineError, StorageError
 from penstock.core.index import index_paths
 from penstock.core.logconfig import LogConfig
 from penstock.core.producers import ProducerTable
@@ -164,20 +164,27 @@ class Syncs:
         rescue: Callable[[list[OpenSegment]], None],
         new_point: Callable[[], RecoveryPoint],
     ) -> None:
-        """Take over what a job reached. Raises `StorageError` if the log must go offline."""
+        """Take over what a job reached. Raises a retriable `StorageError` if some of it was not
+        even begun and has to be asked for again, any other one if the log must go offline."""
         if job is not self.job or not job.ran:
             raise ValueError("finish_sync wants the job that begin_sync gave, after it ran")
         self.job = None
-        if job.folder_error is not None:
+        if job.folder_error is not None and not job.folder_error.retriable:
             raise job.folder_error
         for segment, reached in job.targets:
             segment.synced = reached
         point = job.point
         if job.failed:  # `synced` is not true of them before the rescue
             logger.error("%s: a sync failed: %s", self._folder, job.error)
-            rescue(job.failed)
+            try:
+                rescue(job.failed)
+            except StorageError as error:
+                raise LogOfflineError(str(error)) from error
             if not self._chain.unsynced():
                 point = new_point()
+        elif job.folder_error is not None:
+            self._chain.folder_changed = True
+            raise job.folder_error
         self._chain.retire()
         self.durable = max(self.durable, point.offset)
         self.save_point(point)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 from penstock.core.admission import AppendResult, Refusal, refused, verify
 from penstock.core.chain import Chain
@@ -225,7 +225,7 @@ class Log:
                 chain.write(buffers, position, config.preallocate_bytes)
             except StorageError as error:
                 self._producers.rollback()
-                raise self._judged(error) from error
+                self._judge(error)
             self._appended(offset, now_us, notes)
         self._producers.commit()
         return results
@@ -263,9 +263,11 @@ class Log:
         logger.warning("%s: refused: %s", self._folder, answer.message)
         return refused(answer.error, answer.message)
 
-    def _judged(self, error: StorageError) -> StorageError:
-        """A retriable error as it is; any other takes the log offline."""
-        return error if error.retriable else self._go_offline(error)
+    def _judge(self, error: StorageError) -> NoReturn:
+        """Raise a retriable error as it is, its cause with it; any other takes the log offline."""
+        if error.retriable:
+            raise error
+        raise self._go_offline(error) from error
 
     def _go_offline(self, error: Exception) -> LogOfflineError:
         if not self._offline:
@@ -299,7 +301,7 @@ class Log:
         try:
             self._chain.roll(self._log_end, self._config.index_interval_bytes)
         except StorageError as error:
-            raise self._judged(error) from error
+            self._judge(error)
         age = (now_us - (active.first_append or now_us)) / 1e6
         logger.info(
             "%s: segment %d closed with %d bytes after %.0f s",
@@ -357,12 +359,13 @@ class Log:
         """Take over what a job reached: move `durable` and the recovery point. After a failed
         fsync that could be mended, the log goes on in a new segment.
 
-        Raises `LogOfflineError` if the log could not be brought to the device.
+        Raises `LogOfflineError` if the log could not be brought to the device, and a retriable
+        `StorageError` if that has to be tried again.
         """
         try:
             self._syncs.finish(job, self._rescue, self._point)
         except StorageError as error:
-            raise self._go_offline(error) from error
+            self._judge(error)
         if self._offline:
             raise LogOfflineError(self._offline)
 
@@ -453,7 +456,7 @@ class Log:
                     self.snapshot()
                     self._syncs.save_point(self._point(), durable=True)
         except StorageError as error:
-            raise self._judged(error) from error
+            self._judge(error)
         finally:
             self._chain.close()
             self._offline = self._offline or f"the log in {self._folder} is closed"

@@ -27,6 +27,7 @@ from penstock.core.errors import (
 )
 from penstock.core.log import LogConfig
 from penstock.core.segment import segment_path
+from penstock.core.storage import storage_error
 
 
 def test_short_writes_at_every_call_change_nothing():
@@ -198,3 +199,36 @@ def test_a_failing_snapshot_does_not_fail_the_roll():
     log.append(numbered(1), 1)
     log.roll(1)
     assert log.segment_base == 1
+
+
+def test_a_retriable_error_keeps_its_cause():
+    """Whoever shows the state of a partition looks for the errno behind it."""
+    storage, log = opened()
+    cause = OSError(errno.ENOSPC, "no room")
+
+    def fault(call):
+        if call.name == "pwritev" and call.path.endswith(".log"):
+            raise storage_error(cause, "write", call.path) from cause
+
+    storage.fault = fault
+    with pytest.raises(StorageError) as caught:
+        log.append(numbered(1), 1)
+    assert caught.value.retriable
+    assert caught.value.__cause__ is cause
+
+
+def test_a_folder_that_no_descriptor_was_free_for_is_synced_by_the_next_sync():
+    storage, log = opened()
+    log.append(numbered(2), 1)
+    log.roll(1)
+    storage.fault = lambda call: refuse(call, errno.EMFILE) if call.name == "fsync_folder" else None
+    with pytest.raises(StorageError) as caught:
+        log.sync()
+    assert caught.value.retriable
+    assert (log.offline, log.durable) == ("", 0)
+    log.append(numbered(2, 2), 1)
+    storage.fault = None
+    log.sync()
+    assert log.durable == 4
+    after, report = open_log(storage.power_cut(), boot_id="boot-2")
+    assert (after.log_end, report.lost) == (4, None)
