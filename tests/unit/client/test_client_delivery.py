@@ -66,6 +66,7 @@ def box_of(owner, *counts):
 
 def finish(batch, base_offset=None, timestamp=None, error=None, level=None):
     batch.base_offset, batch.append_timestamp, batch.error = base_offset, timestamp, error
+    batch.durability = f"level of {batch.route.partition}"
     batch.durability = level or f"level of {batch.route.partition}"
     batch.done = True
 
