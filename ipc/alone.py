@@ -43,6 +43,9 @@ class PartitionRole(Protocol):
     def append(self, batches: Sequence[memoryview], now_us: int) -> list[AppendResult]:
         """Append and publish. Raises a retriable `StorageError` with nothing consumed."""
 
+    def count(self, batches: Sequence[memoryview], results: list[AppendResult]) -> None:
+        """Add what `append` did to the page's counters; nobody waits for these."""
+
     def tick(self, now: float, now_us: int) -> SyncJob | None:
         """Time-driven work (roll by age, flush interval); a job for the flusher, if one is due."""
 
@@ -151,7 +154,6 @@ class AloneRole:
 
     def append(self, batches: Sequence[memoryview], now_us: int) -> list[AppendResult]:
         log = self._log
-        before = log.log_end
         try:
             results = log.append(batches, now_us)
             if self._group_commit and log.log_end > log.durable:
@@ -170,16 +172,13 @@ class AloneRole:
             logger.info("%s: there is room again, writing goes on", self.name)
         if self._group_commit:
             self._state.publish_durable(log.durable)
-        self._count(batches, results, before)
         if log.segment_base != self._segment_base:
             self._segment_base = log.segment_base
             self._sync_wanted = True
         return results
 
-    def _count(
-        self, batches: Sequence[memoryview], results: list[AppendResult], before: int
-    ) -> None:
-        duplicates = refusals = nbytes = appended = 0
+    def count(self, batches: Sequence[memoryview], results: list[AppendResult]) -> None:
+        duplicates = refusals = nbytes = appended = records = 0
         for batch, result in zip(batches, results, strict=True):
             if result.error:
                 refusals += 1
@@ -189,7 +188,8 @@ class AloneRole:
             else:
                 appended += 1
                 nbytes += len(batch)
-        self._state.count(self._log.log_end - before, nbytes, appended, duplicates, refusals)
+                records += result.next_offset - result.base_offset
+        self._state.count(records, nbytes, appended, duplicates, refusals)
 
     def _publish(self) -> None:
         log, state = self._log, self._state

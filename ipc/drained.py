@@ -12,7 +12,7 @@ RETRY_MIN: Final = 0.05
 
 
 class DrainedLane:
-    """`doorbell` None: nobody waits for answers. `blocked_until` (monotonic seconds): its next frame
+    """`doorbell` None: nobody waits for answers. `blocked_until` (monotonic seconds): its frame
     found no room on the disk. `stop_at`: where a clean stop ends draining."""
 
     __slots__ = ("blocked_until", "doorbell", "receiver", "retiring", "retry", "stop_at")

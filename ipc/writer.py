@@ -81,6 +81,7 @@ class Writer:
         self._clients: dict[int, tuple[ClientSlot, Doorbell]] = {}
         self._rung: dict[int, int] = {}
         self._changed: set[int] = set()
+        self._uncounted: list[tuple[PartitionRole, list[memoryview], list[AppendResult]]] = []
         self._flusher = Flusher(doorbell)
         self._ticket = time.monotonic_ns()  # never one that a predecessor used
         self._stopping = False
@@ -96,8 +97,8 @@ class Writer:
         self._slot.claim(pid, self._generation)
         busy = 0
         while not self._orphaned:
-            self._slot.beat()
             worked = self._pass()
+            self._slot.beat()
             busy = busy + 1 if worked else 0
             if not worked or busy % BUSY_PASSES == 0:
                 worked = self._read_orders() or worked
@@ -149,6 +150,9 @@ class Writer:
             self._append(page, frames, owners, answers)
         self._wake_consumers()  # they wait longest, and what they read is published
         self._answer(taken, answers)
+        for role, batches, results in self._uncounted:
+            role.count(batches, results)
+        self._uncounted.clear()
         return True
 
     def _append(
@@ -190,7 +194,8 @@ class Writer:
         if not good:
             return
         try:
-            results = role.append([frame.batch for frame in good], time.time_ns() // 1000)
+            batches = [frame.batch for frame in good]
+            results = role.append(batches, time.time_ns() // 1000)
         except StorageError as error:
             now = time.monotonic()
             for frame in good:
@@ -206,6 +211,7 @@ class Writer:
             role.request_sync()
             self._next_tick = 0.0
         self._changed.add(page)
+        self._uncounted.append((role, batches, results))
 
     @staticmethod
     def _is_owned(frame: Frame, lane: DrainedLane) -> bool:

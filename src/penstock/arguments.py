@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -48,6 +48,13 @@ def check_options(
     check_choice("on_full", on_full, ("block", "error"))
     if acks == 0 and durability is not None:
         raise er.ConfigError("acks=0 waits for no writer, so durability='fsynced' needs acks=1")
+
+
+def check_columns(topic: str, count: int, **columns: Sequence[object] | None) -> None:
+    """Columns beside the values are None or as long as these. ValueError otherwise."""
+    for name, column in columns.items():
+        if column is not None and len(column) != count:
+            raise ValueError(f"send_batch to {topic!r}: {count} values but {len(column)} {name}")
 
 
 def as_bytes(what: str, value: Any) -> bytes | None:

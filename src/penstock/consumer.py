@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from itertools import chain
 from operator import length_hint
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +31,16 @@ from penstock.session import Session
 logger = logging.getLogger("penstock.consumer")
 
 RECONNECT_EVERY: Final = 0.5
+RECONNECT_MIN: Final = 0.02
+RECONNECT_MAX: Final = 0.25
+"""Seconds that one try may take, within what is left of the poll that makes it."""
 Start = Offset | str | int | datetime
+
+
+class _OtherNodeError(er.NotConnectedError):
+    """What answers at the address has another data folder."""
+
+    retriable = False
 
 
 class Consumer:
@@ -193,9 +203,9 @@ class Consumer:
             if batch:
                 return batch
             left = None if deadline is None else deadline - time.monotonic()
+            self._check_node(RECONNECT_MAX if left is None else left)
             if left is not None and left <= 0:
                 return batch
-            self._check_node()
             bound = backoff.bound()
             self._sleep(bound if left is None else min(bound, left))
 
@@ -216,11 +226,14 @@ class Consumer:
 
     def __iter__(self) -> Iterator[Record]:
         """Every record, one by one; ends as `batches()` does."""
-        for batch in self.batches():
-            yield from self.unpack(batch)
+        return chain.from_iterable(run for batch in self.batches() for run in self._runs(batch))
 
     def unpack(self, batch: RecordBatch) -> Iterator[Record]:
         """The records of a batch, the position following each of them."""
+        return chain.from_iterable(self._runs(batch))
+
+    def _runs(self, batch: RecordBatch) -> Iterator[Iterator[Record]]:
+        """The records chunk by chunk; what `_live` has left of a chunk is not handed out yet."""
         chunks = batch.chunks
         for chunk in reversed(chunks):  # nothing counts as brought until it is handed out
             self._assigned[chunk.topic, chunk.partition].offset = chunk.row_offset(chunk.start)
@@ -228,7 +241,7 @@ class Consumer:
             partition = self._assigned[chunk.topic, chunk.partition]
             records = iter(chunk.records())
             self._live = (partition, chunk, records)
-            yield from records
+            yield records
             partition.offset = chunk.next_offset
         self._live = None
 
@@ -318,7 +331,7 @@ class Consumer:
         if self._session.slot is not None:
             self._session.slot.watch(part.page.index for part in self._assigned.values())
 
-    def _check_node(self) -> None:
+    def _check_node(self, left: float) -> None:
         """Notice that the node went away; look for it again now and then."""
         now = time.monotonic()
         if self._lost_at is None:
@@ -331,36 +344,54 @@ class Consumer:
             return
         self._retry_at = now + RECONNECT_EVERY
         try:
-            session = Session.attach(
-                self._socket, lo.KIND_CONSUMER, client_id=self._client_id, timeout=0.05
-            )
+            self._reconnect(min(max(left, RECONNECT_MIN), RECONNECT_MAX))
+        except (_OtherNodeError, er.UnknownTopicError):
+            raise
         except er.PenstockError as error:
             if now - self._lost_at > self._node_timeout:
                 raise er.NotConnectedError(
                     f"no node at {self._socket} for {now - self._lost_at:.0f} s "
                     f"({self._lost_why}); last try: {error}"
                 ) from error
-            return
-        self._adopt(session)
 
-    def _adopt(self, session: Session) -> None:
-        old, self._session = self._session, session
+    def _reconnect(self, timeout: float) -> None:
+        """Attach anew and go on with the same partitions there. When it raises, nothing changed."""
+        session = Session.attach(
+            self._socket, lo.KIND_CONSUMER, client_id=self._client_id, timeout=timeout
+        )
+        old = self._session
+        try:
+            if session.node_uuid != old.node_uuid:
+                raise _OtherNodeError(
+                    f"another node (another data folder) answers at {self._socket} now; make a new "
+                    "consumer to read from it"
+                )
+            pages = [
+                session.find_topic(topic, timeout).pages[number] for topic, number in self._assigned
+            ]
+        except BaseException:
+            session.close()
+            raise
+        self._session = session
         self._lost_at = None
         self._counts["reconnects"] += 1
-        if session.node_uuid != old.node_uuid:
-            old.close(polite=False)
-            raise er.NotConnectedError(
-                f"another node (another data folder) answers at {self._socket} now; make a new "
-                "consumer to read from it"
-            )
-        for (topic, number), partition in self._assigned.items():
-            partition.page = session.page(self._find(topic).pages[number])
+        for partition, page in zip(self._assigned.values(), pages, strict=True):
+            partition.page = session.page(page)
         old.close(polite=False)
         self._watch()
 
     # --- looking up ------------------------------------------------------------------------------
     def _find(self, topic: str) -> TopicInfo:
-        return self._session.find_topic(topic, self._timeout)
+        """What the node knows of a topic, within `timeout` also across the node's restart."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            try:
+                return self._session.find_topic(topic, left)
+            except er.NotConnectedError:
+                if left <= 0.0:
+                    raise
+            self._reconnect(left)
 
     def _of(self, topic: str, partition: int) -> AssignedPartition:
         try:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.encode import EncodedBatch
+from penstock.core.encode import EncodedBatch, Headers
 from penstock.core.errors import PenstockTimeout
 
 if TYPE_CHECKING:
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.producer")
 
-RECORD_FIELDS: Final = 6
-"""A box is a flat list: ordinal, value, key, headers, timestamp, partition of each record. One
-`extend` of a tuple is a single atomic step, so threads need no lock per record."""
+NARROW: Final = 3
+WIDE: Final = 6
+"""A box is a flat list: of each record ordinal, value and key, and in a wide box headers, timestamp
+and partition. One `extend` of a tuple is a single atomic step, so `send` takes no lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +104,28 @@ class Batch:
 class Box:
     """An open collection of records for one topic, and after `sealed` the key to their fate."""
 
-    __slots__ = ("batches", "callbacks", "count", "deadline", "error", "extend", "incarnation",
-                 "items", "linger_until", "looked_at", "next_ordinal", "opened", "order", "owner",
-                 "placement", "room", "sealed", "topic")  # fmt: skip
+    __slots__ = (
+        "batches",
+        "callbacks",
+        "count",
+        "deadline",
+        "error",
+        "extend",
+        "incarnation",
+        "items",
+        "linger_until",
+        "looked_at",
+        "next_ordinal",
+        "opened",
+        "order",
+        "owner",
+        "placement",
+        "room",
+        "sealed",
+        "slow_room",
+        "topic",
+        "width",
+    )  # fmt: skip
 
     def __init__(
         self, owner: Producer, topic: str, room: int, opened: int, linger_until: float,
@@ -114,6 +134,8 @@ class Box:
         self.owner = owner
         self.topic = topic
         self.room = room
+        self.width = NARROW
+        self.slow_room = -1
         self.opened = opened
         self.linger_until = linger_until
         self.deadline = deadline
@@ -129,6 +151,31 @@ class Box:
         self.placement: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]] | None = None
         self.error: Exception | None = None
         self.callbacks: list[tuple[Delivery, Callable[[Delivery], object]]] = []
+
+    def slow(self, *, wide: bool) -> None:
+        """Send every record the slow way, which may carry more and decides when to seal."""
+        self.width = WIDE if wide else NARROW
+        self.slow_room, self.room = self.room, -1
+
+    def takes(self, size: int, *, wide: bool) -> bool:
+        """Whether a record of that size, with or without the wide columns, fits in here."""
+        return max(self.room, self.slow_room) >= size and (self.width == WIDE or not wide)
+
+    def add(
+        self, size: int, value: bytes | None, key: bytes | None, headers: Headers | None,
+        timestamp: int | None, partition: int | None,
+    ) -> int:  # fmt: skip
+        """Put a record in the slow way, under the lock; its ordinal."""
+        if self.room < 0:
+            self.slow_room -= size
+        else:
+            self.room -= size
+        ordinal = self.next_ordinal()
+        if self.width == WIDE:
+            self.extend((ordinal, value, key, headers, timestamp, partition))
+        else:
+            self.extend((ordinal, value, key))
+        return ordinal
 
     def fail(self, error: Exception) -> Box:
         """None of these records can be sent; what was encoded of them is taken back."""

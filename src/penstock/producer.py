@@ -23,6 +23,7 @@ from penstock.arguments import (
     as_bytes,
     as_headers,
     as_microseconds,
+    check_columns,
     check_options,
 )
 from penstock.core import errors as er
@@ -35,6 +36,8 @@ from penstock.routes import BATCH_OVERHEAD, LaneLink, TopicRoutes, learn
 from penstock.session import Session
 
 logger = logging.getLogger("penstock.producer")
+
+_blank = Delivery.__new__
 
 Acks = Literal[0, 1, "all"]
 
@@ -62,7 +65,7 @@ class Producer:
         *,
         client_id: str = "",
         linger: float = 0.002,
-        batch_bytes: int = 256 << 10,
+        batch_bytes: int = 512 << 10,
         compression: str = "none",
         acks: Acks = 1,
         durability: Literal["fsynced"] | None = None,
@@ -143,10 +146,13 @@ class Producer:
                 room = room - len(key) if key.__class__ is bytes else -1
             if room >= 0:
                 ordinal = box.next_ordinal()
-                box.extend((ordinal, value, key, None, None, None))
+                box.extend((ordinal, value, key))
                 box.room = room
                 if not box.sealed or self._got_in(box, ordinal):
-                    return Delivery(box, ordinal)
+                    delivery = _blank(Delivery)  # without __init__, which costs 100 ns
+                    delivery._box = box
+                    delivery._ordinal = ordinal
+                    return delivery
         return self._send_slowly(topic, value, key, headers, timestamp, partition)
 
     def _got_in(self, box: Box, ordinal: int) -> bool:
@@ -167,14 +173,14 @@ class Producer:
             routes.check_partition(partition)
             size = record_overhead(value, key, pairs) + 8
             routes.check_size(size)
+            wide = pairs is not None or stamp is not None or partition is not None
+            self._await_room()  # gives the lock up, so the box is looked at after it
             box = self._boxes.get(topic)
-            if box is not None and box.room < size:
+            if box is not None and not box.takes(size, wide=wide):
                 self._seal(box)
-            self._await_room()
-            box = self._boxes.get(topic) or self._open_box(topic)
-            ordinal = box.next_ordinal()
-            box.extend((ordinal, value, key, pairs, stamp, partition))
-            box.room -= size
+                box = None
+            box = box or self._open_box(topic, wide)
+            ordinal = box.add(size, value, key, pairs, stamp, partition)
             if self._linger == 0 and self._outbox.is_eager:
                 self._seal(box)
             else:
@@ -217,17 +223,11 @@ class Producer:
         The other columns are None or as long as `values`. Records are split into batches of at most
         `batch_bytes`, by partition of their keys unless `partition` is given.
         """
-        for name, column in (("keys", keys), ("headers", headers), ("timestamps", timestamps)):
-            if column is not None and len(column) != len(values):
-                raise ValueError(
-                    f"send_batch to {topic!r}: {len(values)} values but {len(column)} {name}"
-                )
+        check_columns(topic, len(values), keys=keys, headers=headers, timestamps=timestamps)
         pairs = None if headers is None else [as_headers(entry) for entry in headers]
         with self._lock:
             routes = self._routes(topic)
             routes.check_partition(partition)
-            sizes = [max(map(len, filter(None, part)), default=0) for part in (values, keys or ())]
-            routes.check_size(sum(sizes) + 24)
             if topic in self._boxes:
                 self._seal(self._boxes[topic])
             self._await_room()
@@ -237,6 +237,7 @@ class Producer:
             if values:
                 partitions = None if partition is None else [partition] * len(values)
                 rows = sealing.Rows(values, keys, pairs, timestamps, partitions)
+                routes.check_rows(rows)
                 try:
                     self._launch(box, rows, routes)
                 except Exception:
@@ -307,10 +308,11 @@ class Producer:
             now + self._linger, now + self._delivery_timeout, self._incarnation,
         )  # fmt: skip
 
-    def _open_box(self, topic: str) -> Box:
-        box = self._boxes[topic] = self._new_box(topic)
-        if self._linger == 0:
-            box.room = 0  # every send passes the slow way, which decides when to seal
+    def _open_box(self, topic: str, wide: bool) -> Box:
+        box = self._new_box(topic)
+        if wide or self._linger == 0:
+            box.slow(wide=wide)
+        self._boxes[topic] = box
         return box
 
     def seal_open(self, now: float | None) -> bool:
@@ -419,7 +421,7 @@ class Producer:
             return
         self._counts["blocked"] += 1
         message = (
-            f"{outbox.buffered} bytes are unacknowledged (buffer_bytes_max={self._buffer_max})"
+            f"{outbox.buffered} bytes are unacknowledged (buffer_bytes_max {self._buffer_max})"
         )
         if self._on_full == "error":
             raise er.BufferFullError(f"{message}{outbox.why()}")

@@ -6,12 +6,13 @@ Plain bookkeeping under the producer's lock; nothing here waits or talks to the 
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from itertools import repeat
+from typing import TYPE_CHECKING, Final
 
 from crc32c import crc32c
 
 from penstock.core import header as hd
-from penstock.core.encode import EncodedBatch
+from penstock.core.encode import EncodedBatch, record_overhead
 from penstock.core.errors import RecordTooLargeError, UnknownTopicError
 from penstock.delivery import Batch
 from penstock.ipc import layout as lo
@@ -20,6 +21,9 @@ from penstock.ipc.lane import LaneSender
 from penstock.ipc.messages import TopicInfo
 from penstock.ipc.state import StatePage
 from penstock.session import Session
+
+if TYPE_CHECKING:
+    from penstock.sealing import Rows
 
 BATCH_OVERHEAD: Final = 512
 """Room kept in a frame for headers and directory, in bytes."""
@@ -158,6 +162,12 @@ class TopicRoutes:
                 f"{self.record_bytes_max} bytes; raise record_bytes_max of the topic and the "
                 "node's lane capacity (of which a record may take a quarter), or split the record"
             )
+
+    def check_rows(self, rows: Rows) -> None:
+        """`check_size` for many; topics without a bound of their own leave it to the encoder."""
+        if self.info.settings.record_bytes_max is not None:
+            keys, headers = rows.keys or repeat(None), rows.headers or repeat(None)
+            self.check_size(max(map(record_overhead, rows.values, keys, headers)))
 
     def next_sticky(self) -> int:
         chosen = self.sticky

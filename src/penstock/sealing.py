@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from penstock.core.encode import EncodedBatch, Headers, encode_batch, record_overhead
 from penstock.core.errors import RecordTooLargeError
-from penstock.delivery import RECORD_FIELDS, Batch, Box
+from penstock.delivery import WIDE, Batch, Box
 from penstock.partitioner import partitions_of
 from penstock.routes import PartitionRoute, TopicRoutes
 
@@ -63,18 +63,19 @@ def close_lid(box: Box) -> Rows:
     Records that another thread appends after this are not in; their thread sees `sealed` and sends
     them again. Ordinals out of step (threads overtaking each other) are noted in `box.order`.
     """
-    items = box.items
-    count = len(items) // RECORD_FIELDS
-    stop = count * RECORD_FIELDS
-    ordinals = items[0:stop:RECORD_FIELDS]
+    items, width = box.items, box.width
+    count = len(items) // width
+    stop = count * width
+    ordinals = items[0:stop:width]
     expected = _COUNTING[:count] if count <= len(_COUNTING) else list(range(count))
     if ordinals != expected:
         box.order = {ordinal: index for index, ordinal in enumerate(ordinals)}
     box.count = count
-    columns: list[list[Any] | None] = [items[1:stop:RECORD_FIELDS]]
-    for field in range(2, RECORD_FIELDS):
-        column = items[field:stop:RECORD_FIELDS]
+    columns: list[list[Any] | None] = [items[1:stop:width]]
+    for field in range(2, width):
+        column = items[field:stop:width]
         columns.append(None if column.count(None) == count else column)
+    columns += [None] * (WIDE - width)
     items.clear()
     values, keys, headers, stamps, partitions = columns
     if stamps is not None:

@@ -70,6 +70,7 @@ class Session:
         if not client_table.check_table(self.clients):
             raise er.AttachRefusedError(f"the node at {socket} handed out a broken client table")
         self.slot = ClientSlot(self.clients, welcome.slot) if welcome.slot >= 0 else None
+        self._owed = 0  # answers to requests that nobody waits for any more
         self._eof = select.poll()
         self._eof.register(channel.fileno(), select.POLLIN)
 
@@ -143,9 +144,19 @@ class Session:
         return reply
 
     def _ask(self, message: msgspec.Struct, timeout: float) -> tuple[Any, list[int]]:
+        deadline = time.monotonic() + timeout
         try:
-            self._channel.send(message)
-            received = self._channel.recv(timeout)
+            self._channel.send(message, timeout=timeout)
+            self._owed += 1
+            while True:
+                received = self._channel.recv(max(0.0, deadline - time.monotonic()))
+                if received is None:
+                    raise er.NotConnectedError(f"the node at {self.socket} hung up")
+                self._owed -= 1
+                if not self._owed:
+                    return received
+                for fd in received[1]:  # the late answer to a request that timed out
+                    os.close(fd)
         except (BrokenPipeError, ConnectionResetError) as error:
             raise er.NotConnectedError(f"the node at {self.socket} is gone: {error}") from error
         except TimeoutError as error:
@@ -153,9 +164,6 @@ class Session:
                 f"the node at {self.socket} did not answer {type(message).__name__} within "
                 f"{timeout:.1f} s"
             ) from error
-        if received is None:
-            raise er.NotConnectedError(f"the node at {self.socket} hung up")
-        return received
 
     def open_lane(self, writer: int, timeout: float) -> tuple[LaneSender, Doorbell]:
         """A lane to one writer process, with the doorbell that wakes it."""
@@ -190,6 +198,9 @@ class Session:
         reply, fds = received
         for fd in fds:
             os.close(fd)
+        if self._owed:
+            self._owed -= 1
+            return None
         return reply.message if isinstance(reply, ms.Refused) else f"unexpected {reply!r}"
 
     def close(self, *, polite: bool = True) -> None:

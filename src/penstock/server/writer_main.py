@@ -64,9 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     writer = Writer(
         options.writer,
         options.generation,
-        channel=Channel(
-            socket.socket(fileno=options.channel_fd), inbound=ms.WriterOrder
-        ),
+        channel=Channel(socket.socket(fileno=options.channel_fd), inbound=ms.WriterOrder),
         doorbell=Doorbell.from_fd(options.doorbell_fd),
         state=state,
         clients=clients,
