@@ -413,19 +413,16 @@ class Producer:
 
     def _await_room(self) -> None:
         """Hold the caller back while too much is unacknowledged."""
-        outbox = self._outbox
-        if outbox.buffered < self._buffer_max:
-            return
-        self._minder.reap()
-        if outbox.buffered < self._buffer_max:
+        outbox, bound = self._outbox, self._buffer_max
+        if outbox.buffered >= bound:
+            self._minder.reap()
+        if outbox.buffered < bound:
             return
         self._counts["blocked"] += 1
-        message = (
-            f"{outbox.buffered} bytes are unacknowledged (buffer_bytes_max {self._buffer_max})"
-        )
+        message = f"{outbox.buffered} bytes are unacknowledged (buffer_bytes_max={bound})"
         if self._on_full == "error":
             raise er.BufferFullError(f"{message}{outbox.why()}")
-        if not self._minder.wait(lambda: outbox.buffered < self._buffer_max, self._block_timeout):
+        if not self._minder.wait(lambda: outbox.buffered < bound, self._block_timeout):
             raise er.BufferFullError(f"{message} for {self._block_timeout} s{outbox.why()}")
 
     # --- life ------------------------------------------------------------------------------------
