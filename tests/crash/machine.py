@@ -35,6 +35,8 @@ from penstock.logcheck import check_partition, find_partitions
 WRITERS = 2
 HEAL_TIMEOUT = 30.0
 """Seconds in which whoever lives must be done once the faults are over."""
+PATIENCE = 1.0
+"""Seconds that a fault may wait for traffic to come back from the one before."""
 EPISODES_PER_NODE = 3
 """After so many the node is stopped cleanly, looked at for leaks, and started on its old folder."""
 
@@ -217,6 +219,8 @@ class Episode:
                 lambda: f"descriptors of the node leak: {before} -> {self._quiet_descriptors()}",
             )
         self._delete_topics(folders)
+        text = self._node.log_path.read_text("utf-8", "replace")
+        assert "Traceback" not in text, text[max(0, text.find("Traceback") - 1000) :][:5000]
 
     def _quiet_descriptors(self) -> Counter[str]:
         """What the node has open, by kind: numbers in names differ from client to client."""
@@ -276,9 +280,14 @@ class Episode:
 
     # --- faults ---
     def _round(self) -> None:
+        """Let time pass, in half of the rounds until something was acknowledged; then a fault."""
         rng = self._rng
-        pause = rng.uniform(0.01, 0.1) if rng.random() < 0.25 else rng.uniform(0.1, 0.4)
+        pause = rng.uniform(0.01, 0.1) if rng.random() < 0.25 else rng.uniform(0.1, 0.3)
+        patience = time.monotonic() + (PATIENCE if rng.random() < 0.5 else 0.0)
         acked = self._acknowledged()
+        while time.monotonic() < patience and self._acknowledged() == acked:
+            self._go_on(time.monotonic())
+            time.sleep(0.005)
         deadline = time.monotonic() + pause
         while (left := deadline - time.monotonic()) > 0:
             due = min((at for at, _ in self._stopped), default=deadline)
