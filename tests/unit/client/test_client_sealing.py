@@ -16,7 +16,7 @@ from penstock.core import header as hd
 from penstock.core.columns import decode
 from penstock.core.encode import EncodedBatch, encode_batch
 from penstock.core.errors import RecordTooLargeError
-from penstock.delivery import Box
+from penstock.delivery import NARROW, WIDE, Box
 from penstock.ipc.messages import TopicInfo, TopicSettings
 from penstock.partitioner import murmur2
 from penstock.routes import PartitionRoute, TopicRoutes, resequence
@@ -36,8 +36,10 @@ def topic_of(partitions):
     )
 
 
-def new_box():
-    return Box(cast(Any, None), "t", LARGE, OPENED, 0.0, 0.0, 0)
+def new_box(width=NARROW):
+    box = Box(cast(Any, None), "t", LARGE, OPENED, 0.0, 0.0, 0)
+    box.width = width
+    return box
 
 
 def settings_of(batch_bytes=LARGE, batch_bytes_max=LARGE, **changed):
@@ -97,7 +99,8 @@ def sealings(draw):
 @given(sealings(), st.randoms(use_true_random=False))
 def test_every_record_is_found_where_its_delivery_looks(given_, chance):
     records, partitions, limits, trusted, codec, sequences = given_
-    topic, box = topic_of(partitions), new_box()
+    width = WIDE if any(field is not None for record in records for field in record[2:]) else NARROW
+    topic, box = topic_of(partitions), new_box(width)
     for route, sequence in zip(topic.routes, sequences, strict=True):
         route.next_sequence, route.epoch = sequence, 4
     # Threads overtake each other between taking an ordinal and appending, and some come too late.
@@ -107,7 +110,7 @@ def test_every_record_is_found_where_its_delivery_looks(given_, chance):
     late = set(chance.sample(ordinals, len(ordinals) // 8)) if chance.random() < 0.3 else set()
     arrived = [ordinal for ordinal in ordinals if ordinal not in late]
     for ordinal in arrived:
-        box.extend((ordinal, *records[ordinal]))
+        box.extend((ordinal, *records[ordinal])[:width])
     box.sealed = True
     rows = close_lid(box)
     assert box.count == len(arrived) == len(rows.values)
@@ -165,12 +168,13 @@ def rows_of(values, **columns):
 
 
 def test_columns_that_no_record_uses_are_left_out():
-    box = new_box()
-    for ordinal in range(5):
-        box.extend((ordinal, b"v", None, None, None, None))
-    box.sealed = True
-    assert close_lid(box) == rows_of([b"v"] * 5)
-    box = new_box()
+    for width in (NARROW, WIDE):
+        box = new_box(width)
+        for ordinal in range(5):
+            box.extend((ordinal, b"v", None, None, None, None)[:width])
+        box.sealed = True
+        assert close_lid(box) == rows_of([b"v"] * 5)
+    box = new_box(WIDE)
     for ordinal in range(3):
         box.extend((ordinal, b"v", [None, b"k"][ordinal == 1], None, [None, 7][ordinal == 2], None))
     box.sealed = True
@@ -184,7 +188,7 @@ def test_a_box_beyond_the_prepared_ordinals_is_in_order_too():
     count = (1 << 16) + 10
     box = new_box()
     for ordinal in range(count):
-        box.extend((ordinal, b"", None, None, None, None))
+        box.extend((ordinal, b"", None))
     box.sealed = True
     assert len(close_lid(box).values) == count
     assert box.order is None
@@ -297,7 +301,7 @@ def test_invariant_4_threads_that_send_while_a_lid_closes_lose_and_reorder_nothi
             while True:
                 box = boxes[-1]
                 ordinal = box.next_ordinal()
-                box.extend((ordinal, value, b"%d" % sender, None, None, None))
+                box.extend((ordinal, value, b"%d" % sender))
                 if not box.sealed:
                     break
                 with lock:
