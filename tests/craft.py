@@ -1,14 +1,19 @@
 """Batches made by hand for tests of the format: positions and checksums written out once more.
 
-Nothing here is imported from the code under test, so that a position that moves there is seen here.
+Nothing here that makes a batch is imported from the code under test, so that a position that moves
+there is seen here.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from typing import Any
 
 from crc32c import crc32c
+
+from penstock.core import header as hd
+from penstock.core.columns import decode
 
 HEADER_BYTES = 128
 CRC_AT, LENGTH_AT, BASE_OFFSET_AT, BODY_CRC_AT, BODY_CRC_FROM = 8, 12, 16, 44, 48
@@ -98,3 +103,18 @@ def batch(body: bytes, **fields: int | bytes) -> bytearray:
 
 def int32s(*numbers: int) -> bytes:
     return struct.pack(f"<{len(numbers)}i", *numbers)
+
+
+def read_all(image: bytes | bytearray, *, verify: bool = True) -> tuple[Any, ...]:
+    """Everything that a consumer may ask of a batch."""
+    view = memoryview(bytes(image))
+    columns = decode(view, 0, hd.checked(view), verify=verify)
+    return (
+        columns.offsets.tolist(),
+        columns.timestamps.tolist(),
+        columns.constant_timestamp,
+        columns.keys.to_list(),
+        columns.values.to_list(),
+        columns.headers(),
+        [columns.first_at(offset) for offset in (0, columns.head.next_offset)],
+    )
