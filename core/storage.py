@@ -49,15 +49,18 @@ _RETRIABLE: Final = frozenset(
 _NO_ALLOCATE: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
 
+def advice(code: int) -> str:
+    """What an errno means and what to do about it, for messages; empty for 0."""
+    if not code:
+        return ""
+    remedy = _ADVICE.get(code, "Check the data folder and its device.")
+    return f": {os.strerror(code)} ({errno.errorcode.get(code, code)}). {remedy}"
+
+
 def storage_error(error: OSError, action: str, path: str) -> StorageError:
     """What the caller can act on, out of what the kernel said."""
     code = error.errno or 0
-    advice = _ADVICE.get(code, "Check the data folder and its device.")
-    name = errno.errorcode.get(code, "unknown error")
-    return StorageError(
-        f"cannot {action} {path}: {os.strerror(code)} ({name}). {advice}",
-        retriable=code in _RETRIABLE,
-    )
+    return StorageError(f"cannot {action} {path}{advice(code)}", retriable=code in _RETRIABLE)
 
 
 class Storage:

@@ -209,15 +209,25 @@ class Minder:
                 logger.warning("lost the node at %s: %s", self._producer.socket, self._outbox.lost)
                 self._retry_at, self._retry_delay = now, RETRY_FIRST
 
+    def _attach(self, resume: int | None) -> Session:
+        producer = self._producer
+        return Session.attach(
+            producer.socket,
+            lo.KIND_PRODUCER,
+            client_id=producer.client_id,
+            timeout=0.5,
+            resume=resume,
+        )
+
     def _reattach(self) -> bool:
         """Find the node that came back, keep producer id and lanes (rule 5)."""
         producer, old = self._producer, self._session
         assert old is not None
         try:
-            session = Session.attach(
-                producer.socket, lo.KIND_PRODUCER, client_id=producer.client_id, timeout=0.5,
-                resume=old.producer_id,
-            )  # fmt: skip
+            try:
+                session = self._attach(old.producer_id)
+            except er.AttachRefusedError:
+                session = self._attach(None)  # another data folder, which does not know the id
         except (er.PenstockError, OSError) as error:
             logger.info("no node yet at %s: %s", producer.socket, error)
             return False

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.core import errors as er
+from penstock.core.storage import advice
 from penstock.delivery import Batch
 from penstock.ipc import layout as lo
 from penstock.ipc.lane import Ack
@@ -33,9 +34,8 @@ _ADVICE: Final = {
     er.ErrorCode.DUPLICATE_TOO_OLD: ": it was sent before, but too long ago to say where it is",
 }
 _TOPIC_GONE: Final = frozenset({er.ErrorCode.UNKNOWN_PARTITION, er.ErrorCode.WRONG_TOPIC_ID})
-_UNCONSUMED: Final = frozenset({er.ErrorCode.PARTITION_OFFLINE, er.ErrorCode.DUPLICATE_TOO_OLD})
-"""Refusals after which the sequence goes on as if nothing had been refused."""
-
+_BY_GAP: Final = frozenset({er.ErrorCode.OUT_OF_ORDER_SEQUENCE, er.ErrorCode.UNKNOWN_PRODUCER})
+"""How a log answers what follows a batch that an offline partition refused."""
 IN_FLIGHT_EAGER: Final = 8
 """With linger 0, batches of one record leave at once until so many are unacknowledged; then records
 gather until answers come (Nagle's rule, in batches)."""
@@ -214,28 +214,38 @@ class Outbox:
     def _refused(self, batch: Batch, code: er.ErrorCode) -> None:
         """A final refusal: the batch fails, and what it poisoned goes again in a new epoch."""
         route = batch.route
-        if code is er.ErrorCode.POISONED and self._idempotent:
-            again = list(route.in_flight.values())
-        else:
+        follows = code is er.ErrorCode.POISONED or (route.has_gap and code in _BY_GAP)
+        if not (follows and self._idempotent):
             route.in_flight.pop(batch.sequence, None)
-            again = [] if code in _UNCONSUMED else list(route.in_flight.values())
-            self._finish(
-                batch,
-                er.ProduceError(
-                    f"{route!r} at {self._socket} refused a batch of {batch.count} records: "
-                    f"{code.name.lower()}{_ADVICE.get(code, '')}",
-                    code,
-                ),
-            )
-        if code in _UNCONSUMED:
+            self._finish(batch, self._refusal(batch, code))
+        if code is er.ErrorCode.DUPLICATE_TOO_OLD:
             return
         if code in _TOPIC_GONE:
             self._drop(route, batch.error)
-            return
-        # Answers come in lane order, so nothing before these can still be under way.
-        self._recall(again)
-        self.resent += len(again)
+        elif code is er.ErrorCode.PARTITION_OFFLINE or not self._idempotent:
+            # It took a sequence that the log never saw. What flies behind it is answered alike, or
+            # as out of order if the partition is back meanwhile.
+            route.has_gap = True
+            if not route.in_flight:
+                self._renew(route)
+        else:
+            # Answers come in lane order, so nothing before these can still be under way.
+            again = list(route.in_flight.values())
+            self._recall(again)
+            self.resent += len(again)
+            self._renew(route)
+
+    def _refusal(self, batch: Batch, code: er.ErrorCode) -> er.ProduceError:
+        return er.ProduceError(
+            f"{batch.route!r} at {self._socket} refused a batch of {batch.count} records: "
+            f"{code.name.lower()}{_ADVICE.get(code, '')}",
+            code,
+        )
+
+    def _renew(self, route: PartitionRoute) -> None:
+        """What is pending and what comes is numbered from 0 in a new epoch."""
         route.epoch += 1
+        route.has_gap = False
         route.renumber(0)
         self.pump(route)
 
@@ -310,7 +320,7 @@ class Outbox:
             status = each.state.status
             if status not in (lo.STATUS_ONLINE, lo.STATUS_ABSENT):
                 name = lo.STATUS_NAMES.get(status, str(status))
-                return f": {each!r} is {name} (errno {each.state.errno})"
+                return f": {each!r} is {name}{advice(each.state.errno)}"
         return ""
 
     # --- another node ----------------------------------------------------------------------------

@@ -343,11 +343,8 @@ class Producer:
             error: Exception = er.UnknownTopicError(f"topic {box.topic!r} was deleted")
             self._fail(box, error)
             return
-        limit = session.welcome.lane_capacity // lo.FRAME_SHARE - lo.FRAME_BYTES
-        batch_bytes = min(self._batch_bytes, limit - BATCH_OVERHEAD)
-        settings = sealing.SealSettings(session.producer_id, self._codec, batch_bytes, limit)
         try:
-            batches = sealing.seal(box, rows, topic, settings)
+            batches = sealing.seal(box, rows, topic, self._settings)
         except Exception as error:  # of a caller's making, like a str among the values
             self._fail(box, error)
             raise
@@ -427,14 +424,18 @@ class Producer:
 
     # --- life ------------------------------------------------------------------------------------
     def _attach(self) -> None:
-        self._session = Session.attach(
+        session = Session.attach(
             self.socket, lo.KIND_PRODUCER, client_id=self.client_id, timeout=self.timeout
         )
-        self._minder.start(self._session)
+        self.adopt(session)
+        self._minder.start(session)
 
     def adopt(self, session: Session) -> None:
-        """The minder found the node again (lock held)."""
+        """Work with this attachment from now on (lock held, or nobody else there yet)."""
+        limit = session.welcome.lane_capacity // lo.FRAME_SHARE - lo.FRAME_BYTES
+        batch_bytes = min(self._batch_bytes, limit - BATCH_OVERHEAD)
         self._session = session
+        self._settings = sealing.SealSettings(session.producer_id, self._codec, batch_bytes, limit)
 
     def metrics(self) -> dict[str, int]:
         """Counters since the producer was made, and `buffered_bytes` now."""

@@ -97,8 +97,9 @@ class PartitionRoute:
     without a final outcome, by batch sequence, in order.
     """
 
-    __slots__ = ("epoch", "in_flight", "link", "next_sequence", "page", "partition", "pending",
-                 "state", "topic", "topic_id", "waiting_durable", "writer")  # fmt: skip
+    __slots__ = ("epoch", "has_gap", "in_flight", "link", "next_sequence", "page", "partition",
+                 "pending", "state", "topic", "topic_id", "waiting_durable",
+                 "writer")  # fmt: skip
 
     def __init__(
         self, topic: str, topic_id: bytes, partition: int, page: int, writer: int, state: StatePage
@@ -110,6 +111,7 @@ class PartitionRoute:
         self.writer = writer
         self.state = state
         self.epoch = 0
+        self.has_gap = False
         self.next_sequence = 0
         self.pending: deque[Batch] = deque()
         self.in_flight: dict[int, Batch] = {}

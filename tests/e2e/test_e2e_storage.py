@@ -27,9 +27,6 @@ from penstock.core.errors import (
 )
 from penstock.producer import Producer
 
-resumes_with_a_gap = pytest.mark.xfail(
-    reason="the first send after a partition was offline is refused: out_of_order_sequence"
-)
 WITHIN = 15.0
 SOON = 0.3
 """Seconds in which nothing may happen."""
@@ -334,7 +331,6 @@ def test_rule_16_a_failed_fsync_is_rescued_into_a_new_segment(
     assert [stored.value for stored in log.records] == sent
 
 
-@resumes_with_a_gap
 def test_rule_16_a_device_that_fails_for_good_takes_its_partition_offline_and_no_other(
     node: NodeUnderTest, client: Client, admin: Admin, faults: Faults
 ) -> None:
@@ -364,7 +360,6 @@ def test_rule_16_a_device_that_fails_for_good_takes_its_partition_offline_and_no
     assert len(found) == len(set(found))
 
 
-@resumes_with_a_gap
 def test_a_write_error_takes_the_partition_offline_with_a_clear_error(
     node: NodeUnderTest, client: Client, admin: Admin, faults: Faults
 ) -> None:
@@ -385,7 +380,6 @@ def test_a_write_error_takes_the_partition_offline_with_a_clear_error(
     assert values(client, "t") == [b"0", b"2"]
 
 
-@resumes_with_a_gap
 def test_a_partition_that_cannot_be_opened_is_offline_and_says_so(
     node: NodeUnderTest, client: Client, admin: Admin, faults: Faults
 ) -> None:
@@ -407,7 +401,6 @@ def test_a_partition_that_cannot_be_opened_is_offline_and_says_so(
         assert producer.send_and_wait("t", b"2", timeout=WITHIN).offset == 1
 
 
-@resumes_with_a_gap
 def test_rule_14_damage_below_the_published_end_takes_the_log_offline_and_keeps_the_file(
     node: NodeUnderTest, client: Client, admin: Admin
 ) -> None:
