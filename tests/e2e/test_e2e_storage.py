@@ -177,7 +177,7 @@ def test_a_segment_that_cannot_be_made_waits_for_room_as_well(
             producer.send("t", bytes(1000))
         with pytest.raises(PenstockTimeout, match="storage full"):
             producer.flush(1.0)
-        assert 1 < len(values(client, "t")) < 21
+        assert 1 <= len(values(client, "t")) < 21  # how many is a matter of when they were gathered
         faults.clear()
         producer.flush(WITHIN)
     assert partition(admin, "t").status == "online"
