@@ -42,6 +42,12 @@ def held(node: NodeUnderTest) -> dict[str, Counter[str]]:
     }
 
 
+def grown(before: dict[str, Counter[str]], now: dict[str, Counter[str]]) -> list[str]:
+    """Who holds more of anything. A connection of ours that was just closing may have been counted
+    before, so less is no finding."""
+    return [who for who in now if now[who] - before.get(who, Counter())]
+
+
 @pytest.mark.crash
 @pytest.mark.timeout(120 + ROUNDS)
 def test_invariant_11_attach_and_crash_rounds_leak_nothing(
@@ -56,7 +62,7 @@ def test_invariant_11_attach_and_crash_rounds_leak_nothing(
         memory = node.shared_memory()
         acknowledged += run_rounds(node, WARM_UP, ROUNDS)
         wait_until(
-            lambda: is_quiet(node) and held(node) == before,
+            lambda: is_quiet(node) and not grown(before, held(node)),
             10.0,
             lambda: f"seed {SEED}: {before} has become {held(node)}, {node.shared_memory()}",
         )
