@@ -163,7 +163,7 @@ def test_garbage_is_corrupt(garbage):
     [
         {"length": 0},
         {"length": 64},
-        {"length": 128 + 32},
+        {"length": 128 + 96},
         {"length": (1 << 28) + 64},
         {"length": (1 << 32) - 64},
         {"record_count": 3, "last_offset_delta": 1},
