@@ -21,7 +21,7 @@ from penstock.ipc import clients as client_table
 from penstock.ipc import liveness, paths
 from penstock.ipc import messages as ms
 from penstock.ipc import state as state_table
-from penstock.ipc.channel import Channel, connect
+from penstock.ipc.channel import Channel, close_fds, connect
 from penstock.ipc.clients import ClientSlot
 from penstock.ipc.doorbell import Doorbell
 from penstock.ipc.lane import LaneSender
@@ -58,17 +58,31 @@ class Session:
         self.data_folder = Path(welcome.data_folder)
         self.writers = welcome.writers
         self.producer_id = welcome.producer_id
-        self.state = Region.of_fd(fds[0], writable=False)
-        self.clients = Region.of_fd(fds[1])
-        self.doorbell = Doorbell.from_fd(fds[2])
-        self.caller_bell = Doorbell.from_fd(os.dup(fds[2]))  # a poll object serves one thread
-        self.resumed = {
-            lane.name: Doorbell.from_fd(fd) for lane, fd in zip(welcome.lanes, fds[3:], strict=True)
-        }
-        if not state_table.check_table(self.state, self.node_uuid):
-            raise er.AttachRefusedError(f"the node at {socket} handed out a broken state table")
-        if not client_table.check_table(self.clients):
-            raise er.AttachRefusedError(f"the node at {socket} handed out a broken client table")
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(close_fds, fds)
+            self.state = Region.of_fd(fds.pop(0), writable=False)
+            on_failure.callback(self.state.close)
+            self.clients = Region.of_fd(fds.pop(0))
+            on_failure.callback(self.clients.close)
+            if not state_table.check_table(self.state, self.node_uuid):
+                raise er.AttachRefusedError(f"the node at {socket} handed out a broken state table")
+            if not client_table.check_table(self.clients):
+                raise er.AttachRefusedError(
+                    f"the node at {socket} handed out a broken client table"
+                )
+            try:
+                second = os.dup(fds[0])
+            except OSError as error:
+                raise liveness.descriptor_limit_error("attaching to a node") from error
+            self.caller_bell = Doorbell.from_fd(second)  # a poll object serves one thread
+            on_failure.callback(self.caller_bell.close)
+            if len(fds) != 1 + len(welcome.lanes):
+                raise er.AttachRefusedError(
+                    f"the node at {socket} sent {len(fds)} doorbells for {len(welcome.lanes)} lanes"
+                )
+            self.doorbell = Doorbell.from_fd(fds.pop(0))
+            self.resumed = {lane.name: Doorbell.from_fd(fds.pop(0)) for lane in welcome.lanes}
+            on_failure.pop_all()
         self.slot = ClientSlot(self.clients, welcome.slot) if welcome.slot >= 0 else None
         self._owed = 0  # answers to requests that nobody waits for any more
         self._eof = select.poll()
@@ -173,7 +187,17 @@ class Session:
                 os.close(fd)
             raise refusal(reply, self.socket)
         doorbell = Doorbell.from_fd(fds[1])
-        return LaneSender(Region.of_fd(fds[0]), reply.name), doorbell
+        try:
+            region = Region.of_fd(fds[0])
+        except BaseException:
+            doorbell.close()
+            raise
+        try:
+            return LaneSender(region, reply.name), doorbell
+        except BaseException:
+            region.close()
+            doorbell.close()
+            raise
 
     def find_topic(self, name: str, timeout: float) -> ms.TopicInfo:
         return self.request(ms.FindTopic(name), ms.TopicFound, timeout).topic
