@@ -1,19 +1,25 @@
-"""Producer and consumer processes as the crash machine holds them: started, faulted, heard out."""
+"""Producer and consumer processes as the crash machine holds them: started, replaced, heard out."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from crash.ground import environment
+from crash.cargo import Cargo
+from crash.ground import NodeUnderTest, environment
 from crash.ledger import ConsumerLedger, ProducerLedger, whole_lines
+
+from penstock.admin import TopicConfig
 
 ACTORS_MAIN = str(Path(__file__).with_name("actors.py"))
 
@@ -106,3 +112,136 @@ class Actor:
         """Remove its copies on disk: it did what it had to."""
         self._record.unlink(missing_ok=True)
         self._stderr.unlink(missing_ok=True)
+
+
+class Crew:
+    """One to three producers and one or two consumers of an episode, with all who were before."""
+
+    def __init__(
+        self,
+        node: NodeUnderTest,
+        prefix: str,
+        topics: Mapping[str, TopicConfig],
+        rng: random.Random,
+        note: Callable[[str], None],
+    ) -> None:
+        self._node = node
+        self._prefix = prefix
+        self._topics = topics
+        self._rng = rng
+        self._note = note
+        self.producers: list[Actor] = []
+        self.consumers: list[Actor] = []
+        self.all: list[Actor] = []
+
+    def start(self) -> None:
+        rng = self._rng
+        for number in range(rng.randint(1, 3)):
+            options = {
+                "linger": rng.choice([0.0, 0.001, 0.005, 0.02]),
+                "acks": rng.choice([0, 1, 1, "all"]),
+                "compression": rng.choice(["none", "lz4"]),
+                "batch_bytes": rng.choice([1 << 10, 8 << 10, 64 << 10]),
+            }
+            if options["acks"] == 1 and rng.random() < 0.2:
+                options["durability"] = "fsynced"
+            plan = {
+                "role": "producer",
+                "name": f"{self._prefix}p{number}",
+                "url": self._node.url,
+                "topics": [(name, config.partitions) for name, config in self._topics.items()],
+                "keys": rng.choice([1, 5, 40]),
+                "options": options,
+                "burst": rng.choice([1, 20, 100]),
+                "batched": rng.choice([0.0, 0.0, 0.3]),
+                "window": rng.choice([0, 50, 1000]),
+                "pause": rng.choice([0.002, 0.01]),
+            }
+            self._note(f"producer {number}: {options} {plan['keys']} keys, burst {plan['burst']}")
+            self.producers.append(self._new_producer(plan, 0))
+        for number in range(rng.randint(1, 2)):
+            plan = {"role": "consumer", "name": f"{self._prefix}c{number}", "url": self._node.url}
+            starts = {(n, k): 0 for n, c in self._topics.items() for k in range(c.partitions)}
+            self.consumers.append(self._new_consumer(plan, 0, starts))
+
+    def _new_producer(self, plan: dict[str, Any], incarnation: int) -> Actor:
+        who = f"{plan['name']}.{incarnation}"
+        plan = {**plan, "who": who, "incarnation": incarnation, "seed": self._rng.random()}
+        cargo = Cargo(who, tuple(plan["topics"]), plan["keys"])
+        return self._hire(plan, ProducerLedger(cargo))
+
+    def _new_consumer(
+        self, plan: dict[str, Any], incarnation: int, starts: dict[tuple[str, int], int]
+    ) -> Actor:
+        who = f"{plan['name']}.{incarnation}"
+        plan = {
+            **plan, "who": who, "incarnation": incarnation, "seed": self._rng.random(),
+            "starts": [[*name, at] for name, at in starts.items()],
+        }  # fmt: skip
+        return self._hire(plan, ConsumerLedger(who, starts))
+
+    def _hire(self, plan: dict[str, Any], ledger: ProducerLedger | ConsumerLedger) -> Actor:
+        actor = Actor(plan, ledger, self._node.folder)
+        self.all.append(actor)
+        return actor
+
+    # --- faults ---
+    def kill_a_producer(self) -> str:
+        """kill -9, and another process in its place: to the log it is another producer."""
+        index = self._rng.randrange(len(self.producers))
+        old = self.producers[index]
+        old.kill()
+        self.producers[index] = self._new_producer(old.plan, old.plan["incarnation"] + 1)
+        return old.who
+
+    def kill_a_consumer(self) -> str:
+        """kill -9, and another one that goes on where it stood, or earlier."""
+        index = self._rng.randrange(len(self.consumers))
+        old = self.consumers[index]
+        old.kill()
+        assert isinstance(old.ledger, ConsumerLedger)
+        starts = old.ledger.positions()
+        if self._rng.random() < 0.3:
+            starts = {name: self._rng.randint(0, at) for name, at in starts.items()}
+        self.consumers[index] = self._new_consumer(old.plan, old.plan["incarnation"] + 1, starts)
+        return old.who
+
+    # --- what they say ---
+    def acknowledged(self) -> int:
+        ledgers = (actor.ledger for actor in self.producers)
+        return sum(len(each.acked) for each in ledgers if isinstance(each, ProducerLedger))
+
+    def producer_ledgers(self) -> list[ProducerLedger]:
+        return [a.ledger for a in self.all if isinstance(a.ledger, ProducerLedger)]
+
+    def consumer_ledgers(self) -> list[ConsumerLedger]:
+        return [a.ledger for a in self.all if isinstance(a.ledger, ConsumerLedger)]
+
+    def check(self) -> None:
+        """Nobody may leave, or fail, on its own account."""
+        for actor in (*self.producers, *self.consumers):
+            status = actor.process.poll()
+            if status is not None:
+                raise AssertionError(f"{actor.who} left with {status}:\n{actor.errors()}")
+
+    # --- the end ---
+    def await_end(self, actors: list[Actor], timeout: float) -> None:
+        """They were asked to end: each does, in time and in good order."""
+        deadline = time.monotonic() + timeout
+        for actor in actors:
+            if not actor.hear_out(max(0.1, deadline - time.monotonic())):
+                raise AssertionError(
+                    f"{actor.who} is not done {timeout} s after the last fault; it stands at\n"
+                    f"{actor.stacks()}"
+                )
+            if actor.process.returncode:
+                raise AssertionError(f"{actor.who} failed:\n{actor.errors()}")
+            self._note(f"{actor.who} is done")
+
+    def close(self) -> None:
+        """Nobody lives on, whatever became of the episode."""
+        for actor in self.all:
+            if actor.process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    actor.signal(signal.SIGCONT)
+                actor.kill()

@@ -7,7 +7,8 @@ import random
 import time
 
 import pytest
-from crash.machine import Figures, Machine
+from crash.episode import Figures
+from crash.machine import Machine
 
 ROUNDS = int(os.environ.get("PENSTOCK_CRASH_ROUNDS", "0"))
 SECONDS = float(os.environ.get("PENSTOCK_CRASH_SECONDS", "60"))

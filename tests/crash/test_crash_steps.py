@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from crash import steps
+from crash.episode import Episode, Figures
 from crash.ground import NodeUnderTest, wait_until
-from crash.machine import Episode, Figures
 from crash.steps import STEPS, StepPlan
 
 from penstock.admin import TopicConfig
