@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from crash.crew import Crew
-from crash.faults import END_THE_NODE, WEIGHTS, Faults
+from crash.faults import END_THE_NODE, WEIGHTS, WRITERS, Faults
 from crash.ground import NodeUnderTest, descriptors, wait_until
 from crash.ledger import ConsumerLedger, StoredLog, checksum, judge
 from crash.reading import read_log
@@ -79,6 +79,7 @@ class Episode:
         self._trace: list[str] = []
         prefix = f"e{number}"
         self._topics = topics or some_topics(prefix, rng)
+        self._warm_up = f"{prefix}-warm-up"
         self._rounds = rng.randint(25, 60)
         spared = END_THE_NODE if rng.random() < 1 / 3 else ()
         self._kinds = [kind for kind in WEIGHTS if kind not in spared]
@@ -106,6 +107,9 @@ class Episode:
             for name, config in self._topics.items():
                 admin.create_topic(name, config)
             self._note(f"topics {self._topics}")
+            # So that each writer runs, and what the node has open does not grow by their start.
+            admin.create_topic(self._warm_up, TopicConfig(partitions=WRITERS))
+            admin.delete_topic(self._warm_up)
         self._quiet_at = self._node.pid, self._held()
         self._crew.start()
 
