@@ -201,6 +201,10 @@ class LogReader:
     def close(self) -> None:
         self._close_segment()
 
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            self.close()
+
 
 def offset_for_timestamp(storage: Storage, folder: str, timestamp: int, limit: Limit) -> int | None:
     """The first offset below the limit whose batch has a time >= `timestamp` (microseconds); None

@@ -57,7 +57,9 @@ class FakeWriter:
             if "deaf" in self.modes:
                 time.sleep(0.1)
                 continue
-            if select.select([self.sock], [], [], 0.1)[0]:
+            poller = select.poll()
+            poller.register(self.sock, select.POLLIN)
+            if poller.poll(100):
                 received = self.channel.recv(1.0)
                 if received is None:
                     return 0

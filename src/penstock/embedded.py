@@ -90,7 +90,7 @@ class EmbeddedNode:
             poller = select.poll()
             poller.register(reader, select.POLLIN)
             poller.poll(self._ready_timeout * 1000)
-            if not select.select([reader], [], [], 0)[0] or not os.read(reader, 64):
+            if not poller.poll(0) or not os.read(reader, 64):
                 errors.seek(0)
                 detail = errors.read().decode("utf-8", "replace").strip()
                 self.kill()

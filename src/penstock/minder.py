@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.core import errors as er
 from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import Backoff, Doorbell, fence
+from penstock.ipc.messages import TopicInfo
 from penstock.outbox import Outbox
 from penstock.session import Session
 
@@ -116,6 +117,23 @@ class Minder:
                 self._leading = False
                 self._changed.notify_all()
             self._expire(time.monotonic())
+
+    def find_topic(self, topic: str, timeout: float) -> TopicInfo:
+        """What the node says of a topic, within `timeout` seconds also across its restart."""
+        outbox, deadline = self._outbox, time.monotonic() + timeout
+        while True:
+            left = deadline - time.monotonic()
+            if outbox.lost and not self.wait(lambda: outbox.lost is None, left):
+                raise er.NotConnectedError(
+                    f"cannot look up topic {topic!r}: {outbox.lost}; no node came back at "
+                    f"{self._producer.socket} within {timeout} s"
+                )
+            assert self._session is not None
+            try:
+                return self._session.find_topic(topic, max(left, 0.05))
+            except er.NotConnectedError as error:  # it may be back in time
+                outbox.lost = str(error)
+                self.nudge()
 
     def _doze(self, bell: Doorbell, bound: float, *, blind: bool = False) -> None:
         """Sleep on a doorbell by the protocol of rule 13; gives the lock up meanwhile.

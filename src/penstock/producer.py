@@ -381,16 +381,10 @@ class Producer:
             return known
         if self._session is None:
             self._attach()  # a forked child makes its own attachment
-        assert self._session is not None
         outbox = self._outbox
-        if outbox.lost and not self._minder.wait(lambda: outbox.lost is None, self.timeout):
-            raise er.NotConnectedError(
-                f"cannot look up topic {topic!r}: {outbox.lost}; no node came back at "
-                f"{self.socket} within {self.timeout} s"
-            )
-        session = self._session
-        info = session.find_topic(topic, self.timeout)
-        routes = learn(session, info)
+        info = self._minder.find_topic(topic, self.timeout)
+        assert self._session is not None
+        routes = learn(self._session, info)
         for writer in {route.writer for route in routes.routes} - set(outbox.links):
             self._open_lane(writer)  # refused now, and not once records wait for it
         outbox.topics[topic] = routes

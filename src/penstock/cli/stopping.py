@@ -80,5 +80,7 @@ class Stopper:
     def wait(self, seconds: float) -> bool:
         """Sleep; True at once when a stop is wanted."""
         if not self.requested:
-            select.select([self._reader], [], [], max(seconds, 0.0))
+            poller = select.poll()
+            poller.register(self._reader, select.POLLIN)
+            poller.poll(max(seconds, 0.0) * 1000)
         return bool(self.requested)

@@ -103,7 +103,9 @@ def say(event: str, **fields: Any) -> None:
 
 def hear(timeout: float | None) -> str | None:
     """In a child: the parent's next word; None if none came in time. Ends the child with it."""
-    if not select.select([0], [], [], timeout)[0]:
+    poller = select.poll()  # select() fails on descriptors above 1023
+    poller.register(0, select.POLLIN)
+    if not poller.poll(None if timeout is None else timeout * 1000):
         return None
     word = sys.stdin.readline()
     if not word:
