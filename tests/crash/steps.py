@@ -1,4 +1,4 @@
-"""A writer process that dies by kill -9 at a named step: the tests' own main, never the product's.
+"""A writer process that dies by kill -9 at a named step: the tests' own main, not the product's.
 
 `python steps.py <arguments of the writer main>`, started by a node whose `writer_command` it is.
 Each generation takes the next step out of a plan (`StepPlan`), arms it, and is the real writer in
@@ -60,6 +60,13 @@ STEPS: Final = (
 )
 
 
+CHANGING: Final = (
+    "allocate", "fdatasync", "fsync", "fsync_folder", "link", "makedirs", "open", "pwritev",
+    "rename", "truncate", "unlink",
+)  # fmt: skip
+"""The primitives of the storage; opening counts as well, for it may create."""
+
+
 class StepPlan:
     """The steps of one test in a folder: which are taken, and at which a writer has died."""
 
@@ -109,7 +116,9 @@ class Spy:
 
 def arm(step: str, die: Callable[[], object]) -> None:
     """Make this process die at that step. Raises KeyError for a step nobody knows."""
-    if step == "frame half read":
+    if match := re.fullmatch(r"storage call (\d+)", step):
+        _arm_nth_call(int(match[1]), die)
+    elif step == "frame half read":
         _arm_after_call(lane, "crc32c", die)
     elif step == "frames read":
         _arm_frames(die)
@@ -180,6 +189,23 @@ def _arm_storage(name: str, when: str, pattern: re.Pattern[str], die: Callable[[
         return call
 
     _replace(Storage, name, make)
+
+
+def _arm_nth_call(number: int, die: Callable[[], object]) -> None:
+    """Before the so many-th call of the storage since the start, whatever it is: recovery's too."""
+    left = [number]
+
+    def make(real: Any) -> Any:
+        def call(*args: Any, **named: Any) -> Any:
+            left[0] -= 1
+            if not left[0]:
+                die()
+            return real(*args, **named)
+
+        return call
+
+    for name in CHANGING:
+        _replace(Storage, name, make)
 
 
 def _arm_writing(when: str, pattern: re.Pattern[str], die: Callable[[], object]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 import sys
 from functools import partial
 from pathlib import Path
@@ -16,8 +18,9 @@ from penstock.admin import TopicConfig
 
 pytestmark = pytest.mark.crash
 
-SEED = 4
-STEP_TIMEOUT = 10.0
+SEED = int(os.environ.get("PENSTOCK_CRASH_SEED", "0")) or random.SystemRandom().randrange(1 << 40)
+CALLS = min(int(os.environ.get("PENSTOCK_CRASH_ROUNDS", "30")), 500)
+STEP_TIMEOUT = 15.0
 TOPICS = {
     # Small segments: rolls and snapshots come every few batches. Those of the first topic are just
     # large enough for entries in their indexes.
@@ -33,27 +36,50 @@ TOPICS = {
 def test_crash_of_the_writer_at_each_step_loses_and_doubles_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    plan = StepPlan(tmp_path / "steps")
-    plan.write(list(STEPS))
-    monkeypatch.setenv(steps.PLAN_VARIABLE, str(tmp_path / "steps"))
+    crash_at(list(STEPS), 4, monkeypatch, capsys, tmp_path)
+
+
+@pytest.mark.timeout(180 + 2 * CALLS)
+def test_crash_of_the_writer_at_calls_of_its_storage_loses_and_doubles_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The first calls are those of the recovery from the crash before."""
+    with capsys.disabled():
+        print(f"\ncrash at calls of the storage: seed {SEED}", flush=True)
+    rng = random.Random(SEED)
+    numbers = [rng.choice([rng.randint(1, 25), rng.randint(1, 200)]) for _ in range(CALLS)]
+    crash_at([f"storage call {n}" for n in numbers], SEED, monkeypatch, capsys, tmp_path)
+
+
+def crash_at(
+    wanted: list[str],
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    folder: Path,
+) -> None:
+    """Traffic, while one writer after the other dies at the next of these steps."""
+    plan = StepPlan(folder / "steps")
+    plan.write(wanted)
+    monkeypatch.setenv(steps.PLAN_VARIABLE, str(folder / "steps"))
     node = NodeUnderTest(
-        tmp_path,
+        folder,
         writers_max=1,
         restart_backoff=0.001,
         restart_backoff_max=0.01,
         writer_command=[sys.executable, steps.__file__],
     )
-    episode = Episode(node, SEED, 0, Figures(), TOPICS)
+    episode = Episode(node, seed, 0, Figures(), TOPICS)
     try:
         node.start()
         episode.begin()
-        for number, step in enumerate(STEPS):
+        for number, step in enumerate(wanted):
             wait_until(
                 partial(plan.was_hit, number), STEP_TIMEOUT, f"a writer dies at step {step!r}"
             )
             episode.check_crew()
         episode.finish()
-        assert plan.hit() == list(STEPS)
+        assert plan.hit() == wanted
         assert node.stop() == 0
         node.check_gone()
     except BaseException:
