@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,7 @@ from crash.ground import NodeUnderTest, descriptors, wait_until
 from crash.ledger import ConsumerLedger, StoredLog, checksum, judge
 from crash.reading import read_log
 
-from penstock.admin import TopicConfig
+from penstock.admin import Admin, PartitionDescription, TopicConfig
 from penstock.client import Client
 
 HEAL_TIMEOUT: Final = 30.0
@@ -59,6 +59,17 @@ def some_topics(prefix: str, rng: random.Random) -> dict[str, TopicConfig]:
         )
         for name in rng.sample(["os", "fsync", "interval"], rng.randint(1, 3))
     }
+
+
+def lagging(admin: Admin, topics: Iterable[str]) -> list[PartitionDescription]:
+    """Partitions that sync by themselves and have not brought all to the device yet."""
+    described = [admin.describe_topic(name) for name in topics]
+    return [
+        part
+        for each in described
+        for part in each.partitions
+        if each.settings["durability"] != "os" and part.durable < part.log_end
+    ]
 
 
 class Episode:
@@ -185,6 +196,11 @@ class Episode:
         """Everything that was written down against the files; the partitions' folders."""
         folders, logs = [], []
         admin = client.admin()
+        wait_until(
+            lambda: not lagging(admin, self._topics),
+            5.0,
+            lambda: f"{lagging(admin, self._topics)} reach the device",
+        )
         for name in self._topics:
             described = admin.describe_topic(name)
             for part in described.partitions:
