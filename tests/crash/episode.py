@@ -91,7 +91,7 @@ class Episode:
         prefix = f"e{number}"
         self._topics = topics or some_topics(prefix, rng)
         self._warm_up = f"{prefix}-warm-up"
-        self._rounds = rng.randint(25, 60)
+        self._rounds = rng.randint(30, 80)
         spared = END_THE_NODE if rng.random() < 1 / 3 else ()
         self._kinds = [kind for kind in WEIGHTS if kind not in spared]
         self._crew = Crew(node, prefix, self._topics, rng, self._note)

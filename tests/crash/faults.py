@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from crash.crew import Crew
+from crash.crew import Actor, Crew
 from crash.ground import READY_TIMEOUT, NodeUnderTest, wait_until
 
 from penstock.admin import Admin, TopicConfig
@@ -36,12 +36,15 @@ WEIGHTS: Final = {
     "kill node": 5,
     "kill node and writers": 2,
     "stop node": 3,
-    "restart node": 1.7,
+    "restart node": 1.5,
+    "kill stopping node": 1.5,
     "stall writer": 0.3,
     "alter topic": 2,
     "make and delete topic": 2,
 }
-END_THE_NODE: Final = ("kill node", "kill node and writers", "restart node")
+END_THE_NODE: Final = (
+    "kill node", "kill node and writers", "restart node", "kill stopping node"
+)  # fmt: skip
 
 
 class Faults:
@@ -112,8 +115,8 @@ class Faults:
                 os.kill(pid, signal.SIGKILL)
         return str(pids)
 
-    def _stop(self, pid: int) -> str:
-        bound = self._rng.uniform(0.005, 0.3)
+    def _stop(self, pid: int, longest: float = 0.3) -> str:
+        bound = self._rng.uniform(0.005, longest)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
         self._stopped.append((time.monotonic() + bound, pid))
@@ -153,8 +156,13 @@ class Faults:
     def _kill_producer(self) -> str:
         return self._crew.kill_a_producer()
 
+    def _stop_client(self, actors: Sequence[Actor]) -> str:
+        """Sometimes for so long that nodes and writers come and go meanwhile."""
+        longest = 2.0 if self._rng.random() < 0.15 else 0.3
+        return self._stop(self._rng.choice(actors).pid, longest)
+
     def _stop_producer(self) -> str:
-        return self._stop(self._rng.choice(self._crew.producers).pid)
+        return self._stop_client(self._crew.producers)
 
     def _kill_writer_and_producer(self) -> str:
         return f"{self._kill_writer()} {self._kill_producer()}"
@@ -163,7 +171,7 @@ class Faults:
         return self._crew.kill_a_consumer()
 
     def _stop_consumer(self) -> str:
-        return self._stop(self._rng.choice(self._crew.consumers).pid)
+        return self._stop_client(self._crew.consumers)
 
     # --- the node ---
     def _stop_node(self) -> str:
@@ -194,6 +202,15 @@ class Faults:
         assert status == 0, f"the node ended with {status}"
         self._launch()
         return str(pid)
+
+    def _kill_stopping_node(self) -> str:
+        """SIGTERM, in half of the cases a writer killed as well, and kill -9 in mid-stop."""
+        if self._ready is not None:
+            return "nobody"
+        self._node.signal(signal.SIGTERM)
+        killed = self._kill_writer() if self._rng.random() < 0.5 else "[]"
+        time.sleep(self._rng.uniform(0.0, 0.15))
+        return f"{self._kill_node()} {killed}"
 
     def _administer(self, work: Callable[[Admin], object]) -> str:
         """Something asked of a node that may be dying: done, or a clear error in time."""
