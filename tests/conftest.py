@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+
+import pytest
 from hypothesis import settings
 
 # No deadline: a shared machine is slow at random. A failure prints the blob that reproduces it.
 settings.register_profile("penstock", deadline=None, print_blob=True)
 settings.load_profile("penstock")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _collected() -> None:
+    """What a module left to the garbage collector must not be freed while the next one counts
+    descriptors."""
+    gc.collect()
