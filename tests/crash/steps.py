@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -72,6 +73,7 @@ class StepPlan:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._dying = threading.Lock()
 
     def write(self, steps: list[str]) -> None:
         self._folder.mkdir(exist_ok=True)
@@ -92,6 +94,7 @@ class StepPlan:
         return next(iter(self.steps()[len(self.hit()) :]), None)
 
     def die(self, step: str) -> NoReturn:
+        self._dying.acquire()  # for good: a second thread at the step must not write it down again
         with (self._folder / "hit").open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.write(step + "\n")
