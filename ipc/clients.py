@@ -1,12 +1,13 @@
 """The client table: what each attached producer or consumer tells the writers, without a message.
 
 A slot is given by the node, which alone writes its first line; the client writes the rest: its
-sleeping ticket and a bitmap of the partitions (pages) whose new records should wake it.
+sleeping ticket, a bitmap of the partitions (pages) whose new records should wake it, and how far it
+has come in them, for whoever wants to know its lag.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from penstock.core.errors import UnsupportedVersionError
 from penstock.ipc import layout as lo
@@ -81,6 +82,43 @@ class ClientSlot:
             bits[page >> 3] |= 1 << (page & 7)
         start = self._base * 8 + lo.CLIENT_WATCH_AT
         self._bytes[start : start + len(bits)] = bits
+
+    def publish_positions(self, positions: Sequence[tuple[int, int]]) -> None:
+        """Another assignment: (page, offset) each, of which the first `POSITIONS_MAX` find room."""
+        known = positions[: lo.POSITIONS_MAX]
+        for place, (page, offset) in enumerate(known):
+            self.publish_position(place, page, offset)
+        rest = self._base * 8 + lo.CLIENT_POSITIONS_AT + len(known) * 8
+        end = (self._base * 8) + lo.CLIENT_SLOT_BYTES
+        self._bytes[rest:end] = bytes(end - rest)
+        self._q[self._base + lo.Q_CLIENT_ASSIGNED] = len(positions)
+
+    def publish_position(self, place: int, page: int, offset: int) -> None:
+        """The next offset wanted of `page`, the `place`-th partition assigned: one store."""
+        if place < lo.POSITIONS_MAX:
+            at = self._base + lo.CLIENT_POSITIONS_AT // 8 + place
+            self._q[at] = (page + 1) << lo.POSITION_BITS | offset
+
+    # --- whoever looks on ---
+    @property
+    def start_time(self) -> int:
+        return int(self._q[self._base + lo.Q_CLIENT_START_TIME])
+
+    @property
+    def kind(self) -> int:
+        return int(self._q[self._base + lo.Q_CLIENT_KIND])
+
+    @property
+    def assigned(self) -> int:
+        """How many partitions the client reads; `positions` may tell of fewer."""
+        return int(self._q[self._base + lo.Q_CLIENT_ASSIGNED])
+
+    def positions(self) -> list[tuple[int, int]]:
+        """(page, next offset wanted) of each partition that a consumer reads."""
+        start = self._base + lo.CLIENT_POSITIONS_AT // 8
+        words = self._q[start : start + min(self.assigned, lo.POSITIONS_MAX)].tolist()
+        mask = (1 << lo.POSITION_BITS) - 1
+        return [((word >> lo.POSITION_BITS) - 1, word & mask) for word in words if word]
 
     # --- writer ---
     @property

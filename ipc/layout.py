@@ -19,7 +19,7 @@ Lane: one producer -> one writer process (named shared memory)
 State table: one a data folder and boot; read by everybody
 
        0   magic │ version u32, stride u32 │ pages │ node uuid (16 bytes)     node, once
-    4096   64 writer slots of 64 bytes: pid │ generation │ heartbeat │ passes each by its writer
+    4096   64 writer slots of 64 bytes: pid │ generation │ heartbeat │ passes │ restarts; its writer
     8192   pages of 512 bytes, page k = partition k of this node              the writer of k
            0 magic u32, version u32 │ topic id (16) │ partition │ generation │ leader epoch
           64 seqlock │ segment base │ valid bytes
@@ -30,10 +30,11 @@ State table: one a data folder and boot; read by everybody
 Client table: one a data folder and boot
 
        0   magic │ version u32, stride u32 │ slots                            node, once
-    4096   slots of 1024 bytes, one per attached producer or consumer
+    4096   slots of 4096 bytes, one per attached producer or consumer
            0 in use │ pid │ start time │ kind                                 node
-          64 sleeping ticket │ position                                       client
+          64 sleeping ticket │ assigned partitions                            client
          512 watched pages: a bitmap of 4096 partitions                       client
+        1024 384 positions: (page + 1) << 51 | offset, 0 where there is none  client
 """
 
 from __future__ import annotations
@@ -104,6 +105,7 @@ Q_WRITER_PID: Final = 0
 Q_WRITER_GENERATION: Final = 1
 Q_WRITER_HEARTBEAT: Final = 2
 Q_WRITER_PASSES: Final = 3
+Q_WRITER_RESTARTS: Final = 4
 
 PAGES_AT: Final = 8192
 PAGE_BYTES: Final = 512
@@ -143,16 +145,21 @@ STATUS_NAMES: Final = {0: "absent", 1: "online", 2: "offline", 3: "storage full"
 CLIENT_MAGIC: Final = int.from_bytes(b"PSTKCLNT", "little")
 CLIENT_HEADER: Final = struct.Struct("<QIIQ")
 CLIENT_SLOTS_AT: Final = 4096
-CLIENT_SLOT_BYTES: Final = 1024
+CLIENT_SLOT_BYTES: Final = 4096
 CLIENTS_MAX: Final = 1024
 Q_CLIENT_IN_USE: Final = 0
 Q_CLIENT_PID: Final = 1
 Q_CLIENT_START_TIME: Final = 2
 Q_CLIENT_KIND: Final = 3
 Q_CLIENT_SLEEPING: Final = 64 // 8
-Q_CLIENT_POSITION: Final = 72 // 8
+Q_CLIENT_ASSIGNED: Final = 72 // 8
 CLIENT_WATCH_AT: Final = 512
-assert CLIENT_WATCH_AT + PAGES_MAX // 8 == CLIENT_SLOT_BYTES
+CLIENT_POSITIONS_AT: Final = 1024
+POSITIONS_MAX: Final = 384
+"""Partitions of one consumer whose positions are published; it may read more."""
+POSITION_BITS: Final = 51
+assert CLIENT_WATCH_AT + PAGES_MAX // 8 == CLIENT_POSITIONS_AT
+assert CLIENT_POSITIONS_AT + POSITIONS_MAX * 8 == CLIENT_SLOT_BYTES
 
 KIND_PRODUCER: Final = 1
 KIND_CONSUMER: Final = 2

@@ -123,6 +123,29 @@ def socket_path(name: str) -> Path:
     return runtime_folder() / f"{check_node_name(name)}.sock"
 
 
+def remember_folder(name: str, data_folder: str) -> None:
+    """Note beside its socket which data folder the node `name` serves."""
+    link = _folder_link(name)
+    fresh = f"{link}.{os.getpid()}"
+    try:
+        os.symlink(data_folder, fresh)
+        os.replace(fresh, link)
+    except OSError as error:
+        raise ConfigError(f"cannot note the data folder of node {name!r}: {error}") from error
+
+
+def folder_of(name: str) -> Path | None:
+    """The data folder that the node `name` serves, or served last; None: there was none."""
+    try:
+        return Path(os.readlink(_folder_link(name)))
+    except OSError:
+        return None
+
+
+def _folder_link(name: str) -> Path:
+    return runtime_folder() / f"{check_node_name(name)}.data"
+
+
 def socket_in(data_folder: str | os.PathLike[str]) -> Path:
     """The attach socket of the node that serves `data_folder`."""
     return Path(data_folder) / ATTACH_SOCKET

@@ -210,8 +210,9 @@ class WriterSlot:
         self._q = region.q
         self._base = (lo.WRITER_SLOTS_AT + writer * lo.WRITER_SLOT_BYTES) // 8
 
-    def claim(self, pid: int, generation: int) -> None:
+    def claim(self, pid: int, generation: int, restarts: int = 0) -> None:
         self._q[self._base + lo.Q_WRITER_PID] = pid
+        self._q[self._base + lo.Q_WRITER_RESTARTS] = restarts
         self._q[self._base + lo.Q_WRITER_GENERATION] = generation
         self.beat()
 
@@ -227,6 +228,11 @@ class WriterSlot:
     @property
     def generation(self) -> int:
         return int(self._q[self._base + lo.Q_WRITER_GENERATION])
+
+    @property
+    def restarts(self) -> int:
+        """How many writers of this node run died in this one's place."""
+        return int(self._q[self._base + lo.Q_WRITER_RESTARTS])
 
     @property
     def silent_for(self) -> float:

@@ -66,8 +66,10 @@ class Writer:
         state: Region,
         clients: Region,
         open_role: OpenRole,
+        restarts: int = 0,
     ) -> None:
         self._generation = generation
+        self._restarts = restarts
         self._channel = channel
         self._doorbell = doorbell
         self._state = state
@@ -94,7 +96,7 @@ class Writer:
         self._poll.register(channel.fileno(), select.POLLIN)
 
     def run(self, pid: int) -> None:
-        self._slot.claim(pid, self._generation)
+        self._slot.claim(pid, self._generation, self._restarts)
         busy = 0
         while not self._orphaned:
             worked = self._pass()

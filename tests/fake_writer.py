@@ -119,11 +119,11 @@ class FakeWriter:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("modes", nargs="*")
-    for option in ("--writer", "--generation", "--channel-fd", "--doorbell-fd"):
+    for option in ("--writer", "--generation", "--restarts", "--channel-fd", "--doorbell-fd"):
         parser.add_argument(option, type=int)
     for option in ("--data", "--uuid", "--batch-bytes-max", "--log-level"):
         parser.add_argument(option)
-    return FakeWriter(parser.parse_args()).run()
+    return FakeWriter(parser.parse_known_args()[0]).run()
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class AssignedPartition:
     """See the module. `offset` is the next offset that the consumer will hand out."""
 
     __slots__ = ("_carry", "_epoch", "_folder", "_reader", "_storage", "name", "offset", "page",
-                 "paused", "topic_id")  # fmt: skip
+                 "paused", "place", "topic_id")  # fmt: skip
 
     def __init__(
         self, name: TopicPartition, topic_id: bytes, page: StatePage, storage: Storage, folder: str
@@ -44,6 +44,7 @@ class AssignedPartition:
         self._epoch = EPOCH_UNKNOWN
         self._carry: list[Chunk] = []
         self.paused = False
+        self.place = 0  # among the positions that its consumer publishes
 
     def __str__(self) -> str:
         return f"{self.name[0]}-{self.name[1]}"

@@ -80,6 +80,7 @@ class Consumer:
         self._timeout = timeout
         self._storage = Storage()
         self._assigned: dict[TopicPartition, AssignedPartition] = {}
+        self._touched: list[AssignedPartition] = []
         self._turn = 0
         self._ticket = time.monotonic_ns()  # never one that a predecessor used
         self._lost_at: float | None = None
@@ -155,6 +156,8 @@ class Consumer:
         found = self._of(topic, partition)
         offset = found.resolve(Offset.of(to))
         found.jump(offset)
+        self._touched.append(found)
+        self._tell_positions()
         return offset
 
     def seek_all(self, to: Start) -> dict[TopicPartition, int]:
@@ -196,6 +199,8 @@ class Consumer:
         """
         self._check_usable()
         self._settle_live()
+        if self._touched:
+            self._tell_positions()
         deadline = None if timeout is None else time.monotonic() + timeout
         backoff = Backoff()
         while True:
@@ -294,6 +299,8 @@ class Consumer:
                 raise
             self._out_of_range(partition)
             return []
+        if taken:
+            self._touched.append(partition)
         self._counts["bytes"] += sum(chunk.values.nbytes for chunk in taken)
         return taken
 
@@ -307,6 +314,7 @@ class Consumer:
 
     def _reached(self, ends: dict[TopicPartition, int]) -> bool:
         self._settle_live()
+        self._tell_positions()
         return all(
             self._assigned[name].offset >= end
             for name, end in ends.items()
@@ -328,8 +336,26 @@ class Consumer:
         slot.publish_sleeping(0)
 
     def _watch(self) -> None:
-        if self._session.slot is not None:
-            self._session.slot.watch(part.page.index for part in self._assigned.values())
+        """Tell writers what wakes this consumer, and onlookers where it stands."""
+        for place, partition in enumerate(self._assigned.values()):
+            partition.place = place
+        self._touched.clear()
+        slot = self._session.slot
+        if slot is not None:
+            slot.watch(part.page.index for part in self._assigned.values())
+            slot.publish_positions(
+                [(part.page.index, part.offset) for part in self._assigned.values()]
+            )
+
+    def _tell_positions(self) -> None:
+        """Publish where what was brought has ended: by asking for more, the caller is done with it.
+
+        One store for each partition that moved since the last time."""
+        slot = self._session.slot
+        if slot is not None:
+            for partition in self._touched:
+                slot.publish_position(partition.place, partition.page.index, partition.offset)
+        self._touched.clear()
 
     def _check_node(self, left: float) -> None:
         """Notice that the node went away; look for it again now and then."""

@@ -20,7 +20,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.channel import FDS_MAX, Peer
 from penstock.ipc.liveness import raise_descriptor_limit
-from penstock.ipc.paths import socket_in, socket_path
+from penstock.ipc.paths import remember_folder, socket_in, socket_path
 from penstock.server.attached import Attached
 from penstock.server.clients import Client
 from penstock.server.config import NodeConfig
@@ -72,6 +72,7 @@ class Node:
             self._server.listen(os.fspath(socket_in(self.config.data_folder)))
             if self.config.name is not None:
                 self._server.listen(os.fspath(socket_path(self.config.name)))
+                remember_folder(self.config.name, self.config.data_folder)
             ground = take_over(self.config, lock)
             try:
                 await self._serve(ground, ready)

@@ -153,6 +153,7 @@ class Supervisor:
     def _arguments(self, seat: Seat) -> list[str]:
         values = {
             "--writer": seat.index,
+            "--restarts": seat.restarts,
             "--data": self._folder.path,
             "--uuid": self._folder.record.uuid,
             "--doorbell-fd": seat.doorbell.fileno(),

@@ -31,6 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="penstock-writer")
     parser.add_argument("--writer", type=int, required=True)
     parser.add_argument("--generation", type=int, required=True)
+    parser.add_argument("--restarts", type=int, default=0)
     parser.add_argument("--data", required=True)
     parser.add_argument("--uuid", required=True)
     parser.add_argument("--channel-fd", type=int, required=True)
@@ -69,6 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         state=state,
         clients=clients,
         open_role=open_role,
+        restarts=options.restarts,
     )
     writer.run(os.getpid())
     return 0

@@ -15,7 +15,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc.clients import ClientSlot, check_table, format_table
 
 SLOTS = 3
-SIZE = 4096 + SLOTS * 1024
+SIZE = 4096 + SLOTS * 4096
 
 
 @pytest.fixture
@@ -35,15 +35,33 @@ def test_every_byte_of_a_table_in_use(table):
     slot.assign(4242, 987654321, lo.KIND_CONSUMER)
     slot.publish_sleeping(99)
     slot.watch([0, 9, 4095])
+    slot.publish_positions([(9, 7), (4095, 1 << 50)])
+    slot.publish_position(0, 9, 8)
     expected = bytearray(SIZE)
-    struct.pack_into("<8sIIQ", expected, 0, b"PSTKCLNT", 1, 1024, SLOTS)
-    at = 4096 + 1024
+    struct.pack_into("<8sIIQ", expected, 0, b"PSTKCLNT", 1, 4096, SLOTS)
+    at = 4096 + 4096
     struct.pack_into("<QQQQ", expected, at, 1, 4242, 987654321, 2)
-    struct.pack_into("<Q", expected, at + 64, 99)
+    struct.pack_into("<QQ", expected, at + 64, 99, 2)
     expected[at + 512] = 0b1
     expected[at + 513] = 0b10
     expected[at + 1023] = 0b1000_0000
+    struct.pack_into("<QQ", expected, at + 1024, 10 << 51 | 8, 4096 << 51 | 1 << 50)
     assert bytes(table.bytes) == expected
+
+
+def test_onlookers_find_the_positions_of_the_last_assignment(table):
+    slot = ClientSlot(table, 1)
+    slot.assign(4242, 77, lo.KIND_CONSUMER)
+    slot.publish_positions([(page, page * 10) for page in range(500)])
+    slot.publish_position(3, 3, 31)
+    slot.publish_position(400, 400, 1)
+    seen = ClientSlot(table, 1)
+    assert (seen.pid, seen.start_time, seen.kind) == (4242, 77, lo.KIND_CONSUMER)
+    assert seen.assigned == 500
+    assert seen.positions() == [(p, 31 if p == 3 else p * 10) for p in range(lo.POSITIONS_MAX)]
+    slot.publish_positions([(0, 5), (4095, 1 << 50)])
+    assert (seen.assigned, seen.positions()) == (2, [(0, 5), (4095, 1 << 50)])
+    assert ClientSlot(table, 2).positions() == [], "nothing runs over into the next slot"
 
 
 PAGES = st.sets(st.integers(0, 4095) | st.integers(0, 20), max_size=60)

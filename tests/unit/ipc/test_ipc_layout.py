@@ -55,6 +55,7 @@ WRITER = {
     "Q_WRITER_GENERATION": 8,
     "Q_WRITER_HEARTBEAT": 16,
     "Q_WRITER_PASSES": 24,
+    "Q_WRITER_RESTARTS": 32,
 }
 CLIENT = {
     "Q_CLIENT_IN_USE": 0,
@@ -62,7 +63,7 @@ CLIENT = {
     "Q_CLIENT_START_TIME": 16,
     "Q_CLIENT_KIND": 24,
     "Q_CLIENT_SLEEPING": 64,
-    "Q_CLIENT_POSITION": 72,
+    "Q_CLIENT_ASSIGNED": 72,
 }
 
 
@@ -106,7 +107,8 @@ def test_numbers_that_never_change():
     assert lo.FRAME_SYNC == 1
     assert (lo.WRITER_SLOTS_AT, lo.WRITER_SLOT_BYTES, lo.WRITERS_MAX) == (4096, 64, 64)
     assert (lo.PAGES_AT, lo.PAGE_BYTES, lo.PAGES_MAX) == (8192, 512, 4096)
-    assert (lo.CLIENT_SLOTS_AT, lo.CLIENT_SLOT_BYTES, lo.CLIENTS_MAX) == (4096, 1024, 1024)
+    assert (lo.CLIENT_SLOTS_AT, lo.CLIENT_SLOT_BYTES, lo.CLIENTS_MAX) == (4096, 4096, 1024)
+    assert (lo.CLIENT_POSITIONS_AT, lo.POSITIONS_MAX, lo.POSITION_BITS) == (1024, 384, 51)
     assert (lo.CLIENT_WATCH_AT, lo.PAGE_TOPIC_ID_AT, lo.LANE_VERSION_AT) == (512, 8, 8)
     assert (lo.KIND_PRODUCER, lo.KIND_CONSUMER, lo.KIND_ADMIN) == (1, 2, 3)
     assert lo.STATUS_NAMES == {
@@ -124,8 +126,8 @@ def test_sizes_of_whole_objects():
     assert lo.lane_bytes(lo.LANE_CAPACITY_DEFAULT) == 8192 + (4 << 20)
     assert lo.state_table_bytes() == 8192 + 4096 * 512
     assert lo.state_table_bytes(3) == 8192 + 3 * 512
-    assert lo.client_table_bytes() == 4096 + 1024 * 1024
-    assert lo.client_table_bytes(2) == 4096 + 2 * 1024
+    assert lo.client_table_bytes() == 4096 + 1024 * 4096
+    assert lo.client_table_bytes(2) == 4096 + 2 * 4096
     assert lo.WRITER_SLOTS_AT + lo.WRITERS_MAX * lo.WRITER_SLOT_BYTES == lo.PAGES_AT
     # The sizes of shared memory are multiples of a page, so none is shared with something else.
     for size in (lo.lane_bytes(lo.LANE_CAPACITY_MIN), lo.state_table_bytes(), lo.CLIENT_SLOTS_AT):

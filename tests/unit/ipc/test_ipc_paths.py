@@ -126,6 +126,14 @@ def test_a_name_that_could_leave_the_folder_or_confuse_is_refused(name, session)
             use(name)
 
 
+def test_the_data_folder_of_a_named_node_is_noted_beside_its_socket(session, tmp_path):
+    assert paths.folder_of("n1") is None
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        paths.remember_folder("n1", str(folder))
+        assert paths.folder_of("n1") == folder
+    assert sorted(os.listdir(paths.runtime_folder())) == ["n1.data"]
+
+
 def test_shm_urls(session):
     assert paths.parse_url("shm://") == paths.Target("shm", name="default")
     assert paths.parse_url("shm://").attach_socket() == session / "penstock" / "default.sock"

@@ -63,12 +63,12 @@ def test_every_byte_of_a_table_in_use(table):
     page.count(1, 100, 1)
     page.count_throttle()
     slot = WriterSlot(table, 2)
-    slot.claim(4242, 4)
+    slot.claim(4242, 4, restarts=9)
 
     expected = bytearray(SIZE)
     struct.pack_into("<8sIIQ16s", expected, 0, b"PSTKSTAT", 1, 512, PAGES, NODE)
     at = 4096 + 2 * 64
-    struct.pack_into("<QQ8sQ", expected, at, 4242, 4, bytes(table.bytes[at + 16 : at + 24]), 1)
+    struct.pack_into("<QQ8sQQ", expected, at, 4242, 4, bytes(table.bytes[at + 16 : at + 24]), 1, 9)
     at = page_at(3)
     struct.pack_into("<4sI16sQQQ", expected, at, b"PAGE", 1, TOPIC, 12, 4, 5)
     struct.pack_into("<QQQ", expected, at + 64, 4, 300, 400)
@@ -337,6 +337,7 @@ def test_rule_8_a_writer_that_beats_is_not_silent(table, monkeypatch):
     slot = WriterSlot(table, 63)
     slot.claim(77, 3)
     assert (slot.pid, slot.generation, slot.silent_for) == (77, 3, 0.0)
+    assert slot.restarts == 0
     clock += 1_500_000_000
     assert slot.silent_for == 1.5
     slot.beat()
