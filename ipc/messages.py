@@ -11,10 +11,10 @@ from typing import Final
 import msgspec
 
 PROTOCOL_VERSION: Final = 1
-TOPICS_PER_PAGE: Final = 100
+TOPICS_PER_PAGE: Final = 80
 
 
-class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A topic's configuration as it travels and is kept. Seconds and bytes; None = default."""
 
     partitions: int = 1
@@ -26,7 +26,20 @@ class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     record_bytes_max: int | None = None
     retention: float | None = None
     retention_bytes: int | None = None
-    cleanup: str = "delete"  # "delete" | "compact"
+    cleanup: str = "delete"  # "delete" | "compact" | "compact,delete"
+    min_compaction_lag: float | None = None
+    delete_retention: float | None = None
+    min_dirty_ratio: float | None = None
+
+    @property
+    def deletes(self) -> bool:
+        """Whether retention takes segments away."""
+        limited = self.retention is not None or self.retention_bytes is not None
+        return limited and "delete" in self.cleanup
+
+    @property
+    def compacts(self) -> bool:
+        return "compact" in self.cleanup
 
 
 class TopicInfo(msgspec.Struct, frozen=True):

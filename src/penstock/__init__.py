@@ -24,7 +24,7 @@ _HOMES = {
     "Producer": "producer",
     "Consumer": "consumer",
     "Admin": "admin",
-    "TopicConfig": "admin",
+    "TopicConfig": "topicconfig",
     "TopicDescription": "admin",
     "Offset": "offsets",
     "Record": "records",
@@ -87,7 +87,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from penstock.admin import Admin, TopicConfig, TopicDescription
+    from penstock.admin import Admin, TopicDescription
     from penstock.client import Client, connect
     from penstock.consumer import Consumer
     from penstock.core.errors import (
@@ -118,6 +118,7 @@ if TYPE_CHECKING:
     from penstock.offsets import Offset
     from penstock.producer import Producer
     from penstock.records import Record, RecordBatch
+    from penstock.topicconfig import TopicConfig
 
 
 def __getattr__(name: str) -> Any:

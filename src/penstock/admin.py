@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
-from datetime import timedelta
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
@@ -16,38 +15,11 @@ from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.state import StatePage
 from penstock.session import Reply, Session
+from penstock.topicconfig import SETTABLE, TopicConfig, altered
+
+__all__ = ["Admin", "PartitionDescription", "TopicConfig", "TopicDescription"]
 
 ATTACH_MAX: Final = 5.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicConfig:
-    """What a topic is made of. None: the node's default.
-
-    partitions: how many logs; may grow later.
-    segment_bytes: size at which a segment is sealed (default 1 GiB).
-    segment_age: seconds (or a timedelta) after which it is sealed.
-    durability: "os" leaves flushing to the system, "interval" syncs every `flush_interval` seconds,
-        "fsync" acknowledges and shows records only once they are on stable storage.
-    timestamp_type: "create" keeps the producer's timestamps, "append" shows the writer's.
-    record_bytes_max: largest record accepted, in bytes.
-    """
-
-    partitions: int = 1
-    segment_bytes: int | None = None
-    segment_age: float | timedelta | None = None
-    durability: Literal["os", "interval", "fsync"] = "os"
-    flush_interval: float | timedelta | None = None
-    timestamp_type: Literal["create", "append"] = "create"
-    record_bytes_max: int | None = None
-
-    def settings(self) -> ms.TopicSettings:
-        """The same as it travels."""
-        travelling: dict[str, Any] = {
-            name: value.total_seconds() if isinstance(value, timedelta) else value
-            for name, value in asdict(self).items()
-        }
-        return ms.TopicSettings(**travelling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,20 +73,10 @@ class Admin:
         self._ask(ms.CreateTopic(name, settings), ms.TopicFound)
 
     def alter_topic(self, name: str, **changes: Any) -> None:
-        """Change settings of a topic while it is in use (the fields of `TopicConfig`)."""
-        known = self._find(name).settings
-        settable = [field.name for field in fields(TopicConfig)]
-        unknown = sorted(set(changes) - set(settable))
-        if unknown:
-            raise er.ConfigError(
-                f"a topic has no setting {', '.join(unknown)}; there are {', '.join(settable)}"
-            )
-        changes = {
-            key: value.total_seconds() if isinstance(value, timedelta) else value
-            for key, value in changes.items()
-        }
-        kept = {field: getattr(known, field) for field in ms.TopicSettings.__struct_fields__}
-        self._ask(ms.AlterTopic(name, ms.TopicSettings(**{**kept, **changes})), ms.TopicFound)
+        """Change settings of a topic while it is in use (the fields of `TopicConfig`); nothing is
+        restarted. Raises `ConfigError`, `UnknownTopicError`."""
+        settings = altered(self._find(name).settings, changes)
+        self._ask(ms.AlterTopic(name, settings), ms.TopicFound)
 
     def add_partitions(self, name: str, total: int) -> None:
         """Grow a topic to `total` partitions. Keys of old records stay where they are."""
@@ -140,7 +102,7 @@ class Admin:
             self._describe(number, self._session.page(page), page % self._session.writers)
             for number, page in enumerate(info.pages)
         ]
-        settings = {field.name: getattr(info.settings, field.name) for field in fields(TopicConfig)}
+        settings = {name: getattr(info.settings, name) for name in SETTABLE}
         return TopicDescription(name, info.topic_id.hex(), settings, partitions)
 
     @staticmethod

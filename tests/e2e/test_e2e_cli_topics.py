@@ -61,6 +61,24 @@ def test_a_topic_from_its_creation_to_its_end(node):
     assert "life" not in names_of(cli)
 
 
+def test_retention_and_cleanup_are_set_when_made_and_changed_later(cli):
+    made = cli(
+        "topic", "create", "kept", "--retention", "7d", "--retention-bytes", "10GB",
+        "--cleanup", "delete,compact",
+    )  # fmt: skip
+    assert made.code == 0
+    [settings] = cli("topic", "config", "kept", "--format", "json").objects
+    assert (settings["retention"], settings["retention_bytes"]) == (604_800.0, 10**10)
+    assert settings["cleanup"] == "compact,delete"
+    changed = cli("topic", "config", "kept", "retention=", "min_dirty_ratio=20%", "cleanup=delete")
+    assert changed.code == 0
+    [settings] = cli("topic", "config", "kept", "--format", "json").objects
+    assert (settings["retention"], settings["min_dirty_ratio"]) == (None, 0.2)
+    refused = cli("topic", "config", "kept", "cleanup=shred")
+    assert refused.code == 2
+    assert "allowed are delete, compact, compact,delete" in refused.err
+
+
 def test_tables_are_aligned_and_never_cut(cli):
     name = "n" * 190
     assert cli("topic", "create", name, "short").code == 0

@@ -13,20 +13,20 @@ import typer
 from penstock.cli import output, values
 from penstock.cli.command import Env, ExitCode, code_of, command, complain
 from penstock.core import errors as er
+from penstock.topicconfig import DURATIONS, RATIOS, SETTABLE, WORDS, TopicConfig
 
 if TYPE_CHECKING:
     from penstock.admin import Admin, TopicDescription
 
-_SIZES: Final = ("segment_bytes", "record_bytes_max")
-_DURATIONS: Final = ("segment_age", "flush_interval")
-_CHOICES: Final = ("durability", "timestamp_type")
-SETTINGS: Final = (*_SIZES, *_DURATIONS, *_CHOICES)
+SETTINGS: Final = tuple(name for name in SETTABLE if name != "partitions")
 
 Names = Annotated[list[str], typer.Argument(metavar="TOPIC", help="One or more topics.")]
 Name = Annotated[str, typer.Argument(metavar="TOPIC")]
 _CONFIG_HELP = (
     "A setting, may be repeated: segment_bytes, segment_age, durability (os, interval, fsync), "
-    "flush_interval, timestamp_type (create, append), record_bytes_max."
+    "flush_interval, timestamp_type (create, append), record_bytes_max, retention, "
+    "retention_bytes, cleanup (delete, compact, or both with a comma), min_compaction_lag, "
+    "delete_retention, min_dirty_ratio."
 )
 
 
@@ -48,6 +48,16 @@ def create(
     partitions: Annotated[
         int, typer.Option("-p", "--partitions", min=1, help="How many logs each topic has.")
     ] = 1,
+    retention: Annotated[
+        str | None, typer.Option(metavar="TIME", help="How long records are kept, like 7d.")
+    ] = None,
+    retention_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="How large a partition grows, like 10GB.")
+    ] = None,
+    cleanup: Annotated[
+        str | None,
+        typer.Option(metavar="WORD", help="delete, compact (newest of each key), compact,delete."),
+    ] = None,
     config: Annotated[
         list[str], typer.Option("-c", "--config", metavar="KEY=VALUE", help=_CONFIG_HELP)
     ] = [],  # noqa: B006 - typer copies it
@@ -56,9 +66,9 @@ def create(
     ] = False,
 ) -> int:
     """Make topics."""
-    from penstock.admin import TopicConfig
-
-    changes = read_settings(config)
+    options = {"retention": retention, "retention_bytes": retention_bytes, "cleanup": cleanup}
+    given = [f"{key}={value}" for key, value in options.items() if value is not None]
+    changes = read_settings([*config, *given])
     settings = TopicConfig(partitions=partitions, **changes)
     with env.admin() as admin:
 
@@ -244,12 +254,13 @@ def read_settings(given: Iterable[str]) -> dict[str, Any]:
         if key not in SETTINGS:
             raise er.ConfigError(f"a topic has no setting {key!r}; there are {', '.join(SETTINGS)}")
         if not text:
+            if key in WORDS:
+                raise er.ConfigError(f"{key} has no empty value")
             found[key] = None
-        elif key in _SIZES:
-            found[key] = values.size(text)
+        elif key in WORDS:
+            found[key] = text
+        elif key in DURATIONS:
+            found[key] = values.seconds(text)
         else:
-            found[key] = values.seconds(text) if key in _DURATIONS else text
-    for key in _CHOICES:
-        if key in found and found[key] is None:
-            raise er.ConfigError(f"{key} has no empty value")
+            found[key] = values.ratio(text) if key in RATIOS else values.size(text)
     return found

@@ -52,6 +52,16 @@ def seconds(text: str) -> float:
     return float(match[1]) * unit
 
 
+def ratio(text: str) -> float:
+    """A share of a whole: 0.5, 50%."""
+    number = text.strip().removesuffix("%").strip()
+    try:
+        found = float(number)
+    except ValueError:
+        raise ConfigError(f"{text!r} is no share: write 0.5 or 50%") from None
+    return found / 100 if text.strip().endswith("%") else found
+
+
 def place(text: str) -> Offset:
     """Where to begin: start, end, 47, +2, -3 or @TIME (ISO 8601 or seconds since the epoch)."""
     from penstock.offsets import Offset

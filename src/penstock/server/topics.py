@@ -32,7 +32,7 @@ logger = logging.getLogger("penstock.node")
 
 TOPICS_BYTES_MAX: Final = 48 * 1024
 """About how much of a message a page of topics takes at most."""
-_TOPIC_BYTES: Final = 400
+_TOPIC_BYTES: Final = 560
 _PAGE_BYTES: Final = 5
 
 _T = TypeVar("_T")

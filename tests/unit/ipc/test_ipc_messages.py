@@ -15,7 +15,9 @@ from penstock.ipc.channel import FDS_MAX, MESSAGE_BYTES_MAX, Channel, ChannelErr
 U64 = (1 << 64) - 1
 NAME = "n" * 200
 REASON = "\N{SNOWMAN}" * 1000
-SETTINGS = ms.TopicSettings(4096, U64, 1.5, "interval", 0.1, "append", U64, 2.5, U64, "compact")
+SETTINGS = ms.TopicSettings(
+    *(4096, U64, 1.5, "interval", 0.1, "append", U64, 2.5, U64, "compact,delete", 1.5, 2.5, 0.1)
+)
 
 
 def topic(pages):
@@ -40,7 +42,7 @@ NODE = [
     ms.LaneOpened(NAME, 63),
     ms.TopicFound(topic(list(range(lo.PAGES_MAX)))),
     # All pages of a node are shared out among all its topics.
-    ms.Topics([topic(list(range(3997))), *(topic([3997 + n]) for n in range(99))], True),
+    ms.Topics([topic(list(range(4017))), *(topic([4017 + n]) for n in range(79))], True),
     ms.NodeDescription(U64, b"\xff" * 16, "/" + "d" * 4095, 1e9,
                        [ms.WriterInfo(*[U64] * 6)] * lo.WRITERS_MAX, U64, U64, U64),
     ms.Done(),

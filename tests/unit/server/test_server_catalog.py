@@ -189,6 +189,9 @@ def test_refused_topic_names(name):
         ("durability", "always"),
         ("timestamp_type", ""),
         ("cleanup", "both"),
+        ("min_compaction_lag", -1.0),
+        ("delete_retention", float("inf")),
+        ("min_dirty_ratio", 1.5),
     ],
 )
 def test_a_refused_setting_is_named_with_what_was_given_and_what_is_allowed(field, value):
