@@ -194,6 +194,12 @@ class Columns:
             return min(max(offset - self.head.base_offset, 0), self.count)
         return int(np.searchsorted(self._sparse, offset - self.head.base_offset))
 
+    @property
+    def header_columns(self) -> tuple[npt.NDArray[np.int32], BinaryColumn, BinaryColumn] | None:
+        """int32[n+1] bounds of each record's headers in the columns of names and values; None where
+        the batch has no headers at all."""
+        return self._header_columns
+
     def headers(self) -> list[HeaderList] | None:
         """Per record a tuple of (name, value) pairs; None where the batch has no headers at all."""
         if self._header_columns is None:

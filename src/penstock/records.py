@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import chain, repeat
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from penstock.core.columns import BinaryColumn, Columns, HeaderList, NullColumn
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+def _arrow() -> ModuleType:
+    """Loaded when first asked for: most consumers never do."""
+    from penstock.arrow import export
+
+    return export
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -86,6 +97,14 @@ class Chunk:
         """Per record a tuple of pairs; None where the batch has none at all."""
         headers = self.columns.headers()
         return None if headers is None else headers[self.start : self.stop]
+
+    def to_arrow(self) -> pyarrow.Table:
+        """See `RecordBatch.to_arrow`."""
+        return _arrow().table(self)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """See `RecordBatch.__arrow_c_stream__`."""
+        return _arrow().stream([self], [self.topic])
 
     @property
     def next_offset(self) -> int:
@@ -169,6 +188,28 @@ class RecordBatch:
     def nbytes(self) -> int:
         """Bytes of the values."""
         return sum(chunk.values.nbytes for chunk in self.chunks)
+
+    def to_numpy(self, dtype: npt.DTypeLike | None = None) -> dict[str, npt.NDArray[Any]]:
+        """One array a column: `partitions` int32[n], `offsets` int64[n], `timestamps`
+        datetime64[us][n] (UTC), and `values`, which must all be of one width and not null.
+
+        `values` are uint8[n, width], and with a `dtype` dtype[n] (dtype[n, k] if a value holds k of
+        them): read-only and in place where the batch has one chunk, else joined by one copy. Raises
+        ValueError where values differ in width, are null or do not divide into `dtype`.
+        """
+        from penstock.arrow.tonumpy import arrays
+
+        return arrays(self, dtype)
+
+    def to_arrow(self) -> pyarrow.Table:
+        """A `pyarrow.Table`, keys and values in place (`penstock.arrow.export` has the columns).
+        ImportError without pyarrow (`penstock[arrow]`)."""
+        return _arrow().table(self)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """The batch for whatever speaks Arrow: `pyarrow.table(batch)`, `polars.DataFrame(batch)`,
+        DuckDB. A requested schema is not heeded, as the protocol allows."""
+        return _arrow().stream(self.chunks, [chunk.topic for chunk in self.chunks])
 
     def __repr__(self) -> str:
         return f"<RecordBatch of {len(self)} records in {len(self.chunks)} chunks>"
