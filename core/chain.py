@@ -11,12 +11,20 @@ what an error means to the log; every method may raise `StorageError`.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from penstock.core.index import IndexWriter
+from penstock.core.logstart import first_live
 from penstock.core.replay import restore_index
 from penstock.core.rescue import remove_mark, rescue_segment, sync_or_mark, write_mark
-from penstock.core.segment import OpenSegment, segment_path
+from penstock.core.segment import (
+    OpenSegment,
+    find_batch,
+    open_for_reading,
+    remove_segment,
+    segment_path,
+)
 from penstock.core.storage import READ_WRITE, Buffer, Storage, write_all, write_zeros
 from penstock.core.truncation import create_segment, examine_tail, remove_segments
 
@@ -115,6 +123,15 @@ class Chain:
         storage.fsync_folder(folder)
         remove_mark(storage, folder)
 
+    def locate(self, offset: int) -> tuple[int, int, int]:
+        """(segment base, position, base offset) of the batch that holds `offset`."""
+        base = self.bases[bisect_right(self.bases, offset) - 1]
+        fd = open_for_reading(self._storage, self._folder, base)
+        try:
+            return (base, *find_batch(self._storage, self._folder, base, fd, offset))
+        finally:
+            self._storage.close(fd)
+
     def truncate(
         self, base: int, position: int, offset: int, boot_id: str, index_interval: int
     ) -> None:
@@ -151,6 +168,18 @@ class Chain:
             self.retire()
         else:
             kept.first_append = None
+
+    def drop_below(self, start: int) -> int:
+        """Remove the segments that lie below `start` as a whole, the first one first; how many."""
+        dead = self.bases[: first_live(self.bases, start)]
+        for base in dead:
+            remove_segment(self._storage, self._folder, base)
+            self.bases.remove(base)
+        for segment in self.closed:
+            if segment.base_offset < self.bases[0]:
+                self._storage.close(segment.fd)
+        self.closed = [each for each in self.closed if each.base_offset >= self.bases[0]]
+        return len(dead)
 
     def close(self) -> None:
         for segment in (*self.closed, self.active):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from penstock.core.chain import Chain
@@ -26,7 +26,12 @@ from penstock.core.producers import ProducerTable
 from penstock.core.recoverypoint import PointFile, RecoveryPoint
 from penstock.core.rescue import write_mark
 from penstock.core.segment import OpenSegment
-from penstock.core.snapshots import prune_snapshots, snapshot_path, write_snapshot
+from penstock.core.snapshots import (
+    load_snapshot,
+    prune_snapshots,
+    snapshot_path,
+    write_snapshot,
+)
 from penstock.core.storage import Storage
 
 logger = logging.getLogger("penstock.core.log")
@@ -96,6 +101,7 @@ class Syncs:
         point_file: PointFile,
         *,
         durable: int,
+        point: RecoveryPoint,
         batches: int,
     ) -> None:
         self._storage = storage
@@ -104,6 +110,8 @@ class Syncs:
         self._point_file = point_file
         self._fresh_snapshots: list[int] = []
         self._fresh_points = 0  # written since the file was last synced
+        self._point = point
+        self._left = 0  # no point that a power cut may bring back names a segment below this one
         self.durable = durable
         self.job: SyncJob | None = None
         self.batches_above_point = batches
@@ -187,12 +195,46 @@ class Syncs:
             raise job.folder_error
         self._chain.retire()
         self.durable = max(self.durable, point.offset)
+        self._point = point
         self.save_point(point)
 
     def move(self, point: RecoveryPoint) -> None:
         """Set `durable` and the recovery point, on the device: around a truncation."""
         self._point_file.write(point, durable=True)
         self.durable = point.offset
+        self._point = point
+        self._left = min(self._left, point.segment_base)
+
+    def leave(self, end: int) -> None:
+        """See to it that segments below `end`, where a segment begins and below which all is on the
+        device, may go or change: no recovery point names one, whatever a power cut brings back.
+
+        Raises a retriable `StorageError` while a sync is under way that began in one.
+        """
+        if self._left >= end:
+            return
+        if self.job is not None and self.job.point.segment_base < end:
+            raise StorageError(
+                f"a sync of {self._folder} is under way that began below offset {end}: finish it "
+                "first",
+                retriable=True,
+            )
+        point = self._point
+        if point.segment_base < end:  # it stands at the end of a segment that was closed since
+            self._storage.fsync_folder(self._folder)  # the next one's name may not be there yet
+            point = replace(point, segment_base=end, position=0, offset=end)
+        for durable in (False, True):  # both slots
+            self._point_file.write(point, durable=durable)
+        self._point, self._left = point, point.segment_base
+
+    def keep_producers(self, end: int) -> bool:
+        """Whether what the batches below `end` say of their producers is on the device without
+        them: in a good snapshot of the durable log at `end` or above."""
+        found = load_snapshot(self._storage, self._folder, self.durable, 1)
+        if found is None or found[1] < end:
+            return False
+        self._storage.sync_file(snapshot_path(self._folder, found[1]))
+        return True
 
     def save_point(self, point: RecoveryPoint, *, durable: bool = False) -> None:
         """Write the recovery point, and remove the snapshots that it makes needless."""

@@ -5,6 +5,8 @@
     roll     close the active segment and begin the next, by size before an append or by age
     sync     begin_sync (this thread) -> job.run (any thread) -> finish_sync (this thread)
 
+    trim     the log start moves up: persisted, published, and only then are segments removed
+
 Invariants: log_start <= durable <= log_end; the active segment is the last one; one append call
 lies in one segment; append timestamps never fall; nothing is visible to the caller's readers before
 the call returned. An append that raises has consumed nothing.
@@ -16,24 +18,24 @@ an argument. File access only through `storage`, one open descriptor a partition
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Final, NoReturn
 
 from penstock.core.admission import AppendResult, Refusal, refused, verify
 from penstock.core.chain import Chain
-from penstock.core.epochs import EpochCache, save_epochs
-from penstock.core.errors import ErrorCode, LogOfflineError, OffsetOutOfRangeError, StorageError
+from penstock.core.cleanup import Cleanup
+from penstock.core.epochs import save_epochs
+from penstock.core.errors import ErrorCode, LogOfflineError, StorageError
 from penstock.core.flush import SyncJob, Syncs, flush_index
 from penstock.core.header import FLAG_APPEND_TIME, HEADER_BYTES, BatchHeader, stamp
 from penstock.core.index import FLUSH_ENTRIES
 from penstock.core.logconfig import LogConfig
-from penstock.core.lookup import find_timestamp, read_batches
-from penstock.core.producers import Answer, ProducerTable
+from penstock.core.logview import LogView
+from penstock.core.producers import Answer
 from penstock.core.recovery import Recovered, Recovery, RecoveryReport
 from penstock.core.recoverypoint import RecoveryPoint
 from penstock.core.replay import rebuild_producers
-from penstock.core.segment import OpenSegment, find_batch, open_for_reading
+from penstock.core.segment import OpenSegment
 from penstock.core.snapshots import remove_snapshots_above
 from penstock.core.storage import Storage
 from penstock.core.survey import OpenRequest
@@ -48,7 +50,7 @@ _HARMLESS: Final = frozenset(
 )
 
 
-class Log:
+class Log(LogView):
     """See the module. Make one by `Log.open`; one thread calls it."""
 
     def __init__(self, request: OpenRequest, recovered: Recovered) -> None:
@@ -73,8 +75,10 @@ class Log:
             self._chain,
             recovered.point_file,
             durable=recovered.durable,
+            point=recovered.point,
             batches=recovered.batches_above_point,
         )
+        self._cleanup = Cleanup(storage, folder, self._chain, self._syncs, recovered.log_start)
         self._offline = ""
 
     @classmethod
@@ -113,57 +117,6 @@ class Log:
         if log.needs_roll(now_us):
             log.roll(now_us)
         return log, report
-
-    # ---- what it is
-
-    @property
-    def config(self) -> LogConfig:
-        return self._config
-
-    @property
-    def log_start(self) -> int:
-        return self._chain.bases[0]
-
-    @property
-    def log_end(self) -> int:
-        return self._log_end
-
-    @property
-    def durable(self) -> int:
-        return self._syncs.durable
-
-    @property
-    def leader_epoch(self) -> int:
-        return self._leader_epoch
-
-    @property
-    def generation(self) -> int:
-        return self._generation
-
-    @property
-    def segment_base(self) -> int:
-        return self._chain.active.base_offset
-
-    @property
-    def valid_bytes(self) -> int:
-        return self._chain.active.valid
-
-    @property
-    def append_timestamp(self) -> int:
-        return self._append_timestamp
-
-    @property
-    def epochs(self) -> EpochCache:
-        return self._epochs
-
-    @property
-    def producers(self) -> ProducerTable:
-        return self._producers
-
-    @property
-    def offline(self) -> str:
-        """Why the log takes nothing any more; empty while it does."""
-        return self._offline
 
     def configure(self, config: LogConfig) -> None:
         """Other settings from the next call on. `producer_batches_kept` and the index interval hold
@@ -373,29 +326,38 @@ class Log:
         interval = self._config.index_interval_bytes
         self._chain.rescue(failed, self._log_end, self._boot_id, interval)
 
-    # ---- reading, for tools and tests
+    # ---- start
 
-    def read(self, offset: int, max_bytes: int) -> list[tuple[BatchHeader, bytes]]:
-        """Whole batches from the one that holds `offset` on, up to `max_bytes` but at least one;
-        none at the log's end."""
-        self._check_offset(offset)
-        return read_batches(
-            self._storage, self._folder, self._chain.bases, self._log_end, offset, max_bytes
-        )
+    def trim(self, offset: int, publish: Callable[[int], None] | None = None) -> int:
+        """Let the log start at `offset`, at most at its end; the log start from now on.
 
-    def _check_offset(self, offset: int) -> None:
-        if not self.log_start <= offset <= self._log_end:
-            raise OffsetOutOfRangeError(
-                f"offset {offset} is not in the log in {self._folder}: it holds {self.log_start} "
-                f"to {self._log_end}"
-            )
+        Records below are out of reach at once, also within a segment or a batch that stays; whole
+        segments below are removed. A trim to the end closes the active segment first, so that all
+        room is given back. Syncs first if `offset` is not durable. `publish` is called with the new
+        start once it is persisted and before anything is removed.
 
-    def offset_for_timestamp(self, timestamp: int) -> int | None:
-        """The base offset of the first batch with a record at or after this time (microseconds);
-        None if there is none. Which record of the batch it is, only its columns tell."""
-        return find_timestamp(
-            self._storage, self._folder, self._chain.bases, self._log_end, timestamp
-        )
+        Raises a retriable `StorageError` with the log start as it was, or `LogOfflineError`.
+        """
+        if self._offline:
+            raise LogOfflineError(self._offline)
+        cleanup = self._cleanup
+        start = min(offset, self._log_end)
+        try:
+            if start > cleanup.log_start:
+                if start > self.durable:
+                    self.sync()
+                if start == self._log_end:
+                    self.roll(self._append_timestamp)
+                if not cleanup.keeps_producers(start):
+                    self.sync()
+                    self.snapshot()
+                cleanup.move_start(start)
+                if publish is not None:
+                    publish(start)
+            cleanup.drop_dead(self._epochs)
+        except StorageError as error:
+            self._judge(error)
+        return cleanup.log_start
 
     # ---- end
 
@@ -418,12 +380,9 @@ class Log:
 
     def _truncate(self, offset: int, publish: Callable[[int], None] | None) -> int:
         storage, folder, chain = self._storage, self._folder, self._chain
-        base = chain.bases[bisect_right(chain.bases, offset) - 1]
-        fd = open_for_reading(storage, folder, base)
-        try:
-            position, end = find_batch(storage, folder, base, fd, offset)
-        finally:
-            storage.close(fd)
+        base, position, end = chain.locate(offset)
+        if end < self.log_start:  # it lies within a batch
+            self._cleanup.lower_start(end)
         self._order = (self._epochs.epoch_at(end - 1) or 0, 0)
         at = self._append_timestamp
         self._syncs.move(

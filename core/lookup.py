@@ -41,10 +41,10 @@ def read_batches(
 
 
 def find_timestamp(
-    storage: Storage, folder: str, bases: list[int], log_end: int, timestamp: int
+    storage: Storage, folder: str, bases: list[int], log_start: int, log_end: int, timestamp: int
 ) -> int | None:
     """The base offset of the first batch with a record at or after `timestamp`, None if no batch
-    has one."""
+    has one; the log start if that lies within the batch."""
     for i, base in enumerate(bases):
         until = bases[i + 1] if i + 1 < len(bases) else log_end
         times = storage.read_file(index_paths(folder, base)[1]) or b""
@@ -54,8 +54,8 @@ def find_timestamp(
                 storage, folder, base, fd, lookup_time(times, base, timestamp)
             )
             for _, head in Scan(storage, fd, position=position, offset=start, until=until):
-                if batch_time(head) >= timestamp:
-                    return head.base_offset
+                if batch_time(head) >= timestamp and head.next_offset > log_start:
+                    return max(head.base_offset, log_start)
         finally:
             storage.close(fd)
     return None

@@ -15,8 +15,9 @@ from typing import Final, NamedTuple
 
 from penstock.core import header as hd
 from penstock.core.epochs import load_epochs
-from penstock.core.errors import CorruptBatchError, StorageError
+from penstock.core.errors import CorruptBatchError, OffsetOutOfRangeError, StorageError
 from penstock.core.index import index_paths, lookup_time
+from penstock.core.logstart import first_live
 from penstock.core.segment import batch_time, find_batch, list_segments, open_for_reading
 from penstock.core.storage import Storage
 
@@ -26,11 +27,13 @@ _NO_MAGIC: Final = bytes(4)
 
 
 class Limit(NamedTuple):
-    """How far a log may be read: offsets below `offset`; `valid_bytes` of segment `base`."""
+    """How far a log may be read: offsets below `offset`, `valid_bytes` of segment `base`; and from
+    where on: nothing below `start`, whatever is still in the files."""
 
     offset: int
     base: int
     valid_bytes: int
+    start: int = 0
 
 
 class Found(NamedTuple):
@@ -64,8 +67,14 @@ class LogReader:
         """Batches from `offset` on, each wholly below the limit, until `bytes_max` are gathered (at
         least one batch, if there is one). The first may begin below `offset`.
 
-        Raises `CorruptBatchError` for bytes below the limit that are no batch.
+        Raises `OffsetOutOfRangeError` below the log start, and `CorruptBatchError` for bytes below
+        the limit that are no batch.
         """
+        if self.offset < limit.start:
+            raise OffsetOutOfRangeError(
+                f"offset {self.offset} is not in the log in {self._folder} any more: it starts at "
+                f"{limit.start}"
+            )
         found: list[Found] = []
         size = 0
         while self.offset < limit.offset and size < bytes_max:
@@ -208,17 +217,18 @@ class LogReader:
 
 def offset_for_timestamp(storage: Storage, folder: str, timestamp: int, limit: Limit) -> int | None:
     """The first offset below the limit whose batch has a time >= `timestamp` (microseconds); None
-    if there is none. The answer is the base offset of that batch."""
-    for base in list_segments(storage, folder):
+    if there is none. The answer is the base offset of that batch, or the log start within it."""
+    bases = list_segments(storage, folder)
+    for base in bases[first_live(bases, limit.start) :]:
         times = storage.read_file(index_paths(folder, base)[1]) or b""
-        start = lookup_time(times, base, timestamp)
+        start = max(lookup_time(times, base, timestamp), limit.start)
         reader = LogReader(storage, folder, start)
         try:
             while reader.offset < limit.offset:
                 before = reader.offset
                 for found in reader.fetch(limit, WINDOW_BYTES):
                     if batch_time(found.head) >= timestamp:
-                        return found.head.base_offset
+                        return max(found.head.base_offset, limit.start)
                 if reader._base != base or reader.offset == before:
                     break
         finally:

@@ -28,7 +28,14 @@ from penstock.core.producers import ProducerTable
 from penstock.core.recoverypoint import PointFile, RecoveryPoint, check_boot_id
 from penstock.core.replay import damaged
 from penstock.core.rescue import dirty_again, remove_mark, rescue_segment, sync_or_mark
-from penstock.core.segment import OpenSegment, Stop, list_segments, segment_path
+from penstock.core.segment import (
+    OpenSegment,
+    Stop,
+    list_segments,
+    remove_orphans,
+    remove_segment,
+    segment_path,
+)
 from penstock.core.snapshots import remove_snapshots_above
 from penstock.core.storage import write_zeros
 from penstock.core.survey import OpenRequest, Survey
@@ -80,10 +87,12 @@ class Recovered:
     """The parts of an open log, as `Log` takes them over."""
 
     bases: list[int]
+    log_start: int
     active: OpenSegment
     unsynced: list[OpenSegment]
     log_end: int
     durable: int
+    point: RecoveryPoint
     order: tuple[int, int]
     append_timestamp: int
     producers: ProducerTable
@@ -121,7 +130,7 @@ class Recovery:
         lost = cause and not found.start.truncating
         report = RecoveryReport(
             reason=self._reason(cause),
-            log_start=recovered.bases[0],
+            log_start=recovered.log_start,
             log_end=recovered.log_end,
             leader_epoch=recovered.epochs.latest,
             same_boot=found.same_boot,
@@ -159,6 +168,8 @@ class Recovery:
             raise LogOfflineError(f"{path}: {scan.detail}. Run the release that wrote it.")
         if self._ask.published is not None and scan.offset < self._ask.published:
             raise damaged(path, scan, f"offset {self._ask.published}, published in this boot")
+        if scan.offset < self._found.log_start:
+            raise damaged(path, scan, f"offset {self._found.log_start}, where it starts")
         whole = scan.stop in (Stop.END, Stop.ZERO) and not self._found.later
         if whole and self._ask.node_clean and not self._found.batches:
             return ""
@@ -187,8 +198,12 @@ class Recovery:
         rescued = self._rescue()
         for segment in self._found.scanned:
             segment.index.settle(durable=not self._found.same_boot)
+        self._found.epochs.truncate_start(self._found.bases[0])
         bumped = self._bump(cause, log_end, order)
         folder_changed = remove_snapshots_above(storage, folder, log_end) or rescued > 0
+        for base in self._found.dead:
+            remove_segment(storage, folder, base)
+        folder_changed |= remove_orphans(storage, folder) or bool(self._found.dead)
         active = last
         if last.valid and (cause or last.base_offset in self._found.marked):
             active = create_segment(storage, folder, log_end, self._ask.config.index_interval_bytes)
@@ -200,10 +215,10 @@ class Recovery:
         if self._found.same_boot:
             for segment in self._found.scanned:
                 dirty_again(storage, segment.fd, segment.synced, segment.valid)
-        durable = self._found.start.offset
+        point, durable = self._found.start, max(self._found.start.offset, self._found.log_start)
         if not self._found.same_boot or self._found.point is None or self._found.start.truncating:
             durable = log_end
-            self._sync_all(active, log_end, order)
+            point = self._sync_all(active, log_end, order)
         unsynced = []
         for segment in self._found.scanned:
             if segment is active:
@@ -214,10 +229,12 @@ class Recovery:
                 storage.close(segment.fd)
         recovered = Recovered(
             bases=list_segments(storage, folder),
+            log_start=self._found.log_start,
             active=active,
             unsynced=unsynced,
             log_end=log_end,
             durable=durable,
+            point=point,
             order=order,
             append_timestamp=self._found.append_timestamp,
             producers=self._found.producers,
@@ -282,7 +299,7 @@ class Recovery:
             save_epochs(self._ask.storage, self._ask.folder, epochs)
         return bump and not self._found.created
 
-    def _sync_all(self, active: OpenSegment, log_end: int, order: tuple[int, int]) -> None:
+    def _sync_all(self, active: OpenSegment, log_end: int, order: tuple[int, int]) -> RecoveryPoint:
         """After a reboot, what was read came from the device; one cheap sync makes it certain."""
         storage, folder, boot_id = self._ask.storage, self._ask.folder, self._ask.boot_id
         for segment in self._found.scanned:
@@ -299,3 +316,4 @@ class Recovery:
             self._ask.boot_id,
         )
         self._found.point_file.write(point, durable=True)
+        return point

@@ -30,6 +30,7 @@ READ_BODIES: Final = 2 << 20
 READ_HEADERS: Final = 16 << 10
 ALLOCATE_FIRST: Final = 64 << 10
 _NAME: Final = re.compile(r"(\d{20})\.log")
+_INDEX_NAME: Final = re.compile(r"(\d{20})\.(?:index|time)")
 _NO_HEADER: Final = bytes(HEADER_BYTES)
 
 
@@ -52,6 +53,17 @@ def remove_segment(storage: Storage, folder: str, base_offset: int) -> None:
     """Remove a segment and its indexes. Readers that have them mapped keep what they map."""
     for path in (segment_path(folder, base_offset), *index_paths(folder, base_offset)):
         storage.unlink(path)
+
+
+def remove_orphans(storage: Storage, folder: str) -> bool:
+    """Remove indexes whose segment is gone (it goes first); whether there were any."""
+    names = storage.listdir(folder)
+    stems = {name.removesuffix(LOG_SUFFIX) for name in names if _NAME.fullmatch(name)}
+    found = (_INDEX_NAME.fullmatch(name) for name in names)
+    orphans = [match[0] for match in found if match and match[1] not in stems]
+    for name in orphans:
+        storage.unlink(f"{folder}/{name}")
+    return bool(orphans)
 
 
 def batch_time(head: BatchHeader) -> int:

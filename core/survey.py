@@ -15,6 +15,7 @@ from penstock.core.epochs import load_epochs
 from penstock.core.errors import LogOfflineError
 from penstock.core.index import IndexWriter
 from penstock.core.logconfig import LogConfig
+from penstock.core.logstart import first_live, load_start
 from penstock.core.recoverypoint import PointFile, RecoveryPoint
 from penstock.core.replay import (
     damaged,
@@ -25,6 +26,7 @@ from penstock.core.replay import (
 )
 from penstock.core.rescue import RESCUE_SUFFIX, read_mark
 from penstock.core.segment import OpenSegment, Scan, batch_time, list_segments, segment_path
+from penstock.core.snapshots import load_snapshot
 from penstock.core.storage import READ_WRITE, Storage
 from penstock.core.truncation import create_segment
 
@@ -45,7 +47,8 @@ class OpenRequest:
 
 class Survey:
     """Complete after `read`. `end` is the scan that found the end of the log, in the last of the
-    `scanned` segments; `later` are segments that do not continue it."""
+    `scanned` segments; `later` are segments that do not continue it, `dead` ones that lie below the
+    log start."""
 
     def __init__(self, request: OpenRequest) -> None:
         self._ask = request
@@ -58,7 +61,12 @@ class Survey:
         storage, folder = self._ask.storage, self._ask.folder
         self.point = self.point_file.load()
         self.created = self._prepare()
-        self.bases = bases = list_segments(storage, folder)
+        bases = list_segments(storage, folder)
+        persisted = load_start(storage, folder)
+        live = first_live(bases, persisted)
+        self.dead, self.bases = bases[:live], bases[live:]
+        bases = self.bases
+        self.log_start = max(persisted, bases[0])
         self.same_boot = self._ask.published is not None or (
             self.point is not None and self.point.boot_id == self._ask.boot_id
         )
@@ -79,8 +87,11 @@ class Survey:
         kept = self._ask.config.producer_batches_kept
         self.producers = rebuild_producers(storage, folder, bases, start.offset, kept)
         self._scan(start)
-        if self.point is None:
-            # All of the log was just read, but a snapshot may know producers from before its start.
+        known = self.point is not None and (
+            not bases[0] or load_snapshot(storage, folder, start.offset, kept) is not None
+        )
+        if not known:
+            # A newer snapshot may know producers from before the log's start.
             self.producers = rebuild_producers(storage, folder, bases, self.end.offset, kept)
 
     def _prepare(self) -> bool:

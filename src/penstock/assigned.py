@@ -71,7 +71,7 @@ class AssignedPartition:
         """How far this partition may be read now: the offset first, then the bytes it needs."""
         high_watermark = self.page.high_watermark
         base, valid_bytes = self.page.segment()
-        return Limit(high_watermark, base, valid_bytes)
+        return Limit(high_watermark, base, valid_bytes, self.page.log_start)
 
     def jump(self, offset: int) -> None:
         """Go on at `offset`; what was fetched ahead is forgotten."""
@@ -112,6 +112,8 @@ class AssignedPartition:
         limit = self.limit()
         try:
             found = self._reader.fetch(limit, FETCH_BYTES)
+        except er.OffsetOutOfRangeError:
+            found = []  # said below, with what to do
         except er.CorruptBatchError as error:
             # Rule 11: what looks broken may be a segment that retention took away meanwhile.
             if self.offset >= page.log_start:

@@ -9,6 +9,7 @@ from penstock.core.columns import decode
 from penstock.core.epochs import EPOCHS_FILE, EpochCache, load_epochs
 from penstock.core.errors import CorruptBatchError, StorageError, UnsupportedVersionError
 from penstock.core.header import ATTR_CONTROL, FLAG_COMPACTED, BatchHeader
+from penstock.core.logstart import START_FILE, decode_start, first_live, load_start
 from penstock.core.producers import ProducerTable
 from penstock.core.recoverypoint import POINT_FILE, PointFile, RecoveryPoint
 from penstock.core.segment import (
@@ -51,12 +52,13 @@ class _Check:
 
     def run(self) -> Checked:
         storage, folder, result = self._storage, self._folder, self.result
-        bases = list_segments(storage, folder)
+        bases = self._live(list_segments(storage, folder))
         result.segments = len(bases)
         if not bases:
             self.result.find("segment", folder, None, "there is no segment")
             return result
-        result.log_start = result.log_end = bases[0]
+        result.log_start = max(bases[0], load_start(storage, folder))
+        result.log_end = bases[0]
         self._epochs = load_epochs(storage, folder)
         if self._epochs is None:
             missing = not storage.exists(f"{folder}/{EPOCHS_FILE}")
@@ -76,7 +78,29 @@ class _Check:
         self._check_snapshots()
         self._leftovers()
         result.producers = len(self._sequences)
+        self._check_start()
         return result
+
+    def _live(self, bases: list[int]) -> list[int]:
+        """The segments that the log still has: a crash may have left some below its start."""
+        path = f"{self._folder}/{START_FILE}"
+        data = self._storage.read_file(path)
+        if data is None:
+            return bases
+        start = decode_start(data)
+        if start is None:
+            self.result.find("start", START_FILE, None, "is damaged: what was trimmed shows again")
+            return bases
+        live = first_live(bases, start)
+        for base in bases[:live]:
+            self.result.find(
+                "leftover",
+                segment_name(base),
+                None,
+                f"lies below the log start {start}: the next start removes it",
+                note=True,
+            )
+        return bases[live:]
 
     # --- segments and batches
     def _segment(self, base: int, following: int | None) -> None:
@@ -231,6 +255,15 @@ class _Check:
                 POINT_FILE,
                 None,
                 f"offset {offset} stands at byte {position}, the point says {point.position}",
+            )
+
+    def _check_start(self) -> None:
+        if self.result.log_start > self.result.log_end and not self._is_live:
+            self.result.find(
+                "start",
+                START_FILE,
+                None,
+                f"says {self.result.log_start}, but the log ends at {self.result.log_end}",
             )
 
     def _check_point(self, bases: list[int]) -> None:

@@ -1,0 +1,116 @@
+"""What an open log can be asked: its bounds, its parts, and plain reading for tools and tests.
+
+Consumers never come this way: they map the segments (`reader`). Changes nothing; see `log` for all
+that does.
+"""
+
+from __future__ import annotations
+
+from penstock.core.chain import Chain
+from penstock.core.cleanup import Cleanup
+from penstock.core.epochs import EpochCache
+from penstock.core.errors import OffsetOutOfRangeError
+from penstock.core.flush import Syncs
+from penstock.core.header import BatchHeader
+from penstock.core.logconfig import LogConfig
+from penstock.core.lookup import find_timestamp, read_batches
+from penstock.core.producers import ProducerTable
+from penstock.core.storage import Storage
+
+
+class LogView:
+    """The asking half of `Log`, which sets all of these."""
+
+    _storage: Storage
+    _folder: str
+    _config: LogConfig
+    _generation: int
+    _chain: Chain
+    _syncs: Syncs
+    _cleanup: Cleanup
+    _log_end: int
+    _append_timestamp: int
+    _producers: ProducerTable
+    _epochs: EpochCache
+    _leader_epoch: int
+    _offline: str
+
+    # ---- what it is
+
+    @property
+    def config(self) -> LogConfig:
+        return self._config
+
+    @property
+    def log_start(self) -> int:
+        return self._cleanup.log_start
+
+    @property
+    def log_end(self) -> int:
+        return self._log_end
+
+    @property
+    def durable(self) -> int:
+        return self._syncs.durable
+
+    @property
+    def leader_epoch(self) -> int:
+        return self._leader_epoch
+
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    @property
+    def segment_base(self) -> int:
+        return self._chain.active.base_offset
+
+    @property
+    def valid_bytes(self) -> int:
+        return self._chain.active.valid
+
+    @property
+    def append_timestamp(self) -> int:
+        return self._append_timestamp
+
+    @property
+    def epochs(self) -> EpochCache:
+        return self._epochs
+
+    @property
+    def producers(self) -> ProducerTable:
+        return self._producers
+
+    @property
+    def offline(self) -> str:
+        """Why the log takes nothing any more; empty while it does."""
+        return self._offline
+
+    # ---- reading, for tools and tests
+
+    def read(self, offset: int, max_bytes: int) -> list[tuple[BatchHeader, bytes]]:
+        """Whole batches from the one that holds `offset` on, up to `max_bytes` but at least one;
+        none at the log's end."""
+        self._check_offset(offset)
+        return read_batches(
+            self._storage, self._folder, self._chain.bases, self._log_end, offset, max_bytes
+        )
+
+    def _check_offset(self, offset: int) -> None:
+        if not self.log_start <= offset <= self._log_end:
+            raise OffsetOutOfRangeError(
+                f"offset {offset} is not in the log in {self._folder}: it holds {self.log_start} "
+                f"to {self._log_end}"
+            )
+
+    def offset_for_timestamp(self, timestamp: int) -> int | None:
+        """The base offset of the first batch with a record at or after this time (microseconds);
+        None if there is none. Which record of the batch it is, only its columns tell."""
+        return find_timestamp(
+            self._storage,
+            self._folder,
+            self._chain.bases,
+            self.log_start,
+            self._log_end,
+            timestamp,
+        )
