@@ -1,4 +1,5 @@
-"""What every test shares: how hypothesis behaves on a machine that is busy with other work."""
+"""What every test shares: how hypothesis behaves on a machine that is busy with other work, and the
+plugin of this checkout."""
 
 from __future__ import annotations
 
@@ -7,9 +8,17 @@ import gc
 import pytest
 from hypothesis import settings
 
+from penstock import pytest_plugin
+
 # No deadline: a shared machine is slow at random. A failure prints the blob that reproduces it.
 settings.register_profile("penstock", deadline=None, print_blob=True)
 settings.load_profile("penstock")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The plugin is here already where the checkout is installed."""
+    if not config.pluginmanager.hasplugin("penstock"):
+        config.pluginmanager.register(pytest_plugin, "penstock")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -145,6 +145,11 @@ class Admin:
             self._session.close()
             forks.forget(self)
 
+    def __del__(self) -> None:
+        """`client.admin().create_topic(...)` leaves nobody who would close it."""
+        if not getattr(self, "_closed", True):
+            self.close()
+
     def __enter__(self) -> Admin:
         return self
 

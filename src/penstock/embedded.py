@@ -28,7 +28,8 @@ class EmbeddedNode:
     Args:
         data: its data folder; None makes a temporary one that is removed at the end.
         writers: its `--writers`; None leaves the default.
-        log: where its log lines go; None discards them, unless it fails to start.
+        log: where its log lines go, a file or the path of one to append to; None discards them,
+            unless it fails to start.
         arguments: further arguments of `python -m penstock.server`.
         ready_timeout: seconds within which it must admit clients.
     """
@@ -38,7 +39,7 @@ class EmbeddedNode:
         data: str | os.PathLike[str] | None = None,
         *,
         writers: int | None = None,
-        log: IO[bytes] | None = None,
+        log: IO[bytes] | Path | None = None,
         arguments: tuple[str, ...] = (),
         ready_timeout: float = 15.0,
     ) -> None:
@@ -76,7 +77,9 @@ class EmbeddedNode:
         ]  # fmt: skip
         if self._writers is not None:
             command += ["--writers", str(self._writers)]
-        errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed below, read on failure
+        # Closed below, read on failure.
+        log = open(self._log, "ab") if isinstance(self._log, Path) else self._log  # noqa: SIM115
+        errors = tempfile.TemporaryFile() if log is None else None  # noqa: SIM115
         try:
             self._process = subprocess.Popen(
                 command,
@@ -84,23 +87,24 @@ class EmbeddedNode:
                 process_group=0,  # a terminal's Ctrl-C is for the owner, who then stops the node
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=self._log or errors,
+                stderr=log or errors,
             )
             os.close(writer)
             poller = select.poll()
             poller.register(reader, select.POLLIN)
             poller.poll(self._ready_timeout * 1000)
             if not poller.poll(0) or not os.read(reader, 64):
-                errors.seek(0)
-                detail = errors.read().decode("utf-8", "replace").strip()
                 self.kill()
                 raise PenstockError(
                     f"the node on {self.data} did not admit clients within {self._ready_timeout} s:"
-                    f"\n{detail[-4000:]}"
+                    f"\n{_end_of(errors)}"
                 )
         finally:
             os.close(reader)
-            errors.close()
+            if errors is not None:
+                errors.close()
+            if isinstance(self._log, Path) and log is not None:
+                log.close()
         self.started_in = time.monotonic() - begun
 
     def connect(self, **options: float) -> Client:
@@ -155,3 +159,11 @@ class EmbeddedNode:
         trace: TracebackType | None,
     ) -> None:
         self.remove()
+
+
+def _end_of(errors: IO[bytes] | None) -> str:
+    """What the node said before it failed, where nobody else has it."""
+    if errors is None:
+        return "its log says why"
+    errors.seek(0)
+    return errors.read().decode("utf-8", "replace").strip()[-4000:]

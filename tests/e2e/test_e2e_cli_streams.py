@@ -13,13 +13,7 @@ import pytest
 from cli_runner import COMMAND, call_cli, cli_process, environment, run_cli, wait_for
 
 from penstock.admin import TopicConfig
-from penstock.embedded import EmbeddedNode
-
-
-@pytest.fixture(scope="module")
-def node():
-    with EmbeddedNode() as running:
-        yield running
+from penstock.testing import Broker
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +238,7 @@ def test_an_unknown_topic_is_told_before_stdin_is_read(node):
 
 
 def test_an_unreachable_writer_is_a_timeout(tmp_path):
-    with EmbeddedNode(tmp_path / "data") as node, node.connect() as client:
+    with Broker() as node, node.connect() as client:
         client.admin().create_topic("stuck")
         [writer] = client.admin().describe_node().writers[:1]
         os.kill(writer.pid, signal.SIGSTOP)

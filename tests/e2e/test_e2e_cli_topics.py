@@ -11,13 +11,7 @@ import sys
 import pytest
 from cli_runner import COMMAND, call_cli, environment, run_cli
 
-from penstock.embedded import EmbeddedNode
-
-
-@pytest.fixture(scope="module")
-def node():
-    with EmbeddedNode() as running:
-        yield running
+from penstock.testing import Broker
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +206,7 @@ def test_nobody_at_the_address_is_one_line_that_says_what_to_do(tmp_path):
 
 
 def test_a_node_that_does_not_answer_is_a_timeout():
-    with EmbeddedNode() as node:
+    with Broker() as node:
         os.kill(node.pid, signal.SIGSTOP)
         try:
             ran = run_cli("topic", "list", "--timeout", "0.3", url=node.url)

@@ -8,19 +8,15 @@ import signal
 import pytest
 from cli_runner import call_cli, cli_process, run_cli
 
-from penstock.admin import TopicConfig
-from penstock.embedded import EmbeddedNode
+from penstock.testing import Broker
 
 SUCCESS = {"timestamp", "name", "key", "value", "topic", "partition", "offset"}
 
 
-@pytest.fixture(scope="module")
-def node():
-    with EmbeddedNode() as running:
-        with running.connect() as client:
-            for name in ("ledger", "paced", "pinned", "dying"):
-                client.admin().create_topic(name, TopicConfig(partitions=2))
-        yield running
+@pytest.fixture(scope="module", autouse=True)
+def topics(node):
+    for name in ("ledger", "paced", "pinned", "dying"):
+        node.create_topic(name, partitions=2)
 
 
 def named(events, name):
@@ -113,7 +109,7 @@ def test_partitions_may_be_named(node):
 
 
 def test_failed_sends_are_events_too():
-    with EmbeddedNode() as node:
+    with Broker() as node:
         with node.connect() as client:
             client.admin().create_topic("gone")
         with cli_process(

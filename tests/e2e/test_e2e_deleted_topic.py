@@ -7,13 +7,8 @@ import threading
 import pytest
 
 from penstock import TopicConfig, UnknownTopicError
-from penstock.embedded import EmbeddedNode
 
-
-@pytest.fixture(scope="module")
-def node():
-    with EmbeddedNode(writers=1) as running:
-        yield running
+pytestmark = pytest.mark.penstock(writers=1)
 
 
 def read_on(consumer):

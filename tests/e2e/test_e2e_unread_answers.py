@@ -6,10 +6,10 @@ import time
 
 from penstock import TopicConfig
 from penstock.core.encode import encode_batch
-from penstock.embedded import EmbeddedNode
 from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import fence
 from penstock.session import Session, socket_of
+from penstock.testing import Broker
 
 WITHIN = 10.0
 
@@ -28,7 +28,7 @@ def wait_for(condition, what):
 
 
 def test_rule_1_a_writer_sleeps_while_a_ring_of_answers_is_full_and_goes_on_after():
-    with EmbeddedNode(writers=1) as node, node.connect() as client:
+    with Broker(writers=1) as node, node.connect() as client:
         client.admin().create_topic("t", TopicConfig(partitions=1))
         session = Session.attach(
             socket_of(node.url), lo.KIND_PRODUCER, client_id="mute", timeout=WITHIN
