@@ -13,8 +13,10 @@ from typing import Final, Protocol
 
 from penstock.core.errors import ErrorCode, LogOfflineError, StorageError
 from penstock.core.log import AppendResult, Log, LogConfig, SyncJob
+from penstock.core.segment import list_segments
 from penstock.core.storage import Storage
 from penstock.ipc import layout as lo
+from penstock.ipc.cleaning import Freed, segment_sizes
 from penstock.ipc.messages import OpenPartition, TopicSettings
 from penstock.ipc.state import StatePage
 
@@ -57,6 +59,10 @@ class PartitionRole(Protocol):
 
     def configure(self, settings: TopicSettings) -> None: ...
 
+    def trim(self, before: int, now_us: int) -> Freed:
+        """Let the log start at `before` and publish that. Raises a `StorageError`, retriable while
+        a sync is in the way."""
+
     def close(self, *, clean: bool) -> None: ...
 
 
@@ -86,8 +92,10 @@ def log_config(settings: TopicSettings, batch_bytes_max: int) -> LogConfig:
 class AloneRole:
     """A partition at replication factor 1. One instance per open partition of a writer process."""
 
-    def __init__(self, log: Log, state: StatePage, order: OpenPartition) -> None:
+    def __init__(self, log: Log, state: StatePage, order: OpenPartition, storage: Storage) -> None:
         self.page = order.page
+        self._storage = storage
+        self._folder = order.folder
         self.name = f"{order.topic}-{order.partition}"
         self._log = log
         self._state = state
@@ -132,7 +140,7 @@ class AloneRole:
             node_clean=order.clean,
         )
         state.claim(order.topic_id, order.partition, generation)
-        return cls(log, state, order), report.summary()
+        return cls(log, state, order, storage), report.summary()
 
     @property
     def leader_epoch(self) -> int:
@@ -259,6 +267,33 @@ class AloneRole:
     def configure(self, settings: TopicSettings) -> None:
         self._settings = settings
         self._log.configure(log_config(settings, self._log.config.batch_bytes_max))
+
+    def trim(self, before: int, now_us: int) -> Freed:
+        log, state = self._log, self._state
+        sizes = segment_sizes(self._storage, self._folder, before)
+
+        def publish(log_start: int) -> None:
+            self._publish()  # it may have begun a new segment
+            state.publish_durable(log.durable)
+            state.publish_log_start(log_start)
+
+        try:
+            start = log.trim(before, publish)
+        except StorageError as error:
+            if not error.retriable:
+                state.count_cleaning_error()
+                self._go_offline(error, 0)
+            raise
+        finally:
+            if log.segment_base != self._segment_base:
+                self._segment_base = log.segment_base
+                self._sync_wanted = True
+                self._publish()
+        left = set(list_segments(self._storage, self._folder))
+        gone = [size for base, size in sizes.items() if base not in left]
+        if gone:
+            state.count_cleaning(now_us, len(gone), sum(gone), 0)
+        return Freed(start, len(gone), sum(gone))
 
     def close(self, *, clean: bool) -> None:
         self._log.close(clean=clean)

@@ -26,6 +26,7 @@ State table: one a data folder and boot; read by everybody
          128 log end │ high watermark │ last stable │ durable │ log start
          256 reserved │ status │ errno
          320 records │ bytes │ batches │ duplicates │ refusals │ throttles
+         384 cleanings │ segments and bytes deleted │ records compacted │ errors │ time of the last
 
 Client table: one a data folder and boot
 
@@ -133,6 +134,12 @@ Q_PAGE_BATCHES: Final = 336 // 8
 Q_PAGE_DUPLICATES: Final = 344 // 8
 Q_PAGE_REFUSALS: Final = 352 // 8
 Q_PAGE_THROTTLES: Final = 360 // 8
+Q_PAGE_CLEANINGS: Final = 384 // 8
+Q_PAGE_SEGMENTS_DELETED: Final = 392 // 8
+Q_PAGE_BYTES_DELETED: Final = 400 // 8
+Q_PAGE_RECORDS_COMPACTED: Final = 408 // 8
+Q_PAGE_CLEANING_ERRORS: Final = 416 // 8
+Q_PAGE_CLEANED_AT: Final = 424 // 8
 
 STATUS_ABSENT: Final = 0
 STATUS_ONLINE: Final = 1

@@ -94,6 +94,16 @@ class DeleteTopic(msgspec.Struct, frozen=True, tag="delete_topic"):
     name: str
 
 
+class TrimPartition(msgspec.Struct, frozen=True, tag="trim_partition"):
+    """Let a partition's log start at `before`. `topic_id` not empty: of that topic only, and not of
+    one that was made under its name since."""
+
+    name: str
+    partition: int
+    before: int
+    topic_id: bytes = b""
+
+
 class DescribeNode(msgspec.Struct, frozen=True, tag="describe_node"):
     pass
 
@@ -104,7 +114,7 @@ class Bye(msgspec.Struct, frozen=True, tag="bye"):
 
 ClientMessage = (
     Hello | OpenLane | FindTopic | ListTopics | CreateTopic | AlterTopic | DeleteTopic
-    | DescribeNode | Bye
+    | TrimPartition | DescribeNode | Bye
 )  # fmt: skip
 
 
@@ -167,6 +177,14 @@ class NodeDescription(msgspec.Struct, frozen=True, tag="node"):
     lanes: int
 
 
+class Cleaned(msgspec.Struct, frozen=True, tag="cleaned"):
+    """A partition's log start from now on; the segments that went and the bytes of their files."""
+
+    log_start: int
+    segments: int
+    freed: int
+
+
 class Done(msgspec.Struct, frozen=True, tag="done"):
     pass
 
@@ -178,7 +196,9 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     message: str
 
 
-NodeMessage = Welcome | LaneOpened | TopicFound | Topics | NodeDescription | Done | Refused
+NodeMessage = (
+    Welcome | LaneOpened | TopicFound | Topics | NodeDescription | Cleaned | Done | Refused
+)
 
 
 # --- node -> writer -----------------------------------------------------------------------------
@@ -224,13 +244,22 @@ class RemoveClient(msgspec.Struct, frozen=True, tag="remove_client"):
     slot: int
 
 
+class TrimLog(msgspec.Struct, frozen=True, tag="trim_log"):
+    """Let the log of a page start at `before`; `LogCleaned` with the same ticket answers."""
+
+    page: int
+    ticket: int
+    before: int
+
+
 class StopWriter(msgspec.Struct, frozen=True, tag="stop_writer"):
     """Drain every lane to its tail, sync, close the logs clean, answer `Stopped`, exit 0."""
 
 
 WriterOrder = (
-    OpenPartition | ClosePartition | AddLane | RetireLane | AddClient | RemoveClient | StopWriter
-)
+    OpenPartition | ClosePartition | AddLane | RetireLane | AddClient | RemoveClient | TrimLog
+    | StopWriter
+)  # fmt: skip
 
 
 # --- writer -> node -----------------------------------------------------------------------------
@@ -251,6 +280,19 @@ class PartitionClosed(msgspec.Struct, frozen=True, tag="partition_closed"):
     page: int
 
 
+class LogCleaned(msgspec.Struct, frozen=True, tag="log_cleaned"):
+    """What became of the order with this ticket. `error`: the class of `core.errors` that refused
+    it, empty where it was done."""
+
+    page: int
+    ticket: int
+    log_start: int
+    segments: int
+    freed: int
+    error: str = ""
+    message: str = ""
+
+
 class LaneDrained(msgspec.Struct, frozen=True, tag="lane_drained"):
     """Head has reached the tail of a retired lane: the node may unlink it."""
 
@@ -269,5 +311,6 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
 
 
 WriterReport = (
-    PartitionOpened | PartitionFailed | PartitionClosed | LaneDrained | LaneDropped | Stopped
-)
+    PartitionOpened | PartitionFailed | PartitionClosed | LogCleaned | LaneDrained | LaneDropped
+    | Stopped
+)  # fmt: skip

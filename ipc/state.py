@@ -18,6 +18,11 @@ _SPINS_MAX: Final = 200
 _SPIN_BOUND: Final = 2.0
 """Seconds a reader waits for a writer that died inside the sequence lock to be replaced."""
 
+CLEANING: Final = (
+    "cleanings", "segments_deleted", "bytes_deleted", "records_compacted", "cleaning_errors",
+    "cleaned_at",
+)  # fmt: skip
+
 
 class PageIdentity(NamedTuple):
     topic_id: bytes
@@ -109,6 +114,12 @@ class StatePage:
         names = ("records", "bytes", "batches", "duplicates", "refusals", "throttles")
         return dict(zip(names, self._q[start : start + len(names)].tolist(), strict=True))
 
+    def cleaning(self) -> dict[str, int]:
+        """cleanings, segments_deleted, bytes_deleted, records_compacted, cleaning_errors since the
+        table was made, and cleaned_at (microseconds since the epoch, 0: never)."""
+        start = self._base + lo.Q_PAGE_CLEANINGS
+        return dict(zip(CLEANING, self._q[start : start + len(CLEANING)].tolist(), strict=True))
+
     def segment(self) -> tuple[int, int]:
         """(base offset of the active segment, its valid bytes), seen together.
 
@@ -194,6 +205,17 @@ class StatePage:
             q[at + 3] += duplicates
         if refusals:
             q[at + 4] += refusals
+
+    def count_cleaning(self, now_us: int, segments: int, nbytes: int, records: int) -> None:
+        q, at = self._q, self._base + lo.Q_PAGE_CLEANINGS
+        q[at + 1] += segments
+        q[at + 2] += nbytes
+        q[at + 3] += records
+        q[at + 5] = now_us
+        q[at] += 1
+
+    def count_cleaning_error(self) -> None:
+        self._q[self._base + lo.Q_PAGE_CLEANING_ERRORS] += 1
 
     def count_throttle(self) -> None:
         self._q[self._base + lo.Q_PAGE_THROTTLES] += 1

@@ -24,12 +24,13 @@ from penstock.core.errors import (
     StorageError,
     UnsupportedVersionError,
 )
-from penstock.core.header import HEADER, HEADER_BYTES
+from penstock.core.header import HEADER_BYTES
 from penstock.core.log import AppendResult
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.alone import PartitionRole, errno_of
 from penstock.ipc.channel import Channel
+from penstock.ipc.cleaning import Cleaning
 from penstock.ipc.clients import ClientSlot
 from penstock.ipc.doorbell import Backoff, Doorbell, fence
 from penstock.ipc.drained import RETRY_MIN, DrainedLane
@@ -85,6 +86,7 @@ class Writer:
         self._changed: set[int] = set()
         self._uncounted: list[tuple[PartitionRole, list[memoryview], list[AppendResult]]] = []
         self._flusher = Flusher(doorbell)
+        self._cleaning = Cleaning(self._roles, self._tell)
         self._ticket = time.monotonic_ns()  # never one that a predecessor used
         self._stopping = False
         self._orphaned = False
@@ -313,7 +315,8 @@ class Writer:
             job = role.tick(now, now_us)
             if job is not None:
                 self._flusher.submit(page, job)
-        self._next_tick = now + min((role.tick_every for role in self._roles.values()), default=1.0)
+        every = min((role.tick_every for role in self._roles.values()), default=1.0)
+        self._next_tick = 0.0 if self._cleaning.work(now) else now + every
 
     def _finish_syncs(self) -> None:
         if not self._flusher.pending:
@@ -371,6 +374,9 @@ class Writer:
             self._clients[order.slot] = (ClientSlot(self._clients_region, order.slot), bells[0])
         elif isinstance(order, ms.RemoveClient):
             self._forget_client(order.slot)
+        elif isinstance(order, ms.TrimLog):
+            self._cleaning.take(order)
+            self._next_tick = 0.0
         else:
             self._stopping = True
             for lane in self._lanes.values():
@@ -491,6 +497,3 @@ class Writer:
                 all_clean = False
         if all_clean:
             self._tell(ms.Stopped())
-
-
-assert HEADER.size == HEADER_BYTES

@@ -10,11 +10,12 @@ from typing import Final
 
 from penstock.core import errors as er
 from penstock.core.columns import decode
-from penstock.core.reader import Limit, LogReader, divergence, offset_for_timestamp
+from penstock.core.reader import Limit, LogReader, divergence
 from penstock.core.storage import Storage
 from penstock.ipc import layout as lo
 from penstock.ipc.state import StatePage
 from penstock.offsets import Offset
+from penstock.places import resolve
 from penstock.records import Chunk
 
 TopicPartition = tuple[str, int]
@@ -151,26 +152,8 @@ class AssignedPartition:
     def resolve(self, to: Offset) -> int:
         """The offset that a place means now. Raises `OffsetOutOfRangeError` for an exact offset
         outside the log."""
-        start, end = self.page.log_start, self.page.high_watermark
-        if to.place == "earliest":
-            return start
-        if to.place == "latest":
-            return end
-        if to.place == "time":
-            found = offset_for_timestamp(self._storage, self._folder, to.number, self.limit())
-            return end if found is None else max(found, start)
-        if to.place == "exact":
-            if not start <= to.number <= end:
-                raise er.OffsetOutOfRangeError(
-                    f"{self}: offset {to.number} lies outside the log's {start} to {end}"
-                )
-            return to.number
-        offset = {
-            "relative": self.offset + to.number,
-            "from_start": start + to.number,
-            "from_end": end - to.number,
-        }[to.place]
-        return min(max(offset, start), end)
+        start, limit = self.page.log_start, self.limit()
+        return resolve(to, str(self), self._storage, self._folder, start, limit, self.offset)
 
     def close(self) -> None:
         self._reader.close()

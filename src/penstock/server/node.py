@@ -22,6 +22,7 @@ from penstock.ipc.channel import FDS_MAX, Peer
 from penstock.ipc.liveness import raise_descriptor_limit
 from penstock.ipc.paths import remember_folder, socket_in, socket_path
 from penstock.server.attached import Attached
+from penstock.server.cleaning import Cleaning
 from penstock.server.clients import Client
 from penstock.server.config import NodeConfig
 from penstock.server.grants import Grants
@@ -116,6 +117,7 @@ class Node:
         self._topics = Topics(
             config, ground.folder, ground.tables, ground.catalog, self._partitions
         )
+        self._cleaning = Cleaning(config, self._topics, self._partitions, self._supervisor.post)
         self._grants = Grants(ground.book, self._supervisor)
         self._attached = Attached(
             config, ground.folder, ground.tables, self._grants, self._supervisor
@@ -159,6 +161,8 @@ class Node:
         """Partitions before lanes: frames for a page that is not open are refused for good."""
         for order in self._partitions.orders_for(writer):
             yield order, None
+        for order in self._cleaning.orders_for(writer):
+            yield order, None
         yield from self._attached.orders_for(writer)
 
     def _reported(self, writer: int, report: ms.WriterReport) -> None:
@@ -169,6 +173,8 @@ class Node:
                 self._partitions.failed(report)
             case ms.PartitionClosed():
                 self._partitions.closed(report)
+            case ms.LogCleaned():
+                self._cleaning.reported(report)
             case ms.LaneDrained():
                 self._grants.drained(report)
             case ms.LaneDropped():
@@ -218,6 +224,8 @@ class Node:
                 return self._topics.alter(message)
             case ms.DeleteTopic():
                 return self._topics.delete(message.name)
+            case ms.TrimPartition():
+                return self._cleaning.trim(message)
             case ms.DescribeNode():
                 return Reply(self._describe())
             case _:

@@ -33,6 +33,7 @@ CLIENT = [
     ms.CreateTopic(NAME, SETTINGS),
     ms.AlterTopic(NAME, SETTINGS),
     ms.DeleteTopic(NAME),
+    ms.TrimPartition(NAME, 4095, U64, b"\xff" * 16),
     ms.DescribeNode(),
     ms.Bye(),
 ]
@@ -45,6 +46,7 @@ NODE = [
     ms.Topics([topic(list(range(4017))), *(topic([4017 + n]) for n in range(79))], True),
     ms.NodeDescription(U64, b"\xff" * 16, "/" + "d" * 4095, 1e9,
                        [ms.WriterInfo(*[U64] * 6)] * lo.WRITERS_MAX, U64, U64, U64),
+    ms.Cleaned(U64, U64, U64),
     ms.Done(),
     ms.Refused("RecordTooLargeError", "\N{SNOWMAN}" * 4000),
 ]  # fmt: skip
@@ -55,12 +57,14 @@ ORDERS = [
     ms.RetireLane(NAME),
     ms.AddClient(1023),
     ms.RemoveClient(1023),
+    ms.TrimLog(4095, U64, U64),
     ms.StopWriter(),
 ]
 REPORTS = [
     ms.PartitionOpened(4095, U64, REASON),
     ms.PartitionFailed(4095, REASON),
     ms.PartitionClosed(4095),
+    ms.LogCleaned(4095, U64, U64, U64, U64, "RecordTooLargeError", REASON),
     ms.LaneDrained(NAME),
     ms.LaneDropped(NAME, REASON),
     ms.Stopped(),
@@ -73,13 +77,13 @@ DIRECTIONS: dict[str, tuple[typing.Any, list[msgspec.Struct]]] = {
 }
 TAGS = {
     "client to node": ["hello", "open_lane", "find_topic", "list_topics", "create_topic",
-                       "alter_topic", "delete_topic", "describe_node", "bye"],
-    "node to client": ["welcome", "lane_opened", "topic_found", "topics", "node", "done",
-                       "refused"],
+                       "alter_topic", "delete_topic", "trim_partition", "describe_node", "bye"],
+    "node to client": ["welcome", "lane_opened", "topic_found", "topics", "node", "cleaned",
+                       "done", "refused"],
     "node to writer": ["open_partition", "close_partition", "add_lane", "retire_lane",
-                       "add_client", "remove_client", "stop_writer"],
+                       "add_client", "remove_client", "trim_log", "stop_writer"],
     "writer to node": ["partition_opened", "partition_failed", "partition_closed",
-                       "lane_drained", "lane_dropped", "stopped"],
+                       "log_cleaned", "lane_drained", "lane_dropped", "stopped"],
 }  # fmt: skip
 
 

@@ -1,0 +1,96 @@
+"""What the node orders about old records, done by the writer between its passes.
+
+One order at a time and never within a pass, so that lanes wait for one cleaning at most. An order
+that a sync is in the way of is tried again when that has ended, for a bounded time.
+
+Owns the orders that are not done yet. Leaves the logs to their roles.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.core.errors import PenstockError, UnknownTopicError
+from penstock.core.segment import list_segments, open_for_reading
+from penstock.core.storage import Storage
+from penstock.ipc.messages import LogCleaned, TrimLog
+
+if TYPE_CHECKING:
+    from penstock.ipc.alone import PartitionRole
+
+logger = logging.getLogger("penstock.writer")
+
+TRY_FOR: Final = 8.0
+"""Seconds for which an order is tried again; less than its asker waits."""
+
+CleaningOrder = TrimLog
+
+
+class Freed(NamedTuple):
+    """What a cleaning gave back: the log's start, segments that went, the bytes of their files."""
+
+    log_start: int
+    segments: int
+    nbytes: int
+
+
+class Cleaning:
+    """The orders of one writer process. `roles` are its partitions by page."""
+
+    def __init__(
+        self, roles: Mapping[int, PartitionRole], tell: Callable[[LogCleaned], None]
+    ) -> None:
+        self._roles = roles
+        self._tell = tell
+        self._orders: deque[tuple[CleaningOrder, float]] = deque()
+
+    def take(self, order: CleaningOrder) -> None:
+        """Have an order done by one of the next calls of `work`."""
+        self._orders.append((order, time.monotonic() + TRY_FOR))
+
+    def work(self, now: float) -> bool:
+        """Do the next order; whether another one can be done at once."""
+        if not self._orders:
+            return False
+        order, until = self._orders.popleft()
+        role = self._roles.get(order.page)
+        try:
+            if role is None:
+                raise UnknownTopicError(f"partition page {order.page} is not open in its writer")
+            freed = self._obey(role, order)
+        except PenstockError as error:
+            if error.retriable and now < until:
+                self._orders.append((order, until))
+                return False
+            name = role.name if role is not None else f"page {order.page}"
+            logger.warning("%s: not cleaned: %s", name, error)
+            kind = type(error).__name__
+            refusal = LogCleaned(order.page, order.ticket, 0, 0, 0, kind, str(error)[:1000])
+            self._tell(refusal)
+        else:
+            self._tell(LogCleaned(order.page, order.ticket, *freed))
+        return bool(self._orders)
+
+    @staticmethod
+    def _obey(role: PartitionRole, order: CleaningOrder) -> Freed:
+        freed = role.trim(order.before, time.time_ns() // 1000)
+        logger.info(
+            "%s: trimmed to %d: the log starts at %d, %d segments with %d bytes are gone",
+            role.name, order.before, *freed,
+        )  # fmt: skip
+        return freed
+
+
+def segment_sizes(storage: Storage, folder: str, below: int) -> dict[int, int]:
+    """The sizes of the segment files that begin below an offset, by their bases."""
+    sizes = {}
+    for base in list_segments(storage, folder):
+        if base < below:
+            fd = open_for_reading(storage, folder, base)
+            sizes[base] = storage.size(fd)
+            storage.close(fd)
+    return sizes
