@@ -26,6 +26,7 @@ _HOMES = {
     "Admin": "admin",
     "TopicConfig": "topicconfig",
     "TopicDescription": "admin",
+    "TrimResult": "trimming",
     "Offset": "offsets",
     "Record": "records",
     "RecordBatch": "records",
@@ -80,6 +81,7 @@ __all__ = [
     "TopicConfig",
     "TopicDescription",
     "TopicExistsError",
+    "TrimResult",
     "UnknownTopicError",
     "UnsupportedVersionError",
     "__version__",
@@ -119,6 +121,7 @@ if TYPE_CHECKING:
     from penstock.producer import Producer
     from penstock.records import Record, RecordBatch
     from penstock.topicconfig import TopicConfig
+    from penstock.trimming import TrimResult
 
 
 def __getattr__(name: str) -> Any:

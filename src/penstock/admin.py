@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -14,10 +16,12 @@ from penstock.core import errors as er
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.state import StatePage
+from penstock.offsets import Offset
 from penstock.session import Reply, Session
 from penstock.topicconfig import SETTABLE, TopicConfig, altered
+from penstock.trimming import Trim, TrimResult, chosen
 
-__all__ = ["Admin", "PartitionDescription", "TopicConfig", "TopicDescription"]
+__all__ = ["Admin", "PartitionDescription", "TopicConfig", "TopicDescription", "TrimResult"]
 
 ATTACH_MAX: Final = 5.0
 
@@ -85,6 +89,30 @@ class Admin:
     def delete_topic(self, name: str) -> None:
         """Delete a topic and its records. Raises `UnknownTopicError`."""
         self._ask(ms.DeleteTopic(name), ms.Done)
+
+    def trim(
+        self,
+        name: str,
+        partition: int | Sequence[int] | None = None,
+        *,
+        before: Offset | str | int | datetime,
+        dry_run: bool = False,
+    ) -> list[TrimResult]:
+        """Let partitions (None: all) start at `before`: what lies before it is deleted.
+
+        `before` is an offset, a time (the first batch at or after it stays), "latest" for all there
+        is, or an `Offset`. Consumers that stand below get `OffsetOutOfRangeError`, or what their
+        `on_out_of_range` says. `dry_run` only tells what would go. Raises `OffsetOutOfRangeError`
+        for an offset above the log's end, `UnknownTopicError`, `LogOfflineError`.
+        """
+        info, place, session = self._find(name), Offset.of(before), self._session
+        trims = [
+            Trim(info, number, session.page(info.pages[number]), session.data_folder, place)
+            for number in chosen(info, partition)
+        ]
+        if dry_run:
+            return [each.foretell() for each in trims]
+        return [each.do(lambda order: self._ask(order, ms.Cleaned)) for each in trims]
 
     def list_topics(self) -> list[str]:
         """All topic names, sorted."""

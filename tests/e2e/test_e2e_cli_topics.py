@@ -248,8 +248,9 @@ def test_administration_does_without_numpy(node):
     [
         [], ["serve"], ["demo"], ["produce"], ["consume"], ["version"], ["topic"],
         ["topic", "create"], ["topic", "list"], ["topic", "describe"], ["topic", "config"],
-        ["topic", "add-partitions"], ["topic", "delete"], ["log"], ["log", "dump"],
-        ["log", "verify"], ["verify"], ["verify", "producer"], ["verify", "consumer"],
+        ["topic", "add-partitions"], ["topic", "trim"], ["topic", "delete"], ["log"],
+        ["log", "dump"], ["log", "verify"], ["verify"], ["verify", "producer"],
+        ["verify", "consumer"],
     ],
     ids=" ".join,
 )  # fmt: skip

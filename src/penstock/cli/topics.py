@@ -1,9 +1,8 @@
-"""`penstock topic ...`: create, list, describe, config, add-partitions, delete."""
+"""`penstock topic ...`: create, list, describe, config, add-partitions, trim, delete."""
 
 from __future__ import annotations
 
 import fnmatch
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -11,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from penstock.cli import output, values
+from penstock.cli.asking import confirm
 from penstock.cli.command import Env, ExitCode, code_of, command, complain
+from penstock.cli.trim import trim
 from penstock.core import errors as er
 from penstock.topicconfig import DURATIONS, RATIOS, SETTABLE, WORDS, TopicConfig
 
@@ -38,6 +39,7 @@ def make(settings: dict[str, Any]) -> typer.Typer:
     command(app, "describe")(describe)
     command(app, "config")(config)
     command(app, "add-partitions")(add_partitions)
+    command(app, "trim")(trim)
     command(app, "delete")(delete)
     return app
 
@@ -203,7 +205,7 @@ def delete(
         if dry_run:
             return for_each(env, names, lambda name: _show_deletion(env, admin, name))
         if not yes:
-            _ask(f"Delete {', '.join(names)} with all records?")
+            confirm(f"Delete {', '.join(names)} with all records?")
 
         def delete_one(name: str) -> None:
             admin.delete_topic(name)
@@ -221,14 +223,6 @@ def _show_deletion(env: Env, admin: Admin, name: str) -> None:
         f"would delete topic {name}: {summary['partitions']} partitions, "
         f"{summary['records']} records"
     )
-
-
-def _ask(question: str) -> None:
-    """A yes from a terminal; elsewhere nobody can answer."""
-    if not output.is_terminal(sys.stdin):
-        raise er.ConfigError(f"{question} Nobody can be asked here: add --yes (or --dry-run)")
-    if not typer.confirm(question, err=True):
-        raise er.PenstockError("nothing was deleted")
 
 
 def for_each(env: Env, names: Iterable[str], action: Callable[[str], None]) -> int:
