@@ -11,7 +11,8 @@ what an error means to the log; every method may raise `StorageError`.
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Sequence
 
 from penstock.core.index import IndexWriter
@@ -20,6 +21,7 @@ from penstock.core.replay import restore_index
 from penstock.core.rescue import remove_mark, rescue_segment, sync_or_mark, write_mark
 from penstock.core.segment import (
     OpenSegment,
+    Scan,
     find_batch,
     open_for_reading,
     remove_segment,
@@ -124,11 +126,17 @@ class Chain:
         remove_mark(storage, folder)
 
     def locate(self, offset: int) -> tuple[int, int, int]:
-        """(segment base, position, base offset) of the batch that holds `offset`."""
+        """(segment base, position, offset) of the place where the log would end without the batch
+        that holds `offset` and all behind it."""
         base = self.bases[bisect_right(self.bases, offset) - 1]
         fd = open_for_reading(self._storage, self._folder, base)
         try:
-            return (base, *find_batch(self._storage, self._folder, base, fd, offset))
+            position, end = find_batch(self._storage, self._folder, base, fd, offset)
+            if end > offset:  # compaction took that batch: end behind the one before
+                scan = Scan(self._storage, fd, position=0, offset=base, end=position)
+                deque(scan, maxlen=0)
+                end = scan.offset
+            return base, position, end
         finally:
             self._storage.close(fd)
 
@@ -180,6 +188,20 @@ class Chain:
                 self._storage.close(segment.fd)
         self.closed = [each for each in self.closed if each.base_offset >= self.bases[0]]
         return len(dead)
+
+    def follower(self, bases: Sequence[int]) -> int | None:
+        """Where the segment behind these begins; None if they are not closed segments in a row, and
+        each of them on the device."""
+        at = bisect_left(self.bases, bases[0])
+        if self.bases[at : at + len(bases)] != list(bases) or at + len(bases) == len(self.bases):
+            return None
+        if not {each.base_offset for each in self.closed}.isdisjoint(bases):
+            return None
+        return self.bases[at + len(bases)]
+
+    def merge(self, base: int, end: int) -> None:
+        """The segment at `base` holds all up to `end` now."""
+        self.bases = [each for each in self.bases if each <= base or each >= end]
 
     def close(self) -> None:
         for segment in (*self.closed, self.active):

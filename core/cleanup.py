@@ -3,8 +3,11 @@
     trim     producers kept, recovery point moved away -> `log-start` persisted -> published by the
              caller -> dead segments removed, the first one first
 
+    swap     still what the cleaner read? -> recovery point moved away -> marked, done (`swapping`)
+
 Whatever a process dies in between: below a persisted start nothing is read, and the next open
-removes it. An error after that point takes nothing back; the next trim goes on with the removing.
+removes it; a marked swap is finished. An error behind those points takes nothing back: the next
+trim or swap goes on with it.
 
 Owns the log start and these orders. Never syncs batches; every method may raise `StorageError`.
 """
@@ -15,10 +18,20 @@ import logging
 
 from penstock.core.chain import Chain
 from penstock.core.epochs import EpochCache, save_epochs
-from penstock.core.errors import StorageError
+from penstock.core.errors import CorruptBatchError, StorageError
 from penstock.core.flush import Syncs
+from penstock.core.header import HEADER_BYTES, parse
 from penstock.core.logstart import first_live, save_start
-from penstock.core.storage import Storage
+from penstock.core.segment import open_for_reading
+from penstock.core.storage import READ, Storage
+from penstock.core.swapping import (
+    Prepared,
+    Source,
+    cleaned_paths,
+    drop_prepared,
+    finish_swap,
+    mark_swap,
+)
 
 logger = logging.getLogger("penstock.core.log")
 
@@ -33,6 +46,7 @@ class Cleanup:
         self._folder = folder
         self._chain = chain
         self._syncs = syncs
+        self._half: Prepared | None = None  # marked, and not done
         self.log_start = log_start
 
     def keeps_producers(self, start: int) -> bool:
@@ -43,6 +57,7 @@ class Cleanup:
 
     def move_start(self, start: int) -> None:
         """Persist the log start, which must be durable in the log. Nothing is removed yet."""
+        self.settle()
         first = self._first(start)
         if first > self._chain.bases[0]:
             if not self._syncs.keep_producers(first):
@@ -75,6 +90,77 @@ class Cleanup:
         logger.info(
             "%s: the log starts at %d, segments removed: %d", self._folder, self.log_start, count
         )
+
+    def swap(self, prepared: Prepared) -> bool:
+        """Put a cleaned segment in its place; False if the log is not what it was made of any more,
+        and nothing of it is kept then."""
+        storage, folder = self._storage, self._folder
+        self.settle()
+        why = self._objection(prepared)
+        if why:
+            logger.warning(
+                "%s: segment %d as cleaned is dropped: %s", self._folder, prepared.base, why
+            )
+            drop_prepared(storage, folder, prepared.base)
+            return False
+        self._syncs.leave(prepared.end)
+        mark_swap(storage, folder, prepared.base, prepared.end)
+        self._half = prepared
+        finish_swap(storage, folder, prepared.base, prepared.end, again=False)
+        self._done(prepared)
+        return True
+
+    def settle(self) -> None:
+        """Finish the swap that an error has stopped half-way."""
+        half = self._half
+        if half is not None:
+            finish_swap(self._storage, self._folder, half.base, half.end, again=True)
+            self._done(half)
+
+    def _done(self, prepared: Prepared) -> None:
+        self._chain.merge(prepared.base, prepared.end)
+        self._half = None
+        logger.info(
+            "%s: segment %d now holds all below %d in %d bytes, made of %d segments",
+            self._folder,
+            prepared.base,
+            prepared.end,
+            prepared.length,
+            len(prepared.sources),
+        )
+
+    def _objection(self, prepared: Prepared) -> str:
+        """Why this must not be swapped; empty if nothing speaks against it."""
+        sources = prepared.sources
+        if not sources or sources[0].base != prepared.base:
+            return "it names no segment that it begins with"
+        if self._chain.follower([source.base for source in sources]) != prepared.end:
+            return f"segments {prepared.base} to {prepared.end} are not those it was made of"
+        if prepared.end > self._syncs.durable:
+            return f"offsets below {prepared.end} are not on the device"
+        if not all(self._is_same(source) for source in sources):
+            return "its segments have changed"
+        path = cleaned_paths(self._folder, prepared.base)[0]
+        if not self._storage.exists(path) or self._size(path) != prepared.length:
+            return f"{path} is not there, or not whole"
+        return ""
+
+    def _is_same(self, source: Source) -> bool:
+        fd = open_for_reading(self._storage, self._folder, source.base)
+        try:
+            head = parse(self._storage.pread(fd, HEADER_BYTES, source.position))
+        except CorruptBatchError:
+            return False
+        finally:
+            self._storage.close(fd)
+        return head.header_crc == source.header_crc
+
+    def _size(self, path: str) -> int:
+        fd = self._storage.open(path, READ)
+        try:
+            return self._storage.size(fd)
+        finally:
+            self._storage.close(fd)
 
     def _first(self, start: int) -> int:
         bases = self._chain.bases

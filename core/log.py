@@ -5,6 +5,7 @@
     roll     close the active segment and begin the next, by size before an append or by age
     sync     begin_sync (this thread) -> job.run (any thread) -> finish_sync (this thread)
 
+    swap     a cleaned segment takes the place of those that it was made of
     trim     the log start moves up: persisted, published, and only then are segments removed
 
 Invariants: log_start <= durable <= log_end; the active segment is the last one; one append call
@@ -39,6 +40,7 @@ from penstock.core.segment import OpenSegment
 from penstock.core.snapshots import remove_snapshots_above
 from penstock.core.storage import Storage
 from penstock.core.survey import OpenRequest
+from penstock.core.swapping import Prepared
 
 __all__ = ["AppendResult", "Log", "LogConfig", "RecoveryReport", "SyncJob"]
 
@@ -359,6 +361,19 @@ class Log(LogView):
             self._judge(error)
         return cleanup.log_start
 
+    def swap(self, prepared: Prepared) -> bool:
+        """Put a segment that the cleaner has cleaned in the place of those it was made of; False if
+        the log has changed there: the cleaner has to begin anew. In order, lowest offsets first.
+
+        Raises a retriable `StorageError` (ask again), or `LogOfflineError`.
+        """
+        if self._offline:
+            raise LogOfflineError(self._offline)
+        try:
+            return self._cleanup.swap(prepared)
+        except StorageError as error:
+            self._judge(error)
+
     # ---- end
 
     def truncate_to(self, offset: int, publish: Callable[[int], None] | None = None) -> int:
@@ -374,6 +389,7 @@ class Log(LogView):
         self._check_offset(offset)
         self.sync()
         try:
+            self._cleanup.settle()
             return self._truncate(offset, publish)
         except StorageError as error:
             raise self._go_offline(error) from error

@@ -53,6 +53,7 @@ class LogReader:
         self.offset = offset
         self._base: int | None = None
         self._until: int | None = None  # where the next segment begins, once that is asked
+        self._retried: int | None = None  # the offset for which the segments were looked at again
         self._fd = -1
         self._at = 0
         self._view = memoryview(b"")
@@ -118,6 +119,8 @@ class LogReader:
             return None  # the zero tail of a sealed segment
         head = hd.checked(self._view, position)
         if until is not None and head.base_offset >= until:
+            if self._is_gap_allowed(head):
+                self.offset = until  # nothing is left between here and the next segment
             return None
         if end is not None and self._at + head.length > end:
             raise CorruptBatchError(
@@ -136,7 +139,9 @@ class LogReader:
         return Found(head, self._view, self._at - self._view_start)
 
     def _is_gap_allowed(self, head: hd.BatchHeader) -> bool:
-        return bool(head.flags & hd.FLAG_COMPACTED)
+        """Compaction leaves gaps within a segment. Before one, only retention does."""
+        assert self._base is not None
+        return bool(head.flags & hd.FLAG_COMPACTED) and self.offset >= self._base
 
     def _cover(self, length: int) -> bool:
         """Make the window hold `length` bytes from the cursor; False if the file ends before."""
@@ -181,6 +186,11 @@ class LogReader:
         following = self._following()
         if not following or following[0] > limit.offset:
             return False
+        if following[0] != self.offset and self._retried != self.offset:
+            # Compaction has put one segment in the place of this one and those behind it.
+            self._retried = self.offset
+            self._close_segment()
+            return self._open_at(self.offset, limit)
         try:
             fd = open_for_reading(self._storage, self._folder, following[0])
         except StorageError as error:

@@ -17,6 +17,7 @@ from typing import Final
 from penstock.core.errors import CorruptBatchError, StorageError, UnsupportedVersionError
 from penstock.core.header import (
     FLAG_APPEND_TIME,
+    FLAG_COMPACTED,
     HEADER_BYTES,
     BatchHeader,
     body_is_good,
@@ -105,7 +106,8 @@ class Scan:
     """The walk over a segment's batches in a file. Iterate once, then ask where and why it ended.
 
     A batch continues the log if its base offset is exactly the one expected and its (leader epoch,
-    generation) is not below that of the batch before (rule 14).
+    generation) is not below that of the batch before (rule 14). A compacted batch may have a higher
+    offset.
     """
 
     def __init__(
@@ -182,7 +184,11 @@ class Scan:
         if self._owner is not None and (head.topic_id, head.partition) != self._owner:
             return self._stopped(Stop.FOREIGN, f"{head.topic_id.hex()}-{head.partition}")
         if head.base_offset != self.offset:
-            return self._stopped(Stop.GAP, f"offset {head.base_offset}, not {self.offset}")
+            if not self._may_skip_to(head):
+                return self._stopped(Stop.GAP, f"offset {head.base_offset}, not {self.offset}")
+            if self._until is not None and head.base_offset >= self._until:
+                self.offset = self._until
+                return self._stopped(Stop.LIMIT)
         if (head.leader_epoch, head.generation) < self.order:
             return self._stopped(
                 Stop.GAP, f"epoch {head.leader_epoch}/{head.generation} after {self.order}"
@@ -195,6 +201,12 @@ class Scan:
                 return self._stopped(Stop.BAD, "body")
         return head
 
+    def _may_skip_to(self, head: BatchHeader) -> bool:
+        """Compaction took what was between. Not for the first batch of a scan that begins within a
+        segment: an index of the segment as it was may have named another place."""
+        from_start = self.position == 0 or self.batches > 0
+        return from_start and head.base_offset > self.offset and bool(head.flags & FLAG_COMPACTED)
+
     def _stopped(self, stop: Stop, detail: str = "") -> BatchHeader | None:
         self.stop = stop
         self.detail = detail
@@ -204,8 +216,9 @@ class Scan:
 def find_batch(
     storage: Storage, folder: str, base_offset: int, fd: int, offset: int, end: int | None = None
 ) -> tuple[int, int]:
-    """(position, base offset) of the batch of this segment that holds `offset`, or of the place
-    behind the last batch if all are below it.
+    """(position, base offset) of the batch of this segment that holds `offset`, or of the first one
+    above where compaction left none that does, or of the place behind the last batch if all are
+    below it.
 
     The index only says where to begin: what it says is checked against the log, and if it turns
     out wrong the segment is read from its start.

@@ -28,6 +28,7 @@ from penstock.core.rescue import RESCUE_SUFFIX, read_mark
 from penstock.core.segment import OpenSegment, Scan, batch_time, list_segments, segment_path
 from penstock.core.snapshots import load_snapshot
 from penstock.core.storage import READ_WRITE, Storage
+from penstock.core.swapping import finish_swaps
 from penstock.core.truncation import create_segment
 
 
@@ -100,6 +101,7 @@ class Survey:
         if not storage.exists(folder):
             storage.makedirs(folder)
             storage.fsync_folder(folder.rpartition("/")[0] or "/")
+        finish_swaps(storage, folder)
         for name in storage.listdir(folder):
             if name.endswith((".tmp", RESCUE_SUFFIX)):
                 storage.unlink(f"{folder}/{name}")

@@ -1,0 +1,119 @@
+"""Which of the oldest segments are to go, by time and by size; a judgement and nothing else.
+
+    by time   the newest append of the segment lies further back than the retention (rule 11: append
+              time, never the producers'); the active segment too, which has to be rolled for that
+    by size   the log without the segment still holds the wanted bytes; never the active segment
+
+Whatever asks first, wins. Nothing at or above the high watermark goes.
+Owns these rules. Reads segments, changes nothing: the writer trims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from penstock.core.index import index_paths, lookup_offset
+from penstock.core.segment import Scan, open_for_reading
+from penstock.core.storage import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFacts:
+    """What retention has to know of a segment. `newest_append` is in microseconds since the epoch,
+    None for a segment without a batch."""
+
+    base: int
+    end: int
+    nbytes: int
+    newest_append: int | None
+    is_active: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """Let the log start at `log_start`. `rolls`: that is the log's end, so that the trim closes the
+    active segment first."""
+
+    log_start: int
+    rolls: bool
+    segments: int
+    nbytes: int
+    by_time: int
+    by_size: int
+
+
+def segment_facts(
+    storage: Storage,
+    folder: str,
+    bases: Sequence[int],
+    log_end: int,
+    valid_bytes: int,
+    known: Mapping[int, SegmentFacts] | None = None,
+) -> list[SegmentFacts]:
+    """The facts of all segments, oldest first; `bases` are theirs, the last one is active, with
+    `valid_bytes`. What is `known` of closed ones is taken over: leave out what was compacted since.
+
+    Costs a few reads for each segment that is not known. Raises `StorageError` where one is gone.
+    """
+    facts = []
+    for base, end in pairwise((*bases, log_end)):
+        is_active = base == bases[-1]
+        fact = None if is_active or known is None else known.get(base)
+        if fact is None or fact.end != end:
+            fact = _look(storage, folder, base, end, valid_bytes if is_active else None)
+        facts.append(fact)
+    return facts
+
+
+def _look(
+    storage: Storage, folder: str, base: int, end: int, valid_bytes: int | None
+) -> SegmentFacts:
+    index = storage.read_file(index_paths(folder, base)[0]) or b""
+    fd = open_for_reading(storage, folder, base)
+    try:
+        # From the last index entry on, or from the start if that entry is of another log.
+        for start, position in (lookup_offset(index, base, end), (base, 0)):
+            scan = Scan(storage, fd, position=position, offset=start, until=end, end=valid_bytes)
+            newest = None
+            for _, head in scan:
+                newest = head.append_timestamp
+            if newest is not None:
+                break
+    finally:
+        storage.close(fd)
+    return SegmentFacts(base, end, scan.position, newest, valid_bytes is not None)
+
+
+def expired(
+    facts: Sequence[SegmentFacts],
+    now_us: int,
+    *,
+    high_watermark: int,
+    retention_bytes: int | None,
+    retention_us: int | None,
+) -> Expiry | None:
+    """What is to go now; None if nothing is. Segments go in order, so the first one that stays
+    keeps all behind it."""
+    total = sum(fact.nbytes for fact in facts)
+    gone: list[SegmentFacts] = []
+    by_time = by_size = nbytes = 0
+    for fact in facts:
+        if fact.end > high_watermark or fact.newest_append is None:
+            break
+        if retention_us is not None and now_us - fact.newest_append > retention_us:
+            by_time += 1
+        elif (
+            retention_bytes is not None
+            and not fact.is_active
+            and total - nbytes - fact.nbytes >= retention_bytes
+        ):
+            by_size += 1
+        else:
+            break
+        nbytes += fact.nbytes
+        gone.append(fact)
+    if not gone:
+        return None
+    return Expiry(gone[-1].end, gone[-1].is_active, len(gone), nbytes, by_time, by_size)

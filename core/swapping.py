@@ -1,0 +1,113 @@
+"""Putting a cleaned segment in the place of those it was made of, safe against death at every step.
+
+    cleaner   <base>.log.cleaned, .index.cleaned, .time.cleaned, all on the device
+    writer    <base>-<end>.swap, a second name of the cleaned log, is the mark: from when the folder
+              is fsynced it happens
+              indexes renamed, then the log: it now holds all up to <end>
+              the other segments below <end> removed, fsync of the folder
+              the mark removed
+
+Readers list names and never see a hole: until they are gone, segments behind the first are read as
+they were, for a segment ends where the next one that exists begins. Without a mark an open drops
+what was prepared; with one it does the second half again, and makes the indexes anew.
+
+Owns these names and steps. Never judges whether a swap may happen (`cleanup` does) and never looks
+into a batch.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.core.errors import StorageError
+from penstock.core.index import index_paths
+from penstock.core.segment import list_segments, remove_segment, segment_path
+from penstock.core.storage import Storage
+
+CLEANED_SUFFIX: Final = ".cleaned"
+_MARK: Final = re.compile(r"(\d{20})-(\d{20})\.swap")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A segment that was cleaned: where its last batch stands, and that batch's header checksum, so
+    that a segment of the same name that is another one is known."""
+
+    base: int
+    position: int
+    header_crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A cleaned segment on the device, to take the place of `sources`: all segments from `base` up
+    to `end`, where the next one begins."""
+
+    base: int
+    end: int
+    length: int
+    sources: tuple[Source, ...]
+
+
+def cleaned_paths(folder: str, base: int) -> tuple[str, str, str]:
+    """Where the cleaner writes: log, index, time index."""
+    index, times = index_paths(folder, base)
+    log = segment_path(folder, base)
+    return log + CLEANED_SUFFIX, index + CLEANED_SUFFIX, times + CLEANED_SUFFIX
+
+
+def drop_prepared(storage: Storage, folder: str, base: int) -> None:
+    """What was prepared is not wanted."""
+    for path in cleaned_paths(folder, base):
+        storage.unlink(path)
+
+
+def mark_path(folder: str, base: int, end: int) -> str:
+    return f"{folder}/{base:020d}-{end:020d}.swap"
+
+
+def mark_swap(storage: Storage, folder: str, base: int, end: int) -> None:
+    """From when this returned the swap will be finished, whatever happens."""
+    mark = mark_path(folder, base, end)
+    storage.link(cleaned_paths(folder, base)[0], mark)
+    try:
+        storage.fsync_folder(folder)
+    except StorageError:
+        storage.unlink(mark)  # it must not outlive what comes instead
+        raise
+
+
+def finish_swap(storage: Storage, folder: str, base: int, end: int, *, again: bool) -> None:
+    """The second half of a marked swap. `again`: somebody died or failed in it before, and the
+    indexes may be of either log: without them they are made anew."""
+    mark = mark_path(folder, base, end)
+    cleaned, *indexes = cleaned_paths(folder, base)
+    for source, target in zip(indexes, index_paths(folder, base), strict=True):
+        if again:
+            storage.unlink(target)
+        elif storage.exists(source):
+            storage.rename(source, target)
+    if again:
+        storage.unlink(cleaned)
+        storage.link(mark, cleaned)
+    storage.rename(cleaned, segment_path(folder, base))
+    storage.unlink(cleaned)  # a rename to another name of the same file does nothing
+    for other in list_segments(storage, folder):
+        if base < other < end:
+            remove_segment(storage, folder, other)
+    storage.fsync_folder(folder)
+    storage.unlink(mark)
+
+
+def finish_swaps(storage: Storage, folder: str) -> int:
+    """At open: do what is marked, drop what is only prepared; how many were marked."""
+    found = (_MARK.fullmatch(name) for name in storage.listdir(folder))
+    marks = sorted((int(match[1]), int(match[2])) for match in found if match)
+    for base, end in marks:
+        finish_swap(storage, folder, base, end, again=True)
+    for name in storage.listdir(folder):
+        if name.endswith(CLEANED_SUFFIX):
+            storage.unlink(f"{folder}/{name}")
+    return len(marks)
