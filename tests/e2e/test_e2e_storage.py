@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -182,6 +183,70 @@ def test_a_segment_that_cannot_be_made_waits_for_room_as_well(
         producer.flush(WITHIN)
     assert partition(admin, "t").status == "online"
     assert len(values(client, "t")) == 21
+
+
+def test_rule_4_a_writer_that_dies_on_a_full_disk_loses_nothing_that_was_accepted(
+    client: Client, admin: Admin, faults: Faults
+) -> None:
+    """Its successor cannot recover the log either: frames wait and readers read on meanwhile."""
+    admin.create_topic("t")
+    with client.producer(linger=0.0) as producer, client.producer(linger=0.0, acks=0) as ring:
+        sent = send_all(producer, "t", range(10))
+        producer.flush(WITHIN)
+        ring.send("t", b"warm")
+        wait_until(lambda: len(values(client, "t")) == 11, WITHIN, "all is written")
+        faults.set("pwritev|posix_fallocate", errno.ENOSPC)
+        waits = producer.send("t", b"waits")
+        assert ring.send("t", b"accepted").result(WITHIN).durability == "ring"
+        wait_until(lambda: partition(admin, "t").status == "storage full", WITHIN, "it is full")
+        before = admin.describe_node().writers[0]
+        os.kill(before.pid, signal.SIGKILL)
+        wait_until(
+            lambda: admin.describe_node().writers[0].pid not in (0, before.pid),
+            WITHIN,
+            "it has a successor",
+        )
+        throttles = partition(admin, "t").counters["throttles"]
+        wait_until(
+            lambda: partition(admin, "t").counters["throttles"] > throttles, WITHIN, "it has tried"
+        )
+        assert partition(admin, "t").status == "storage full"
+        assert not waits.done()
+        assert len(values(client, "t")) == 11
+        faults.clear()
+        waits.result(WITHIN)
+        wait_until(lambda: partition(admin, "t").status == "online", WITHIN, "there is room")
+        assert ring.metrics()["refused_after_ring"] == 0
+    found = values(client, "t")
+    assert found[:11] == [*sent, b"warm"]
+    assert sorted(map(bytes, filter(None, found[11:]))) == [b"accepted", b"waits"]
+
+
+def test_a_log_that_is_damaged_when_there_is_room_again_goes_offline(
+    node: NodeUnderTest, client: Client, admin: Admin, faults: Faults
+) -> None:
+    admin.create_topic("t")
+    with client.producer(linger=0.0) as producer:
+        producer.send_and_wait("t", b"before", timeout=WITHIN)
+        (log,) = folder(node, admin, "t").glob("*.log")
+        faults.set("pwritev|posix_fallocate", errno.ENOSPC)
+        waits = producer.send("t", b"waits")
+        wait_until(lambda: partition(admin, "t").status == "storage full", WITHIN, "it is full")
+        before = admin.describe_node().writers[0]
+        os.kill(before.pid, signal.SIGKILL)
+        throttles = partition(admin, "t").counters["throttles"]
+        wait_until(
+            lambda: partition(admin, "t").counters["throttles"] > throttles + 2,
+            WITHIN,
+            "its successor has tried",
+        )
+        with log.open("r+b") as file:
+            file.write(bytes(64))
+        faults.clear()
+        error = waits.exception(WITHIN)
+        assert isinstance(error, ProduceError)
+        assert error.code is ErrorCode.PARTITION_OFFLINE
+    assert partition(admin, "t").status == "offline"
 
 
 def test_what_finds_no_room_ahead_is_written_without(

@@ -14,16 +14,18 @@ import socket
 import sys
 import time
 
+from penstock.core.errors import StorageError
 from penstock.core.storage import Storage
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
-from penstock.ipc.alone import AloneRole
+from penstock.ipc.alone import AloneRole, PartitionRole
 from penstock.ipc.channel import Channel
 from penstock.ipc.doorbell import Doorbell
 from penstock.ipc.liveness import raise_descriptor_limit
 from penstock.ipc.shm import Region, object_name, open_existing
 from penstock.ipc.state import StatePage
 from penstock.ipc.writer import Writer
+from penstock.server.parked import ParkedRole, may_park
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -52,15 +54,25 @@ def main(argv: list[str] | None = None) -> int:
     clients = Region.of_fd(open_existing(object_name(options.uuid, "clients"), writable=True))
     storage = Storage()
 
-    def open_role(order: ms.OpenPartition) -> tuple[AloneRole, str]:
-        return AloneRole.open(
-            storage,
-            order,
-            StatePage(state, order.page),
-            generation=options.generation,
-            batch_bytes_max=options.batch_bytes_max,
-            now_us=time.time_ns() // 1000,
-        )
+    def open_role(order: ms.OpenPartition) -> tuple[PartitionRole, str]:
+        page = StatePage(state, order.page)
+
+        def open_log() -> tuple[PartitionRole, str]:
+            return AloneRole.open(
+                storage,
+                order,
+                page,
+                generation=options.generation,
+                batch_bytes_max=options.batch_bytes_max,
+                now_us=time.time_ns() // 1000,
+            )
+
+        try:
+            return open_log()
+        except StorageError as error:
+            if not may_park(error, order, page):
+                raise
+            return ParkedRole(order, page, options.generation, open_log, error), ""
 
     writer = Writer(
         options.writer,
