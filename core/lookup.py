@@ -9,8 +9,8 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from penstock.core.header import BatchHeader
-from penstock.core.index import index_paths, lookup_time
-from penstock.core.segment import Scan, batch_time, find_batch, open_for_reading
+from penstock.core.index import index_paths, lookup_offset, lookup_time
+from penstock.core.segment import Scan, batch_time, find_batch, list_segments, open_for_reading
 from penstock.core.storage import Storage
 
 
@@ -58,4 +58,30 @@ def find_timestamp(
                     return max(head.base_offset, log_start)
         finally:
             storage.close(fd)
+    return None
+
+
+def header_at(
+    storage: Storage, folder: str, offset: int, *, bytes_max: int = 4 << 20
+) -> BatchHeader | None:
+    """The header of the batch that holds `offset`, bodies unchecked; None where none is found.
+
+    At most `bytes_max` of the log behind the index's nearest entry are looked through, so the work
+    is bounded also where an index is missing.
+    """
+    bases = list_segments(storage, folder)
+    after = bisect_right(bases, offset)
+    if not after:
+        return None
+    base = bases[after - 1]
+    index = storage.read_file(index_paths(folder, base)[0]) or b""
+    start, position = lookup_offset(index, base, offset)
+    fd = open_for_reading(storage, folder, base)
+    try:
+        end = min(storage.size(fd), position + bytes_max)
+        for _, head in Scan(storage, fd, position=position, offset=start, end=end):
+            if head.next_offset > offset:
+                return head
+    finally:
+        storage.close(fd)
     return None

@@ -252,6 +252,11 @@ class WriterSlot:
         return int(self._q[self._base + lo.Q_WRITER_GENERATION])
 
     @property
+    def passes(self) -> int:
+        """Heartbeats since the table was made."""
+        return int(self._q[self._base + lo.Q_WRITER_PASSES])
+
+    @property
     def restarts(self) -> int:
         """How many writers of this node run died in this one's place."""
         return int(self._q[self._base + lo.Q_WRITER_RESTARTS])

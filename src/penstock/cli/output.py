@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any, BinaryIO, Final, TextIO
+from typing import BinaryIO, Final, TextIO
 
 from penstock.core.errors import PenstockError
 
@@ -24,7 +24,7 @@ def binary() -> BinaryIO:
     return sys.stdout.buffer
 
 
-def write_json(fields: dict[str, Any]) -> None:
+def write_json(fields: object) -> None:
     """One object on one line."""
     import msgspec
 
@@ -37,18 +37,26 @@ def write_line(text: str) -> None:
 
 def write_columns(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Rows under a head, columns aligned, numbers to the right; never cut to a terminal's width."""
+    for line in columns(head, rows):
+        write_line(line)
+
+
+def columns(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """The lines of such a table, the head first."""
     texts = [[_cell(item) for item in row] for row in rows]
     is_number = [
         all(cell[:1].isdigit() or cell == "-" for cell in column)
         for column in zip(*texts, strict=True)
     ] or [False] * len(head)
     widths = [max(map(len, column)) for column in zip(head, *texts, strict=True)]
+    lines = []
     for row in [list(head), *texts]:
         cells = [
             cell.rjust(width) if right else cell.ljust(width)
             for cell, width, right in zip(row, widths, is_number, strict=True)
         ]
-        write_line("  ".join(cells).rstrip())
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def _cell(item: object) -> str:
@@ -102,6 +110,33 @@ def human_bytes(count: float) -> str:
             break
         count /= 1024
     return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+
+
+def human_count(count: float) -> str:
+    """A number for people: 7, 950, 12.3k, 1.02M."""
+    for unit in ("", "k", "M", "G"):
+        if abs(count) < 999.5 or unit == "G":
+            break
+        count /= 1000
+    if not unit:
+        return f"{count:.0f}" if count >= 10 or count == int(count) else f"{count:.1f}"
+    return f"{count:.2f}{unit}" if abs(count) < 9.995 else f"{count:.1f}{unit}"
+
+
+def human_age(seconds: float | None) -> str:
+    """A time that has passed, for people: 0.4s, 12s, 3m20s, 2h05m, 3d04h."""
+    if seconds is None:
+        return "-"
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86_400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86_400}d{whole % 86_400 // 3600:02d}h"
 
 
 def human_seconds(seconds: float) -> str:

@@ -1,0 +1,246 @@
+"""Everything that shared memory, /proc and topics.json tell of a node, at one moment."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from penstock.core.errors import PenstockError
+from penstock.ipc import layout as lo
+from penstock.ipc.clients import ClientSlot
+from penstock.ipc.state import WriterSlot
+from penstock.observe.place import Place, find_node
+from penstock.observe.processes import Process, command_of, look_at
+from penstock.observe.shared import Shared
+
+_PAGE_WORDS: Final = lo.PAGE_BYTES // 8
+_SLOT_WORDS: Final = lo.CLIENT_SLOT_BYTES // 8
+
+
+class Topic(msgspec.Struct, frozen=True):
+    """What is wanted of a topic in topics.json."""
+
+    name: str
+    topic_id: str
+    pages: list[int]
+
+
+class _Catalogue(msgspec.Struct):
+    topics: list[Topic] = []
+
+
+class Partition(NamedTuple):
+    """A partition's page."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    page: int
+    writer: int
+    status: int
+    log_start: int
+    log_end: int
+    high_watermark: int
+    durable: int
+    leader_epoch: int
+    records: int
+    bytes: int
+    batches: int
+    duplicates: int
+    refusals: int
+    throttles: int
+
+
+class Consumer(NamedTuple):
+    """A consumer's slot. `positions`: page and next offset wanted."""
+
+    slot: int
+    pid: int
+    start_time: int
+    alive: bool
+    asleep: bool
+    assigned: int
+    positions: list[tuple[int, int]]
+
+
+class Lane(NamedTuple):
+    """A lane: `tail` bytes in `batches` frames were put into it, `used` are not taken yet."""
+
+    name: str
+    producer_id: int
+    pid: int
+    start_time: int
+    alive: bool
+    writer: int
+    capacity: int
+    used: int
+    tail: int
+    batches: int
+    closed: bool
+
+
+class Writer(NamedTuple):
+    """A writer's slot and its process; `process` is None when it is dead."""
+
+    writer: int
+    pid: int
+    generation: int
+    restarts: int
+    silent_for: float
+    passes: int
+    process: Process | None
+
+
+@dataclass(slots=True)
+class Sample:
+    """One look. `at` counts monotonically, `time` since the epoch; both in seconds."""
+
+    at: float
+    time: float
+    node: Process | None
+    partitions: dict[int, Partition] = field(default_factory=dict)
+    consumers: list[Consumer] = field(default_factory=list)
+    lanes: list[Lane] = field(default_factory=list)
+    writers: list[Writer] = field(default_factory=list)
+    producers_attached: int = 0
+
+
+class Observer:
+    """Looks at one node again and again. Close it."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.shared = Shared(place.uuid)
+        self.topics: list[Topic] = []
+        self._pid = place.pid
+        self._start_time: int | None = None
+        self._catalogue_is: tuple[int, int] | None = None
+        self._commands: dict[tuple[int, int], str] = {}
+
+    def command(self, pid: int, start_time: int) -> str:
+        """The command line of a process that was seen, kept for when it is dead."""
+        key = pid, start_time
+        known = self._commands.get(key)
+        if known is None:
+            if len(self._commands) > 4 * lo.CLIENTS_MAX:
+                self._commands.clear()
+            known = command_of(pid) if look_at(pid, start_time) else ""
+            self._commands[key] = known
+        return known
+
+    def folder(self, partition: Partition) -> str:
+        return str(self.place.folder / f"{partition.topic_id}-{partition.partition}")
+
+    def sample(self) -> Sample:
+        """Look once. Raises `NotConnectedError` when the node has ended and took its tables."""
+        self.shared.refresh()
+        self._read_catalogue()
+        sample = Sample(time.monotonic(), time.time(), self._node())
+        sample.partitions = self._partitions()
+        self._clients(sample)
+        sample.lanes = self._lanes()
+        sample.writers = self._writers()
+        return sample
+
+    def _node(self) -> Process | None:
+        process = look_at(self._pid, self._start_time)
+        if process is None:
+            try:
+                self.place = find_node(f"shm://{self.place.folder}")
+            except PenstockError:
+                return None
+            process = look_at(self.place.pid)
+        if process is not None:
+            self._pid, self._start_time = process.pid, process.start_time
+        return process
+
+    def _read_catalogue(self) -> None:
+        """Read topics.json again if it was replaced."""
+        path = Path(self.place.folder, "topics.json")
+        try:
+            found = path.stat()
+            identity = found.st_ino, found.st_mtime_ns
+            if identity != self._catalogue_is:
+                self.topics = msgspec.json.decode(path.read_bytes(), type=_Catalogue).topics
+                self._catalogue_is = identity
+        except FileNotFoundError:
+            self.topics = []
+
+    def _partitions(self) -> dict[int, Partition]:
+        words = self.shared.state.q
+        found = {}
+        for topic in self.topics:
+            for number, page in enumerate(topic.pages):
+                start = lo.PAGES_AT // 8 + page * _PAGE_WORDS
+                q = words[start : start + _PAGE_WORDS].tolist()
+                found[page] = Partition(
+                    topic.name,
+                    topic.topic_id,
+                    number,
+                    page,
+                    page % max(1, self.place.writers),
+                    q[lo.Q_PAGE_STATUS],
+                    q[lo.Q_PAGE_LOG_START],
+                    q[lo.Q_PAGE_LOG_END],
+                    q[lo.Q_PAGE_HIGH_WATERMARK],
+                    q[lo.Q_PAGE_DURABLE],
+                    q[lo.Q_PAGE_LEADER_EPOCH],
+                    *q[lo.Q_PAGE_RECORDS : lo.Q_PAGE_THROTTLES + 1],
+                )
+        return found
+
+    def _clients(self, sample: Sample) -> None:
+        region = self.shared.clients
+        first = lo.CLIENT_SLOTS_AT // 8
+        in_use = region.q[first::_SLOT_WORDS].tolist()
+        for index, used in enumerate(in_use):
+            if not used:
+                continue
+            slot = ClientSlot(region, index)
+            if slot.kind == lo.KIND_PRODUCER:
+                sample.producers_attached += 1
+            elif slot.kind == lo.KIND_CONSUMER:
+                pid, start_time = slot.pid, slot.start_time
+                alive = look_at(pid, start_time) is not None
+                sample.consumers.append(
+                    Consumer(
+                        index, pid, start_time, alive, bool(slot.ticket), slot.assigned,
+                        slot.positions(),
+                    )
+                )  # fmt: skip
+
+    def _lanes(self) -> list[Lane]:
+        found = []
+        for name, (who, region) in self.shared.lanes.items():
+            q = region.q
+            head, tail = q[lo.Q_LANE_HEAD], q[lo.Q_LANE_TAIL]
+            found.append(
+                Lane(
+                    name, who.producer_id, who.pid, who.start_time,
+                    look_at(who.pid, who.start_time) is not None, who.writer, who.capacity,
+                    max(0, tail - head), tail, q[lo.Q_LANE_TAIL_SEQUENCE],
+                    q[lo.Q_LANE_STATE] == lo.LANE_CLOSED,
+                )
+            )  # fmt: skip
+        return found
+
+    def _writers(self) -> list[Writer]:
+        found = []
+        for index in range(lo.WRITERS_MAX):
+            slot = WriterSlot(self.shared.state, index)
+            pid = slot.pid
+            if pid:
+                found.append(
+                    Writer(
+                        index, pid, slot.generation, slot.restarts, slot.silent_for, slot.passes,
+                        look_at(pid),
+                    )
+                )  # fmt: skip
+        return found
+
+    def close(self) -> None:
+        self.shared.close()
