@@ -102,6 +102,7 @@ class Syncs:
         *,
         durable: int,
         point: RecoveryPoint,
+        is_settled: bool,
         batches: int,
     ) -> None:
         self._storage = storage
@@ -111,6 +112,8 @@ class Syncs:
         self._fresh_snapshots: list[int] = []
         self._fresh_points = 0  # written since the file was last synced
         self._point = point
+        self._settled = point if is_settled else None
+        chain.folder_changed = not is_settled
         self._left = 0  # no point that a power cut may bring back names a segment below this one
         self.durable = durable
         self.job: SyncJob | None = None
@@ -126,6 +129,10 @@ class Syncs:
             or self.batches_above_point >= config.recovery_batches_max
             or (config.flush == "interval" and seconds_since_last >= config.flush_interval)
         )
+
+    def is_settled(self, point: RecoveryPoint) -> bool:
+        """Whether nothing has happened since a clean close left the log at this very point."""
+        return point == self._settled == self._point and not self._chain.folder_changed
 
     def begin(self, config: LogConfig, point: RecoveryPoint) -> SyncJob | None:
         """A job for all that is appended; None if all of it is on the device."""

@@ -78,6 +78,7 @@ class Log(LogView):
             recovered.point_file,
             durable=recovered.durable,
             point=recovered.point,
+            is_settled=recovered.is_settled,
             batches=recovered.batches_above_point,
         )
         self._cleanup = Cleanup(storage, folder, self._chain, self._syncs, recovered.log_start)
@@ -428,8 +429,9 @@ class Log(LogView):
                 flush_index(self._chain.active, self._folder)
                 if clean:
                     self.sync()
-                    self.snapshot()
-                    self._syncs.save_point(self._point(), durable=True)
+                    if not self._syncs.is_settled(self._point()):
+                        self.snapshot()
+                        self._syncs.save_point(self._point(), durable=True)
         except StorageError as error:
             self._judge(error)
         finally:

@@ -36,7 +36,7 @@ from penstock.core.segment import (
     remove_segment,
     segment_path,
 )
-from penstock.core.snapshots import remove_snapshots_above
+from penstock.core.snapshots import list_snapshots, remove_snapshots_above
 from penstock.core.storage import write_zeros
 from penstock.core.survey import OpenRequest, Survey
 from penstock.core.truncation import Tail, create_segment, examine_tail, remove_segments
@@ -93,6 +93,8 @@ class Recovered:
     log_end: int
     durable: int
     point: RecoveryPoint
+    is_settled: bool
+    """The folder, the snapshot and `point` are as a clean close wants them."""
     order: tuple[int, int]
     append_timestamp: int
     producers: ProducerTable
@@ -235,6 +237,7 @@ class Recovery:
             log_end=log_end,
             durable=durable,
             point=point,
+            is_settled=self._is_settled(cause, folder_changed),
             order=order,
             append_timestamp=self._found.append_timestamp,
             producers=self._found.producers,
@@ -243,6 +246,16 @@ class Recovery:
             batches_above_point=self._found.batches if durable < log_end else 0,
         )
         return recovered, bumped, rescued
+
+    def _is_settled(self, cause: str, folder_changed: bool) -> bool:
+        """Whether all is as the clean close left it, so that a close has nothing to add."""
+        found = self._found
+        return (
+            self._ask.node_clean
+            and found.point is not None
+            and not (cause or folder_changed or found.batches or found.created)
+            and found.end.offset in list_snapshots(self._ask.storage, self._ask.folder)
+        )
 
     def _cut(self, last: OpenSegment) -> OpenSegment:
         """Nothing behind the end of the log may ever come back from the device."""
@@ -306,7 +319,8 @@ class Recovery:
             if segment.synced < segment.valid:
                 sync_or_mark(storage, folder, boot_id, segment.base_offset, segment.fd)
                 segment.synced = segment.valid
-        storage.fsync_folder(folder)
+        if not (self._found.created and self._found.epochs_lost):  # else saving the first epoch did
+            storage.fsync_folder(folder)
         point = RecoveryPoint(
             active.base_offset,
             active.valid,

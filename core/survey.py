@@ -114,7 +114,7 @@ class Survey:
             )
         fresh = create_segment(storage, folder, 0, self._ask.config.index_interval_bytes)
         storage.close(fresh.fd)
-        storage.fsync_folder(folder)
+        # Its folder is fsynced with its first epoch, which comes before the recovery point.
         return True
 
     def _scan(self, start: RecoveryPoint) -> None:

@@ -7,6 +7,7 @@ mute          does not answer `OpenPartition`
 deaf          never reads its orders
 garbage       sends what is no message
 drop          drops each lane that it is given
+slow=SECONDS  takes so long to answer each `OpenPartition`
 die           ends with status 3 at its first order
 stubborn      does not stop when told to
 record=FILE   appends each order to a file, as JSON
@@ -75,6 +76,7 @@ class FakeWriter:
             sys.exit(3)
         match order:
             case ms.OpenPartition(page=page) if "mute" not in self.modes:
+                time.sleep(float(self.modes.get("slow", 0)))
                 if self.modes.get("fail") == str(page):
                     self.channel.send(ms.PartitionFailed(page, "made to fail"))
                 else:

@@ -64,7 +64,7 @@ class NodeConfig:
 
     partitions_max: int = 1024
     """Most partitions of all topics together. Each has a page of the state table for the rest of
-    the boot, two open files in its writer, and a folder."""
+    the boot, an open file in its writer, and a folder."""
 
     topics_max: int = 1000
     """Most topics. The catalogue is one file, rewritten whole at each change."""
@@ -98,7 +98,8 @@ class NodeConfig:
     """A connection that does not say who it is for so long is dropped."""
 
     topic_timeout: float = 10.0
-    """How long a request to create, grow, find or delete a topic waits for its partitions."""
+    """How long a request to create, grow or find a topic waits for the next of its partitions to
+    open, and one to delete it for its files to go."""
 
     def __post_init__(self) -> None:
         if not self.data_folder or "\0" in self.data_folder:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterable
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -130,6 +131,15 @@ class DataFolder:
     def mark_clean(self) -> None:
         """Every log was synced and closed; unused numbers go back."""
         self._write(clean=True, generations=self._generation, producers=self._producer)
+
+    def make_folders(self, paths: Iterable[str]) -> None:
+        """Have these folders in it, on the device. Any one of them that a killed node left unsynced
+        is there for certain once the next has begun."""
+        missing = [path for path in paths if not self.storage.exists(path)]
+        for path in missing:
+            self.storage.makedirs(path)
+        if missing:
+            self.storage.fsync_folder(self.path)
 
     def next_generation(self) -> int:
         """A writer generation that no run has used before."""

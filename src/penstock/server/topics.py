@@ -19,6 +19,7 @@ from penstock.core.errors import (
     NotConnectedError,
     PenstockError,
     PenstockTimeout,
+    StorageError,
     UnknownTopicError,
 )
 from penstock.ipc import messages as ms
@@ -93,6 +94,7 @@ class Topics:
                 request.name, request.settings, self._config, self._tables.is_page_free
             )
             await self._write(document)
+            await self._off_loop(self._make_folders, topic)
             self._partitions.add(topic)
         logger.info("topic %s created: %d partitions", topic.name, len(topic.pages))
         self._partitions.open(topic)
@@ -111,6 +113,7 @@ class Topics:
                 request.name, request.settings, self._config, self._tables.is_page_free
             )
             await self._write(document)
+            await self._off_loop(self._make_folders, topic)
             self._partitions.add(topic)
         logger.info("topic %s altered: %s", topic.name, request.settings)
         self._partitions.open(topic)
@@ -130,9 +133,13 @@ class Topics:
         return ms.Done()
 
     async def _wait_open(self, topic: TopicRecord, pages: Sequence[int]) -> None:
-        """Until each page is open or failed. Raises where the topic is gone, or time ran out."""
+        """Until each page is open or failed. Raises where the topic is gone, or where no further
+        page was opened for so long: a thousand of them take their time on a slow device."""
         timeout = self._config.topic_timeout
-        answered = await self._partitions.wait_answered(pages, timeout)
+        left, answered = len(pages) + 1, False
+        while not answered and len(self._partitions.opening(pages)) < left:
+            left = len(self._partitions.opening(pages))
+            answered = await self._partitions.wait_answered(pages, timeout)
         current = self._catalog.topics.get(topic.name)
         if current is None or current.topic_id != topic.topic_id:
             raise UnknownTopicError(f"topic {topic.name!r} was deleted in the meantime")
@@ -187,6 +194,14 @@ class Topics:
         """Make a plan durable, then true."""
         await self._off_loop(self._catalog.write, document)
         self._catalog.apply(document)
+
+    def _make_folders(self, topic: TopicRecord) -> None:
+        """One sync for all, where each writer would sync for each of its partitions."""
+        paths = [topic.folder(self._folder.path, index) for index in range(len(topic.pages))]
+        try:
+            self._folder.make_folders(paths)
+        except StorageError as error:  # the writers try again, and say it partition by partition
+            logger.warning("topic %s: %s", topic.name, error)
 
     async def _off_loop(self, work: Callable[[_T], None], argument: _T) -> None:
         if self._is_closed:

@@ -197,6 +197,13 @@ def test_a_writer_that_does_not_read_holds_nobody_up(tmp_path):
         assert client.ask(ms.DescribeNode(), ms.NodeDescription).writers[0].partitions == 3000
 
 
+def test_a_request_waits_as_long_as_partitions_go_on_opening(tmp_path):
+    """A device may be slow: a thousand partitions take longer than `topic_timeout` together."""
+    options = {"writers_max": 1, "topic_timeout": 1.5}
+    with running(tmp_path, "slow=0.4", **options) as node, node.attach() as client:
+        assert len(client.create("many", partitions=5).pages) == 5
+
+
 def test_a_writer_that_sends_garbage_is_killed(tmp_path, caplog):
     with running(tmp_path, "garbage") as node:
         with node.attach() as client, pytest.raises(Refusal, match="PenstockTimeout"):

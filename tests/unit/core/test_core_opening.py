@@ -1,0 +1,72 @@
+"""What opening and closing a log costs the device: partitions are many, and syncs are slow."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from unit.core.log_helpers import FOLDER, MemoryStorage, numbered, open_log, opened
+
+SYNCS = ("fsync", "fdatasync", "fsync_folder")
+
+
+def syncs(storage: MemoryStorage) -> Counter[str]:
+    """Syncs so far, and the slate is clean after."""
+    found = Counter(f"{call.name} {call.path}" for call in storage.log if call.name in SYNCS)
+    storage.log.clear()
+    return found
+
+
+def closed_clean() -> MemoryStorage:
+    """A log of three batches."""
+    storage, log = opened()
+    log.append(numbered(3), 1)
+    log.close(clean=True)
+    return storage
+
+
+@pytest.mark.parametrize("is_there", [False, True], ids=["no folder", "a folder"])
+def test_a_new_log_syncs_its_epoch_and_its_point_and_their_names(is_there):
+    storage = MemoryStorage()
+    if is_there:  # the node makes the folders of a topic all at once
+        storage.makedirs(FOLDER)
+    open_log(storage)
+    assert syncs(storage) == Counter(
+        {
+            f"fsync {FOLDER}/epochs.tmp": 1,
+            f"fsync {FOLDER}/recovery-point.tmp": 1,
+            f"fsync_folder {FOLDER}": 2,
+            **({} if is_there else {"fsync_folder /data": 1}),
+        }
+    )
+
+
+def test_a_log_that_nothing_happened_to_is_opened_and_closed_without_a_change():
+    storage = closed_clean()
+    files = {path: bytes(node.content) for path, node in storage.names.items()}
+    for generation in (2, 3):
+        syncs(storage)
+        log, report = open_log(storage, generation=generation, node_clean=True)
+        assert report.reason == "clean"
+        log.close(clean=True)
+        assert not syncs(storage)
+        assert {path: bytes(node.content) for path, node in storage.names.items()} == files
+
+
+@pytest.mark.parametrize("change", ["append", "roll", "crash", "reboot"])
+def test_a_log_that_something_happened_to_is_closed_as_ever(change):
+    storage = closed_clean()
+    if change == "crash":  # the node was not shut down cleanly
+        log, _ = open_log(storage, generation=2)
+    else:
+        boot = "boot-2" if change == "reboot" else "boot-1"
+        log, _ = open_log(storage, generation=2, node_clean=True, boot_id=boot)
+    if change == "append":
+        log.append(numbered(1, start=3), 5)
+    elif change == "roll":
+        log.roll(5)
+    end = log.log_end
+    log.close(clean=True)
+    log, report = open_log(storage.power_cut(), generation=3, node_clean=True, boot_id="boot-3")
+    assert (log.log_end, report.reason) == (end, "clean")
+    assert log.durable == end
