@@ -7,7 +7,9 @@ knows nothing of logs; `cluster.replica` will bring leaders and followers with t
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -24,6 +26,9 @@ logger = logging.getLogger("penstock.writer")
 
 TICK: Final = 0.5
 """Seconds between looks at the clock for rolls and syncs."""
+
+ROOM_BYTES: Final = 1 << 20
+"""Bytes that a partition appends at most between two looks at the room on the disk."""
 
 
 class PartitionRole(Protocol):
@@ -101,6 +106,8 @@ class AloneRole:
         self._state = state
         self._settings = order.settings
         self._syncing = False
+        self._is_held = False
+        self._seen_at = 0
         self._last_sync = 0.0
         self._segment_base = log.segment_base
         self._sync_wanted = log.durable < log.log_end  # a producer may still wait for it
@@ -163,6 +170,7 @@ class AloneRole:
     def append(self, batches: Sequence[memoryview], now_us: int) -> list[AppendResult]:
         log = self._log
         try:
+            self._check_room()
             results = log.append(batches, now_us)
             if self._group_commit and log.log_end > log.durable:
                 log.sync()  # what an earlier call appended and could not sync, too
@@ -176,14 +184,42 @@ class AloneRole:
             raise
         self._publish()
         if self._state.status == lo.STATUS_FULL:
-            self._state.publish_status(lo.STATUS_ONLINE)
-            logger.info("%s: there is room again, writing goes on", self.name)
+            self._go_on()
         if self._group_commit:
             self._state.publish_durable(log.durable)
         if log.segment_base != self._segment_base:
             self._segment_base = log.segment_base
             self._sync_wanted = True
         return results
+
+    def _go_on(self) -> None:
+        self._is_held = False
+        self._state.publish_status(lo.STATUS_ONLINE)
+        logger.info("%s: there is room again, writing goes on", self.name)
+
+    def _check_room(self) -> None:
+        """Refuse while what is left of the disk is to be kept. The node looks now and then; after
+        every `ROOM_BYTES` this does, too: a small disk could be full before the node looks."""
+        disk, at = self._state.disk, self._log.valid_bytes
+        if not disk.is_stopped and (
+            (not self._is_held and abs(at - self._seen_at) < ROOM_BYTES)
+            or self._has_room(disk.read().stop_below)
+        ):
+            return
+        self._is_held = True
+        raise StorageError(
+            f"the disk has less room than disk_stop ({disk.read().stop_below} bytes): nothing is "
+            "appended until there is more",
+            retriable=True,
+        ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _has_room(self, wanted: int) -> bool:
+        self._seen_at = self._log.valid_bytes
+        try:
+            room = os.statvfs(self._folder)
+        except OSError:
+            return True  # the append will say what is wrong
+        return room.f_bavail * room.f_frsize >= wanted
 
     def count(self, batches: Sequence[memoryview], results: list[AppendResult]) -> None:
         duplicates = refusals = nbytes = appended = records = 0
@@ -216,6 +252,8 @@ class AloneRole:
         log = self._log
         if self._state.status == lo.STATUS_OFFLINE:
             return None
+        if self._is_held and not self._state.disk.is_stopped:
+            self._go_on()  # also where nobody waits any more
         try:
             if log.needs_roll(now_us):
                 log.roll(now_us)

@@ -19,6 +19,8 @@ Lane: one producer -> one writer process (named shared memory)
 State table: one a data folder and boot; read by everybody
 
        0   magic │ version u32, stride u32 │ pages │ node uuid (16 bytes)     node, once
+      64   disk level │ free │ total │ warn below │ stop below                node
+     128   cleaner pid │ heartbeat │ runs │ errors │ time of the last run     cleaner
     4096   64 writer slots of 64 bytes: pid │ generation │ heartbeat │ passes │ restarts; its writer
     8192   pages of 512 bytes, page k = partition k of this node              the writer of k
            0 magic u32, version u32 │ topic id (16) │ partition │ generation │ leader epoch
@@ -99,6 +101,23 @@ FRAME_SYNC: Final = 1
 # --- state table --------------------------------------------------------------------------------
 STATE_MAGIC: Final = int.from_bytes(b"PSTKSTAT", "little")
 STATE_HEADER: Final = struct.Struct("<QIIQ16s")
+DISK_SLOT_AT: Final = 64
+Q_DISK_LEVEL: Final = 0
+Q_DISK_FREE: Final = 1
+Q_DISK_TOTAL: Final = 2
+Q_DISK_WARN: Final = 3
+Q_DISK_STOP: Final = 4
+DISK_OK: Final = 0
+DISK_WARN: Final = 1
+DISK_STOP: Final = 2
+DISK_NAMES: Final = {0: "ok", 1: "low", 2: "full"}
+CLEANER_SLOT_AT: Final = 128
+Q_CLEANER_PID: Final = 0
+Q_CLEANER_HEARTBEAT: Final = 1
+Q_CLEANER_RUNS: Final = 2
+Q_CLEANER_ERRORS: Final = 3
+Q_CLEANER_LAST_RUN: Final = 4
+
 WRITERS_MAX: Final = 64
 WRITER_SLOTS_AT: Final = 4096
 WRITER_SLOT_BYTES: Final = 64

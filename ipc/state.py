@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from penstock.core.errors import PenstockTimeout, UnsupportedVersionError
 from penstock.ipc import layout as lo
+from penstock.ipc.hostslots import DiskSlot
 from penstock.ipc.shm import Region
 
 _SPINS_MAX: Final = 200
@@ -55,7 +56,7 @@ def check_table(region: Region, node_uuid: bytes | None = None) -> bool:
 class StatePage:
     """One partition's page. Readers use the properties, its writer the `publish_*` methods."""
 
-    __slots__ = ("_base", "_bytes", "_q", "index")
+    __slots__ = ("_base", "_bytes", "_q", "disk", "index")
 
     def __init__(self, region: Region, index: int) -> None:
         if not 0 <= index < lo.PAGES_MAX:
@@ -63,6 +64,7 @@ class StatePage:
         self._q = region.q
         self._bytes = region.bytes
         self._base = (lo.PAGES_AT + index * lo.PAGE_BYTES) // 8
+        self.disk = DiskSlot(region)
         self.index = index
 
     # --- reading ---

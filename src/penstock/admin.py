@@ -15,6 +15,7 @@ from penstock import forks
 from penstock.core import errors as er
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
+from penstock.ipc.hostslots import DiskSlot
 from penstock.ipc.state import StatePage
 from penstock.offsets import Offset
 from penstock.session import Reply, Session
@@ -39,16 +40,19 @@ class PartitionDescription:
     log_end: int
     leader_epoch: int
     counters: dict[str, int]
+    cleaning: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """A topic, its settings and its partitions."""
+    """A topic, its settings and its partitions, and the room on the disk they lie on: `level` is
+    "ok", "low" (below disk_warn) or "full" (below disk_stop: nothing is appended)."""
 
     name: str
     topic_id: str
     settings: dict[str, Any]
     partitions: list[PartitionDescription]
+    disk: dict[str, Any]
 
 
 class Admin:
@@ -131,7 +135,9 @@ class Admin:
             for number, page in enumerate(info.pages)
         ]
         settings = {name: getattr(info.settings, name) for name in SETTABLE}
-        return TopicDescription(name, info.topic_id.hex(), settings, partitions)
+        room = DiskSlot(self._session.state).read()
+        disk = {**room._asdict(), "level": lo.DISK_NAMES.get(room.level, str(room.level))}
+        return TopicDescription(name, info.topic_id.hex(), settings, partitions, disk)
 
     @staticmethod
     def _describe(number: int, page: StatePage, writer: int) -> PartitionDescription:
@@ -145,6 +151,7 @@ class Admin:
             page.log_end,
             page.leader_epoch,
             page.counters(),
+            page.cleaning(),
         )
 
     def describe_node(self) -> ms.NodeDescription:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from penstock.server.config import NodeConfig
 
 _ALIASES: Final = {"data": "data_folder", "writers": "writers_max"}
-_SIZES: Final = ("lane_capacity",)
+_SIZES: Final = ("lane_capacity", "cleaner_rate")
+_ROOMS: Final = ("disk_warn", "disk_stop")
 CONFIG_BYTES_MAX: Final = 1 << 20
 
 
@@ -105,7 +106,7 @@ def node_config(settings: dict[str, Any]) -> NodeConfig:
                 f"{', '.join(sorted(known | set(_ALIASES)))}"
             )
         if isinstance(value, str) and field not in ("data_folder", "name"):
-            value = values.size(value) if field in _SIZES else values.seconds(value)
+            value = _read(field, value)
         found[field] = value
     for field in ("data_folder", "name"):
         if not isinstance(found.get(field, ""), str):
@@ -115,6 +116,13 @@ def node_config(settings: dict[str, Any]) -> NodeConfig:
     if "data_folder" not in found:
         found["data_folder"] = os.fspath(default_data_folder(found["name"]))
     return NodeConfig(**found)
+
+
+def _read(field: str, text: str) -> float:
+    """A setting that was written in quotes."""
+    if field in _ROOMS:
+        return values.ratio(text) if text.strip().endswith("%") else values.size(text)
+    return values.size(text) if field in _SIZES else values.seconds(text)
 
 
 def _reset_logging() -> None:

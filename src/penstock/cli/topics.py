@@ -156,6 +156,13 @@ def _describe(env: Env, topic: TopicDescription) -> None:
         for row, part in zip(rows, topic.partitions, strict=True):
             row += part.counters.values()
     output.write_columns([head.upper() for head in heads], rows)
+    disk = topic.disk
+    if disk["level"] != "ok":
+        stopped = "writing has stopped, " if disk["level"] == "full" else ""
+        env.say(
+            f"the disk is {disk['level']}: {stopped}{disk['free']} of {disk['total']} bytes are "
+            f"free (disk_warn {disk['warn_below']}, disk_stop {disk['stop_below']})"
+        )
 
 
 def config(

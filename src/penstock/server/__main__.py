@@ -23,6 +23,10 @@ _OPTIONS = {
     "--topics-max": (int, "most topics"),
     "--writer-stall-timeout": (float, "seconds after which a silent writer is replaced"),
     "--drain-timeout": (float, "seconds for draining at start and at a clean stop"),
+    "--cleaner-interval": (float, "seconds between two looks at retention and compaction"),
+    "--cleaner-rate": (int, "bytes a second that compaction reads and writes"),
+    "--disk-warn": (float, "room below which to warn, a share of the disk or bytes"),
+    "--disk-stop": (float, "room below which nothing is appended"),
     "--lock-timeout": (float, "seconds to wait for the data folder's lock"),
 }
 

@@ -18,6 +18,7 @@ _WHOLE: Final = {
     "clients_max": (1, lo.CLIENTS_MAX),
     "partitions_max": (1, lo.PAGES_MAX),
     "topics_max": (1, lo.PAGES_MAX),
+    "cleaner_rate": (64 << 10, 1 << 40),
 }
 _SECONDS: Final = {
     "writer_stall_timeout": (1.0, 3600.0),
@@ -29,7 +30,9 @@ _SECONDS: Final = {
     "lock_timeout": (0.0, 3600.0),
     "hello_timeout": (0.1, 600.0),
     "topic_timeout": (0.1, 600.0),
+    "cleaner_interval": (0.05, 86_400.0),
 }
+DISK_BYTES_MAX: Final = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,22 @@ class NodeConfig:
     """How long a request to create, grow or find a topic waits for the next of its partitions to
     open, and one to delete it for its files to go."""
 
+    cleaner_interval: float = 10.0
+    """Seconds between two looks of the cleaner process at the topics that have a retention or are
+    compacted. It starts with the first such topic."""
+
+    cleaner_rate: int = 32 << 20
+    """Most bytes a second that compaction reads and writes, so that live traffic keeps its
+    latency. Deleting whole segments reads nothing and is not bounded by this."""
+
+    disk_warn: float = 0.1
+    """Room on the disk of the data folder below which the node warns: a share of the disk (below
+    1), or bytes. 0: never."""
+
+    disk_stop: float = 0.01
+    """Room below which nothing is appended, before the disk is really full: producers wait, as on a
+    full disk, and consumers go on. A share of the disk (below 1), or bytes. 0: never."""
+
     def __post_init__(self) -> None:
         if not self.data_folder or "\0" in self.data_folder:
             raise ConfigError(f"data_folder is {self.data_folder!r}: name a folder")
@@ -115,6 +134,8 @@ class NodeConfig:
             raise ConfigError(f"lane_capacity is {self.lane_capacity}: use a multiple of 4096")
         for field, (least, most) in _SECONDS.items():
             _check_seconds(field, getattr(self, field), least, most)
+        for field in ("disk_warn", "disk_stop"):
+            _check_room(field, getattr(self, field))
         if self.restart_backoff_max < self.restart_backoff:
             raise ConfigError(
                 f"restart_backoff_max is {self.restart_backoff_max:g}, below restart_backoff "
@@ -143,3 +164,11 @@ def _check_seconds(field: str, value: object, low: float, high: float) -> None:
     numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not numeric or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type,operator]
         raise ConfigError(f"{field} is {value!r}: allowed are {low:g}..{high:g} seconds")
+
+
+def _check_room(field: str, value: object) -> None:
+    numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not numeric or not 0 <= value <= DISK_BYTES_MAX:  # type: ignore[operator]
+        raise ConfigError(
+            f"{field} is {value!r}: allowed are a share of the disk from 0 to below 1, or bytes"
+        )

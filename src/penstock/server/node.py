@@ -19,12 +19,14 @@ from penstock.core.errors import NotConnectedError
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.channel import FDS_MAX, Peer
+from penstock.ipc.hostslots import DiskSlot
 from penstock.ipc.liveness import raise_descriptor_limit
 from penstock.ipc.paths import remember_folder, socket_in, socket_path
 from penstock.server.attached import Attached
 from penstock.server.cleaning import Cleaning
 from penstock.server.clients import Client
 from penstock.server.config import NodeConfig
+from penstock.server.diskguard import DiskGuard
 from penstock.server.grants import Grants
 from penstock.server.hostcheck import remove_ipc_warning
 from penstock.server.partitions import Partitions
@@ -85,6 +87,7 @@ class Node:
 
     async def _serve(self, ground: Ground, ready: Callable[[], None] | None) -> None:
         self._build(ground)
+        self._guard.start()  # before any writer drains
         try:
             left = [leftover.lane for leftover in ground.leftovers]
             self._attached.adopt(left, ground.book.boot_hash)
@@ -99,11 +102,13 @@ class Node:
             self._server.close()
             await self._topics.close()
             self._attached.close()
+            self._guard.close()
             self._supervisor.close()
 
     def _build(self, ground: Ground) -> None:
         config = self.config
         self._ground = ground
+        self._guard = DiskGuard(config, DiskSlot(ground.tables.state))
         self._supervisor = Supervisor(
             config,
             ground.folder,

@@ -1,0 +1,88 @@
+"""What the node and its cleaner say of the host, in the head of the state table.
+
+One line each, written by one process: room on the data folder's disk by the node, signs of life of
+the cleaner by that. Writers and clients read them without asking anybody.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final, NamedTuple
+
+from penstock.ipc import layout as lo
+from penstock.ipc.shm import Region
+
+_DISK: Final = lo.DISK_SLOT_AT // 8
+_CLEANER: Final = lo.CLEANER_SLOT_AT // 8
+
+
+class Disk(NamedTuple):
+    """Room in bytes, what the node makes of it (`layout.DISK_*`), and the bounds for that."""
+
+    level: int
+    free: int
+    total: int
+    warn_below: int
+    stop_below: int
+
+
+class DiskSlot:
+    """Room on the disk of the data folder, as the node last saw it."""
+
+    __slots__ = ("_q",)
+
+    def __init__(self, region: Region) -> None:
+        self._q = region.q
+
+    def publish(self, disk: Disk) -> None:
+        q = self._q
+        q[_DISK + lo.Q_DISK_FREE] = disk.free
+        q[_DISK + lo.Q_DISK_TOTAL] = disk.total
+        q[_DISK + lo.Q_DISK_WARN] = disk.warn_below
+        q[_DISK + lo.Q_DISK_STOP] = disk.stop_below
+        q[_DISK + lo.Q_DISK_LEVEL] = disk.level
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether writers are to append nothing."""
+        return bool(self._q[_DISK + lo.Q_DISK_LEVEL] == lo.DISK_STOP)
+
+    def read(self) -> Disk:
+        return Disk(*self._q[_DISK : _DISK + len(Disk._fields)].tolist())
+
+
+class CleanerState(NamedTuple):
+    """`heartbeat` is monotonic, `last_run` since the epoch, both in microseconds; `errors` counts
+    partitions that could not be looked at or cleaned."""
+
+    pid: int
+    heartbeat: int
+    runs: int
+    errors: int
+    last_run: int
+
+
+class CleanerSlot:
+    """Signs of life of the cleaner process."""
+
+    __slots__ = ("_q",)
+
+    def __init__(self, region: Region) -> None:
+        self._q = region.q
+
+    def claim(self, pid: int) -> None:
+        self._q[_CLEANER + lo.Q_CLEANER_PID] = pid
+        self.beat()
+
+    def beat(self) -> None:
+        self._q[_CLEANER + lo.Q_CLEANER_HEARTBEAT] = time.monotonic_ns() // 1000
+
+    def count_run(self, now_us: int) -> None:
+        self._q[_CLEANER + lo.Q_CLEANER_LAST_RUN] = now_us
+        self._q[_CLEANER + lo.Q_CLEANER_RUNS] += 1
+
+    def count_error(self) -> None:
+        self._q[_CLEANER + lo.Q_CLEANER_ERRORS] += 1
+
+    def read(self) -> CleanerState:
+        return CleanerState(*self._q[_CLEANER : _CLEANER + len(CleanerState._fields)].tolist())
