@@ -30,12 +30,14 @@ from typing import Final, NamedTuple
 
 import lz4.block
 import numpy as np
+import numpy.typing as npt
 from crc32c import crc32c
 
 from penstock.core import header as hd
 from penstock.core.errors import ConfigError, RecordTooLargeError
 
 Headers = Sequence[tuple[str, bytes | None]]
+Piece = bytes | memoryview
 
 SECTION_TIMESTAMPS: Final = 1
 SECTION_OFFSET_DELTAS: Final = 2
@@ -84,11 +86,13 @@ class EncodedBatch(NamedTuple):
         return bytes(self.header) + self.body
 
 
-class _Section(NamedTuple):
+class Section(NamedTuple):
+    """A section to be: its entry in the directory, and the pieces of its bytes."""
+
     ident: int
     encoding: int
     length: int
-    parts: Iterable[bytes]
+    parts: Iterable[Piece]
 
 
 def _offsets(column: Sequence[bytes]) -> tuple[bytes, int]:
@@ -122,7 +126,7 @@ def _bitmap(column: Sequence[object]) -> bytes:
 
 def _binary(
     column: Sequence[bytes | None], validity_id: int, offsets_id: int, bytes_id: int
-) -> list[_Section]:
+) -> list[Section]:
     sections = []
     filled: Sequence[bytes]
     try:
@@ -132,34 +136,42 @@ def _binary(
         bitmap = _bitmap(column)
         filled = [item if item is not None else b"" for item in column]
         offsets, total = _offsets(filled)
-        sections.append(_Section(validity_id, ENCODING_PLAIN, len(bitmap), (bitmap,)))
-    sections.append(_Section(offsets_id, ENCODING_PLAIN, len(offsets), (offsets,)))
-    sections.append(_Section(bytes_id, ENCODING_PLAIN, total, filled))
+        sections.append(Section(validity_id, ENCODING_PLAIN, len(bitmap), (bitmap,)))
+    sections.append(Section(offsets_id, ENCODING_PLAIN, len(offsets), (offsets,)))
+    sections.append(Section(bytes_id, ENCODING_PLAIN, total, filled))
     return sections
 
 
-def _timestamps(timestamps: Sequence[int] | None, base: int) -> tuple[_Section, int, int]:
+def _timestamps(timestamps: Sequence[int] | None, base: int) -> tuple[Section, int, int]:
     """The timestamp section with its base and maximum."""
     if timestamps is None:
-        return _Section(SECTION_TIMESTAMPS, ENCODING_CONSTANT, 0, ()), base, base
+        return Section(SECTION_TIMESTAMPS, ENCODING_CONSTANT, 0, ()), base, base
     base, top = min(timestamps), max(timestamps)
-    if base == top:
-        return _Section(SECTION_TIMESTAMPS, ENCODING_CONSTANT, 0, ()), base, top
-    deltas = np.fromiter(timestamps, np.int64, len(timestamps)) - base
+    stamps = np.fromiter(timestamps, np.int64, len(timestamps)) if base != top else None
+    return timestamp_section(stamps, base, top)
+
+
+def timestamp_section(
+    timestamps: npt.NDArray[np.int64] | None, base: int, top: int
+) -> tuple[Section, int, int]:
+    """The section of timestamps from `base` to `top`; returns these too."""
+    if timestamps is None or base == top:
+        return Section(SECTION_TIMESTAMPS, ENCODING_CONSTANT, 0, ()), base, top
+    deltas = timestamps - base
     narrow = top - base < 1 << 31
     data = deltas.astype(np.int32 if narrow else np.int64).tobytes()
     encoding = ENCODING_INT32 if narrow else ENCODING_INT64
-    return _Section(SECTION_TIMESTAMPS, encoding, len(data), (data,)), base, top
+    return Section(SECTION_TIMESTAMPS, encoding, len(data), (data,)), base, top
 
 
-def _header_sections(headers: Sequence[Headers | None]) -> list[_Section]:
+def _header_sections(headers: Sequence[Headers | None]) -> list[Section]:
     lists = [entry or () for entry in headers]
     offsets, _ = _offsets(lists)  # type: ignore[arg-type]
     flat = list(chain.from_iterable(lists))
     names = [name.encode() for name, _ in flat]
     values = [value for _, value in flat]
     return [
-        _Section(SECTION_HEADER_LISTS, ENCODING_PLAIN, len(offsets), (offsets,)),
+        Section(SECTION_HEADER_LISTS, ENCODING_PLAIN, len(offsets), (offsets,)),
         *_binary(names, 0, SECTION_HEADER_NAME_OFFSETS, SECTION_HEADER_NAME_BYTES),
         *_binary(
             values,
@@ -177,14 +189,14 @@ def _sections(
     headers: Sequence[Headers | None] | None,
     timestamps: Sequence[int] | None,
     offset_deltas: Sequence[int] | None,
-) -> tuple[list[_Section], int, int, int]:
+) -> tuple[list[Section], int, int, int]:
     """All sections of a batch with base and maximum timestamp and what they add to attributes."""
     attributes = 0
     time_section, base_timestamp, max_timestamp = _timestamps(timestamps, base_timestamp)
     sections = [time_section]
     if offset_deltas is not None:
         deltas = array("i", offset_deltas).tobytes()
-        sections.append(_Section(SECTION_OFFSET_DELTAS, ENCODING_PLAIN, len(deltas), (deltas,)))
+        sections.append(Section(SECTION_OFFSET_DELTAS, ENCODING_PLAIN, len(deltas), (deltas,)))
         attributes |= hd.ATTR_SPARSE_OFFSETS
     if keys is not None:
         sections += _binary(keys, SECTION_KEY_VALIDITY, SECTION_KEY_OFFSETS, SECTION_KEY_BYTES)
@@ -196,9 +208,9 @@ def _sections(
     return sections, base_timestamp, max_timestamp, attributes
 
 
-def _assemble(sections: Sequence[_Section], tail_align: int) -> bytes:
+def _assemble(sections: Sequence[Section], tail_align: int) -> bytes:
     """Directory and columns in one join; padded to 8 within and to `tail_align` at the end."""
-    parts: list[Iterable[bytes]] = []
+    parts: list[Iterable[Piece]] = []
     directory = bytearray()
     for ident, encoding, length, pieces in sections:
         directory += DIRECTORY_ENTRY.pack(ident, encoding, length)
@@ -259,17 +271,54 @@ def encode_batch(
     `RecordTooLargeError` above `BATCH_BYTES_MAX` and `ConfigError` for a codec this build lacks.
     """
     count = len(values)
-    max_timestamp = base_timestamp
     plain = None
     if keys is None and headers is None and timestamps is None and offset_deltas is None:
         plain = _plain_body(values, codec)
-    if plain is not None:
-        body, raw_length = plain
-    else:
+    max_timestamp = base_timestamp
+    sections: list[Section] = []
+    if plain is None:
         sections, base_timestamp, max_timestamp, more = _sections(
             values, base_timestamp, keys, headers, timestamps, offset_deltas
         )
         attributes |= more
+    return finish_batch(
+        sections,
+        plain,
+        count=count,
+        last_offset_delta=count - 1 if last_offset_delta is None else last_offset_delta,
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+        topic_id=topic_id,
+        partition=partition,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        codec=codec,
+        attributes=attributes,
+    )
+
+
+def finish_batch(
+    sections: Sequence[Section],
+    plain: tuple[bytes, int] | None = None,
+    *,
+    count: int,
+    last_offset_delta: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    topic_id: bytes,
+    partition: int,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    codec: int,
+    attributes: int,
+) -> EncodedBatch:
+    """A batch of these sections, or of a `plain` body and its raw length: compressed, with its
+    header, sealed."""
+    if plain is not None:
+        body, raw_length = plain
+    else:
         raw_length = 8 * (len(sections) + 1) + sum((part.length + 7) & -8 for part in sections)
         body = _assemble(sections, hd.BATCH_ALIGN if codec == hd.CODEC_NONE else 8)
     if raw_length > hd.BATCH_BYTES_MAX - 2 * hd.HEADER_BYTES:
@@ -283,7 +332,7 @@ def encode_batch(
         length=hd.HEADER_BYTES + len(body),
         codec=codec,
         attributes=attributes,
-        last_offset_delta=count - 1 if last_offset_delta is None else last_offset_delta,
+        last_offset_delta=last_offset_delta,
         record_count=count,
         producer_id=producer_id,
         producer_epoch=producer_epoch,

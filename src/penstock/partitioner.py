@@ -12,6 +12,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.gather import Bytes, Longs, by_width, windows
+
 _SEED: Final = 0x9747B28C
 _M: Final = 0x5BD1E995
 _MASK: Final = 0xFFFFFFFF
@@ -43,11 +45,18 @@ def murmur2_column(keys: Sequence[bytes]) -> npt.NDArray[np.uint32]:
     lengths = np.fromiter(map(len, keys), np.int64, count)
     starts = np.zeros(count, np.int64)
     np.cumsum(lengths[:-1], out=starts[1:])
-    data = np.frombuffer(b"".join(keys), np.uint8)
-    hashes = np.empty(count, np.uint32)
-    for length in np.unique(lengths).tolist():
-        rows = np.flatnonzero(lengths == length)
-        hashes[rows] = _hash_rows(data[starts[rows][:, None] + np.arange(length)], length)
+    return murmur2_items(np.frombuffer(b"".join(keys), np.uint8), starts, lengths)
+
+
+def murmur2_items(data: Bytes, starts: Longs, lengths: Longs) -> npt.NDArray[np.uint32]:
+    """uint32[n]: the murmur2 hash of every key, each `lengths[i]` bytes of `data` from `starts[i]`
+    on."""
+    hashes = np.empty(len(lengths), np.uint32)
+    for width, rows in by_width(lengths):
+        block = np.empty((len(rows), 0), np.uint8)
+        if width:
+            block = windows(data, width)[starts[rows]].view(np.uint8).reshape(-1, width)
+        hashes[rows] = _hash_rows(block, width)
     return hashes
 
 
@@ -76,5 +85,14 @@ def _hash_rows(block: npt.NDArray[np.uint8], length: int) -> npt.NDArray[np.uint
 
 def partitions_of(keys: Sequence[bytes], partitions: int) -> npt.NDArray[np.int64]:
     """int64[n]: the partition of every key."""
-    hashes = murmur2_column(keys) & np.uint32(0x7FFFFFFF)
-    return (hashes % np.uint32(partitions)).astype(np.int64)
+    return _partitions(murmur2_column(keys), partitions)
+
+
+def partitions_of_items(data: Bytes, starts: Longs, lengths: Longs, partitions: int) -> Longs:
+    """int64[n]: the partition of every key; keys as in `murmur2_items`."""
+    return _partitions(murmur2_items(data, starts, lengths), partitions)
+
+
+def _partitions(hashes: npt.NDArray[np.uint32], partitions: int) -> Longs:
+    positive = hashes & np.uint32(0x7FFFFFFF)
+    return (positive % np.uint32(partitions)).astype(np.int64)

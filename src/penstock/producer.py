@@ -26,6 +26,7 @@ from penstock.arguments import (
     check_columns,
     check_options,
 )
+from penstock.arrow.sending import send_arrow
 from penstock.core import errors as er
 from penstock.core.encode import CODECS, record_overhead
 from penstock.delivery import Batch, BatchDelivery, Box, Callbacks, Delivery, Receipt
@@ -244,6 +245,8 @@ class Producer:
                     box.looked_at = box.count  # by being raised here
                     raise
         return BatchDelivery(box)
+
+    send_arrow = send_arrow
 
     def flush(self, timeout: float | None = None) -> None:
         """Send what is open and wait until everything sent so far is acknowledged.

@@ -100,11 +100,11 @@ class Chunk:
 
     def to_arrow(self) -> pyarrow.Table:
         """See `RecordBatch.to_arrow`."""
-        return _arrow().table(self)
+        return RecordBatch([self]).to_arrow()
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """See `RecordBatch.__arrow_c_stream__`."""
-        return _arrow().stream([self], [self.topic])
+        return RecordBatch([self]).__arrow_c_stream__(requested_schema)
 
     @property
     def next_offset(self) -> int:
@@ -204,12 +204,13 @@ class RecordBatch:
     def to_arrow(self) -> pyarrow.Table:
         """A `pyarrow.Table`, keys and values in place (`penstock.arrow.export` has the columns).
         ImportError without pyarrow (`penstock[arrow]`)."""
-        return _arrow().table(self)
+        return _arrow().table(self.chunks, [chunk.topic for chunk in self.chunks])
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """The batch for whatever speaks Arrow: `pyarrow.table(batch)`, `polars.DataFrame(batch)`,
-        DuckDB. A requested schema is not heeded, as the protocol allows."""
-        return _arrow().stream(self.chunks, [chunk.topic for chunk in self.chunks])
+        DuckDB. The same columns as `to_arrow` has, and the same needs."""
+        reader = _arrow().reader(self.chunks, [chunk.topic for chunk in self.chunks])
+        return reader.__arrow_c_stream__(requested_schema)
 
     def __repr__(self) -> str:
         return f"<RecordBatch of {len(self)} records in {len(self.chunks)} chunks>"

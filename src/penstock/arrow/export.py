@@ -1,4 +1,4 @@
-"""Chunks of decoded columns as an Arrow stream, one record batch a chunk.
+"""Chunks of decoded columns as Arrow record batches, one a chunk.
 
 | column | type | |
 |---|---|---|
@@ -11,239 +11,125 @@
 | headers | list<struct<name: string, value: binary>> | empty: none |
 
 The bytes and offsets of keys and values are not copied: Arrow's `binary` layout is what stands in
-the log, and the buffers point into the mapped segment (or into the body that was decompressed),
-which lives as long as an array over it. All else is made, in a few numpy calls a batch.
+the log, and the buffers are the mapped segment (or the body that was decompressed), which lives as
+long as an array over it. All else is made, in a few numpy calls a batch.
+
+Needs pyarrow, which holds the buffers and gives streams out (docs/decisions/0010 says why no other
+way is safe). Imported only when somebody asks for Arrow.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.arrow import cdata
 from penstock.core.columns import BinaryColumn, NullColumn
+
+try:
+    import pyarrow as pa
+except ImportError as error:
+    raise ImportError(
+        "batches become Arrow by pyarrow, which is not installed: pip install 'penstock[arrow]'"
+    ) from error
 
 if TYPE_CHECKING:
     from penstock.records import Chunk
 
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One node of a schema; `format` in the letters of the C data interface."""
-
-    name: str
-    format: str
-    nullable: bool = False
-    children: tuple[Field, ...] = ()
-    dictionary: Field | None = None
-
-
-SCHEMA: Final = Field(
-    "",
-    "+s",
-    children=(
-        Field("topic", "i", dictionary=Field("", "u")),
-        Field("partition", "i"),
-        Field("offset", "l"),
-        Field("timestamp", "tsu:UTC"),
-        Field("key", "z", nullable=True),
-        Field("value", "z", nullable=True),
-        Field(
-            "headers",
-            "+l",
-            children=(
-                Field(
-                    "item",
-                    "+s",
-                    children=(Field("name", "u"), Field("value", "z", nullable=True)),
-                ),
-            ),
-        ),
-    ),
+_PAIRS: Final = pa.struct(
+    [pa.field("name", pa.string(), nullable=False), pa.field("value", pa.binary())]
+)
+_LISTS: Final = pa.list_(pa.field("item", _PAIRS, nullable=False))
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("topic", pa.dictionary(pa.int32(), pa.string()), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.timestamp("us", "UTC"), nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", _LISTS, nullable=False),
+    ]
 )
 
-_NOTHING: Final = ctypes.create_string_buffer(64)
-"""Where buffers without bytes point to: some consumers take no null pointer."""
-_NOWHERE: Final = ctypes.addressof(_NOTHING)
+
+def numbers(kind: Any, array: npt.NDArray[Any]) -> Any:
+    """A column of fixed width without nulls, over the array's own bytes."""
+    return pa.Array.from_buffers(kind, len(array), [None, pa.py_buffer(array)], 0)
 
 
-# --- schema -------------------------------------------------------------------------------------
-def fill_schema(words: cdata.Words, field: Field = SCHEMA) -> None:
-    """Write a schema struct and those below it."""
-    below = [*field.children, *filter(None, [field.dictionary])]
-    number = len(field.children)
-    structs = (ctypes.c_uint64 * (cdata.SCHEMA_WORDS * len(below) + number))()
-    base = ctypes.addressof(structs)
-    size = cdata.SCHEMA_WORDS * cdata.WORD
-    places = [base + size * index for index in range(len(below))]
-    for child, place in zip(below, places, strict=True):
-        fill_schema(cdata.schema_at(place), child)
-    for index, place in enumerate(places[:number], cdata.SCHEMA_WORDS * len(below)):
-        structs[index] = place
-    texts = [ctypes.create_string_buffer(text.encode()) for text in (field.format, field.name)]
-    words[:] = [
-        *map(ctypes.addressof, texts),
-        0,
-        cdata.FLAG_NULLABLE if field.nullable else 0,
-        number,
-        base + size * len(below) if number else 0,
-        places[-1] if field.dictionary else 0,
-        cdata.RELEASE_SCHEMA,
-        cdata.keep((structs, texts)),
-    ]
+_BINARY: Final = pa.binary()
 
 
-# --- arrays -------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Node:
-    """One array: `buffers` are addresses, `owner` is what keeps them."""
-
-    length: int
-    buffers: tuple[int, ...]
-    owner: object = None
-    nulls: int = 0
-    children: tuple[Node, ...] = ()
-    dictionary: Node | None = None
-
-
-def address_of(array: npt.NDArray[Any]) -> int:
-    """Where an array's first element stands."""
-    return int(array.__array_interface__["data"][0]) if array.size else _NOWHERE
-
-
-def data_address(data: memoryview) -> int:
-    return address_of(np.frombuffer(data, np.uint8)) if len(data) else _NOWHERE
-
-
-def fill_array(words: cdata.Words, node: Node) -> None:
-    """Write an array struct and those below it."""
-    below = [*node.children, *filter(None, [node.dictionary])]
-    number, buffers = len(node.children), len(node.buffers)
-    lists = cdata.ARRAY_WORDS * len(below)
-    structs = (ctypes.c_uint64 * (lists + number + buffers))()
-    base = ctypes.addressof(structs)
-    size = cdata.ARRAY_WORDS * cdata.WORD
-    places = [base + size * index for index in range(len(below))]
-    for child, place in zip(below, places, strict=True):
-        fill_array(cdata.array_at(place), child)
-    structs[lists:] = [*places[:number], *node.buffers]
-    children_at = base + cdata.WORD * lists
-    words[:] = [
-        node.length, node.nulls, 0, buffers, number, children_at + cdata.WORD * number,
-        children_at if number else 0, places[-1] if node.dictionary else 0, cdata.RELEASE_ARRAY,
-        cdata.keep((structs, node.owner)),
-    ]  # fmt: skip
-
-
-def plain(array: npt.NDArray[Any]) -> Node:
-    """A column of numbers without nulls."""
-    return Node(len(array), (0, address_of(array)), array)
-
-
-def binary(column: BinaryColumn | NullColumn) -> Node:
+def binary(column: BinaryColumn | NullColumn, kind: Any = _BINARY) -> Any:
     """A column of byte strings, in place."""
     count = len(column)
     if isinstance(column, NullColumn):
-        bitmap, offsets = np.zeros((count + 7) // 8, np.uint8), np.zeros(count + 1, np.int32)
-        return Node(count, (address_of(bitmap), address_of(offsets), _NOWHERE), (bitmap, offsets),
-                    nulls=count)  # fmt: skip
+        return pa.nulls(count, kind)
     bits, nulls = None, 0
     if column.valid is not None:
         nulls = count - int(np.count_nonzero(column.valid))
-        bits = np.packbits(column.valid, bitorder="little") if nulls else None
-    return Node(
-        count,
-        (
-            0 if bits is None else address_of(bits),
-            address_of(column.offsets),
-            data_address(column.data),
-        ),
-        (bits, column.offsets, column.data),
-        nulls,
+        bits = pa.py_buffer(np.packbits(column.valid, bitorder="little"))
+    buffers = [bits, pa.py_buffer(column.offsets), pa.py_buffer(column.data)]
+    return pa.Array.from_buffers(kind, count, buffers, nulls)
+
+
+def texts(strings: BinaryColumn) -> Any:
+    """A column of UTF-8; what is none (the log takes any bytes) is repaired in a copy."""
+    if bytes(strings.data).isascii():
+        return binary(strings, pa.string())
+    return pa.array(
+        [str(item, "utf-8", "replace") for item in strings if item is not None], pa.string()
     )
 
 
-def texts(strings: BinaryColumn) -> Node:
-    """A column of UTF-8; what is none (the log takes any bytes) is repaired in a copy."""
-    data = strings.data
-    if not bytes(data).isascii():
-        repaired = [
-            b"" if item is None else str(item, "utf-8", "replace").encode() for item in strings
-        ]
-        strings = column_of(repaired)
-    return binary(BinaryColumn(strings.offsets, strings.data))
-
-
-def column_of(items: Iterable[bytes]) -> BinaryColumn:
-    """A column of Python byte strings."""
-    found = list(items)
-    offsets = np.zeros(len(found) + 1, np.int32)
-    np.cumsum(np.fromiter(map(len, found), np.int32, len(found)), out=offsets[1:])
-    return BinaryColumn(offsets, memoryview(b"".join(found)))
-
-
-def headers(chunk: Chunk) -> Node:
+def headers(chunk: Chunk) -> Any:
     """Lists of names and values: views where the batch has headers, and nothing otherwise."""
     found = chunk.columns.header_columns
+    count = len(chunk)
     if found is None:
-        lists = np.zeros(len(chunk) + 1, np.int32)
-        names = values = column_of(())
+        bounds, pairs = np.zeros(count + 1, np.int32), pa.array([], _PAIRS)
     else:
         lists, names, values = found
-        lists = lists[chunk.start : chunk.stop + 1]
-    pairs = Node(len(names), (0,), children=(texts(names), binary(values)))
-    return Node(len(chunk), (0, address_of(lists)), lists, children=(pairs,))
+        bounds = lists[chunk.start : chunk.stop + 1]
+        pairs = pa.StructArray.from_arrays([texts(names), binary(values)], fields=list(_PAIRS))
+    return pa.Array.from_buffers(_LISTS, count, [None, pa.py_buffer(bounds)], 0, children=[pairs])
 
 
-def chunk_array(chunk: Chunk, topic: int, topics: Node) -> Node:
-    """A chunk as one array of structs. `topic` is its place in the dictionary `topics`."""
+def record_batch(chunk: Chunk, topic: int, topics: Any) -> Any:
+    """A chunk as a `pyarrow.RecordBatch`. `topic` is its place in the dictionary `topics`."""
     count = len(chunk)
-    number = np.full(count, topic, np.int32)
-    return Node(
-        count,
-        (0,),
-        children=(
-            Node(count, (0, address_of(number)), number, dictionary=topics),
-            plain(np.full(count, chunk.partition, np.int32)),
-            plain(chunk.offsets),
-            plain(chunk.timestamps),
+    kinds = SCHEMA.types
+    indices = numbers(pa.int32(), np.full(count, topic, np.int32))
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.DictionaryArray.from_arrays(indices, topics, safe=False),
+            numbers(kinds[1], np.full(count, chunk.partition, np.int32)),
+            numbers(kinds[2], chunk.offsets),
+            numbers(kinds[3], chunk.timestamps),
             binary(chunk.keys),
             binary(chunk.values),
             headers(chunk),
-        ),
+        ],
+        schema=SCHEMA,
     )
 
 
-def arrays_of(
-    chunks: Iterable[Chunk], topics: Iterable[str]
-) -> Iterator[Callable[[cdata.Words], None]]:
+def record_batches(chunks: Iterable[Chunk], topics: Iterable[str]) -> Iterator[Any]:
+    """Chunks, all of which belong to `topics`, as they are asked for."""
     names = list(dict.fromkeys(topics))
     places = {name: place for place, name in enumerate(names)}
-    dictionary = texts(column_of(name.encode() for name in names))
+    dictionary = pa.array(names, pa.string())
     for chunk in chunks:
-        node = chunk_array(chunk, places[chunk.topic], dictionary)
-        yield lambda words, node=node: fill_array(words, node)  # type: ignore[misc]
+        yield record_batch(chunk, places[chunk.topic], dictionary)
 
 
-def stream(chunks: Iterable[Chunk], topics: Iterable[str]) -> object:
-    """The capsule of a stream of chunks, all of which belong to `topics`. Chunks are taken as the
-    consumer asks for them, by whatever thread does."""
-    return cdata.stream_capsule(cdata.Source(fill_schema, arrays_of(chunks, topics)))
+def table(chunks: Iterable[Chunk], topics: Iterable[str]) -> pa.Table:
+    return pa.Table.from_batches(record_batches(chunks, topics), SCHEMA)
 
 
-def table(source: object) -> Any:
-    """A `pyarrow.Table` of anything with `__arrow_c_stream__`."""
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise ImportError(
-            "to_arrow() makes a pyarrow.Table and pyarrow is not installed: "
-            "pip install 'penstock[arrow]'. Polars, DuckDB and others take the batch itself, by "
-            "its __arrow_c_stream__"
-        ) from error
-    return pyarrow.RecordBatchReader.from_stream(source).read_all()
+def reader(chunks: Iterable[Chunk], topics: Iterable[str]) -> pa.RecordBatchReader:
+    """A stream that takes chunks as it is read, by whatever thread reads it."""
+    return pa.RecordBatchReader.from_batches(SCHEMA, record_batches(chunks, topics))

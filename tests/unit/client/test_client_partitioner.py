@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.partitioner import murmur2, murmur2_column, partitions_of
+from penstock.partitioner import murmur2, murmur2_column, murmur2_items, partitions_of
 
 BOUNDED = settings(derandomize=True, max_examples=300)
 
@@ -67,3 +68,15 @@ def test_a_column_is_hashed_as_its_keys_are(keys, partitions):
     found = partitions_of(keys, partitions).tolist()
     assert found == [(murmur2(key) & 0x7FFFFFFF) % partitions for key in keys]
     assert all(0 <= partition < partitions for partition in found)
+
+
+@BOUNDED
+@given(st.binary(max_size=300), st.lists(st.integers(0, 40), max_size=40), st.integers(0, 1 << 30))
+def test_keys_hash_alike_where_they_stand_in_a_buffer(data, lengths, seed):
+    lengths = [min(length, len(data)) for length in lengths]
+    starts = [seed % (len(data) - length + 1) for length in lengths]
+    hashes = murmur2_items(
+        np.frombuffer(data, np.uint8), np.array(starts, np.int64), np.array(lengths, np.int64)
+    )
+    wanted = [murmur2(data[at : at + n]) for at, n in zip(starts, lengths, strict=True)]
+    assert hashes.view("i4").tolist() == wanted

@@ -1,0 +1,166 @@
+"""From columns to one batch: `encode` for records that come as offsets and bytes already.
+
+The body is the same to the byte; the columns are joined into it by one copy. Owns encoding of
+columns; never splits them and never chooses a partition.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core import encode as en
+from penstock.core import header as hd
+from penstock.core.columns import BinaryColumn
+from penstock.core.gather import ranges, take
+
+
+class HeaderColumns(NamedTuple):
+    """Headers of n records: int32[n+1] bounds of each one's in the columns of names and values."""
+
+    bounds: npt.NDArray[np.int32]
+    names: BinaryColumn
+    values: BinaryColumn
+
+
+class RecordColumns(NamedTuple):
+    """Records as columns of one length; None for what none of them has. `timestamps` in
+    microseconds. Nulls have no bytes behind them."""
+
+    values: BinaryColumn
+    keys: BinaryColumn | None = None
+    timestamps: npt.NDArray[np.int64] | None = None
+    headers: HeaderColumns | None = None
+
+    def run(self, start: int, stop: int) -> RecordColumns:
+        """These rows, in place."""
+        headers = self.headers
+        if headers is not None:
+            headers = headers._replace(bounds=headers.bounds[start : stop + 1])
+        return RecordColumns(
+            self.values[start:stop],
+            None if self.keys is None else self.keys[start:stop],
+            None if self.timestamps is None else self.timestamps[start:stop],
+            headers,
+        )
+
+    def take(self, rows: npt.NDArray[np.int64]) -> RecordColumns:
+        """These rows in this order."""
+        headers = self.headers
+        if headers is not None:
+            starts = headers.bounds[:-1][rows].astype(np.int64)
+            counts = headers.bounds[1:][rows].astype(np.int64) - starts
+            entries = ranges(starts, counts)
+            bounds = np.zeros(len(rows) + 1, np.int32)
+            np.cumsum(counts, out=bounds[1:])
+            headers = HeaderColumns(
+                bounds, take(headers.names, entries), take(headers.values, entries)
+            )
+        return RecordColumns(
+            take(self.values, rows),
+            None if self.keys is None else take(self.keys, rows),
+            None if self.timestamps is None else self.timestamps[rows],
+            headers,
+        )
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """int64[n]: the most that each record adds to a body, in bytes."""
+        found = self.values.lengths.astype(np.int64) + 5
+        if self.keys is not None:
+            found += self.keys.lengths
+            found += 5
+        if self.timestamps is not None:
+            found += 8
+        if self.headers is not None:
+            bounds, names, values = self.headers
+            ends = names.offsets.astype(np.int64) + values.offsets
+            found += np.diff(ends[bounds]) + 9 * np.diff(bounds) + 4
+        return found
+
+
+def encode_columns(
+    records: RecordColumns,
+    *,
+    base_timestamp: int,
+    topic_id: bytes,
+    partition: int,
+    producer_id: int = 0,
+    producer_epoch: int = 0,
+    base_sequence: int = 0,
+    codec: int = hd.CODEC_NONE,
+) -> en.EncodedBatch:
+    """One sealed batch of these records; see `encode_batch`, which makes the same bytes."""
+    time_section, base_timestamp, max_timestamp = _times(records.timestamps, base_timestamp)
+    sections, attributes = [time_section], 0
+    if records.keys is not None:
+        sections += _binary(
+            records.keys, en.SECTION_KEY_VALIDITY, en.SECTION_KEY_OFFSETS, en.SECTION_KEY_BYTES
+        )
+        attributes |= hd.ATTR_HAS_KEYS
+    sections += _binary(
+        records.values, en.SECTION_VALUE_VALIDITY, en.SECTION_VALUE_OFFSETS, en.SECTION_VALUE_BYTES
+    )
+    if records.headers is not None:
+        sections += _headers(records.headers)
+        attributes |= hd.ATTR_HAS_HEADERS
+    return en.finish_batch(
+        sections,
+        count=len(records.values),
+        last_offset_delta=len(records.values) - 1,
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+        topic_id=topic_id,
+        partition=partition,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        codec=codec,
+        attributes=attributes,
+    )
+
+
+def _times(timestamps: npt.NDArray[np.int64] | None, base: int) -> tuple[en.Section, int, int]:
+    if timestamps is None:
+        return en.timestamp_section(None, base, base)
+    return en.timestamp_section(timestamps, int(timestamps.min()), int(timestamps.max()))
+
+
+def _binary(
+    column: BinaryColumn, validity_id: int, offsets_id: int, bytes_id: int
+) -> list[en.Section]:
+    sections = []
+    if column.valid is not None and not column.valid.all():
+        bitmap = np.packbits(column.valid, bitorder="little").tobytes()
+        sections.append(en.Section(validity_id, en.ENCODING_PLAIN, len(bitmap), (bitmap,)))
+    first, last = int(column.offsets[0]), int(column.offsets[-1])
+    offsets = _from_zero(column.offsets)
+    sections.append(en.Section(offsets_id, en.ENCODING_PLAIN, len(offsets), (offsets,)))
+    data = column.data[first:last]
+    sections.append(en.Section(bytes_id, en.ENCODING_PLAIN, last - first, (data,)))
+    return sections
+
+
+def _from_zero(offsets: npt.NDArray[np.int32]) -> bytes:
+    return (offsets - offsets[0] if offsets[0] else offsets).tobytes()
+
+
+def _headers(headers: HeaderColumns) -> list[en.Section]:
+    first, last = int(headers.bounds[0]), int(headers.bounds[-1])
+    bounds = _from_zero(headers.bounds)
+    return [
+        en.Section(en.SECTION_HEADER_LISTS, en.ENCODING_PLAIN, len(bounds), (bounds,)),
+        *_binary(
+            headers.names[first:last],
+            0,
+            en.SECTION_HEADER_NAME_OFFSETS,
+            en.SECTION_HEADER_NAME_BYTES,
+        ),
+        *_binary(
+            headers.values[first:last],
+            en.SECTION_HEADER_VALUE_VALIDITY,
+            en.SECTION_HEADER_VALUE_OFFSETS,
+            en.SECTION_HEADER_VALUE_BYTES,
+        ),
+    ]

@@ -1,0 +1,189 @@
+"""`Producer.send_arrow`: columns of an Arrow stream become batches without an object per record.
+
+Each array of the stream is cut into slabs of about a batch for each partition; a slab's rows are
+put into the order of their partitions, encoded, and handed to the outbox before the next one, so
+that the producer's memory bound holds for streams of any length.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from penstock.arguments import HEADERS_MAX
+from penstock.arrow.intake import Part, Wanted, opened
+from penstock.core.columns import BinaryColumn
+from penstock.core.encode_columns import RecordColumns, encode_columns
+from penstock.core.gather import Longs
+from penstock.delivery import Batch, BatchDelivery, Box
+from penstock.partitioner import partitions_of_items
+from penstock.routes import PartitionRoute, TopicRoutes
+from penstock.sealing import SealSettings
+
+if TYPE_CHECKING:
+    from penstock.producer import Producer
+
+SLAB_BYTES_MAX: Final = 16 << 20
+RECORD_SLACK: Final = 32
+"""What a record of its own costs a batch besides what `sizes` counts, in bytes."""
+
+
+def send_arrow(
+    self: Producer,
+    topic: str,
+    data: Any,
+    *,
+    value_column: str = "value",
+    key_column: str | None = None,
+    timestamp_column: str | None = None,
+    headers_column: str | None = None,
+    partition: int | None = None,
+) -> BatchDelivery:
+    """Hand over every row of an Arrow stream; they leave at once, in order, as from `send_batch`.
+
+    Args:
+        data: anything with `__arrow_c_stream__`: tables and record batches of pyarrow, frames of
+            Polars, DuckDB relations, batches of a consumer. It is read as it comes.
+        value_column: binary or string, of any layout. Null: a tombstone.
+        key_column: the same. Null: no key. Rows go to the partitions of their keys unless
+            `partition` is given; rows without a key, batch by batch, to one after the other.
+        timestamp_column: a timestamp, or int64 microseconds since the epoch. Null: now.
+        headers_column: list<struct<name, value>>, as batches of a consumer have it, or a map.
+
+    Waits for room like `send` (`block_timeout`) as often as it takes. Raises TypeError for columns
+    of other types, ValueError for columns that are not there, what `send` raises, and
+    `PenstockError` where the stream itself fails; a note on the error says how many rows had been
+    handed over by then.
+    """
+    wanted = Wanted(value_column, key_column, timestamp_column, headers_column)
+    with opened(data, wanted) as intake:
+        with self._lock:
+            self._routes(topic).check_partition(partition)
+            if topic in self._boxes:
+                self._seal(self._boxes[topic])
+            box = self._new_box(topic)
+        try:
+            with closing(intake.parts(box.opened)) as parts:
+                for part in parts:
+                    with self._lock:
+                        routes = self._routes(topic)
+                    for slab in slabs(part, routes, self._settings, partition):
+                        _launch(self, box, slab, partition)
+        except BaseException as error:
+            error.add_note(f"send_arrow to {topic!r}: {box.count} rows had been handed over")
+            raise
+        finally:
+            box.sealed = True
+    return BatchDelivery(box)
+
+
+def slabs(
+    part: Part, routes: TopicRoutes, settings: SealSettings, partition: int | None
+) -> Iterator[RecordColumns]:
+    """Rows of about a batch for each partition that they may go to."""
+    sizes = part.values.lengths + 5
+    if part.keys is not None:
+        sizes += part.keys.lengths + 5
+    if part.timestamps is not None:
+        sizes += 8
+    if part.headers is not None:
+        most = int(part.headers.counts.max())
+        if most > HEADERS_MAX:
+            raise ValueError(f"a record takes at most {HEADERS_MAX} headers, {most} were given")
+        sizes += 64 * part.headers.counts
+    routes.check_size(int(sizes.max()) + RECORD_SLACK)
+    spread = len(routes.routes) if part.keys is not None and partition is None else 1
+    for start, stop in runs(sizes, min(settings.batch_bytes * spread, SLAB_BYTES_MAX)):
+        yield RecordColumns(
+            part.values.cut(start, stop),
+            None if part.keys is None else part.keys.cut(start, stop),
+            None if part.timestamps is None else part.timestamps[start:stop],
+            None if part.headers is None else part.headers.cut(start, stop),
+        )
+
+
+def runs(sizes: Longs, bytes_max: int) -> Iterator[tuple[int, int]]:
+    """Bounds of runs of at most `bytes_max` each (a larger row is a run of its own)."""
+    ends = np.cumsum(sizes)
+    start, base = 0, 0
+    while start < len(sizes):
+        stop = int(np.searchsorted(ends, base + bytes_max, side="right"))
+        stop = max(stop, start + 1)
+        yield start, stop
+        start, base = stop, int(ends[stop - 1])
+
+
+def _launch(self: Producer, box: Box, slab: RecordColumns, partition: int | None) -> None:
+    """Encode a slab and send it on its way, once there is room."""
+    with self._lock:
+        self._await_room()
+        routes = self._routes(box.topic)
+        routes.check_size(int(slab.sizes().max()) + RECORD_SLACK)
+        box.opened = time.time_ns() // 1000
+        box.deadline = time.monotonic() + self._delivery_timeout
+        first = len(box.batches)
+        try:
+            _seal(box, slab, routes, self._settings, partition)
+        except BaseException:
+            for batch in reversed(box.batches[first:]):
+                batch.route.next_sequence = batch.sequence
+            del box.batches[first:]
+            raise
+        batches = box.batches[first:]
+        box.count += len(slab.values)
+        self._counts["batches"] += len(batches)
+        self._counts["records"] += len(slab.values)
+        self._counts["bytes"] += sum(batch.length for batch in batches)
+        self._outbox.post(batches)
+        self._minder.posted()
+
+
+def _seal(
+    box: Box, slab: RecordColumns, topic: TopicRoutes, settings: SealSettings, partition: int | None
+) -> None:
+    """Encode a slab's rows, partition by partition."""
+    total = len(topic.routes)
+    if partition is not None or slab.keys is None or total == 1:
+        route = topic.routes[topic.next_sticky() if partition is None else partition]
+        _seal_run(box, slab, route, settings)
+        return
+    chosen = choose(slab.keys, topic)
+    order = np.argsort(chosen.astype(np.uint16) if total < 1 << 16 else chosen, kind="stable")
+    slab = slab.take(order)
+    edges = np.searchsorted(chosen[order], np.arange(total + 1)).tolist()
+    for route, start, stop in zip(topic.routes, edges, edges[1:], strict=False):
+        if start < stop:
+            _seal_run(box, slab.run(start, stop), route, settings)
+
+
+def choose(keys: BinaryColumn, topic: TopicRoutes) -> Longs:
+    """int64[n]: the partition of every key; the sticky one where there is none."""
+    starts = keys.offsets[:-1].astype(np.int64)
+    data = np.frombuffer(keys.data, np.uint8)
+    lengths = keys.lengths.astype(np.int64)
+    chosen = partitions_of_items(data, starts, lengths, len(topic.routes))
+    if keys.valid is not None and not keys.valid.all():
+        chosen[~keys.valid] = topic.next_sticky()
+    return chosen
+
+
+def _seal_run(
+    box: Box, records: RecordColumns, route: PartitionRoute, settings: SealSettings
+) -> None:
+    for start, stop in runs(records.sizes(), settings.batch_bytes):
+        encoded = encode_columns(
+            records.run(start, stop),
+            base_timestamp=box.opened,
+            topic_id=route.topic_id,
+            partition=route.partition,
+            producer_id=settings.producer_id,
+            producer_epoch=route.epoch,
+            base_sequence=route.next_sequence,
+            codec=settings.codec,
+        )
+        box.batches.append(Batch(box, route, encoded, stop - start, route.next_sequence))
+        route.next_sequence += stop - start
