@@ -6,7 +6,7 @@ silent        gives no sign of life after its first
 mute          does not answer `OpenPartition`
 deaf          never reads its orders
 garbage       sends what is no message
-drop          drops each lane that it is given
+drop[=K]      drops each lane that it is given (only as writer K)
 slow=SECONDS  takes so long to answer each `OpenPartition`
 die           ends with status 3 at its first order
 stubborn      does not stop when told to
@@ -41,6 +41,7 @@ def command(*modes: str) -> list[str]:
 class FakeWriter:
     def __init__(self, options: argparse.Namespace) -> None:
         self.modes = dict(mode.partition("=")[::2] for mode in options.modes)
+        self.index = options.writer
         self.generation = options.generation
         self.state = Region.of_fd(open_existing(object_name(options.uuid, "state"), writable=True))
         self.slot = WriterSlot(self.state, options.writer)
@@ -87,7 +88,7 @@ class FakeWriter:
             case ms.ClosePartition(page=page):
                 StatePage(self.state, page).publish_status(lo.STATUS_DELETED)
                 self.channel.send(ms.PartitionClosed(page))
-            case ms.AddLane(name=name) if "drop" in self.modes:
+            case ms.AddLane(name=name) if self.modes.get("drop") in ("", str(self.index)):
                 self.channel.send(ms.LaneDropped(name, "made to drop"))
             case ms.AddLane(name=name, dead=dead):
                 if dead:

@@ -208,10 +208,14 @@ class Attached:
             self._absence = self._loop.call_later(ABSENT_INTERVAL, self._look_after_absent)
 
     def dropped(self, report: ms.LaneDropped) -> None:
-        """A writer dropped a lane; its client has been told, and what else it has is retired."""
+        """A writer dropped a lane; its client has been told, and what else it has is kept.
+
+        It writes on into its other lanes until it reads that, and has the answers to come.
+        """
         client = self._grants.dropped(report)
         if client is not None:
-            self._end(client, "was sent away, its lane was dropped")
+            logger.info("%s was sent away, its lane was dropped", client)
+            self.hung_up(client)
 
     def _died(self, client: Client) -> None:
         if client.connection is not None:

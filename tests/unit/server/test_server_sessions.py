@@ -358,6 +358,29 @@ def test_a_dropped_lane_sends_its_client_away_with_the_reason(tmp_path):
             assert (description.lanes, description.clients) == (0, 1)
 
 
+def test_rule_5_a_client_sent_away_for_one_lane_keeps_its_others(tmp_path):
+    """It writes on into them until it reads that, and resumes them; if it dies they are drained."""
+    config = NodeConfig(str(tmp_path / "data"), name=None, writers_max=2)
+    with (
+        NodeThread(config, fake_writer.command("drop=0")) as node,
+        node.attach(lo.KIND_PRODUCER) as producer,
+        node.attach() as admin,
+    ):
+        kept = producer.open_lane(1)
+        dropped = producer.open_lane(0)
+        refused = producer.next()
+        assert isinstance(refused, ms.Refused)
+        assert dropped.name in refused.message
+        # Writers answer in order, and these report a retired lane as drained at once.
+        admin.create("t", partitions=2)
+        assert admin.ask(ms.DescribeNode(), ms.NodeDescription).lanes == 1
+        resume = producer.welcome.producer_id
+        with node.attach(lo.KIND_PRODUCER, resume=resume) as again:
+            assert again.welcome.lanes == [ms.LaneInfo(kept.name, 1)]
+        kept.detach()
+        dropped.detach()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_rule_28_another_user_is_refused(tmp_path):
     data = tmp_path / "data"
