@@ -52,6 +52,7 @@ class Minder:
         self._dozing = 0
         self._ticket = time.monotonic_ns()  # never one that a predecessor used
         self._asleep_until = 0.0
+        self._napping = False  # on the condition, because a caller has the doorbell
         self._busy = False
         self._next_expiry = 0.0
         self._retry_at = 0.0
@@ -81,7 +82,10 @@ class Minder:
         """Something falls due at `due` (monotonic seconds): do not sleep past it."""
         if due < self._asleep_until:
             self._asleep_until = due
-            self.nudge()
+            if self._napping:
+                self._changed.notify_all()
+            else:
+                self.nudge()
 
     def reap(self) -> bool:
         moved = self._outbox.reap()
@@ -202,7 +206,10 @@ class Minder:
         if self._leading:
             if moved:
                 self.nudge()  # this thread may have taken a ring that was meant for the caller
-            self._changed.wait(self._nap(now, WAIT_MAX))
+            bound = self._nap(now, WAIT_MAX)
+            self._asleep_until, self._napping = now + bound, True
+            self._changed.wait(bound)
+            self._asleep_until, self._napping = 0.0, False
         elif not moved and not producer.callbacks:
             bound = self._nap(now, backoff.bound())
             if outbox.lost is not None:
