@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from penstock.core.errors import CorruptBatchError, ErrorCode, UnsupportedVersionError
-from penstock.core.header import HEADER_BYTES, BatchHeader, body_is_good, checked
+from penstock.core.header import HEADER_BYTES, BatchHeader, body_is_good, checked_private
 
 
 class AppendResult(NamedTuple):
@@ -45,7 +45,7 @@ def verify(
     """
     private = bytearray(batch[:HEADER_BYTES])
     try:
-        head = checked(private)
+        head = checked_private(private)
     except CorruptBatchError as error:
         return Refusal(refused(ErrorCode.CORRUPT_BATCH, str(error)), None)
     except UnsupportedVersionError as error:

@@ -185,10 +185,15 @@ def checked(buffer: Buffer, position: int = 0) -> BatchHeader:
     Does not touch the body (see `body_is_good`). Raises `CorruptBatchError` or
     `UnsupportedVersionError`.
     """
-    head = parse(buffer, position)
+    return checked_private(bytearray(buffer[position : position + HEADER_BYTES]), position)
+
+
+def checked_private(private: bytearray, position: int = 0) -> BatchHeader:
+    """`checked` for a header that is the caller's own copy; its checksum field is left zeroed.
+    `position` is where it stood, for messages."""
+    head = BatchHeader._make(HEADER.unpack(private)) if len(private) == 128 else parse(private)
     if head.magic != MAGIC:
         raise CorruptBatchError(f"no batch at byte {position}: magic is {head.magic!r}")
-    private = bytearray(buffer[position : position + HEADER_BYTES])
     _U32.pack_into(private, CRC_AT, 0)
     if crc32c(private) != head.header_crc:
         raise CorruptBatchError(f"header checksum of the batch at byte {position} is wrong")

@@ -114,10 +114,11 @@ class Doorbell:
         """Before `fd` is closed, at the latest."""
         self._poll.unregister(fd)
 
-    def wait(self, timeout: float | None) -> bool:
+    def wait(self, timeout: float | None, *, clear: bool = True) -> bool:
         """Wait up to `timeout` seconds (None: without bound); False when that ran out.
 
-        True: it was rung, and is cleared already, or a watched descriptor is in `ready`.
+        True: it was rung, and is cleared already, or a watched descriptor is in `ready`. Without
+        `clear` the caller clears it before its next ticket: what came is taken a call earlier.
         """
         if self.ready:
             self.ready = []
@@ -134,7 +135,7 @@ class Doorbell:
                 raise self._broken(
                     OSError(errno.EBADF, "the doorbell's descriptor was closed by somebody else")
                 )
-            else:
+            elif clear:
                 self.clear()
         return bool(found)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from typing import Final
 
+from penstock.core.header import HEADER_BYTES
 from penstock.ipc.doorbell import Doorbell
 from penstock.ipc.lane import LaneReceiver
 
 RETRY_MIN: Final = 0.05
+_PRODUCER_ID: Final = slice(64, 72)
 
 
 class DrainedLane:
@@ -24,6 +26,13 @@ class DrainedLane:
         self.blocked_until = 0.0
         self.retry = RETRY_MIN
         self.stop_at: int | None = None
+
+    def owns(self, batch: memoryview) -> bool:
+        """Whether the batch names the producer that the lane was granted to."""
+        if len(batch) < HEADER_BYTES:
+            return False
+        granted = self.receiver.identity.producer_id
+        return int.from_bytes(batch[_PRODUCER_ID], "little") == granted
 
     @property
     def is_ready(self) -> bool:

@@ -174,7 +174,12 @@ class LaneSender:
         tail = self._tail
         at = tail % capacity
         pad = capacity - at if capacity - at < size else 0
-        if self.free < size + pad:
+        q = self._q
+        head = q[lo.Q_LANE_HEAD]
+        floor = self._floor
+        if floor is not None and floor < head:
+            head = floor
+        if capacity - tail + head < size + pad:
             return None
         if pad:
             self._frame(at, pad, 0, self._sequence, lo.KIND_PAD, 0, 0)
@@ -191,8 +196,8 @@ class LaneSender:
         self._sequence = sequence + 1
         self.last_start = tail
         self._tail = tail + size
-        self._q[lo.Q_LANE_TAIL_SEQUENCE] = sequence + 1
-        self._q[lo.Q_LANE_TAIL] = tail + size
+        q[lo.Q_LANE_TAIL_SEQUENCE] = sequence + 1
+        q[lo.Q_LANE_TAIL] = tail + size
         return sequence
 
     def _frame(

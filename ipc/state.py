@@ -74,6 +74,11 @@ class StatePage:
         magic, _, topic_id, partition = lo.PAGE_IDENTITY.unpack_from(self._bytes, self._base * 8)
         return PageIdentity(topic_id, partition) if magic == lo.PAGE_MAGIC else None
 
+    def is_of(self, packed: bytes) -> bool:
+        """Whether the page carries this packed identity (`lo.PAGE_IDENTITY`), or nobody's."""
+        at = self._base * 8
+        return bool(self._bytes[at : at + len(packed)] == packed) or self.identity is None
+
     @property
     def log_end(self) -> int:
         return int(self._q[self._base + lo.Q_PAGE_LOG_END])

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from penstock.core.admission import refused
 from penstock.core.errors import (
     ErrorCode,
     NotConnectedError,
@@ -24,7 +25,6 @@ from penstock.core.errors import (
     StorageError,
     UnsupportedVersionError,
 )
-from penstock.core.header import HEADER_BYTES
 from penstock.core.log import AppendResult
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
@@ -48,7 +48,6 @@ BUSY_PASSES: Final = 32
 ORDERS_MAX: Final = 32
 """Orders taken between two passes: opening a thousand partitions must not hold lanes up."""
 RETRY_MAX: Final = 1.0
-_PRODUCER_ID_AT: Final = 64
 _LEADER_EPOCH_NONE: Final = 0
 
 OpenRole = Callable[[ms.OpenPartition], tuple[PartitionRole, str]]
@@ -81,6 +80,7 @@ class Writer:
         self._failed: dict[int, str] = {}
         self._leaving: dict[int, tuple[PartitionRole, ms.ClosePartition]] = {}
         self._lanes: dict[str, DrainedLane] = {}
+        self._drained: tuple[DrainedLane, ...] = ()  # the same, for the loops of a pass
         self._clients: dict[int, tuple[ClientSlot, Doorbell]] = {}
         self._rung: dict[int, int] = {}
         self._changed: set[int] = set()
@@ -88,6 +88,7 @@ class Writer:
         self._flusher = Flusher(doorbell)
         self._cleaning = Cleaning(self._roles, self._tell)
         self._ticket = time.monotonic_ns()  # never one that a predecessor used
+        self._asleep = False
         self._stopping = False
         self._orphaned = False
         self._slot = WriterSlot(state, index)
@@ -102,6 +103,8 @@ class Writer:
         busy = 0
         while not self._orphaned:
             worked = self._pass()
+            if self._asleep:
+                self._wake_up()
             self._slot.beat()
             busy = busy + 1 if worked else 0
             if not worked or busy % BUSY_PASSES == 0:
@@ -127,9 +130,8 @@ class Writer:
     def _pass(self) -> bool:
         """Drain what stands in the lanes once. True if there was anything."""
         taken: list[tuple[DrainedLane, list[Frame]]] = []
-        by_page: dict[int, list[Frame]] = {}
         now = 0.0
-        for lane in list(self._lanes.values()):
+        for lane in self._drained:
             receiver = lane.receiver
             if not receiver.has_frames:
                 continue
@@ -144,14 +146,15 @@ class Writer:
                 continue
             if frames:
                 taken.append((lane, frames))
-                for frame in frames:
-                    by_page.setdefault(frame.page, []).append(frame)
         if not taken:
             return False
         answers: dict[int, AppendResult] = {}
-        owners = {id(frame): lane for lane, frames in taken for frame in frames}
-        for page, frames in by_page.items():
-            self._append(page, frames, owners, answers)
+        by_page: dict[int, list[tuple[DrainedLane, Frame]]] = {}
+        for lane, frames in taken:
+            for frame in frames:
+                by_page.setdefault(frame.page, []).append((lane, frame))
+        for page, sent in by_page.items():
+            self._append(page, sent, answers)
         self._wake_consumers()  # they wait longest, and what they read is published
         self._answer(taken, answers)
         for role, batches, results in self._uncounted:
@@ -160,34 +163,20 @@ class Writer:
         return True
 
     def _append(
-        self,
-        page: int,
-        frames: list[Frame],
-        owners: dict[int, DrainedLane],
-        answers: dict[int, AppendResult],
+        self, page: int, sent: list[tuple[DrainedLane, Frame]], answers: dict[int, AppendResult]
     ) -> None:
         """Append one partition's frames; no answer for a frame means: not consumed, try later."""
         role = self._roles.get(page)
         if role is None:
             self._read_orders()
             role = self._roles.get(page)
-        if role is None and page in self._failed:
-            refusal = AppendResult(
-                -1, -1, 0, ErrorCode.PARTITION_OFFLINE, False, self._failed[page]
-            )
-            answers.update((id(frame), refusal) for frame in frames)
-            return
         if role is None:
-            state = "was deleted" if page in self._gone else "is not open here"
-            refusal = AppendResult(
-                -1, -1, 0, ErrorCode.UNKNOWN_PARTITION, False, f"partition page {page} {state}"
-            )
-            answers.update((id(frame), refusal) for frame in frames)
+            refusal = self._not_here(page)
+            answers.update((id(frame), refusal) for _, frame in sent)
             return
         good = []
-        for frame in frames:
-            lane = owners[id(frame)]
-            if self._is_owned(frame, lane):
+        for lane, frame in sent:
+            if lane.owns(frame.batch):
                 good.append(frame)
             else:
                 answers[id(frame)] = AppendResult(
@@ -197,35 +186,33 @@ class Writer:
                 logger.warning("%s", answers[id(frame)].message)
         if not good:
             return
+        batches = [frame.batch for frame in good]
         try:
-            batches = [frame.batch for frame in good]
             results = role.append(batches, time.time_ns() // 1000)
         except StorageError as error:
             now = time.monotonic()
-            for frame in good:
-                lane = owners[id(frame)]
-                if now >= lane.blocked_until:
+            for lane, frame in sent:
+                if id(frame) not in answers and now >= lane.blocked_until:
                     lane.retry = min(lane.retry * 2, RETRY_MAX)
                     lane.blocked_until = now + lane.retry
             logger.warning("%s: not written, will be tried again: %s", role.name, error)
             return
+        self._changed.add(page)
+        sync = False
         for frame, result in zip(good, results, strict=True):
             answers[id(frame)] = result
-        if any(frame.flags & lo.FRAME_SYNC for frame in good):
+            sync = sync or frame.flags & lo.FRAME_SYNC != 0
+        if sync:
             role.request_sync()
             self._next_tick = 0.0
-        self._changed.add(page)
         self._uncounted.append((role, batches, results))
 
-    @staticmethod
-    def _is_owned(frame: Frame, lane: DrainedLane) -> bool:
-        """Whether the batch names the producer that the lane was granted to."""
-        batch = frame.batch
-        if len(batch) < HEADER_BYTES:
-            return False
-        at = _PRODUCER_ID_AT
-        granted = lane.receiver.identity.producer_id
-        return int.from_bytes(batch[at : at + 8], "little") == granted
+    def _not_here(self, page: int) -> AppendResult:
+        """The answer to batches for a partition that this writer does not have."""
+        if page in self._failed:
+            return refused(ErrorCode.PARTITION_OFFLINE, self._failed[page])
+        state = "was deleted" if page in self._gone else "is not open here"
+        return refused(ErrorCode.UNKNOWN_PARTITION, f"partition page {page} {state}")
 
     def _answer(
         self, taken: list[tuple[DrainedLane, list[Frame]]], answers: dict[int, AppendResult]
@@ -269,13 +256,12 @@ class Writer:
         fence()
         for index, (slot, doorbell) in self._clients.items():
             ticket = slot.ticket
-            if (
-                ticket
-                and ticket != self._rung.get(index)
-                and any(slot.watches(page) for page in self._changed)
-            ):
-                self._rung[index] = ticket
-                doorbell.ring()
+            if ticket and ticket != self._rung.get(index):
+                for page in self._changed:
+                    if slot.watches(page):
+                        self._rung[index] = ticket
+                        doorbell.ring()
+                        break
         self._changed.clear()
 
     @staticmethod
@@ -289,9 +275,14 @@ class Writer:
                     lane.doorbell.ring()
 
     def _sleep(self) -> None:
-        """Publish sleeping, fence, look again, wait boundedly (rule 13)."""
+        """Publish sleeping, fence, look again, wait boundedly (rule 13).
+
+        Awake again, the pass comes first: tickets are taken back after it, and the doorbell is
+        cleared before the next look that it is to cover.
+        """
+        self._doorbell.clear()
         self._ticket += 1
-        lanes = list(self._lanes.values())
+        lanes = self._drained
         for lane in lanes:
             lane.receiver.publish_sleeping(self._ticket)
         fence()
@@ -304,9 +295,12 @@ class Writer:
             if self._roles:
                 wait = min(wait, max(0.0, self._next_tick - now))
             self._poll.poll(wait * 1000)
-        for lane in lanes:
+        self._asleep = True
+
+    def _wake_up(self) -> None:
+        self._asleep = False
+        for lane in self._drained:
             lane.receiver.publish_sleeping(0)
-        self._doorbell.clear()
 
     # --- time ---
     def _tick(self, now: float) -> None:
@@ -453,6 +447,7 @@ class Writer:
             self._tell(ms.LaneDropped(order.name, str(error)[:1000]))
             return
         self._lanes[order.name] = DrainedLane(receiver, doorbell)
+        self._drained = tuple(self._lanes.values())
 
     def _drop(self, lane: DrainedLane, reason: str) -> None:
         name = lane.receiver.name
@@ -462,15 +457,16 @@ class Writer:
 
     def _forget_lane(self, name: str) -> None:
         lane = self._lanes.pop(name)
+        self._drained = tuple(self._lanes.values())
         lane.receiver.detach()
         if lane.doorbell is not None:
             lane.doorbell.close()
 
     def _retire(self) -> None:
-        for name, lane in list(self._lanes.items()):
+        for lane in self._drained:
             if lane.retiring and not lane.receiver.has_frames:
-                self._forget_lane(name)
-                self._tell(ms.LaneDrained(name))
+                self._forget_lane(lane.receiver.name)
+                self._tell(ms.LaneDrained(lane.receiver.name))
 
     # --- the end ---
     @staticmethod

@@ -29,8 +29,8 @@ EPOCH_UNKNOWN: Final = -1
 class AssignedPartition:
     """See the module. `offset` is the next offset that the consumer will hand out."""
 
-    __slots__ = ("_carry", "_epoch", "_folder", "_reader", "_storage", "name", "offset", "page",
-                 "paused", "place", "topic_id")  # fmt: skip
+    __slots__ = ("_carry", "_epoch", "_folder", "_identity", "_reader", "_storage", "name",
+                 "offset", "page", "paused", "place", "topic_id")  # fmt: skip
 
     def __init__(
         self, name: TopicPartition, topic_id: bytes, page: StatePage, storage: Storage, folder: str
@@ -43,6 +43,7 @@ class AssignedPartition:
         self._reader = LogReader(storage, folder)
         self.offset = 0
         self._epoch = EPOCH_UNKNOWN
+        self._identity = lo.PAGE_IDENTITY.pack(lo.PAGE_MAGIC, lo.LAYOUT_VERSION, topic_id, name[1])
         self._carry: list[Chunk] = []
         self.paused = False
         self.place = 0  # among the positions that its consumer publishes
@@ -58,10 +59,8 @@ class AssignedPartition:
     @property
     def _is_gone(self) -> bool:
         """Whether the partition was deleted: its page says so, or is another partition's by now."""
-        if self.page.status == lo.STATUS_DELETED:
-            return True
-        identity = self.page.identity
-        return identity is not None and identity != (self.topic_id, self.name[1])
+        page = self.page
+        return page.status == lo.STATUS_DELETED or not page.is_of(self._identity)
 
     @property
     def is_ahead(self) -> bool:

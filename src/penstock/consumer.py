@@ -276,7 +276,9 @@ class Consumer:
         self._turn = (self._turn + 1) % len(partitions)
         chunks: list[Chunk] = []
         room = max_records
-        for partition in partitions[self._turn :] + partitions[: self._turn]:
+        if self._turn:
+            partitions = partitions[self._turn :] + partitions[: self._turn]
+        for partition in partitions:
             if partition.paused or not partition.has_more:
                 continue
             taken = self._take(partition, room)
@@ -328,11 +330,16 @@ class Consumer:
         if slot is None:
             time.sleep(min(bound, 0.02))
             return
+        doorbell = self._session.doorbell
+        doorbell.clear()
         self._ticket += 1
         slot.publish_sleeping(self._ticket)
         fence()
-        if not any(part.has_more for part in self._assigned.values() if not part.paused):
-            self._session.doorbell.wait(bound)
+        for partition in self._assigned.values():
+            if not partition.paused and partition.has_more:
+                break
+        else:
+            doorbell.wait(bound, clear=False)
         slot.publish_sleeping(0)
 
     def _watch(self) -> None:

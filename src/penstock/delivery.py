@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.encode import EncodedBatch, Headers
-from penstock.core.errors import PenstockTimeout
+from penstock.core.errors import DeliveryError, PenstockTimeout
 
 if TYPE_CHECKING:
     from penstock.producer import Producer
@@ -215,6 +215,19 @@ class Box:
         if not self.sealed:
             return False
         return self.error is not None or all(batch.done for batch in self.batches)
+
+
+def undelivered(failed: Sequence[Batch | Box]) -> DeliveryError | None:
+    """What `flush` raises for failures that nobody looked at; None if there are none."""
+    unseen = [failure.unseen() for failure in failed if failure.looked_at < failure.count]
+    if not unseen:
+        return None
+    topic, partition, error, _ = unseen[0]
+    return DeliveryError(
+        f"{sum(entry[3] for entry in unseen)} records were not delivered; first: "
+        f"{topic}-{partition}: {error}",
+        unseen,
+    )
 
 
 class Delivery:

@@ -20,6 +20,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import Backoff, Doorbell, fence
 from penstock.ipc.messages import TopicInfo
 from penstock.outbox import Outbox
+from penstock.routes import LaneLink
 from penstock.session import Session
 
 if TYPE_CHECKING:
@@ -138,6 +139,19 @@ class Minder:
             except er.NotConnectedError as error:  # it may be back in time
                 outbox.lost = str(error)
                 self.nudge()
+
+    def open_lane(self, writer: int) -> LaneLink | None:
+        """The lane to a writer, opened on first use; None while there is no node to ask."""
+        if self._session is None or self._outbox.lost is not None:
+            return None
+        try:
+            flags = lo.FRAME_SYNC if self._outbox.level == "fsynced" else 0
+            link = LaneLink(*self._session.open_lane(writer, self._producer.timeout), flags)
+        except er.NotConnectedError as error:
+            self._outbox.lost = str(error)
+            return None
+        self._outbox.links[writer] = link
+        return link
 
     def _doze(self, bell: Doorbell, bound: float, *, blind: bool = False) -> None:
         """Sleep on a doorbell by the protocol of rule 13; gives the lock up meanwhile.

@@ -59,7 +59,7 @@ class Outbox:
         finished: Callable[[Batch], None],
     ) -> None:
         self._socket = socket
-        self._level = level
+        self.level = level
         self._idempotent = idempotent
         self._delivery_timeout = delivery_timeout
         self._open_lane = open_lane
@@ -124,16 +124,26 @@ class Outbox:
         while pending:
             batch = pending[0]
             assert batch.encoded is not None
-            if not link.launch(batch, batch.encoded):
+            sequence = link.write(route.page, batch.encoded)
+            if sequence is None:
                 return
-            batch.encoded = None
             pending.popleft()
             if link not in touched:
                 touched.append(link)
-            route.in_flight[batch.sequence] = batch
-            if self._level == "ring":
-                batch.durability = "ring"
-                self._finish(batch, None)  # its delivery; the outbox minds it until the answer
+            self._flies(link, batch, sequence)
+
+    def launched(self, link: LaneLink, batch: Batch, sequence: int) -> None:
+        """Take over a batch that its sender wrote into the lane itself."""
+        self.buffered += batch.length
+        self._flies(link, batch, sequence)
+
+    def _flies(self, link: LaneLink, batch: Batch, sequence: int) -> None:
+        link.note(batch, sequence)
+        batch.encoded = None
+        batch.route.in_flight[batch.sequence] = batch
+        if self.level == "ring":
+            batch.durability = "ring"
+            self._finish(batch, None)  # its delivery; the outbox minds it until the answer
 
     def _try_lane(self, writer: int) -> LaneLink | None:
         """A lane for batches that wait already; a refusal is told and asked again later."""
@@ -181,7 +191,7 @@ class Outbox:
         batch.base_offset = ack.base_offset
         batch.append_timestamp = ack.append_timestamp
         batch.leader_epoch = ack.leader_epoch
-        if self._level == "fsynced" and not batch.done:
+        if self.level == "fsynced" and not batch.done:
             route.waiting_durable.append(batch)
             self._settle_durable(route)
         else:
@@ -322,6 +332,13 @@ class Outbox:
                 name = lo.STATUS_NAMES.get(status, str(status))
                 return f": {each!r} is {name}{advice(each.state.errno)}"
         return ""
+
+    def leave(self) -> None:
+        """No more is sent: the node may have the lanes once they are drained."""
+        for link in self.links.values():
+            link.sender.mark_closed()
+            link.detach()
+        self.links.clear()
 
     # --- another node ----------------------------------------------------------------------------
     def resume(self, session: Session, *, same: bool) -> None:

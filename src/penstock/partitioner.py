@@ -96,3 +96,11 @@ def partitions_of_items(data: Bytes, starts: Longs, lengths: Longs, partitions: 
 def _partitions(hashes: npt.NDArray[np.uint32], partitions: int) -> Longs:
     positive = hashes & np.uint32(0x7FFFFFFF)
     return (positive % np.uint32(partitions)).astype(np.int64)
+
+    hashes = murmur2_column(keys) & np.uint32(0x7FFFFFFF)
+    return (hashes % np.uint32(partitions)).astype(np.int64)
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """The partition of one key."""
+    return (murmur2(key) & 0x7FFFFFFF) % partitions if partitions > 1 else 0

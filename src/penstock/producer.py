@@ -29,11 +29,20 @@ from penstock.arguments import (
 from penstock.arrow.sending import send_arrow
 from penstock.core import errors as er
 from penstock.core.encode import CODECS, record_overhead
-from penstock.delivery import Batch, BatchDelivery, Box, Callbacks, Delivery, Receipt
+from penstock.delivery import (
+    Batch,
+    BatchDelivery,
+    Box,
+    Callbacks,
+    Delivery,
+    Receipt,
+    undelivered,
+)
+from penstock.express import express
 from penstock.ipc import layout as lo
 from penstock.minder import Minder
 from penstock.outbox import Outbox
-from penstock.routes import BATCH_OVERHEAD, LaneLink, TopicRoutes, learn
+from penstock.routes import TopicRoutes, learn
 from penstock.session import Session
 
 logger = logging.getLogger("penstock.producer")
@@ -94,7 +103,7 @@ class Producer:
         self._delivery_timeout = delivery_timeout
         self.timeout = timeout
         self._closed = False
-        self._incarnation = 0
+        self.incarnation = 0
         self._reset()
         self._attach()
         forks.remember(self)
@@ -103,13 +112,16 @@ class Producer:
         """Everything that a forked child must not inherit."""
         self._lock = threading.Lock()
         self._boxes: dict[str, Box] = {}
+        # Where `send` looks without a lock: the same boxes, or with linger 0 ones that are full, so
+        # that every record goes the way of those that leave at once.
+        self._open: dict[str, Box] = self._boxes if self._linger else {}
         self._session: Session | None = None
         self._outbox = Outbox(
             self.socket,
             level=self._level,
             idempotent=self._idempotent,
             delivery_timeout=self._delivery_timeout,
-            open_lane=self._open_lane,
+            open_lane=lambda writer: self._minder.open_lane(writer),
             finished=self._finished,
         )
         self._minder = Minder(self, self._lock, self._outbox)
@@ -138,7 +150,7 @@ class Producer:
         TypeError for a value or key that is not bytes.
         """
         try:
-            box = self._boxes[topic]
+            box = self._open[topic]
         except KeyError:
             return self._send_slowly(topic, value, key, headers, timestamp, partition)
         if value.__class__ is bytes and headers is None and timestamp is partition is None:
@@ -165,15 +177,27 @@ class Producer:
         self, topic: str, value: Any, key: Any, headers: HeadersLike | None,
         timestamp: int | datetime | None, partition: int | None,
     ) -> Delivery:  # fmt: skip
-        value = as_bytes("value", value)
-        key = as_bytes("key", key)
-        pairs = as_headers(headers)
-        stamp = as_microseconds(timestamp)
+        if value.__class__ is not bytes:
+            value = as_bytes("value", value)
+        if key is not None:
+            key = as_bytes("key", key)
+        pairs = None if headers is None else as_headers(headers)
+        stamp = None if timestamp is None else as_microseconds(timestamp)
         with self._lock:
             routes = self._routes(topic)
-            routes.check_partition(partition)
+            if partition is not None:
+                routes.check_partition(partition)
             size = record_overhead(value, key, pairs) + 8
             routes.check_size(size)
+            queues = self._linger or topic in self._boxes or self._session is None
+            if not queues and self._outbox.buffered < self._buffer_max:
+                alone = express(
+                    self, self._outbox, routes, self._settings, (value, key, pairs), stamp,
+                    partition, self._delivery_timeout,
+                )  # fmt: skip
+                if alone is not None:
+                    self._count(alone)
+                    return Delivery(alone, 0)
             wide = pairs is not None or stamp is not None or partition is not None
             self._await_room()  # gives the lock up, so the box is looked at after it
             box = self._boxes.get(topic)
@@ -265,19 +289,14 @@ class Producer:
                 )
             failed, self._failed = self._failed, []
         self.callbacks.run()
-        unseen = [failure.unseen() for failure in failed if failure.looked_at < failure.count]
-        if unseen:
-            topic, partition, error, _ = unseen[0]
-            raise er.DeliveryError(
-                f"{sum(entry[3] for entry in unseen)} records were not delivered; first: "
-                f"{topic}-{partition}: {error}",
-                unseen,
-            )
+        error = undelivered(failed)
+        if error is not None:
+            raise error
 
     # --- receipts (used by Delivery) -------------------------------------------------------------
     def await_box(self, box: Box, ordinal: int | None, timeout: float | None) -> None:
         """Wait until a box (or the record's batch in it) is done."""
-        if box.incarnation != self._incarnation:
+        if box.incarnation != self.incarnation:
             raise er.ForkedClientError(
                 "this delivery was made before fork(); its outcome belongs to the parent process"
             )
@@ -307,8 +326,8 @@ class Producer:
     def _new_box(self, topic: str) -> Box:
         now = time.monotonic()
         return Box(
-            self, topic, self._batch_bytes - BATCH_OVERHEAD, time.time_ns() // 1000,
-            now + self._linger, now + self._delivery_timeout, self._incarnation,
+            self, topic, self._batch_bytes - sealing.BATCH_OVERHEAD, time.time_ns() // 1000,
+            now + self._linger, now + self._delivery_timeout, self.incarnation,
         )  # fmt: skip
 
     def _open_box(self, topic: str, wide: bool) -> Box:
@@ -351,10 +370,16 @@ class Producer:
         except Exception as error:  # of a caller's making, like a str among the values
             self._fail(box, error)
             raise
-        self._counts["batches"] += len(batches)
-        self._counts["records"] += box.count
-        self._counts["bytes"] += sum(batch.length for batch in batches)
         self._outbox.post(batches)
+        self._count(box)
+
+    def _count(self, box: Box) -> None:
+        """A box has left."""
+        counts = self._counts
+        counts["batches"] += len(box.batches)
+        counts["records"] += box.count
+        for batch in box.batches:
+            counts["bytes"] += batch.length
         self._minder.posted()
 
     def _fail(self, box: Box, error: Exception) -> None:
@@ -363,19 +388,6 @@ class Producer:
         if box.callbacks:
             self.callbacks.take(box)
             self._minder.nudge()
-
-    def _open_lane(self, writer: int) -> LaneLink | None:
-        """The lane to a writer, opened on first use; None while there is no node to ask."""
-        if self._session is None or self._outbox.lost is not None:
-            return None
-        try:
-            flags = lo.FRAME_SYNC if self._level == "fsynced" else 0
-            link = LaneLink(*self._session.open_lane(writer, self.timeout), flags)
-        except er.NotConnectedError as error:
-            self._outbox.lost = str(error)
-            return None
-        self._outbox.links[writer] = link
-        return link
 
     def _routes(self, topic: str) -> TopicRoutes:
         self._check_usable()
@@ -389,8 +401,11 @@ class Producer:
         assert self._session is not None
         routes = learn(self._session, info)
         for writer in {route.writer for route in routes.routes} - set(outbox.links):
-            self._open_lane(writer)  # refused now, and not once records wait for it
+            self._minder.open_lane(writer)  # refused now, and not once records wait for it
         outbox.topics[topic] = routes
+        if not self._linger:
+            self._open[topic] = self._new_box(topic)
+            self._open[topic].room = -1
         return outbox.topics[topic]
 
     def _finished(self, batch: Batch) -> None:
@@ -429,15 +444,12 @@ class Producer:
 
     def adopt(self, session: Session) -> None:
         """Work with this attachment from now on (lock held, or nobody else there yet)."""
-        limit = session.welcome.lane_capacity // lo.FRAME_SHARE - lo.FRAME_BYTES
-        batch_bytes = min(self._batch_bytes, limit - BATCH_OVERHEAD)
         self._session = session
-        self._settings = sealing.SealSettings(session.producer_id, self._codec, batch_bytes, limit)
+        self._settings = sealing.SealSettings.at(session, self._codec, self._batch_bytes)
 
     def metrics(self) -> dict[str, int]:
         """Counters since the producer was made, and `buffered_bytes` now."""
-        reconnects = {"reconnects": self._minder.reconnects}
-        return self._counts | reconnects | self._outbox.counts()
+        return {**self._counts, "reconnects": self._minder.reconnects, **self._outbox.counts()}
 
     @property
     def producer_id(self) -> int:
@@ -459,11 +471,9 @@ class Producer:
             self._closed = True
         self._minder.stop()
         with self._lock:
-            for link in self._outbox.links.values():
-                link.sender.mark_closed()
-                link.detach()
-            self._outbox.links.clear()
+            self._outbox.leave()
             self._boxes.clear()
+            self._open.clear()
             session, self._session = self._session, None
         if session is not None:
             session.close()
@@ -484,7 +494,7 @@ class Producer:
     def after_fork_in_child(self) -> None:
         """Give up everything that belongs to the parent; the next `send` attaches anew (rule 7)."""
         session, links = self._session, list(self._outbox.links.values())
-        self._incarnation += 1
+        self.incarnation += 1
         self._reset()
         for link in links:
             link.detach()

@@ -46,19 +46,18 @@ class LaneLink:
         self.held: dict[int, Batch] = {}
         self.rung = 0
 
-    def launch(self, batch: Batch, encoded: EncodedBatch) -> bool:
-        """Copy a batch into the lane; False while there is no room."""
+    def write(self, page: int, encoded: EncodedBatch) -> int | None:
+        """Copy a batch into the lane; its lane sequence, or None while there is no room."""
         sender = self.sender
         sender.hold(next(iter(self.held), None))
-        length = encoded.length
-        sequence = sender.try_write(batch.route.page, encoded, length, self.flags)
-        if sequence is None:
-            return False
-        start = sender.last_start
+        return sender.try_write(page, encoded, encoded.length, self.flags)
+
+    def note(self, batch: Batch, sequence: int) -> None:
+        """The batch that was written last flies, and is held."""
+        start = self.sender.last_start
         self.flights[sequence] = batch
         self.held[start] = batch
         batch.flight = (self, sequence, start)
-        return True
 
     def recall(self, batch: Batch) -> EncodedBatch:
         """A copy of a held batch's bytes, to send them again; it flies and is held no longer."""

@@ -15,11 +15,19 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.encode import EncodedBatch, Headers, encode_batch, record_overhead
+from penstock.core.encode import (
+    EncodedBatch,
+    Headers,
+    encode_batch,
+    encode_one,
+    record_overhead,
+)
 from penstock.core.errors import RecordTooLargeError
 from penstock.delivery import WIDE, Batch, Box
+from penstock.ipc import layout as lo
 from penstock.partitioner import partitions_of
-from penstock.routes import PartitionRoute, TopicRoutes
+from penstock.routes import BATCH_OVERHEAD, PartitionRoute, TopicRoutes
+from penstock.session import Session
 
 _COUNTING: Final = list(range(1 << 16))
 
@@ -35,6 +43,12 @@ class SealSettings:
     batch_bytes: int
     batch_bytes_max: int
     records_trusted: int = 1 << 15
+
+    @classmethod
+    def at(cls, session: Session, codec: int, batch_bytes: int) -> SealSettings:
+        """What this attachment allows of the wishes of its producer."""
+        limit = session.welcome.lane_capacity // lo.FRAME_SHARE - lo.FRAME_BYTES
+        return cls(session.producer_id, codec, min(batch_bytes, limit - BATCH_OVERHEAD), limit)
 
 
 class Rows(NamedTuple):
@@ -121,6 +135,38 @@ def seal(box: Box, rows: Rows, topic: TopicRoutes, settings: SealSettings) -> li
     return box.batches
 
 
+def seal_one(
+    record: tuple[bytes | None, bytes | None, Headers | None],
+    stamp: int,
+    route: PartitionRoute,
+    settings: SealSettings,
+) -> EncodedBatch:
+    """A batch of one record (value, key, headers); moves the route's sequence on. Raises
+    `RecordTooLargeError` with nothing changed."""
+    value, key, headers = record
+    if value is not None and key is None and headers is None and not settings.codec:
+        encoded = encode_one(
+            value, stamp, route.topic_id, route.partition, settings.producer_id, route.epoch,
+            route.next_sequence,
+        )  # fmt: skip
+    else:
+        encoded = encode_batch(
+            (value,),
+            base_timestamp=stamp,
+            topic_id=route.topic_id,
+            partition=route.partition,
+            keys=None if key is None else (key,),
+            headers=None if headers is None else (headers,),
+            producer_id=settings.producer_id,
+            producer_epoch=route.epoch,
+            base_sequence=route.next_sequence,
+            codec=settings.codec,
+        )
+    _check_frame(encoded, route, settings)
+    route.next_sequence += 1
+    return encoded
+
+
 def _place(box: Box, groups: list[npt.NDArray[np.int64]]) -> None:
     """Where every row went: arrays of batch number and index within it."""
     total = sum(len(group) for group in groups)
@@ -146,13 +192,17 @@ def _encode_run(box: Box, rows: Rows, route: PartitionRoute, settings: SealSetti
                 return
     for start, stop in _runs(rows, settings):
         encoded = _encode(box, rows.run(start, stop), route, settings)
-        if encoded.length > settings.batch_bytes_max:
-            raise RecordTooLargeError(
-                f"a record for {route!r} makes a batch of {encoded.length} bytes with its key and "
-                f"headers; the most is {settings.batch_bytes_max}: raise the node's lane capacity "
-                "(of which a batch may take a quarter), or split the record"
-            )
+        _check_frame(encoded, route, settings)
         _append(box, route, encoded, stop - start)
+
+
+def _check_frame(encoded: EncodedBatch, route: PartitionRoute, settings: SealSettings) -> None:
+    if encoded.length > settings.batch_bytes_max:
+        raise RecordTooLargeError(
+            f"a record for {route!r} makes a batch of {encoded.length} bytes with its key and "
+            f"headers; the most is {settings.batch_bytes_max}: raise the node's lane capacity "
+            "(of which a batch may take a quarter), or split the record"
+        )
 
 
 def _append(box: Box, route: PartitionRoute, encoded: EncodedBatch, count: int) -> None:
