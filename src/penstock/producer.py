@@ -42,7 +42,7 @@ from penstock.express import express
 from penstock.ipc import layout as lo
 from penstock.minder import Minder
 from penstock.outbox import Outbox
-from penstock.routes import TopicRoutes, learn
+from penstock.routes import BATCH_OVERHEAD, TopicRoutes, learn
 from penstock.session import Session
 
 logger = logging.getLogger("penstock.producer")
@@ -112,8 +112,7 @@ class Producer:
         """Everything that a forked child must not inherit."""
         self._lock = threading.Lock()
         self._boxes: dict[str, Box] = {}
-        # Where `send` looks without a lock: the same boxes, or with linger 0 ones that are full, so
-        # that every record goes the way of those that leave at once.
+        # Where `send` looks: the same boxes, or full ones (linger 0) that make it go the slow way.
         self._open: dict[str, Box] = self._boxes if self._linger else {}
         self._session: Session | None = None
         self._outbox = Outbox(
@@ -185,8 +184,7 @@ class Producer:
         stamp = None if timestamp is None else as_microseconds(timestamp)
         with self._lock:
             routes = self._routes(topic)
-            if partition is not None:
-                routes.check_partition(partition)
+            routes.check_partition(partition)
             size = record_overhead(value, key, pairs) + 8
             routes.check_size(size)
             queues = self._linger or topic in self._boxes or self._session is None
@@ -326,7 +324,7 @@ class Producer:
     def _new_box(self, topic: str) -> Box:
         now = time.monotonic()
         return Box(
-            self, topic, self._batch_bytes - sealing.BATCH_OVERHEAD, time.time_ns() // 1000,
+            self, topic, self._batch_bytes - BATCH_OVERHEAD, time.time_ns() // 1000,
             now + self._linger, now + self._delivery_timeout, self.incarnation,
         )  # fmt: skip
 
