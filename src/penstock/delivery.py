@@ -217,19 +217,6 @@ class Box:
         return self.error is not None or all(batch.done for batch in self.batches)
 
 
-def undelivered(failed: Sequence[Batch | Box]) -> DeliveryError | None:
-    """What `flush` raises for failures that nobody looked at; None if there are none."""
-    unseen = [failure.unseen() for failure in failed if failure.looked_at < failure.count]
-    if not unseen:
-        return None
-    topic, partition, error, _ = unseen[0]
-    return DeliveryError(
-        f"{sum(entry[3] for entry in unseen)} records were not delivered; first: "
-        f"{topic}-{partition}: {error}",
-        unseen,
-    )
-
-
 class Delivery:
     """The future of one record. Thread-safe; does not have to be kept or looked at."""
 
@@ -338,6 +325,19 @@ class Callbacks:
             except IndexError:
                 return  # another thread took the last one
             self.call(delivery, callback)
+
+    @staticmethod
+    def undelivered(failed: Sequence[Batch | Box]) -> DeliveryError | None:
+        """What `flush` raises for failures that nobody looked at; None if there are none."""
+        unseen = [failure.unseen() for failure in failed if failure.looked_at < failure.count]
+        if not unseen:
+            return None
+        topic, partition, error, _ = unseen[0]
+        return DeliveryError(
+            f"{sum(entry[3] for entry in unseen)} records were not delivered; first: "
+            f"{topic}-{partition}: {error}",
+            unseen,
+        )
 
     @staticmethod
     def call(delivery: Delivery, callback: Callable[[Delivery], object]) -> None:

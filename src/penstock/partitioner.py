@@ -97,9 +97,6 @@ def _partitions(hashes: npt.NDArray[np.uint32], partitions: int) -> Longs:
     positive = hashes & np.uint32(0x7FFFFFFF)
     return (positive % np.uint32(partitions)).astype(np.int64)
 
-    hashes = murmur2_column(keys) & np.uint32(0x7FFFFFFF)
-    return (hashes % np.uint32(partitions)).astype(np.int64)
-
 
 def partition_of(key: bytes, partitions: int) -> int:
     """The partition of one key."""

@@ -29,15 +29,7 @@ from penstock.arguments import (
 from penstock.arrow.sending import send_arrow
 from penstock.core import errors as er
 from penstock.core.encode import CODECS, record_overhead
-from penstock.delivery import (
-    Batch,
-    BatchDelivery,
-    Box,
-    Callbacks,
-    Delivery,
-    Receipt,
-    undelivered,
-)
+from penstock.delivery import Batch, BatchDelivery, Box, Callbacks, Delivery, Receipt
 from penstock.express import express
 from penstock.ipc import layout as lo
 from penstock.minder import Minder
@@ -287,7 +279,7 @@ class Producer:
                 )
             failed, self._failed = self._failed, []
         self.callbacks.run()
-        error = undelivered(failed)
+        error = Callbacks.undelivered(failed)
         if error is not None:
             raise error
 
