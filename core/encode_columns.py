@@ -90,10 +90,19 @@ def encode_columns(
     producer_epoch: int = 0,
     base_sequence: int = 0,
     codec: int = hd.CODEC_NONE,
+    attributes: int = 0,
+    offset_deltas: npt.NDArray[np.int32] | None = None,
+    last_offset_delta: int | None = None,
 ) -> en.EncodedBatch:
     """One sealed batch of these records; see `encode_batch`, which makes the same bytes."""
     time_section, base_timestamp, max_timestamp = _times(records.timestamps, base_timestamp)
-    sections, attributes = [time_section], 0
+    sections = [time_section]
+    if offset_deltas is not None:
+        deltas = offset_deltas.tobytes()
+        sections.append(
+            en.Section(en.SECTION_OFFSET_DELTAS, en.ENCODING_PLAIN, len(deltas), (deltas,))
+        )
+        attributes |= hd.ATTR_SPARSE_OFFSETS
     if records.keys is not None:
         sections += _binary(
             records.keys, en.SECTION_KEY_VALIDITY, en.SECTION_KEY_OFFSETS, en.SECTION_KEY_BYTES
@@ -108,7 +117,9 @@ def encode_columns(
     return en.finish_batch(
         sections,
         count=len(records.values),
-        last_offset_delta=len(records.values) - 1,
+        last_offset_delta=(
+            len(records.values) - 1 if last_offset_delta is None else last_offset_delta
+        ),
         base_timestamp=base_timestamp,
         max_timestamp=max_timestamp,
         topic_id=topic_id,

@@ -5,7 +5,7 @@
     16 ├────────────────┴────┴────┴─────────┼────────────────┼────────────────┤   broker: 0-43,
        │ base offset                        │ leader epoch   │ generation     │  in a private
     32 ├────────────────────────────────────┼────────────────┼────────────────┤
-       │ append timestamp                   │ reserved       │ body crc32c    │
+       │ append timestamp                   │ delete horizon │ body crc32c    │
     48 ├────┬────┬─────────┬────────────────┼────────────────┼────────────────┤
        │cod │chk │ attrib. │ last off delta │ record count   │ producer epoch │  set by the
     64 ├────┴────┴─────────┴────────────────┼────────────────┴────────────────┤  producer (44-127),
@@ -20,7 +20,8 @@
 
 Little-endian. The header crc covers bytes 0-127 with its own four zeroed and is checked before any
 length is trusted. The body crc covers bytes 48 to the end, so it survives the broker's stamp.
-Batches are a multiple of 64 bytes long. Timestamps are microseconds since the epoch.
+Batches are a multiple of 64 bytes long. Timestamps are microseconds since the epoch. The delete
+horizon, in whole seconds, counts only with its flag: from then on tombstones in the batch may go.
 
 Owns positions, packing and checksums of the header. Never looks into the body and never imports
 numpy, so that writer processes stay small.
@@ -90,7 +91,7 @@ class BatchHeader(NamedTuple):
     leader_epoch: int
     generation: int
     append_timestamp: int
-    reserved: int
+    delete_horizon: int
     body_crc: int
     codec: int
     checksum_kind: int
@@ -160,12 +161,13 @@ def stamp(
     generation: int,
     append_timestamp: int,
     flags: int = 0,
+    delete_horizon: int = 0,
 ) -> None:
     """Write the broker's part (bytes 0-43) into a *private* copy of a header and re-seal it."""
     (length,) = _U32.unpack_from(header, LENGTH_AT)
     BROKER_PART.pack_into(
         header, 0, MAGIC, VERSION, HEADER_BYTES // 16, flags, 0, length, base_offset, leader_epoch,
-        generation, append_timestamp, 0,
+        generation, append_timestamp, delete_horizon,
     )  # fmt: skip
     _U32.pack_into(header, CRC_AT, crc32c(header))
 

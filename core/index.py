@@ -136,6 +136,10 @@ class IndexWriter:
         self._index = bytearray()
         self._times = bytearray()
 
+    def contents(self) -> tuple[bytes, bytes]:
+        """What is pending for both files: all there is, if nothing was ever flushed."""
+        return bytes(self._index), bytes(self._times)
+
     def resume(self, limit: int) -> tuple[int, int]:
         """Take over what the files say of batches below position `limit`; (base offset, position)
         of the last batch so known, from which on all have to be noted again (itself as well)."""

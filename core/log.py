@@ -40,7 +40,7 @@ from penstock.core.segment import OpenSegment
 from penstock.core.snapshots import remove_snapshots_above
 from penstock.core.storage import Storage
 from penstock.core.survey import OpenRequest
-from penstock.core.swapping import Prepared
+from penstock.core.swapping import Prepared, forget_cleaned_to
 
 __all__ = ["AppendResult", "Log", "LogConfig", "RecoveryReport", "SyncJob"]
 
@@ -407,6 +407,7 @@ class Log(LogView):
         )
         if publish is not None:
             publish(end)
+        forget_cleaned_to(storage, folder)
         remove_snapshots_above(storage, folder, end)
         interval = self._config.index_interval_bytes
         chain.truncate(base, position, end, self._boot_id, interval)

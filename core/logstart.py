@@ -30,17 +30,17 @@ START_FILE: Final = "log-start"
 logger = logging.getLogger("penstock.core.log")
 
 
-def encode_start(offset: int) -> bytes:
-    blank = START.pack(START_MAGIC, START_VERSION, 0, 0, offset)
-    return START.pack(START_MAGIC, START_VERSION, 0, crc32c(blank), offset)
+def encode_start(offset: int, magic: bytes = START_MAGIC) -> bytes:
+    blank = START.pack(magic, START_VERSION, 0, 0, offset)
+    return START.pack(magic, START_VERSION, 0, crc32c(blank), offset)
 
 
-def decode_start(data: bytes) -> int | None:
+def decode_start(data: bytes, magic: bytes = START_MAGIC) -> int | None:
     """The offset; None if these bytes are no such file."""
     if len(data) != START.size:
         return None
     offset: int = START.unpack(data)[-1]
-    return offset if data == encode_start(offset) else None
+    return offset if data == encode_start(offset, magic) else None
 
 
 def load_start(storage: Storage, folder: str) -> int:

@@ -39,6 +39,7 @@ from penstock.core.segment import (
 from penstock.core.snapshots import list_snapshots, remove_snapshots_above
 from penstock.core.storage import write_zeros
 from penstock.core.survey import OpenRequest, Survey
+from penstock.core.swapping import forget_cleaned_to
 from penstock.core.truncation import Tail, create_segment, examine_tail, remove_segments
 
 logger = logging.getLogger("penstock.core.recovery")
@@ -195,6 +196,7 @@ class Recovery:
         log_end, order = self._found.end.offset, self._found.end.order
         last = self._found.scanned[-1]
         if cause:
+            forget_cleaned_to(storage, folder)
             remove_segments(storage, folder, self._found.later)
             last = self._cut(last)
         rescued = self._rescue()

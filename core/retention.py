@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from penstock.core.index import index_paths, lookup_offset
-from penstock.core.segment import Scan, open_for_reading
+from penstock.core.segment import last_batch, open_for_reading
 from penstock.core.storage import Storage
 
 
@@ -70,20 +69,17 @@ def segment_facts(
 def _look(
     storage: Storage, folder: str, base: int, end: int, valid_bytes: int | None
 ) -> SegmentFacts:
-    index = storage.read_file(index_paths(folder, base)[0]) or b""
     fd = open_for_reading(storage, folder, base)
     try:
-        # From the last index entry on, or from the start if that entry is of another log.
-        for start, position in (lookup_offset(index, base, end), (base, 0)):
-            scan = Scan(storage, fd, position=position, offset=start, until=end, end=valid_bytes)
-            newest = None
-            for _, head in scan:
-                newest = head.append_timestamp
-            if newest is not None:
-                break
+        last = last_batch(storage, folder, base, fd, end, valid_bytes)
     finally:
         storage.close(fd)
-    return SegmentFacts(base, end, scan.position, newest, valid_bytes is not None)
+    if last is None:
+        return SegmentFacts(base, end, 0, None, valid_bytes is not None)
+    position, head = last
+    return SegmentFacts(
+        base, end, position + head.length, head.append_timestamp, valid_bytes is not None
+    )
 
 
 def expired(

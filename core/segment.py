@@ -10,6 +10,7 @@ Owns names and scans. Never judges what a bad batch means (`recovery` does), nev
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from enum import Enum
 from typing import Final
@@ -234,6 +235,20 @@ def find_batch(
         if scan.batches or not position:
             return scan.position, scan.offset
     raise AssertionError("unreachable: the second try starts at position 0")
+
+
+def last_batch(
+    storage: Storage, folder: str, base_offset: int, fd: int, until: int, end: int | None = None
+) -> tuple[int, BatchHeader] | None:
+    """(position, header) of the last batch below offset `until`; None if there is none. Costs one
+    interval of the index."""
+    index = storage.read_file(index_paths(folder, base_offset)[0]) or b""
+    for start, position in (lookup_offset(index, base_offset, until), (base_offset, 0)):
+        scan = Scan(storage, fd, position=position, offset=start, until=until, end=end)
+        last = deque(scan, maxlen=1)
+        if last:
+            return last[0]
+    return None
 
 
 class OpenSegment:

@@ -23,10 +23,14 @@ from typing import Final
 
 from penstock.core.errors import StorageError
 from penstock.core.index import index_paths
+from penstock.core.logstart import decode_start, encode_start
 from penstock.core.segment import list_segments, remove_segment, segment_path
 from penstock.core.storage import Storage
 
 CLEANED_SUFFIX: Final = ".cleaned"
+CLEANED_TO_FILE: Final = "cleaned-to"
+CLEANED_TO_MAGIC: Final = b"PSCT"
+"""A file as `log-start` is one; the cleaner's own, and only a hint."""
 _MARK: Final = re.compile(r"(\d{20})-(\d{20})\.swap")
 
 
@@ -99,6 +103,23 @@ def finish_swap(storage: Storage, folder: str, base: int, end: int, *, again: bo
             remove_segment(storage, folder, other)
     storage.fsync_folder(folder)
     storage.unlink(mark)
+
+
+def load_cleaned_to(storage: Storage, folder: str) -> int:
+    """The offset below which the log was cleaned as a whole; 0 if that is not known."""
+    data = storage.read_file(f"{folder}/{CLEANED_TO_FILE}") or b""
+    return decode_start(data, CLEANED_TO_MAGIC) or 0
+
+
+def save_cleaned_to(storage: Storage, folder: str, offset: int) -> None:
+    """Only after all swaps below. An old value costs the next cleaning time and nothing else."""
+    data = encode_start(offset, CLEANED_TO_MAGIC)
+    storage.write_file(f"{folder}/{CLEANED_TO_FILE}", data, durable=False)
+
+
+def forget_cleaned_to(storage: Storage, folder: str) -> None:
+    """Before a truncation: what comes in the place of what goes was never cleaned."""
+    storage.unlink(f"{folder}/{CLEANED_TO_FILE}")
 
 
 def finish_swaps(storage: Storage, folder: str) -> int:

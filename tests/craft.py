@@ -30,7 +30,7 @@ FIELDS = {
     "leader_epoch": (24, "I"),
     "generation": (28, "I"),
     "append_timestamp": (32, "q"),
-    "reserved": (40, "I"),
+    "delete_horizon": (40, "I"),
     "body_crc": (44, "I"),
     "codec": (48, "B"),
     "checksum_kind": (49, "B"),

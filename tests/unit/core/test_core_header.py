@@ -21,7 +21,7 @@ U64 = st.integers(0, (1 << 64) - 1)
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
 CODES = {"B": st.integers(0, 255), "H": U16, "I": U32, "Q": U64, "q": I64}
 STAMPED = ("magic", "version", "header_units", "flags", "base_offset", "leader_epoch",
-           "generation", "append_timestamp", "reserved")  # fmt: skip
+           "generation", "append_timestamp", "delete_horizon")  # fmt: skip
 
 
 def strategy(name):
@@ -81,13 +81,13 @@ def test_the_producers_part_is_written_to_its_place(fields):
     )
 )
 def test_the_stamp_changes_bytes_0_to_43_only_and_keeps_the_length(fields):
-    before = example(reserved=77, reserved_end=1 << 60)
+    before = example(delete_horizon=77, reserved_end=1 << 60)
     private = bytearray(before[:128])
     hd.stamp(private, **fields)
     assert private[44:] == before[44:128]
     assert craft.get(private, "length") == len(before)
     expected = bytearray(before[:128])
-    craft.put(expected, reserved=0, header_crc=0, **fields)
+    craft.put(expected, delete_horizon=0, header_crc=0, **fields)
     struct.pack_into("<I", expected, 8, crc32c(bytes(expected)))
     assert private == expected
 
@@ -199,7 +199,7 @@ def test_impossible_fields_under_a_good_checksum_are_corrupt(fields):
         {"last_offset_delta": (1 << 24) - 1, "record_count": 1 << 24},
         {"codec": 2},
         {"base_offset": 1 << 61},
-        {"reserved": 1, "reserved_end": 1},
+        {"delete_horizon": 1, "reserved_end": 1},
         {"flags": 0xFFFF, "attributes": 0xFFFF},
     ],
     ids=str,

@@ -1,0 +1,97 @@
+"""A batch without some of its records: the columns of the rest, gathered and sealed again.
+
+Offsets and sequences stay: the base offset, the last offset delta and the base sequence are those
+of the whole batch, and what is left carries its offset deltas. Without any record a header alone is
+left, which still says where its producer stands.
+
+Owns the re-encoding. Never decides what goes. Imports numpy: for the cleaner's process only.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core import encode as en
+from penstock.core import header as hd
+from penstock.core.columns import BinaryColumn, Columns
+from penstock.core.encode_columns import HeaderColumns, RecordColumns, encode_columns
+
+Mask = npt.NDArray[np.bool_]
+
+
+class _Identity(TypedDict):
+    topic_id: bytes
+    partition: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+
+
+def stamped(
+    header: bytearray, body: hd.Buffer, head: hd.BatchHeader, horizon: int | None
+) -> list[hd.Buffer]:
+    """A batch as it stands in a compacted segment: offset, epoch and times of the broker as they
+    were in `head`; a delete horizon if one is given."""
+    flags = head.flags & hd.FLAG_APPEND_TIME | hd.FLAG_COMPACTED
+    if horizon is not None:
+        flags |= hd.FLAG_DELETE_HORIZON
+    hd.stamp(
+        header,
+        base_offset=head.base_offset,
+        leader_epoch=head.leader_epoch,
+        generation=head.generation,
+        append_timestamp=head.append_timestamp,
+        flags=flags,
+        delete_horizon=horizon or 0,
+    )
+    return [header, body]
+
+
+def emptied(head: hd.BatchHeader) -> en.EncodedBatch:
+    """The batch without any record: its header alone."""
+    return en.finish_batch(
+        (),
+        (b"", 0),
+        count=0,
+        last_offset_delta=head.last_offset_delta,
+        base_timestamp=head.base_timestamp,
+        max_timestamp=head.max_timestamp,
+        codec=hd.CODEC_NONE,
+        attributes=head.attributes & hd.ATTR_TRANSACTIONAL | hd.ATTR_SPARSE_OFFSETS,
+        **_identity(head),
+    )
+
+
+def thinned(columns: Columns, keep: Mask) -> en.EncodedBatch:
+    """The batch with those records for which `keep` is true: at least one. The header of `columns`
+    must not say that the append's time counts, or the producers' times would be lost."""
+    head, rows = columns.head, np.flatnonzero(keep)
+    headers = columns.header_columns
+    records = RecordColumns(
+        columns.values,
+        columns.keys if isinstance(columns.keys, BinaryColumn) else None,
+        columns.timestamps if columns.constant_timestamp is None else None,
+        None if headers is None else HeaderColumns(*headers),
+    )
+    return encode_columns(
+        records.take(rows),
+        base_timestamp=head.base_timestamp,
+        offset_deltas=(columns.offsets[rows] - head.base_offset).astype(np.int32),
+        last_offset_delta=head.last_offset_delta,
+        codec=head.codec,
+        attributes=head.attributes & hd.ATTR_TRANSACTIONAL,
+        **_identity(head),
+    )
+
+
+def _identity(head: hd.BatchHeader) -> _Identity:
+    return {
+        "topic_id": head.topic_id,
+        "partition": head.partition,
+        "producer_id": head.producer_id,
+        "producer_epoch": head.producer_epoch,
+        "base_sequence": head.base_sequence,
+    }
