@@ -85,7 +85,12 @@ class Cleanup:
         except StorageError as error:
             if not error.retriable:
                 raise
-            logger.warning("%s: below the log start some is left: %s", self._folder, error)
+            logger.warning(
+                "%s: below the log start some is left: %s",
+                self._folder,
+                error,
+                extra={"folder": self._folder},
+            )
             return
         logger.info(
             "%s: the log starts at %d, segments removed: %d", self._folder, self.log_start, count

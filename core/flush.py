@@ -87,7 +87,9 @@ class SyncJob:
         try:
             write_mark(self.storage, self.folder, self.point.boot_id, [base_offset])
         except StorageError as error:
-            logger.error("%s: failed fsync not marked: %s", self.folder, error)
+            logger.error(
+                "%s: failed fsync not marked: %s", self.folder, error, extra={"folder": self.folder}
+            )
 
 
 class Syncs:
@@ -190,7 +192,9 @@ class Syncs:
             segment.synced = reached
         point = job.point
         if job.failed:  # `synced` is not true of them before the rescue
-            logger.error("%s: a sync failed: %s", self._folder, job.error)
+            logger.error(
+                "%s: a sync failed: %s", self._folder, job.error, extra={"folder": self._folder}
+            )
             try:
                 rescue(job.failed)
             except StorageError as error:
@@ -253,14 +257,21 @@ class Syncs:
             if not error.retriable:
                 raise
             # The old point stays: a recovery reads more than it would have to.
-            logger.warning("%s: recovery point not written: %s", self._folder, error)
+            logger.warning(
+                "%s: recovery point not written: %s",
+                self._folder,
+                error,
+                extra={"folder": self._folder},
+            )
 
     def snapshot(self, producers: ProducerTable, log_end: int) -> None:
         """Write the producer state. A failure is only logged: it costs recovery time."""
         try:
             write_snapshot(self._storage, self._folder, producers, log_end)
         except StorageError as error:
-            logger.warning("%s: no producer snapshot: %s", self._folder, error)
+            logger.warning(
+                "%s: no producer snapshot: %s", self._folder, error, extra={"folder": self._folder}
+            )
             return
         self.batches_above_snapshot = 0
         self._fresh_snapshots.append(log_end)
@@ -272,4 +283,6 @@ def flush_index(segment: OpenSegment, folder: str) -> None:
     try:
         segment.index.flush()
     except StorageError as error:
-        logger.warning("%s: index not written, it lags behind: %s", folder, error)
+        logger.warning(
+            "%s: index not written, it lags behind: %s", folder, error, extra={"folder": folder}
+        )

@@ -216,7 +216,12 @@ class Log(LogView):
             return AppendResult(base, following, at, 0, True, "")
         if answer.error not in _HARMLESS:
             self._producers.poison(head.producer_id, head.producer_epoch)
-        logger.warning("%s: refused: %s", self._folder, answer.message)
+        logger.warning(
+            "%s: refused: %s",
+            self._folder,
+            answer.message,
+            extra={"folder": self._folder, "reason": answer.message},
+        )
         return refused(answer.error, answer.message)
 
     def _judge(self, error: StorageError) -> NoReturn:
@@ -228,7 +233,7 @@ class Log(LogView):
     def _go_offline(self, error: Exception) -> LogOfflineError:
         if not self._offline:
             self._offline = f"the log in {self._folder} is offline until it is recovered: {error}"
-            logger.error("%s", self._offline)
+            logger.error("%s", self._offline, extra={"folder": self._folder, "reason": str(error)})
         return LogOfflineError(self._offline)
 
     # ---- segments

@@ -55,7 +55,11 @@ def load_start(storage: Storage, folder: str) -> int:
         return 0
     start = decode_start(data)
     if start is None:
-        logger.error("%s is damaged: the log starts with its first segment until trimmed", path)
+        logger.error(
+            "%s is damaged: the log starts with its first segment until trimmed",
+            path,
+            extra={"path": path},
+        )
         return 0
     return start
 

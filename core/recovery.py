@@ -148,7 +148,12 @@ class Recovery:
             seconds=time.monotonic() - started,
         )
         if cause:
-            logger.warning("%s: %s", self._ask.folder, report.summary())
+            logger.warning(
+                "%s: %s",
+                self._ask.folder,
+                report.summary(),
+                extra={"folder": self._ask.folder, "reason": cause},
+            )
         return recovered, report
 
     def _reason(self, cause: str) -> str:

@@ -101,7 +101,7 @@ class AloneRole:
         self.page = order.page
         self._storage = storage
         self._folder = order.folder
-        self.name = f"{order.topic}-{order.partition}"
+        self.name = order.name
         self._log = log
         self._state = state
         self._settings = order.settings
@@ -226,7 +226,12 @@ class AloneRole:
         for batch, result in zip(batches, results, strict=True):
             if result.error:
                 refusals += 1
-                logger.warning("%s: refused a batch: %s", self.name, result.message)
+                logger.warning(
+                    "%s: refused a batch: %s",
+                    self.name,
+                    result.message,
+                    extra={"reason": result.message},
+                )
             elif result.duplicate:
                 duplicates += 1
             else:

@@ -10,6 +10,8 @@ from typing import Final
 
 import msgspec
 
+from penstock.ipc.names import PartitionName
+
 PROTOCOL_VERSION: Final = 1
 TOPICS_PER_PAGE: Final = 80
 
@@ -211,6 +213,10 @@ class OpenPartition(msgspec.Struct, frozen=True, tag="open_partition"):
     settings: TopicSettings
     clean: bool
     boot_id: str
+
+    @property
+    def name(self) -> PartitionName:
+        return PartitionName(self.topic, self.partition)
 
 
 class ClosePartition(msgspec.Struct, frozen=True, tag="close_partition"):

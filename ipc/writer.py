@@ -183,7 +183,7 @@ class Writer:
                     -1, -1, 0, ErrorCode.CORRUPT_BATCH, False,
                     f"lane {lane.receiver.name} sent a batch that is not its producer's",
                 )  # fmt: skip
-                logger.warning("%s", answers[id(frame)].message)
+                logger.warning("%s", answers[id(frame)].message, extra={"lane": lane.receiver.name})
         if not good:
             return
         batches = [frame.batch for frame in good]
@@ -392,7 +392,7 @@ class Writer:
         try:
             role, report = self._open_role(order)
         except (PenstockError, OSError) as error:
-            logger.error("%s-%d cannot be opened: %s", order.topic, order.partition, error)
+            logger.error("%s cannot be opened: %s", order.name, error)
             state.claim(order.topic_id, order.partition, self._generation)
             state.publish_status(lo.STATUS_OFFLINE, errno_of(error))
             self._failed[order.page] = str(error)
@@ -443,7 +443,7 @@ class Writer:
         except (LaneCorruptError, UnsupportedVersionError, FileNotFoundError) as error:
             # Only these are final. Anything else (no descriptors, no memory) ends this process, and
             # its successor tries again: the lane may hold what was accepted.
-            logger.error("lane %s cannot be opened: %s", order.name, error)
+            logger.error("%s cannot be opened: %s", order.name, error, extra={"lane": order.name})
             self._tell(ms.LaneDropped(order.name, str(error)[:1000]))
             return
         self._lanes[order.name] = DrainedLane(receiver, doorbell)
@@ -451,7 +451,7 @@ class Writer:
 
     def _drop(self, lane: DrainedLane, reason: str) -> None:
         name = lane.receiver.name
-        logger.error("lane %s dropped: %s", name, reason)
+        logger.error("lane %s dropped: %s", name, reason, extra={"lane": name, "reason": reason})
         self._forget_lane(name)
         self._tell(ms.LaneDropped(name, reason[:1000]))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -19,7 +20,15 @@ if TYPE_CHECKING:
 _ALIASES: Final = {"data": "data_folder", "writers": "writers_max"}
 _SIZES: Final = ("lane_capacity", "cleaner_rate")
 _ROOMS: Final = ("disk_warn", "disk_stop")
+_TEXTS: Final = ("data_folder", "name", "log_format")
 CONFIG_BYTES_MAX: Final = 1 << 20
+
+
+class LogFormat(StrEnum):
+    """How log lines are written."""
+
+    text = "text"
+    json = "json"
 
 
 def add_to(app: typer.Typer) -> None:
@@ -51,21 +60,31 @@ def serve(
             help="Shared memory of a producer's lane, like 4MiB; a batch takes at most a quarter.",
         ),
     ] = None,
+    log_format: Annotated[
+        LogFormat | None,
+        typer.Option(
+            "--log-format",
+            help="Lines of the log on stderr. Default: $PENSTOCK_LOG_FORMAT, else text.",
+        ),
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="TOML with any setting of the node; options win."),
     ] = None,
 ) -> int:
     """Run a node until Ctrl-C or SIGTERM, which drain and close it; a second one leaves at once."""
+    from penstock.server.logformat import FORMAT_VARIABLE
     from penstock.server.main import configure_logging
     from penstock.server.main import serve as run_node
 
     given = {"data": data, "name": name, "writers": writers, "lane_capacity": lane_capacity}
-    settings = read_config(config) if config is not None else {}
+    given["log_format"] = log_format.value if log_format is not None else None
+    settings: dict[str, Any] = {"log_format": os.environ.get(FORMAT_VARIABLE) or "text"}
+    settings |= read_config(config) if config is not None else {}
     settings |= {key: value for key, value in given.items() if value is not None}
     node = node_config(settings)
     _reset_logging()
-    configure_logging(-1 if env.quiet else env.verbose)
+    configure_logging(-1 if env.quiet else env.verbose, node.log_format)
     reader, writer = os.pipe()
     teller = threading.Thread(target=_tell_when_ready, args=(env, node, reader), daemon=True)
     teller.start()
@@ -105,10 +124,10 @@ def node_config(settings: dict[str, Any]) -> NodeConfig:
                 f"a node has no setting {key!r}; there are "
                 f"{', '.join(sorted(known | set(_ALIASES)))}"
             )
-        if isinstance(value, str) and field not in ("data_folder", "name"):
+        if isinstance(value, str) and field not in _TEXTS:
             value = _read(field, value)
         found[field] = value
-    for field in ("data_folder", "name"):
+    for field in _TEXTS:
         if not isinstance(found.get(field, ""), str):
             raise ConfigError(f"{field} is {found[field]!r}: write it in quotes")
     if not found.get("name"):
@@ -143,5 +162,5 @@ def _tell_when_ready(env: Env, node: NodeConfig, reader: int) -> None:
             {"event": "ready", "url": url, "data_folder": node.data_folder, "pid": os.getpid()}
         )
         output.flush()
-    else:
+    elif node.log_format == "text":  # else every line on stderr is an object, and the log says it
         env.say(f"penstock serves {node.data_folder} at {url}")

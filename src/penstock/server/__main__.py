@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from penstock.core.errors import ConfigError
 from penstock.ipc.paths import DEFAULT_NODE, default_data_folder
 from penstock.server.config import NodeConfig
+from penstock.server.logformat import FORMAT_VARIABLE, FORMATS
 from penstock.server.main import configure_logging, serve
 
 _OPTIONS = {
@@ -45,6 +46,9 @@ def parse(argv: Sequence[str] | None) -> tuple[NodeConfig, int | None, int | Non
     parser.add_argument(
         "--owner", type=int, metavar="PID", help="stop cleanly when this process is dead"
     )
+    parser.add_argument(
+        "--log-format", choices=FORMATS, default=os.environ.get(FORMAT_VARIABLE) or "text"
+    )
     parser.add_argument("-v", "--verbose", action="count", default=0)
     parser.add_argument("-q", "--quiet", action="count", default=0)
     for option, (kind, text) in _OPTIONS.items():
@@ -57,6 +61,7 @@ def parse(argv: Sequence[str] | None) -> tuple[NodeConfig, int | None, int | Non
             data_folder=given["data"] or os.fspath(default_data_folder(name or DEFAULT_NODE)),
             name=name,
             writers_max=given["writers"],
+            log_format=given["log_format"],
             **{field: given[field] for field in fields if given[field] is not None},
         )
     except ConfigError as error:
@@ -66,7 +71,7 @@ def parse(argv: Sequence[str] | None) -> tuple[NodeConfig, int | None, int | Non
 
 def main(argv: Sequence[str] | None = None) -> int:
     config, ready_fd, owner, verbosity = parse(argv)
-    configure_logging(verbosity)
+    configure_logging(verbosity, config.log_format)
     return serve(config, ready_fd, owner)
 
 

@@ -227,9 +227,15 @@ class Attached:
             return
         client.connection = None
         if client.lanes:
-            logger.info("%s %s, %d lanes to drain", client, how, len(client.lanes))
+            logger.info(
+                "%s %s, %d lanes to drain",
+                client,
+                how,
+                len(client.lanes),
+                extra={"reason": how, "lanes": len(client.lanes)},
+            )
         else:
-            logger.debug("%s %s", client, how)
+            logger.debug("%s %s", client, how, extra={"reason": how})
         self._grants.retire(client)
         self._leave(client)
 

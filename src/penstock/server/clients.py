@@ -36,6 +36,10 @@ class Client:
         self.lanes: dict[int, Lane] = {}
         self.connection: Connection | None = None
 
+    @property
+    def log_fields(self) -> dict[str, object]:
+        return {"client": KINDS[self.kind], "client_id": self.name, "pid": self.pid}
+
     def __str__(self) -> str:
         who = f"{KINDS[self.kind]} {self.name!r}" if self.name else KINDS[self.kind]
         return f"{who} (pid {self.pid})"

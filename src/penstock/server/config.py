@@ -11,6 +11,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.header import BATCH_BYTES_MAX
 from penstock.ipc import layout as lo
 from penstock.ipc.paths import DEFAULT_NODE, check_node_name
+from penstock.server.logformat import FORMATS
 
 _WHOLE: Final = {
     "lane_capacity": (lo.LANE_CAPACITY_MIN, lo.LANE_CAPACITY_MAX),
@@ -120,12 +121,19 @@ class NodeConfig:
     """Room below which nothing is appended, before the disk is really full: producers wait, as on a
     full disk, and consumers go on. A share of the disk (below 1), or bytes. 0: never."""
 
+    log_format: str = "text"
+    """How node and writers write log lines on stderr: `text`, or `json`, one object a line."""
+
     def __post_init__(self) -> None:
         if not self.data_folder or "\0" in self.data_folder:
             raise ConfigError(f"data_folder is {self.data_folder!r}: name a folder")
         object.__setattr__(self, "data_folder", os.path.abspath(self.data_folder))
         if self.name is not None:
             check_node_name(self.name)
+        if self.log_format not in FORMATS:
+            raise ConfigError(
+                f"log_format is {self.log_format!r}: allowed are {', '.join(FORMATS)}"
+            )
         if self.writers_max is not None:
             _check_whole("writers_max", self.writers_max, 1, lo.WRITERS_MAX)
         for field, (low, high) in _WHOLE.items():

@@ -116,14 +116,16 @@ class Grants:
             self._supervisor.post(lane.writer, ms.AddLane(lane.name, dead=True))
         else:
             self._book.remove(lane)
-            logger.debug("lane %s is drained and gone", lane.name)
+            logger.debug("lane %s is drained and gone", lane.name, extra={"lane": lane.name})
 
     def _bytes_left(self, lane: Lane) -> int | None:
         """Bytes between head and tail; None when the node has no descriptor left to look."""
         try:
             return self._book.bytes_left(lane)
         except (PenstockError, OSError) as error:
-            logger.error("lane %s cannot be looked at: %s", lane.name, error)
+            logger.error(
+                "lane %s cannot be looked at: %s", lane.name, error, extra={"lane": lane.name}
+            )
             return None
 
     def dropped(self, report: ms.LaneDropped) -> Client | None:
@@ -132,7 +134,13 @@ class Grants:
         if lane is None:
             return None
         left = self._bytes_left(lane)
-        logger.error("lane %s is dropped with %s bytes in it: %s", lane.name, left, report.reason)
+        logger.error(
+            "lane %s is dropped with %s bytes in it: %s",
+            lane.name,
+            left,
+            report.reason,
+            extra={"lane": lane.name, "bytes": left, "reason": report.reason},
+        )
         self._book.remove(lane)
         client = self._owners.pop(lane.name, None)
         if client is None:

@@ -90,7 +90,12 @@ class LaneBook:
             try:
                 identity = None if region is None else read_identity(region)
             except LaneCorruptError as error:
-                logger.error("%s is removed, nothing can be drained from it: %s", name, error)
+                logger.error(
+                    "%s is removed, nothing can be drained from it: %s",
+                    name,
+                    error,
+                    extra={"lane": name},
+                )
                 identity = None
             if region is not None and identity is not None:
                 found.append(Leftover(Lane(name, identity), region))

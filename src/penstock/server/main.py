@@ -6,11 +6,11 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 from typing import Final
 
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.server.config import NodeConfig
+from penstock.server.logformat import configure
 from penstock.server.node import Node
 
 logger = logging.getLogger("penstock.node")
@@ -18,13 +18,9 @@ logger = logging.getLogger("penstock.node")
 _LEVELS: Final = {-2: logging.ERROR, -1: logging.WARNING, 0: logging.INFO, 1: logging.DEBUG}
 
 
-def configure_logging(verbosity: int = 0) -> None:
+def configure_logging(verbosity: int = 0, log_format: str = "text") -> None:
     """One line an event on stderr. Verbosity 1 adds details, -1 leaves warnings, -2 errors."""
-    logging.basicConfig(
-        level=_LEVELS[max(-2, min(1, verbosity))],
-        stream=sys.stderr,
-        format=f"%(asctime)s %(levelname)s node[{os.getpid()}] %(message)s",
-    )
+    configure("node", _LEVELS[max(-2, min(1, verbosity))], log_format)
 
 
 def serve(config: NodeConfig, ready_fd: int | None = None, owner: int | None = None) -> int:
@@ -37,7 +33,12 @@ def serve(config: NodeConfig, ready_fd: int | None = None, owner: int | None = N
     try:
         asyncio.run(_serve(config, ready_fd, owner))
     except (PenstockError, OSError) as error:
-        logger.error("the node cannot serve %s: %s", config.data_folder, error)
+        logger.error(
+            "the node cannot serve %s: %s",
+            config.data_folder,
+            error,
+            extra={"folder": config.data_folder},
+        )
         return 1
     return 0
 
@@ -67,7 +68,7 @@ def _watch(owner: int, node: Node, loop: asyncio.AbstractEventLoop) -> None:
 
     def on_death() -> None:
         loop.remove_reader(pidfd)
-        logger.info("its owner (pid %d) is dead: stopping", owner)
+        logger.info("its owner (pid %d) is dead: stopping", owner, extra={"pid": owner})
         node.stop()
 
     try:

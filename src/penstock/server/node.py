@@ -134,6 +134,7 @@ class Node:
             "node %s serves %s: pid %d, %d topics, up to %d writers",
             self.config.name or "without a name", self.config.data_folder, os.getpid(),
             self._topics.count, self._ground.writers,
+            extra={"pid": os.getpid(), "folder": self.config.data_folder},
         )  # fmt: skip
         if ready is not None:
             ready()

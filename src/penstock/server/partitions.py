@@ -38,6 +38,10 @@ class Partition:
     def __str__(self) -> str:
         return f"{self.topic.name}-{self.index}"
 
+    @property
+    def log_fields(self) -> dict[str, object]:
+        return {"topic": self.topic.name, "partition": self.index}
+
 
 class Partitions:
     """All partitions by page. `post` tells the writer of that index something."""
@@ -121,7 +125,9 @@ class Partitions:
     def failed(self, report: ms.PartitionFailed) -> None:
         partition = self.live.get(report.page)
         if partition is not None:
-            logger.error("%s is offline: %s", partition, report.reason)
+            logger.error(
+                "%s is offline: %s", partition, report.reason, extra={"reason": report.reason}
+            )
             partition.is_open, partition.failure = False, report.reason
             self._notify()
 

@@ -145,10 +145,22 @@ class Session:
         """Answer a request that cannot be served; a hello that cannot be is the end."""
         kind = type(message).__name__
         if isinstance(error, PenstockError):
-            logger.info("%s of pid %d refused: %s", kind, self._peer.pid, error)
+            logger.info(
+                "%s of pid %d refused: %s",
+                kind,
+                self._peer.pid,
+                error,
+                extra={"pid": self._peer.pid, "request": kind},
+            )
             refused = ms.Refused(type(error).__name__, str(error)[:4000])
         else:
-            logger.error("%s of pid %d failed", kind, self._peer.pid, exc_info=error)
+            logger.error(
+                "%s of pid %d failed",
+                kind,
+                self._peer.pid,
+                exc_info=error,
+                extra={"pid": self._peer.pid, "request": kind, "reason": repr(error)},
+            )
             refused = ms.Refused("PenstockError", f"the node failed at {kind}: {error!r:.1000}")
         self._server.refusals += 1
         self._reply(Reply(refused))
@@ -170,14 +182,24 @@ class Session:
 
     def refuse(self, error: str, message: str) -> None:
         """Say why and hang up."""
-        logger.info("pid %d refused: %s", self._peer.pid, message)
+        logger.info(
+            "pid %d refused: %s",
+            self._peer.pid,
+            message,
+            extra={"pid": self._peer.pid, "reason": message, "error": error},
+        )
         self._server.refusals += 1
         self._reply(Reply(ms.Refused(error, message)))
         self.hang_up()
 
     # --- the end ---
     def _drop(self, reason: str) -> None:
-        logger.warning("connection of pid %d dropped: %s", self._peer.pid, reason)
+        logger.warning(
+            "connection of pid %d dropped: %s",
+            self._peer.pid,
+            reason,
+            extra={"pid": self._peer.pid, "reason": reason},
+        )
         self._server.drops += 1
         self._close(goodbye=False)
 

@@ -96,6 +96,7 @@ def _drainable(book: LaneBook, leftovers: list[Leftover], writers: int) -> list[
             logger.error(
                 "%s is removed with %d bytes in it: it names writer %d of %d",
                 leftover.lane.name, leftover.bytes_left, leftover.lane.writer, writers,
+                extra={"lane": leftover.lane.name, "bytes": leftover.bytes_left},
             )  # fmt: skip
             leftover.region.close()
             book.remove(leftover.lane)
@@ -122,7 +123,8 @@ async def settle(
                     "%s is not drained after %g s (drain_timeout), %d bytes are left: clients are "
                     "admitted, draining goes on; %s",
                     leftover.lane.name, timeout, leftover.bytes_left,
-                    _why(ground, partitions, leftover.lane.writer),
+                    (reason := _why(ground, partitions, leftover.lane.writer)),
+                    extra={"lane": leftover.lane.name, "reason": reason},
                 )  # fmt: skip
             if opening:
                 logger.warning(

@@ -137,13 +137,14 @@ class Supervisor:
                 lambda status: self._died(seat, status),
             )
         except (PenstockError, OSError) as error:
-            logger.error("writer %d cannot be started: %s", index, error)
+            logger.error("writer %d cannot be started: %s", index, error, extra={"writer": index})
             self._restart_later(seat)
             return
         process = seat.process
         logger.info(
-            "writer %d started: pid %d, generation %d", index, process.pid, process.generation
-        )
+            "writer %d started: pid %d, generation %d", index, process.pid, process.generation,
+            extra=process.log_fields,
+        )  # fmt: skip
         for order, bell in self._orders_for(index):
             self._note(seat, order)
             process.post(order, bell)
@@ -159,6 +160,7 @@ class Supervisor:
             "--doorbell-fd": seat.doorbell.fileno(),
             "--batch-bytes-max": self._config.batch_bytes_max,
             "--log-level": logging.getLevelName(logger.getEffectiveLevel()),
+            "--log-format": self._config.log_format,
         }
         return [str(word) for pair in values.items() for word in pair]
 
@@ -175,7 +177,12 @@ class Supervisor:
         assert process is not None
         seat.gone.set()
         if self._stopping:
-            logger.info("writer %d ended: %s", seat.index, describe_exit(status))
+            logger.info(
+                "writer %d ended: %s",
+                seat.index,
+                describe_exit(status),
+                extra={"writer": seat.index, "pid": process.pid, "reason": describe_exit(status)},
+            )
             return
         seat.restarts += 1
         if time.monotonic() - seat.started_at >= self._config.restart_healthy_after:
@@ -183,6 +190,7 @@ class Supervisor:
         logger.warning(
             "writer %d (pid %d, generation %d) died: %s; its successor starts in %.2f s",
             seat.index, process.pid, process.generation, describe_exit(status), seat.backoff,
+            extra={**process.log_fields, "reason": describe_exit(status)},
         )  # fmt: skip
         self._restart_later(seat)
 
@@ -222,6 +230,7 @@ class Supervisor:
                 "writer_open_timeout" if bound > config.writer_stall_timeout
                 else "writer_stall_timeout",
                 bound,
+                extra={**process.log_fields, "reason": "no sign of life"},
             )  # fmt: skip
             seat.suspect_since = None
             process.kill()
@@ -248,6 +257,7 @@ class Supervisor:
                     "writer %d (pid %d) has not drained within %g s (drain_timeout): it is killed, "
                     "what is left in its lanes is drained by the next start",
                     seat.index, seat.process.pid, timeout,
+                    extra={**seat.process.log_fields, "reason": "not drained in time"},
                 )  # fmt: skip
                 seat.process.kill()
         await _wait_gone(late, KILL_TIMEOUT)

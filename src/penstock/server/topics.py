@@ -96,7 +96,12 @@ class Topics:
             await self._write(document)
             await self._off_loop(self._make_folders, topic)
             self._partitions.add(topic)
-        logger.info("topic %s created: %d partitions", topic.name, len(topic.pages))
+        logger.info(
+            "topic %s created: %d partitions",
+            topic.name,
+            len(topic.pages),
+            extra={"topic": topic.name},
+        )
         self._partitions.open(topic)
         try:
             await self._wait_open(topic, topic.pages)
@@ -115,7 +120,9 @@ class Topics:
             await self._write(document)
             await self._off_loop(self._make_folders, topic)
             self._partitions.add(topic)
-        logger.info("topic %s altered: %s", topic.name, request.settings)
+        logger.info(
+            "topic %s altered: %s", topic.name, request.settings, extra={"topic": topic.name}
+        )
         self._partitions.open(topic)
         new = topic.pages[len(before.pages) :]
         await self._wait_open(topic, new)
@@ -165,7 +172,7 @@ class Topics:
             document, topic = self._catalog.plan_delete(name)
             await self._write(document)
             task = self._begin_deletion(topic)
-        logger.info("topic %s deleted", name)
+        logger.info("topic %s deleted", name, extra={"topic": name})
         self._partitions.close(topic)
         return task
 
@@ -185,8 +192,9 @@ class Topics:
                 await self._write(self._catalog.plan_forget(topic.topic_id))
         except (OSError, PenstockError) as error:
             logger.error(
-                "files of the deleted topic %s stay until the next start: %s", topic.name, error
-            )
+                "files of the deleted topic %s stay until the next start: %s", topic.name, error,
+                extra={"topic": topic.name},
+            )  # fmt: skip
         self._deletions.pop(topic.topic_id, None)
 
     # --- what waits for the device does so in a thread: the loop must not ---

@@ -7,7 +7,6 @@ that a replacement stands within a tenth of a second and stays small.
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import signal
 import socket
@@ -25,6 +24,7 @@ from penstock.ipc.liveness import raise_descriptor_limit
 from penstock.ipc.shm import Region, object_name, open_existing
 from penstock.ipc.state import StatePage
 from penstock.ipc.writer import Writer
+from penstock.server.logformat import configure
 from penstock.server.parked import ParkedRole, may_park
 
 
@@ -40,12 +40,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--doorbell-fd", type=int, required=True)
     parser.add_argument("--batch-bytes-max", type=int, default=lo.LANE_CAPACITY_DEFAULT // 4)
     parser.add_argument("--log-level", default="INFO")
+    parser.add_argument("--log-format", default="text")
     options = parser.parse_args(argv)
-    logging.basicConfig(
-        level=options.log_level,
-        stream=sys.stderr,
-        format=f"%(asctime)s %(levelname)s writer-{options.writer}[{os.getpid()}] %(message)s",
-    )
+    configure(f"writer-{options.writer}", options.log_level, options.log_format)
     # The node decides when a writer ends: a Ctrl-C in its terminal must not stop it mid-drain.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

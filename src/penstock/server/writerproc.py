@@ -78,6 +78,10 @@ class WriterProcess:
         self._loop.add_reader(self._pidfd, self._died)
         self._loop.add_reader(self._channel.fileno(), self._read)
 
+    @property
+    def log_fields(self) -> dict[str, object]:
+        return {"writer": self.index, "pid": self.pid, "generation": self.generation}
+
     def post(self, order: ms.WriterOrder, bell: Doorbell | None = None) -> None:
         """Send now, or as soon as the writer reads. Orders arrive in the order of the calls."""
         if self._channel.closed:
@@ -88,6 +92,7 @@ class WriterProcess:
                 logger.error(
                     "writer %d (pid %d) has left %d orders unread: it is killed",
                     self.index, self.pid, ORDERS_MAX,
+                    extra={**self.log_fields, "reason": "orders unread"},
                 )  # fmt: skip
                 self._orders.clear()
                 self.kill()
@@ -113,7 +118,9 @@ class WriterProcess:
         except NotConnectedError:
             pass  # it is dying: the pidfd will say so, and a successor is told everything
         except (PenstockError, OSError) as error:
-            logger.error("writer %d cannot be told %s: %s", self.index, order, error)
+            logger.error(
+                "writer %d cannot be told %s: %s", self.index, order, error, extra=self.log_fields
+            )
             self.kill()
         return True
 
@@ -133,7 +140,13 @@ class WriterProcess:
             except BlockingIOError:
                 return False
             except (PenstockError, OSError) as error:
-                logger.error("writer %d (pid %d): %s: it is killed", self.index, self.pid, error)
+                logger.error(
+                    "writer %d (pid %d): %s: it is killed",
+                    self.index,
+                    self.pid,
+                    error,
+                    extra=self.log_fields,
+                )
                 self._is_trusted = False
                 received = None
                 self.kill()
