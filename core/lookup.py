@@ -7,6 +7,7 @@ open.
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import islice
 
 from penstock.core.header import BatchHeader
 from penstock.core.index import index_paths, lookup_offset, lookup_time
@@ -62,12 +63,12 @@ def find_timestamp(
 
 
 def header_at(
-    storage: Storage, folder: str, offset: int, *, bytes_max: int = 4 << 20
+    storage: Storage, folder: str, offset: int, *, batches_max: int = 10_000
 ) -> BatchHeader | None:
     """The header of the batch that holds `offset`, bodies unchecked; None where none is found.
 
-    At most `bytes_max` of the log behind the index's nearest entry are looked through, so the work
-    is bounded also where an index is missing.
+    At most `batches_max` headers behind the index's nearest entry are looked through, so the work
+    is bounded also where an index is missing. An index that only lags behind needs fewer.
     """
     bases = list_segments(storage, folder)
     after = bisect_right(bases, offset)
@@ -78,8 +79,8 @@ def header_at(
     start, position = lookup_offset(index, base, offset)
     fd = open_for_reading(storage, folder, base)
     try:
-        end = min(storage.size(fd), position + bytes_max)
-        for _, head in Scan(storage, fd, position=position, offset=start, end=end):
+        scan = Scan(storage, fd, position=position, offset=start)
+        for _, head in islice(scan, batches_max):
             if head.next_offset > offset:
                 return head
     finally:

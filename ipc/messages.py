@@ -177,6 +177,9 @@ class NodeDescription(msgspec.Struct, frozen=True, tag="node"):
     topics: int
     clients: int
     lanes: int
+    partitions: int = 0
+    versions: dict[str, str] = {}
+    settings: dict[str, str | int | float | None] = {}
 
 
 class Cleaned(msgspec.Struct, frozen=True, tag="cleaned"):

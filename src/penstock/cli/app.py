@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import consume, demo, logs, produce, serve, top, topics, verify
+from penstock.cli import consume, demo, logs, node, produce, serve, top, topics, verify
 from penstock.cli.command import Env, ExitCode, Format, command, merge
 from penstock.cli.output import write_json, write_line
 
@@ -105,6 +105,7 @@ consume.add_to(app)
 top.add_to(app)
 app.add_typer(topics.make(_SETTINGS), name="topic")
 app.add_typer(logs.make(_SETTINGS), name="log")
+app.add_typer(node.make(_SETTINGS), name="node")
 app.add_typer(verify.make(_SETTINGS), name="verify")
 
 

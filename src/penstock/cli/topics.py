@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -22,6 +21,10 @@ if TYPE_CHECKING:
 SETTINGS: Final = tuple(name for name in SETTABLE if name != "partitions")
 
 Names = Annotated[list[str], typer.Argument(metavar="TOPIC", help="One or more topics.")]
+Sample = Annotated[
+    float,
+    typer.Option(metavar="SECONDS", min=0, max=60, help="Count so long, and show rates as well."),
+]
 Name = Annotated[str, typer.Argument(metavar="TOPIC")]
 _CONFIG_HELP = (
     "A setting, may be repeated: segment_bytes, segment_age, durability (os, interval, fsync), "
@@ -123,46 +126,13 @@ def _summary(topic: TopicDescription) -> dict[str, Any]:
     }
 
 
-def describe(env: Env, names: Names) -> int:
+def describe(env: Env, names: Names, sample: Sample = 0.0) -> int:
     """Show the settings of topics and the state of their partitions."""
+    from penstock.cli.describe import describe_topic
+
     with env.admin() as admin:
-        return for_each(env, names, lambda name: _describe(env, admin.describe_topic(name)))
-
-
-def _describe(env: Env, topic: TopicDescription) -> None:
-    if env.is_json:
-        output.write_json(asdict(topic))
-        return
-    output.write_line(f"topic {topic.name}  id {topic.topic_id}")
-    known = {key: value for key, value in topic.settings.items() if value is not None}
-    known.pop("partitions", None)
-    output.write_line("  " + "  ".join(f"{key}={value}" for key, value in known.items()))
-    heads = ["partition", "status", "writer", "start", "end", "durable", "epoch"]
-    rows: list[list[object]] = [
-        [
-            part.partition,
-            part.status,
-            part.writer,
-            part.log_start,
-            part.high_watermark,
-            part.durable,
-            part.leader_epoch,
-        ]
-        for part in topic.partitions
-    ]
-    if env.is_wide:
-        counters = topic.partitions[0].counters if topic.partitions else {}
-        heads += counters
-        for row, part in zip(rows, topic.partitions, strict=True):
-            row += part.counters.values()
-    output.write_columns([head.upper() for head in heads], rows)
-    disk = topic.disk
-    if disk["level"] != "ok":
-        stopped = "writing has stopped, " if disk["level"] == "full" else ""
-        env.say(
-            f"the disk is {disk['level']}: {stopped}{disk['free']} of {disk['total']} bytes are "
-            f"free (disk_warn {disk['warn_below']}, disk_stop {disk['stop_below']})"
-        )
+        folder = admin.describe_node().data_folder
+        return for_each(env, names, lambda name: describe_topic(env, admin, name, folder, sample))
 
 
 def config(

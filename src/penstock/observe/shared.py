@@ -76,8 +76,12 @@ class Shared:
         else:
             self.lanes[name] = identity, region
 
+    def regions(self) -> list[Region]:
+        """Everything that is mapped."""
+        return [*self._tables, *(region for _, region in self.lanes.values())]
+
     def close(self) -> None:
-        for region in (*self._tables, *(region for _, region in self.lanes.values())):
+        for region in self.regions():
             region.close()
         self._tables.clear()
         self.lanes.clear()

@@ -12,9 +12,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 
+from penstock import __version__
 from penstock.core.errors import NotConnectedError
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
@@ -279,4 +282,12 @@ class Node:
             topics=self._topics.count,
             clients=self._attached.count,
             lanes=len(lanes),
+            partitions=len(owners),
+            versions={
+                "penstock": __version__,
+                "python": sys.version.split()[0],
+                "protocol": str(ms.PROTOCOL_VERSION),
+                "layout": str(lo.LAYOUT_VERSION),
+            },
+            settings=asdict(self.config),
         )

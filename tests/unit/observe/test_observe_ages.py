@@ -96,5 +96,5 @@ def test_a_look_up_goes_through_no_more_than_it_may(world):
     found = header_at(storage, world.folder, 10)
     assert found is not None
     assert (found.base_offset, found.next_offset) == (9, 12)
-    assert header_at(storage, world.folder, 10, bytes_max=600) is None
+    assert header_at(storage, world.folder, 10, batches_max=3) is None
     assert header_at(storage, world.folder, 180) is None

@@ -1,0 +1,122 @@
+"""What `penstock topic describe` shows: shared memory by way of an admin, and the files."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from penstock.cli import output
+from penstock.cli.command import Env
+from penstock.observe.files import OnDisk, look
+
+if TYPE_CHECKING:
+    from penstock.admin import Admin, TopicDescription
+
+RATES: Final = ("records", "bytes", "batches")
+
+
+def describe_topic(env: Env, admin: Admin, name: str, data_folder: str, sample: float) -> None:
+    """Show one topic; `sample` is how long to count for its rates, 0 for none."""
+    topic = admin.describe_topic(name)
+    rates: list[dict[str, float]] | None = None
+    if sample:
+        begun = time.monotonic()
+        time.sleep(sample)
+        before, topic = topic, admin.describe_topic(name)
+        rates = _rates(before, topic, time.monotonic() - begun)
+    disk = [
+        look(f"{data_folder}/{topic.topic_id}-{part.partition}", part.log_start, part.log_end)
+        for part in topic.partitions
+    ]
+    if env.is_json:
+        output.write_json(_fields(topic, disk, rates))
+    else:
+        _write(env, topic, disk, rates)
+
+
+def _rates(
+    before: TopicDescription, after: TopicDescription, seconds: float
+) -> list[dict[str, float]]:
+    old = {part.partition: part.counters for part in before.partitions}
+    return [
+        {
+            key: (part.counters[key] - old.get(part.partition, part.counters)[key]) / seconds
+            for key in RATES
+        }
+        for part in after.partitions
+    ]
+
+
+def _fields(
+    topic: TopicDescription, disk: list[OnDisk], rates: list[dict[str, float]] | None
+) -> dict[str, Any]:
+    fields = asdict(topic)
+    for number, part in enumerate(fields["partitions"]):
+        part |= msgspec.structs.asdict(disk[number])
+        if rates is not None:
+            part |= {f"{key}_per_second": rates[number][key] for key in RATES}
+    fields["disk_bytes"] = sum(found.disk_bytes for found in disk)
+    fields["records"] = _held(topic)
+    return fields
+
+
+def _held(topic: TopicDescription) -> int:
+    return sum(part.high_watermark - part.log_start for part in topic.partitions)
+
+
+def _write(
+    env: Env, topic: TopicDescription, disk: list[OnDisk], rates: list[dict[str, float]] | None
+) -> None:
+    size = output.human_bytes(sum(found.disk_bytes for found in disk))
+    output.write_line(
+        f"topic {topic.name}  id {topic.topic_id}  {_held(topic)} records  {size} on disk"
+    )
+    known = {key: value for key, value in topic.settings.items() if value is not None}
+    known.pop("partitions", None)
+    output.write_line("  " + "  ".join(f"{key}={value}" for key, value in known.items()))
+    heads = ["partition", "status", "writer", "start", "end", "durable", "epoch", "segments",
+             "size", "earliest", "latest"]  # fmt: skip
+    rows: list[list[object]] = [
+        [
+            part.partition,
+            part.status,
+            part.writer,
+            part.log_start,
+            part.high_watermark,
+            part.durable,
+            part.leader_epoch,
+            found.segments,
+            output.human_bytes(found.disk_bytes),
+            _moment(found.earliest),
+            _moment(found.latest),
+        ]
+        for part, found in zip(topic.partitions, disk, strict=True)
+    ]
+    if rates is not None:
+        heads += [f"{key}/s" for key in RATES]
+        for row, rate in zip(rows, rates, strict=True):
+            row += [output.human_count(rate["records"]), output.human_bytes(rate["bytes"]),
+                    output.human_count(rate["batches"])]  # fmt: skip
+    if env.is_wide:
+        heads += topic.partitions[0].counters if topic.partitions else {}
+        for row, part in zip(rows, topic.partitions, strict=True):
+            row += part.counters.values()
+    output.write_columns([head.upper() for head in heads], rows)
+    room = topic.disk
+    if room["level"] != "ok":
+        stopped = "writing has stopped, " if room["level"] == "full" else ""
+        env.say(
+            f"the disk is {room['level']}: {stopped}{room['free']} of {room['total']} bytes are "
+            f"free (disk_warn {room['warn_below']}, disk_stop {room['stop_below']})"
+        )
+
+
+def _moment(timestamp: int | None) -> str | None:
+    """To the second."""
+    if timestamp is None:
+        return None
+    text = output.iso_time(timestamp)
+    return text[:19] + "Z" if text.endswith("Z") else text

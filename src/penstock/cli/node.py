@@ -1,0 +1,139 @@
+"""`penstock node describe`: what a node is, what it has, and how near it is to its bounds."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from penstock.cli import output
+from penstock.cli.command import Env, command
+
+if TYPE_CHECKING:
+    from penstock.ipc.messages import NodeDescription
+    from penstock.observe.report import Report
+
+_BOUNDS: Final = ("topics", "partitions", "clients", "lanes")
+SHM: Final = "/dev/shm"
+
+
+def make(settings: dict[str, Any]) -> typer.Typer:
+    """The command group."""
+    app = typer.Typer(help="Show what a node is and has.", **settings)
+    app.callback()(_nothing)
+    command(app, "describe")(describe)
+    return app
+
+
+def _nothing() -> None:
+    """Show what a node is and has."""
+
+
+def describe(env: Env) -> None:
+    """Show versions, processes, room on disk and in shared memory, bounds; wide: all settings."""
+    from penstock.observe.place import Place
+    from penstock.observe.report import Reporter
+    from penstock.observe.sample import Observer
+
+    with env.admin() as admin:
+        node = admin.describe_node()
+    place = Place(Path(node.data_folder), node.node_uuid.hex(), node.pid, _writers(node))
+    with closing(Observer(place)) as observer:
+        reporter = Reporter(observer)
+        look = reporter.take()
+        report = reporter.compare(look, look)
+        shared = sum(region.size for region in observer.shared.regions())
+    fields = _fields(env.url, node, report, shared)
+    if env.is_json:
+        output.write_json(fields)
+    else:
+        _write(fields, wide=env.is_wide)
+
+
+def _writers(node: NodeDescription) -> int:
+    return 1 + max((writer.writer for writer in node.writers), default=0)
+
+
+def _fields(url: str, node: NodeDescription, report: Report, shared: int) -> dict[str, Any]:
+    disk, memory = shutil.disk_usage(node.data_folder), shutil.disk_usage(SHM)
+    rows = {row.pid: row for row in report.writers}
+    known = {"topics": node.topics, "partitions": node.partitions, "clients": node.clients,
+             "lanes": node.lanes}  # fmt: skip
+    return {
+        "url": url,
+        "pid": node.pid,
+        "uuid": node.node_uuid.hex(),
+        "versions": node.versions,
+        "started_at": node.started_at,
+        "uptime": max(0.0, time.time() - node.started_at),
+        "state": report.node.state,
+        "rss": report.node.rss,
+        "data_folder": node.data_folder,
+        "disk_free": disk.free,
+        "disk_size": disk.total,
+        "shm_used": shared,
+        "shm_free": memory.free,
+        "shm_size": memory.total,
+        "limits": {
+            name: {"used": known[name], "most": node.settings.get(f"{name}_max")}
+            for name in _BOUNDS
+        },
+        "writers": [
+            {
+                "writer": writer.writer,
+                "pid": writer.pid,
+                "state": rows[writer.pid].state if writer.pid in rows else "starting",
+                "generation": writer.generation,
+                "restarts": writer.restarts,
+                "partitions": writer.partitions,
+                "lanes": writer.lanes,
+                "rss": rows[writer.pid].rss if writer.pid in rows else None,
+            }
+            for writer in node.writers
+        ],
+        "producers": report.producers,
+        "consumers": report.consumers,
+        "settings": node.settings,
+    }
+
+
+def _write(fields: dict[str, Any], *, wide: bool) -> None:
+    size = output.human_bytes
+    versions = "  ".join(f"{name} {text}" for name, text in fields["versions"].items())
+    up = output.human_age(fields["uptime"])
+    lines = (
+        f"node {fields['pid']} {fields['state']}  up {up}  {size(fields['rss'] or 0)}  {versions}",
+        f"  data folder {fields['data_folder']}: {size(fields['disk_free'])} of "
+        f"{size(fields['disk_size'])} free",
+        f"  {SHM}: {size(fields['shm_used'])} taken, {size(fields['shm_free'])} of "
+        f"{size(fields['shm_size'])} free",
+    )
+    for line in lines:
+        output.write_line(line)
+    limits = [[name, found["used"], found["most"]] for name, found in fields["limits"].items()]
+    _table(("HAS", "NUMBER", "MOST"), limits)
+    _table(
+        ("WRITER", "PID", "STATE", "GENERATION", "RESTARTS", "PARTITIONS", "LANES", "RSS"),
+        [
+            [*list(row.values())[:-1], None if row["rss"] is None else size(row["rss"])]
+            for row in fields["writers"]
+        ],
+    )
+    clients = [("producer", row) for row in fields["producers"]]
+    clients += [("consumer", row) for row in fields["consumers"]]
+    _table(
+        ("CLIENT", "PID", "STATE", "COMMAND"),
+        [[kind, row.pid, row.state, row.command] for kind, row in clients],
+    )
+    if wide:
+        _table(("SETTING", "VALUE"), [list(pair) for pair in fields["settings"].items()])
+
+
+def _table(heads: tuple[str, ...], rows: list[list[object]]) -> None:
+    if rows:
+        output.write_line("")
+        output.write_columns(heads, rows)
