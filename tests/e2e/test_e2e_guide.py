@@ -39,7 +39,8 @@ RUNS, PRINTS = "<!-- runs -->", "<!-- prints -->"
 VOLATILE = re.compile(
     r"\b\d+(?:\.\d+)? (?:us|ms|s)\b"  # durations
     r"|\b[0-9a-f]{32}\b"  # ids
-    r"|\b\d{16}\b"  # timestamps
+    r"|\b\d{16}\b|\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"  # timestamps
+    r"| +(?:\d+\.\d [KMG]iB|SIZE)\b"  # room on a disk, and the head of its column
 )
 
 

@@ -12,6 +12,7 @@ from penstock.cli.output import columns, human_age, human_bytes, human_count, is
 
 if TYPE_CHECKING:
     from penstock.observe.report import (
+        CleanerRow,
         ConsumerRow,
         LogRow,
         ProducerRow,
@@ -64,6 +65,8 @@ def lines(report: Report, *, wide: bool) -> list[Line]:
     found += _consumers(report.consumers, wide)
     found += _producers(report.producers, wide)
     found += _writers(report.writers)
+    if report.cleaner is not None:
+        found += _cleaner(report.cleaner)
     return found
 
 
@@ -216,6 +219,13 @@ def _writers(rows: list[WriterRow]) -> list[Line]:
             for row in rows
         ],
     )
+
+
+def _cleaner(row: CleanerRow) -> list[Line]:
+    head = ["CLEANER", "STATE", "CPU", "RSS", "HEARTBEAT", "RUNS", "ERRORS"]
+    cells = [row.pid, row.state, _percent(row.cpu), _size(row.rss), human_age(row.heartbeat_age),
+             row.runs, row.errors]  # fmt: skip
+    return _section(head, [cells])
 
 
 def _percent(part: float | None) -> str:

@@ -97,6 +97,26 @@ class WriterRow(msgspec.Struct):
     passes_per_second: float
 
 
+class CleanerRow(msgspec.Struct):
+    """The cleaner process. `runs` and `errors` are counted since the shared tables were made."""
+
+    pid: int
+    state: str
+    heartbeat_age: float
+    cpu: float | None
+    rss: int | None
+    runs: int
+    errors: int
+
+
+class DiskRow(msgspec.Struct):
+    """Room on the disk of the data folder, as the node last saw it, in bytes."""
+
+    level: str
+    free: int
+    total: int
+
+
 class NodeRow(msgspec.Struct):
     """The node process. `pid` is None while there is none."""
 
@@ -121,6 +141,8 @@ class Report(msgspec.Struct):
     consumers: list[ConsumerRow]
     producers: list[ProducerRow]
     writers: list[WriterRow]
+    cleaner: CleanerRow | None = None
+    disk: DiskRow | None = None
 
 
 class Reporter:
@@ -184,6 +206,8 @@ class Reporter:
             consumers=consumers,
             producers=self._producers(before, after, seconds),
             writers=writers,
+            cleaner=_cleaner_row(before, after, seconds),
+            disk=_disk_row(after),
         )
 
     def _node_row(self, before: Sample, after: Sample, seconds: float) -> NodeRow:
@@ -407,6 +431,32 @@ def _writer_row(new: Writer, before: Sample, after: Sample, seconds: float) -> W
     )
 
 
+def _cleaner_row(before: Sample, after: Sample, seconds: float) -> CleanerRow | None:
+    state, process, old = after.cleaner, after.cleaner_process, before.cleaner_process
+    if state is None:
+        return None
+    cpu = None
+    if process is not None and old is not None and old.start_time == process.start_time:
+        cpu = (process.cpu - old.cpu) / seconds
+    return CleanerRow(
+        pid=state.pid,
+        state="dead" if process is None else process.state_name,
+        heartbeat_age=max(0.0, after.at - state.heartbeat / 1e6),
+        cpu=cpu,
+        rss=process.rss if process is not None else None,
+        runs=state.runs,
+        errors=state.errors,
+    )
+
+
+def _disk_row(sample: Sample) -> DiskRow | None:
+    """None where the node has not looked yet."""
+    disk = sample.disk
+    if disk is None or not disk.total:
+        return None
+    return DiskRow(lo.DISK_NAMES.get(disk.level, str(disk.level)), disk.free, disk.total)
+
+
 def _warnings(sample: Sample, rows: list[LogRow]) -> list[str]:
     """What an operator should look at, worst first."""
     found = []
@@ -424,6 +474,10 @@ def _warnings(sample: Sample, rows: list[LogRow]) -> list[str]:
                 f"writer {writer.writer} (pid {writer.pid}) {how} has given no sign of life for "
                 f"{writer.silent_for:.1f} s".replace("  ", " ")
             )
+    disk = _disk_row(sample)
+    if disk is not None and disk.level != lo.DISK_NAMES[lo.DISK_OK]:
+        what = "nothing is appended" if disk.level == lo.DISK_NAMES[lo.DISK_STOP] else "little room"
+        found.append(f"the disk is {disk.level}: {what}, {disk.free} of {disk.total} bytes free")
     for row in rows:
         if row.status not in ("online", "absent"):
             found.append(f"{row.topic}-{row.partition} is {row.status}")

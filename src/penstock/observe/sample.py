@@ -12,6 +12,7 @@ import msgspec
 from penstock.core.errors import PenstockError
 from penstock.ipc import layout as lo
 from penstock.ipc.clients import ClientSlot
+from penstock.ipc.hostslots import CleanerSlot, CleanerState, Disk, DiskSlot
 from penstock.ipc.state import WriterSlot
 from penstock.observe.place import Place, find_node
 from penstock.observe.processes import Process, command_of, look_at
@@ -106,6 +107,9 @@ class Sample:
     consumers: list[Consumer] = field(default_factory=list)
     lanes: list[Lane] = field(default_factory=list)
     writers: list[Writer] = field(default_factory=list)
+    disk: Disk | None = None
+    cleaner: CleanerState | None = None
+    cleaner_process: Process | None = None
     producers_attached: int = 0
 
 
@@ -144,6 +148,10 @@ class Observer:
         self._clients(sample)
         sample.lanes = self._lanes()
         sample.writers = self._writers()
+        sample.disk = DiskSlot(self.shared.state).read()
+        cleaner = CleanerSlot(self.shared.state).read()
+        if cleaner.pid:
+            sample.cleaner, sample.cleaner_process = cleaner, look_at(cleaner.pid)
         return sample
 
     def _node(self) -> Process | None:

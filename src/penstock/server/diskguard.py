@@ -82,22 +82,24 @@ class DiskGuard:
         return lo.DISK_OK
 
     def _tell(self, before: int, free: int, total: int, bound: int) -> None:
+        told = {"folder": self._folder, "free": free, "bound": bound}
         room = f"{free} of {total} bytes are free on the disk of {self._folder}"
         if self._level == lo.DISK_STOP:
             logger.error(
                 "%s, below disk_stop (%d bytes): nothing is appended until there is room; producers"
                 " wait, consumers go on. Delete or trim topics, shorten their retention, or enlarge"
-                " the disk", room, bound,
+                " the disk", room, bound, extra={**told, "reason": "disk_stop"},
             )  # fmt: skip
         elif before == lo.DISK_STOP:
-            logger.warning("%s: writing goes on, there is still little room", room)
+            logger.warning("%s: writing goes on, there is still little room", room, extra=told)
         elif self._level == lo.DISK_WARN:
             logger.warning(
                 "%s, below disk_warn (%d bytes): at disk_stop writing stops. Delete or trim topics,"
                 " shorten their retention, or enlarge the disk", room, bound,
+                extra={**told, "reason": "disk_warn"},
             )  # fmt: skip
         else:
-            logger.info("%s: there is room again", room)
+            logger.info("%s: there is room again", room, extra=told)
 
 
 def _bytes(bound: float, total: int) -> int:
