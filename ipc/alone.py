@@ -101,7 +101,7 @@ class AloneRole:
         self.page = order.page
         self._storage = storage
         self._folder = order.folder
-        self.name = order.name
+        self.name: str = order.name
         self._log = log
         self._state = state
         self._settings = order.settings

@@ -6,17 +6,11 @@ from __future__ import annotations
 class PartitionName(str):
     """`topic-partition` for people."""
 
-    __slots__ = ("partition", "topic")
+    __slots__ = ("log_fields",)
 
-    topic: str
-    partition: int
+    log_fields: dict[str, object]
 
     def __new__(cls, topic: str, partition: int) -> PartitionName:
         name = super().__new__(cls, f"{topic}-{partition}")
-        name.topic = topic
-        name.partition = partition
+        name.log_fields = {"topic": topic, "partition": partition}
         return name
-
-    @property
-    def log_fields(self) -> dict[str, object]:
-        return {"topic": self.topic, "partition": self.partition}

@@ -59,7 +59,7 @@ class ParkedRole:
         error: Exception,
     ) -> None:
         self.page = order.page
-        self.name = order.name
+        self.name: str = order.name
         self._state = state
         self._open_role = open_role
         self._role: PartitionRole | None = None
