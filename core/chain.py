@@ -199,9 +199,10 @@ class Chain:
             return None
         return self.bases[at + len(bases)]
 
-    def merge(self, base: int, end: int) -> None:
-        """The segment at `base` holds all up to `end` now."""
-        self.bases = [each for each in self.bases if each <= base or each >= end]
+    def refresh(self) -> None:
+        """Segments went that others hold now: at every moment those that are there are the log."""
+        storage, folder = self._storage, self._folder
+        self.bases = [each for each in self.bases if storage.exists(segment_path(folder, each))]
 
     def close(self) -> None:
         for segment in (*self.closed, self.active):

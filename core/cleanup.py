@@ -100,7 +100,10 @@ class Cleanup:
         """Put a cleaned segment in its place; False if the log is not what it was made of any more,
         and nothing of it is kept then."""
         storage, folder = self._storage, self._folder
+        asked_again = self._half == prepared
         self.settle()
+        if asked_again:
+            return True
         why = self._objection(prepared)
         if why:
             logger.warning(
@@ -111,19 +114,19 @@ class Cleanup:
         self._syncs.leave(prepared.end)
         mark_swap(storage, folder, prepared.base, prepared.end)
         self._half = prepared
-        finish_swap(storage, folder, prepared.base, prepared.end, again=False)
-        self._done(prepared)
+        self._finish(prepared, again=False)
         return True
 
     def settle(self) -> None:
         """Finish the swap that an error has stopped half-way."""
-        half = self._half
-        if half is not None:
-            finish_swap(self._storage, self._folder, half.base, half.end, again=True)
-            self._done(half)
+        if self._half is not None:
+            self._finish(self._half, again=True)
 
-    def _done(self, prepared: Prepared) -> None:
-        self._chain.merge(prepared.base, prepared.end)
+    def _finish(self, prepared: Prepared, *, again: bool) -> None:
+        try:
+            finish_swap(self._storage, self._folder, prepared.base, prepared.end, again=again)
+        finally:
+            self._chain.refresh()
         self._half = None
         logger.info(
             "%s: segment %d now holds all below %d in %d bytes, made of %d segments",

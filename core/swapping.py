@@ -126,6 +126,8 @@ def finish_swaps(storage: Storage, folder: str) -> int:
     """At open: do what is marked, drop what is only prepared; how many were marked."""
     found = (_MARK.fullmatch(name) for name in storage.listdir(folder))
     marks = sorted((int(match[1]), int(match[2])) for match in found if match)
+    if marks:
+        storage.fsync_folder(folder)  # who died may have come no further than the mark's name
     for base, end in marks:
         finish_swap(storage, folder, base, end, again=True)
     for name in storage.listdir(folder):

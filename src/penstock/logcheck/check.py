@@ -45,6 +45,7 @@ class _Check:
         self._is_live = partition.is_live
         self.result = Checked(partition.folder, partition.name)
         self._sequences: dict[int, tuple[int, int]] = {}
+        self._exact: set[int] | None = None  # producers since the last compacted batch, if any
         self._order = (0, 0)
         self._append_time = -1
         self._epochs: EpochCache | None = None
@@ -183,10 +184,15 @@ class _Check:
         epoch, sequence = head.producer_epoch, head.base_sequence
         known = self._sequences.get(head.producer_id)
         who = f"producer {head.producer_id} epoch {epoch}"
-        compacted = bool(head.flags & FLAG_COMPACTED)
+        # Compaction takes batches of a producer that has later ones, as far as it goes.
+        if head.flags & FLAG_COMPACTED:
+            self._exact = set()
+        has_gaps = self._exact is not None and head.producer_id not in self._exact
+        if self._exact is not None and not head.flags & FLAG_COMPACTED:
+            self._exact.add(head.producer_id)
         if known is None:
             # Retention may have taken what came before.
-            expected = sequence if self.result.log_start or compacted else 0
+            expected = sequence if self.result.log_start or has_gaps else 0
         elif epoch < known[0]:
             self.result.find("producer", file, at, f"{who} comes after its epoch {known[0]}")
             return
@@ -199,7 +205,7 @@ class _Check:
                 at,
                 f"{who}: sequence {sequence} is there a second time, {expected} is next",
             )
-        elif sequence > expected and not compacted:
+        elif sequence > expected and not has_gaps:
             self.result.find(
                 "producer", file, at, f"{who}: sequence {sequence} comes where {expected} is next"
             )
