@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import pytest
 from cli_runner import call_cli, environment
 
-from penstock.cli.app import app
+from penstock.cli.app import make_app
 from penstock.core import errors
 from penstock.embedded import EmbeddedNode
 from penstock.server.config import NodeConfig
@@ -193,6 +193,7 @@ def test_named_files_and_commands_are_there(page):
     for path in re.findall(r"`((?:core|ipc|src/penstock|tests|docs)/[\w/.]+)`", text):
         if not path.startswith("docs/benchmarks"):  # written by `make bench`
             assert (ROOT / path).exists(), f"{page.name} names {path}"
+    app = make_app()
     known = {command.name for command in app.registered_commands}
     known |= {group.name for group in app.registered_groups}
     for word in re.findall(r"(?:`|\$ |\| )penstock ([a-z]\w*)", text):

@@ -23,6 +23,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"penstock {__version__}")
         return 0
+    if arguments[:1] == ["__complete"]:
+        from penstock.cli.completing import answer
+
+        return answer(arguments[1:])
     from penstock.cli.app import run
 
     return run(arguments)

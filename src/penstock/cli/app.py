@@ -1,30 +1,40 @@
-"""The tree of commands, and the way into it."""
+"""The tree of commands, and the way into it.
+
+A command's module is loaded when its name stands in the command line, so that `penstock produce`
+does not pay for the options of all others; `--help` and mistakes load all of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Collection, Sequence
+from importlib import import_module
+from typing import Annotated, Any, Final
 
 import typer
 
-from penstock.cli import consume, demo, logs, node, produce, serve, top, topics, verify
 from penstock.cli.command import Env, ExitCode, Format, command, merge
 from penstock.cli.output import write_json, write_line
 
+COMMANDS: Final = {
+    "serve": "serve",
+    "demo": "demo",
+    "produce": "produce",
+    "consume": "consume",
+    "top": "top",
+    "completion": "completion",
+}
+"""Name of a command: module in `penstock.cli`, whose `add_to` registers it."""
+GROUPS: Final = {"topic": "topics", "log": "logs", "node": "node", "verify": "verify"}
+"""Name of a command group: module in `penstock.cli`, whose `make` returns it."""
+
+_HELP: Final = ("-h", "--help")
 _SETTINGS: dict[str, Any] = {
     "add_completion": False,
     "no_args_is_help": True,
     "rich_markup_mode": None,
     "pretty_exceptions_enable": False,
-    "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    "context_settings": {"help_option_names": list(_HELP), "max_content_width": 100},
 }
-
-app = typer.Typer(
-    name="penstock",
-    help="A distributed message queue at shared-memory speed.\n\nData goes to stdout, narration to "
-    "stderr. Exit status: 0 done, 1 failed, 2 usage, 3 timeout, 4 partly done.",
-    **_SETTINGS,
-)
 
 
 def _tell_version(wanted: bool) -> None:
@@ -35,7 +45,6 @@ def _tell_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def root(
     ctx: typer.Context,
     bootstrap: Annotated[
@@ -64,7 +73,6 @@ def root(
     ctx.obj = merge(None, given)
 
 
-@command(app, "version")
 def version(env: Env) -> None:
     """Show the version, and with --format wide or json what it runs on."""
     from penstock import __version__
@@ -86,11 +94,6 @@ def version(env: Env) -> None:
         write_line(f"{name} {text}")
 
 
-@app.command(
-    "bench",
-    add_help_option=False,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)
 def bench(ctx: typer.Context) -> None:
     """Measure this machine: penstock bench throughput|latency ..."""
     from penstock.bench.cli import main
@@ -98,19 +101,41 @@ def bench(ctx: typer.Context) -> None:
     raise typer.Exit(main(list(ctx.args)))
 
 
-serve.add_to(app)
-demo.add_to(app)
-produce.add_to(app)
-consume.add_to(app)
-top.add_to(app)
-app.add_typer(topics.make(_SETTINGS), name="topic")
-app.add_typer(logs.make(_SETTINGS), name="log")
-app.add_typer(node.make(_SETTINGS), name="node")
-app.add_typer(verify.make(_SETTINGS), name="verify")
+def make_app(names: Collection[str] | None = None) -> typer.Typer:
+    """The application with the commands of these names, or all; `version` and `bench` always."""
+    app = typer.Typer(
+        name="penstock",
+        help="A distributed message queue at shared-memory speed.\n\nData goes to stdout, "
+        "narration to stderr. Exit status: 0 done, 1 failed, 2 usage, 3 timeout, 4 partly done.",
+        **_SETTINGS,
+    )
+    app.callback()(root)
+    for name, module in COMMANDS.items():
+        if names is None or name in names:
+            import_module(f"penstock.cli.{module}").add_to(app)
+    for name, module in GROUPS.items():
+        if names is None or name in names:
+            app.add_typer(import_module(f"penstock.cli.{module}").make(_SETTINGS), name=name)
+    app.command(
+        "bench",
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )(bench)
+    command(app, "version")(version)
+    return app
+
+
+def wanted(arguments: Sequence[str]) -> Collection[str] | None:
+    """The commands that a command line can mean: names have no abbreviations, so the one that is
+    meant stands in it as it is. None: all, to show them."""
+    known = {*COMMANDS, *GROUPS, "version", "bench"}
+    first = next((word for word in arguments if word in known or word in _HELP), None)
+    return None if first is None or first in _HELP else known.intersection(arguments)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; the exit status."""
+    app = make_app(wanted(arguments))
     try:
         app(args=list(arguments), prog_name="penstock")
     except SystemExit as left:
