@@ -195,7 +195,8 @@ class Consumer:
 
         Without `max_records` a poll brings up to about 1 MiB a partition. Nothing there is an
         empty batch. Raises `OffsetOutOfRangeError`, `LogTruncatedError`, `CorruptBatchError`,
-        `UnknownTopicError` (deleted), `NotConnectedError` (no node for `node_timeout`).
+        `UnknownTopicError` (deleted), `NotConnectedError` (no node for `node_timeout`). An error of
+        one partition is raised with no other moved, and again until that one is sought elsewhere.
         """
         self._check_usable()
         self._settle_live()
@@ -281,7 +282,15 @@ class Consumer:
         for partition in partitions:
             if partition.paused or not partition.has_more:
                 continue
-            taken = self._take(partition, room)
+            try:
+                taken = self._take(partition, room)
+            except Exception:
+                if not chunks:
+                    raise
+                # Others have moved on: what they gave goes out first. This one does not move
+                # while its error stands, and is asked first the next time.
+                self._turn += partitions.index(partition) - 1
+                break
             chunks += taken
             if room is not None:
                 room -= sum(map(len, taken))

@@ -1,0 +1,90 @@
+"""An error of one partition is raised as often as it is met, and costs no record of any other."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock import Consumer, OffsetOutOfRangeError, PenstockError, TopicConfig, UnknownTopicError
+
+pytestmark = pytest.mark.penstock(writers=1)
+
+ROUNDS = 40
+
+
+def read_past(
+    consumer: Consumer, count: int, max_records: int | None = None
+) -> tuple[list[bytes | None], list[PenstockError]]:
+    """The values that so many polls bring until there are `count`, and what they raise besides."""
+    found: list[bytes | None] = []
+    errors: list[PenstockError] = []
+    for _ in range(ROUNDS):
+        try:
+            found += [record.value for record in consumer.poll(max_records, timeout=5)]
+        except PenstockError as error:
+            errors.append(error)
+        if len(found) >= count and errors:
+            break
+    return found, errors
+
+
+@pytest.mark.parametrize("max_records", [None, 3], ids=["all at once", "three at a time"])
+@pytest.mark.parametrize("order", ["good-ill-fine", "ill-good-fine", "good-fine-ill"])
+def test_what_others_gave_before_a_deleted_topic_raised_is_handed_out(node, order, max_records):
+    sent = {
+        topic: [b"%s %d" % (topic.encode(), n) for n in range(10)] for topic in ("good", "fine")
+    }
+    with node.connect() as client, client.producer() as producer:
+        admin = client.admin()
+        for topic in order.split("-"):
+            admin.create_topic(topic)
+        with client.consumer(*order.split("-")) as consumer:
+            for topic, values in sent.items():
+                producer.send_batch(topic, values, partition=0).result(10)
+            admin.delete_topic("ill")
+            found, errors = read_past(consumer, 20, max_records)
+            assert errors
+            assert all(isinstance(error, UnknownTopicError) for error in errors)
+            for topic, values in sent.items():
+                assert [value for value in found if value in values] == values
+                assert consumer.position(topic, 0) == 10
+            assert consumer.metrics()["records"] == len(found) == 20
+            with pytest.raises(UnknownTopicError, match="'ill' was deleted"):
+                consumer.poll()  # it stands, whoever was asked first
+        for topic in sent:
+            admin.delete_topic(topic)
+
+
+def test_what_others_gave_before_an_overtaken_position_raised_is_handed_out(node):
+    with node.connect() as client, client.producer() as producer:
+        admin = client.admin()
+        admin.create_topic("t", TopicConfig(partitions=2))
+        with client.consumer("t") as consumer:
+            for number in range(2):
+                values = [b"%d %d" % (number, n) for n in range(10)]
+                producer.send_batch("t", values, partition=number).result(10)
+            admin.trim("t", 0, before=5)
+            found, errors = read_past(consumer, 10)
+            assert found == [b"1 %d" % n for n in range(10)]
+            assert errors
+            assert all(isinstance(error, OffsetOutOfRangeError) for error in errors)
+            consumer.seek("t", 0, "earliest")
+            rest = [record.value for record in consumer.poll(timeout=10)]
+            assert rest == [b"0 %d" % n for n in range(5, 10)]
+        admin.delete_topic("t")
+
+
+def test_iteration_hands_out_what_others_gave_before_it_raises(node):
+    with node.connect() as client, client.producer() as producer:
+        admin = client.admin()
+        admin.create_topic("good")
+        admin.create_topic("ill")
+        values = [b"%d" % n for n in range(10)]
+        producer.send_batch("good", values).result(10)
+        with client.consumer("ill", "good") as consumer:  # the second one is asked first
+            admin.delete_topic("ill")
+            found = []
+            with pytest.raises(UnknownTopicError):  # noqa: PT012
+                for record in consumer:
+                    found.append(record.value)
+            assert found == values
+        admin.delete_topic("good")
