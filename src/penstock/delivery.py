@@ -65,7 +65,7 @@ class Batch:
     where), or done."""
 
     __slots__ = ("append_timestamp", "base_offset", "box", "count", "deadline", "done",
-                 "durability", "encoded", "error", "flight", "leader_epoch", "length",
+                 "durability", "encoded", "error", "flew", "flight", "leader_epoch", "length",
                  "looked_at", "route", "sequence")  # fmt: skip
 
     def __init__(
@@ -79,6 +79,7 @@ class Batch:
         self.sequence = sequence
         self.deadline = box.deadline
         self.flight: tuple[LaneLink, int, int] | None = None
+        self.flew = False
         self.done = False
         self.error: Exception | None = None
         self.base_offset: int | None = None

@@ -47,11 +47,16 @@ def express(
     if link is None or route.pending or len(link.flights) >= IN_FLIGHT_EAGER:
         return None
     now_us = time.time_ns() // 1000
-    # The sequence is taken before the frame is written: an interrupt in between leaves a gap, which
-    # heals, and never a sequence that two records share.
-    sequence = route.next_sequence
-    encoded = seal_one(record, now_us if stamp is None else stamp, route, settings)
-    flight = link.write(route.page, encoded)
+    sequence, frame = route.next_sequence, link.sender.next_sequence
+    try:
+        encoded = seal_one(record, now_us if stamp is None else stamp, route, settings)
+        flight = link.write(route.page, encoded)
+    except (
+        BaseException
+    ):  # an interrupt, too, must leave neither a gap nor a sequence shared by two
+        if link.sender.next_sequence == frame:
+            route.next_sequence = sequence
+        raise
     if flight is not None:
         link.wake_writer()
     now = time.monotonic()

@@ -199,6 +199,7 @@ class Minder:
                     moved = self._mind(backoff)
                 except Exception:  # nobody else would notice, and deliveries depend on this thread
                     logger.exception("the producer's thread goes on after an error")
+                    self._expire(time.monotonic())
                     moved = False
                     self._changed.wait(backoff.bound())
             if moved:
@@ -238,7 +239,7 @@ class Minder:
         return moved or bool(producer.callbacks)
 
     def _nap(self, now: float, bound: float) -> float:
-        due = self._producer.linger_until()
+        due = self._producer.boxes.linger_until()
         return bound if due is None else max(0.0, min(bound, due - now))
 
     def _look_for_node(self, now: float) -> None:

@@ -67,6 +67,7 @@ class Outbox:
         self.links: dict[int, LaneLink] = {}
         self.topics: dict[str, TopicRoutes] = {}
         self.retired: list[PartitionRoute] = []  # of topics that are gone, until they are idle
+        self._epochs: dict[tuple[bytes, int], int] = {}  # the newest of each partition sent to
         self.lost: str | None = None
         self.buffered = 0
         self.no_lane = ""
@@ -205,13 +206,13 @@ class Outbox:
         moved = False
         durable, epoch = route.state.durable, route.state.leader_epoch
         waiting = route.waiting_durable
+        stale: list[Batch] = []
         while waiting:
             batch = waiting[0]
             assert batch.base_offset is not None
-            if batch.leader_epoch != epoch:  # another log now: the same bytes go there again
+            if batch.leader_epoch != epoch:
                 waiting.popleft()
-                self._recall([batch])
-                self.resent += 1
+                stale.append(batch)
             elif durable >= batch.base_offset + batch.count or batch.done:
                 waiting.popleft()
                 batch.durability = "fsynced"
@@ -219,6 +220,9 @@ class Outbox:
             else:
                 break
             moved = True
+        if stale:  # another log now: the same bytes go there again
+            self._recall(stale)
+            self.resent += len(stale)
         return moved
 
     def _refused(self, batch: Batch, code: er.ErrorCode) -> None:
@@ -254,19 +258,42 @@ class Outbox:
 
     def _renew(self, route: PartitionRoute) -> None:
         """What is pending and what comes is numbered from 0 in a new epoch."""
-        route.epoch += 1
+        self._next_epoch(route)
         route.has_gap = False
         route.renumber(0)
         self.pump(route)
+
+    def adopt(self, topic: TopicRoutes) -> None:
+        """Routes that were just learnt. Where this producer has sent to before they begin in an
+        epoch of their own: the log may remember its sequences."""
+        for route in topic.routes:
+            if (route.topic_id, route.partition) in self._epochs:
+                self._next_epoch(route)
+            else:
+                self._epochs[route.topic_id, route.partition] = route.epoch
+
+    def _next_epoch(self, route: PartitionRoute) -> None:
+        key = (route.topic_id, route.partition)
+        route.epoch = self._epochs[key] = self._epochs.get(key, 0) + 1
 
     def _recall(self, batches: list[Batch]) -> None:
         """Put batches that are in a lane back in front of what is pending, in order."""
         for batch in reversed(batches):
             batch.route.in_flight.pop(batch.sequence, None)
-            if batch.flight is None or batch.error is not None:
+            if batch.error is not None:
+                self._disown(batch)
                 continue
-            batch.encoded = batch.flight[0].recall(batch)
-            batch.route.pending.appendleft(batch)
+            if batch.flight is not None:
+                batch.encoded = batch.flight[0].recall(batch)
+            if batch.encoded is not None:
+                batch.route.pending.appendleft(batch)
+
+    @staticmethod
+    def _disown(batch: Batch) -> None:
+        """The batch has failed: an answer that still comes for it says nothing of what follows."""
+        if batch.flight is not None:
+            batch.flight[0].flights.pop(batch.flight[1], None)
+            batch.flight[0].forget(batch)
 
     def _drop(self, route: PartitionRoute, error: Exception | None) -> None:
         """The topic is gone: whatever was meant for it fails alike, later sends look it up anew."""
@@ -274,14 +301,13 @@ class Outbox:
         if known is not None and route in known.routes:
             del self.topics[route.topic]
             self.retired += known.routes
-        for batch in [*route.in_flight.values(), *route.pending]:
-            self._finish(batch, error)
-        for batch in route.in_flight.values():
-            if batch.flight is not None:
-                batch.flight[0].flights.pop(batch.flight[1], None)
-                batch.flight[0].forget(batch)
+        lost = [*route.waiting_durable, *route.in_flight.values(), *route.pending]
+        route.waiting_durable.clear()
         route.in_flight.clear()
         route.pending.clear()
+        for batch in lost:
+            self._disown(batch)
+            self._finish(batch, error)
 
     def _finish(self, batch: Batch, error: Exception | None) -> None:
         if batch.flight is not None and batch.sequence not in batch.route.in_flight:
@@ -302,15 +328,20 @@ class Outbox:
     def expire(self, now: float) -> None:
         """Fail what is past its delivery timeout. What lies in a lane may still be written."""
         for route in self.routes():
-            dropped = 0
+            dropped, flew = 0, False
             while route.pending and route.pending[0].deadline <= now:
                 batch = route.pending.popleft()
                 dropped += batch.count
+                flew = flew or batch.flew
+                room = f"{batch.count} records for {route!r} found no room in the lane within"
+                fate = "were not sent again; they may be written" if batch.flew else "were not sent"
                 self._finish(batch, er.DeliveryTimeout(
-                    f"{batch.count} records for {route!r} found no room in the lane within "
-                    f"{self._delivery_timeout} s and were not sent{self.why(route)}"
+                    f"{room} {self._delivery_timeout} s and {fate}{self.why(route)}"
                 ))  # fmt: skip
-            if dropped:
+            if flew:  # their sequences may be in the log, and would make duplicates of what follows
+                self._next_epoch(route)
+                route.renumber(0)
+            elif dropped:
                 left = sum(batch.count for batch in route.pending)
                 route.renumber(route.next_sequence - left - dropped)
             for batch in [*route.in_flight.values(), *route.waiting_durable]:
@@ -333,8 +364,14 @@ class Outbox:
                 return f": {each!r} is {name}{advice(each.state.errno)}"
         return ""
 
-    def leave(self) -> None:
-        """No more is sent: the node may have the lanes once they are drained."""
+    def leave(self, error: Exception) -> None:
+        """No more is sent, and no answer awaited: what has none yet fails. The node may have the
+        lanes once they are drained, so what lies in them may still be written."""
+        for route in self.routes():
+            for batch in [*route.waiting_durable, *route.in_flight.values(), *route.pending]:
+                if not batch.done:
+                    logger.warning("%d records for %r: %s", batch.count, route, error)
+                    self._finish(batch, error)
         for link in self.links.values():
             link.sender.mark_closed()
             link.detach()
@@ -369,23 +406,26 @@ class Outbox:
                 f"another node (another data folder) answers at {self._socket} now; what was not "
                 "acknowledged may or may not have been written"
             )
-            for topic in list(self.topics.values()):
-                for route in topic.routes:
-                    self._drop(route, error)
+            for route in list(self.routes()):
+                self._drop(route, error)
+            self.retired.clear()
+            self._epochs.clear()  # the producer has another id there
         for link in lost:
             link.detach()
 
     def _send_again(self, lost: list[LaneLink]) -> None:
         """Lanes are gone: what flew in them goes again with the same sequences, or fails."""
         for route in self.routes():
+            for batch in route.waiting_durable:  # in the log: only its bytes have to be kept
+                if batch.flight is not None and batch.flight[0] in lost:
+                    batch.encoded = batch.flight[0].recall(batch)
             flying = [
                 batch
-                for batch in [*route.in_flight.values(), *route.waiting_durable]
+                for batch in route.in_flight.values()
                 if batch.flight is not None and batch.flight[0] in lost
             ]
             if not flying:
                 continue
-            route.waiting_durable.clear()
             if self._idempotent:
                 self._recall(flying)
                 self.resent += len(flying)
@@ -396,6 +436,6 @@ class Outbox:
                         f"the lane to {route!r} was lost with {batch.count} records in it; they "
                         "may or may not have been written"
                     ))  # fmt: skip
-                route.epoch += 1
+                self._next_epoch(route)
                 route.renumber(0)
             self.pump(route)

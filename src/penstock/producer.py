@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -27,6 +26,7 @@ from penstock.arguments import (
     check_options,
 )
 from penstock.arrow.sending import send_arrow
+from penstock.boxes import Boxes
 from penstock.core import errors as er
 from penstock.core.encode import CODECS, record_overhead
 from penstock.delivery import Batch, BatchDelivery, Box, Callbacks, Delivery, Receipt
@@ -103,9 +103,13 @@ class Producer:
     def _reset(self) -> None:
         """Everything that a forked child must not inherit."""
         self._lock = threading.Lock()
-        self._boxes: dict[str, Box] = {}
-        # Where `send` looks: the same boxes, or full ones (linger 0) that make it go the slow way.
-        self._open: dict[str, Box] = self._boxes if self._linger else {}
+        self.boxes = Boxes(
+            self,
+            room=self._batch_bytes - BATCH_OVERHEAD,
+            linger=self._linger,
+            delivery_timeout=self._delivery_timeout,
+        )
+        self._open = self.boxes.seen
         self._session: Session | None = None
         self._outbox = Outbox(
             self.socket,
@@ -179,7 +183,7 @@ class Producer:
             routes.check_partition(partition)
             size = record_overhead(value, key, pairs) + 8
             routes.check_size(size)
-            queues = self._linger or topic in self._boxes or self._session is None
+            queues = self._linger or topic in self.boxes.open or self._session is None
             if not queues and self._outbox.buffered < self._buffer_max:
                 alone = express(
                     self, self._outbox, routes, self._settings, (value, key, pairs), stamp,
@@ -190,11 +194,11 @@ class Producer:
                     return Delivery(alone, 0)
             wide = pairs is not None or stamp is not None or partition is not None
             self._await_room()  # gives the lock up, so the box is looked at after it
-            box = self._boxes.get(topic)
+            box = self.boxes.open.get(topic)
             if box is not None and not box.takes(size, wide=wide):
                 self._seal(box)
                 box = None
-            box = box or self._open_box(topic, wide)
+            box = box or self.boxes.add(topic, wide=wide)
             ordinal = box.add(size, value, key, pairs, stamp, partition)
             if self._linger == 0 and self._outbox.is_eager:
                 self._seal(box)
@@ -218,7 +222,7 @@ class Producer:
             topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition
         )
         with self._lock:
-            box = self._boxes.get(topic)
+            box = self.boxes.open.get(topic)
             if box is not None:
                 self._seal(box)
         return delivery.result(timeout)
@@ -243,10 +247,11 @@ class Producer:
         with self._lock:
             routes = self._routes(topic)
             routes.check_partition(partition)
-            if topic in self._boxes:
-                self._seal(self._boxes[topic])
+            if topic in self.boxes.open:
+                self._seal(self.boxes.open[topic])
             self._await_room()
-            box = self._new_box(topic)
+            routes = self._routes(topic)  # the lock was given up: they may be other ones now
+            box = self.boxes.new(topic)
             box.sealed = True
             box.count = len(values)
             if values:
@@ -313,41 +318,25 @@ class Producer:
         Callbacks.call(delivery, callback)
 
     # --- boxes and batches (lock held) -----------------------------------------------------------
-    def _new_box(self, topic: str) -> Box:
-        now = time.monotonic()
-        return Box(
-            self, topic, self._batch_bytes - BATCH_OVERHEAD, time.time_ns() // 1000,
-            now + self._linger, now + self._delivery_timeout, self.incarnation,
-        )  # fmt: skip
-
-    def _open_box(self, topic: str, wide: bool) -> Box:
-        box = self._new_box(topic)
-        if wide or self._linger == 0:
-            box.slow(wide=wide)
-        self._boxes[topic] = box
-        return box
-
     def seal_open(self, now: float | None) -> bool:
         """Seal boxes that have lingered enough (all, if `now` is None). True if there was one."""
-        due = [box for box in list(self._boxes.values()) if now is None or now >= box.linger_until]
+        due = self.boxes.due(now)
         for box in due:
             self._seal(box)
         return bool(due)
 
-    def linger_until(self) -> float | None:
-        """When the next open box is due (monotonic seconds); None while none is open."""
-        return min((box.linger_until for box in list(self._boxes.values())), default=None)
-
     def _seal(self, box: Box) -> None:
         """Close a box and send its batches on their way."""
-        if self._boxes.get(box.topic) is box:
-            del self._boxes[box.topic]
-        if box.sealed:
-            return
-        box.sealed = True
-        rows = sealing.close_lid(box)
-        if rows.values:
+        rows = self.boxes.close(box)
+        if rows is not None:
             self._launch(box, rows, self._outbox.topics.get(box.topic))
+
+    def _give_up(self, box: Box, error: Exception) -> None:
+        """Close an open box, and send nothing of it."""
+        if self.boxes.close(box) is not None:
+            self._counts["failed"] += box.count
+            logger.warning("%d records for %r were not sent: %s", box.count, box.topic, error)
+            self._fail(box, error)
 
     def _launch(self, box: Box, rows: sealing.Rows, topic: TopicRoutes | None) -> None:
         session = self._session
@@ -357,8 +346,9 @@ class Producer:
             return
         try:
             batches = sealing.seal(box, rows, topic, self._settings)
-        except Exception as error:  # of a caller's making, like a str among the values
-            self._fail(box, error)
+        except BaseException as error:  # of a caller's making, like a str among the values
+            known = error if isinstance(error, Exception) else None
+            self._fail(box, known or er.PenstockError(f"interrupted by {error!r}"))
             raise
         self._outbox.post(batches)
         self._count(box)
@@ -387,15 +377,17 @@ class Producer:
         if self._session is None:
             self._attach()  # a forked child makes its own attachment
         outbox = self._outbox
-        info = self._minder.find_topic(topic, self.timeout)
+        info = self._minder.find_topic(topic, self.timeout)  # may give the lock up for long
+        self._check_usable()
+        if topic in outbox.topics:
+            return outbox.topics[topic]  # learnt meanwhile: two routes would share their sequences
         assert self._session is not None
         routes = learn(self._session, info)
+        outbox.adopt(routes)
         for writer in {route.writer for route in routes.routes} - set(outbox.links):
             self._minder.open_lane(writer)  # refused now, and not once records wait for it
         outbox.topics[topic] = routes
-        if not self._linger:
-            self._open[topic] = self._new_box(topic)
-            self._open[topic].room = -1
+        self.boxes.know(topic)
         return outbox.topics[topic]
 
     def _finished(self, batch: Batch) -> None:
@@ -461,10 +453,13 @@ class Producer:
             self._closed = True
         self._minder.stop()
         with self._lock:
-            self._outbox.leave()
-            self._boxes.clear()
+            left = er.ClosedError("the producer was closed before these records were acknowledged")
+            for box in list(self.boxes.open.values()):
+                self._give_up(box, left)
             self._open.clear()
+            self._outbox.leave(left)
             session, self._session = self._session, None
+        self.callbacks.run()
         if session is not None:
             session.close()
         forks.forget(self)

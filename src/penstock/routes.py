@@ -58,6 +58,7 @@ class LaneLink:
         self.flights[sequence] = batch
         self.held[start] = batch
         batch.flight = (self, sequence, start)
+        batch.flew = True
 
     def recall(self, batch: Batch) -> EncodedBatch:
         """A copy of a held batch's bytes, to send them again; it flies and is held no longer."""

@@ -63,9 +63,9 @@ def send_arrow(
     with opened(data, wanted) as intake:
         with self._lock:
             self._routes(topic).check_partition(partition)
-            if topic in self._boxes:
-                self._seal(self._boxes[topic])
-            box = self._new_box(topic)
+            if topic in self.boxes.open:
+                self._seal(self.boxes.open[topic])
+            box = self.boxes.new(topic)
         try:
             with closing(intake.parts(box.opened)) as parts:
                 for part in parts:
