@@ -190,6 +190,7 @@ assert CLIENT_POSITIONS_AT + POSITIONS_MAX * 8 == CLIENT_SLOT_BYTES
 KIND_PRODUCER: Final = 1
 KIND_CONSUMER: Final = 2
 KIND_ADMIN: Final = 3
+KIND_CLEANER: Final = 4
 
 
 def lane_bytes(capacity: int) -> int:

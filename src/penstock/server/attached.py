@@ -67,8 +67,16 @@ class Attached:
 
     @property
     def count(self) -> int:
-        """Clients with a connection."""
-        return sum(client.connection is not None for client in self.clients)
+        """Clients with a connection, but for the node's own cleaner."""
+        return sum(
+            client.connection is not None and client.kind != lo.KIND_CLEANER
+            for client in self.clients
+        )
+
+    @property
+    def are_gone(self) -> bool:
+        """Whether no client is left that could come back."""
+        return all(client.kind == lo.KIND_CLEANER for client in self.clients)
 
     # --- the run before ---
     def adopt(self, lanes: Iterable[Lane], boot_hash: int) -> None:
@@ -184,7 +192,7 @@ class Attached:
 
     def _equip(self, client: Client, resume: int | None) -> None:
         """Give a client its slot, its producer id, and the lanes that it had under that id."""
-        if client.kind != lo.KIND_ADMIN and client.slot == NO_SLOT:
+        if client.kind in (lo.KIND_PRODUCER, lo.KIND_CONSUMER) and client.slot == NO_SLOT:
             client.slot = self._tables.take_slot(client.pid, client.start_time, client.kind)
         if client.kind == lo.KIND_PRODUCER and not client.producer_id:
             client.producer_id = resume or self._folder.next_producer_id()

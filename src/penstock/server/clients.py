@@ -9,7 +9,12 @@ from penstock.ipc.doorbell import Doorbell
 from penstock.server.lanes import Lane
 
 NO_SLOT: Final = -1
-KINDS: Final = {lo.KIND_PRODUCER: "producer", lo.KIND_CONSUMER: "consumer", lo.KIND_ADMIN: "admin"}
+KINDS: Final = {
+    lo.KIND_PRODUCER: "producer",
+    lo.KIND_CONSUMER: "consumer",
+    lo.KIND_ADMIN: "admin",
+    lo.KIND_CLEANER: "cleaner",
+}
 
 
 class Connection(Protocol):

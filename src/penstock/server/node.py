@@ -14,8 +14,9 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from penstock import __version__
 from penstock.core.errors import NotConnectedError
@@ -26,6 +27,7 @@ from penstock.ipc.hostslots import DiskSlot
 from penstock.ipc.liveness import raise_descriptor_limit
 from penstock.ipc.paths import remember_folder, socket_in, socket_path
 from penstock.server.attached import Attached
+from penstock.server.cleanerproc import CleanerProcess
 from penstock.server.cleaning import Cleaning
 from penstock.server.clients import Client
 from penstock.server.config import NodeConfig
@@ -105,6 +107,7 @@ class Node:
             self._server.close()
             await self._topics.close()
             self._attached.close()
+            self._cleaner.close()
             self._guard.close()
             self._supervisor.close()
 
@@ -127,12 +130,16 @@ class Node:
         )
         self._cleaning = Cleaning(config, self._topics, self._partitions, self._supervisor.post)
         self._grants = Grants(ground.book, self._supervisor)
+        self._cleaner = CleanerProcess(
+            config, ground.folder, ground.lock.fd, lambda: self._topics.are_cleaned
+        )
         self._attached = Attached(
             config, ground.folder, ground.tables, self._grants, self._supervisor
         )
 
     def _admit(self, ready: Callable[[], None] | None) -> None:
         self._server.admit()
+        self._cleaner.ensure()
         logger.info(
             "node %s serves %s: pid %d, %d topics, up to %d writers",
             self.config.name or "without a name", self.config.data_folder, os.getpid(),
@@ -147,6 +154,7 @@ class Node:
         logger.info("stopping: writers drain and close their logs")
         self._stopping = True
         self._server.stop_accepting()
+        await self._cleaner.stop()
         ground = self._ground
         are_open = self._partitions.all_are_open() and self._are_online()
         all_stopped = await self._supervisor.stop(self.config.drain_timeout)
@@ -156,7 +164,7 @@ class Node:
             ground.folder.mark_clean()
         else:
             logger.warning("not every log was closed clean: the next start recovers them")
-        if not self._attached.clients and not self._grants.count:
+        if self._attached.are_gone and not self._grants.count:
             ground.tables.unlink()
         logger.info("stopped, %d lanes left to the next node", self._grants.count)
 
@@ -228,9 +236,9 @@ class Node:
             case ms.ListTopics():
                 return Reply(self._topics.listed(message.after))
             case ms.CreateTopic():
-                return self._topics.create(message)
+                return self._then_clean(self._topics.create(message))
             case ms.AlterTopic():
-                return self._topics.alter(message)
+                return self._then_clean(self._topics.alter(message))
             case ms.DeleteTopic():
                 return self._topics.delete(message.name)
             case ms.TrimPartition():
@@ -239,6 +247,13 @@ class Node:
                 return Reply(self._describe())
             case _:
                 raise AssertionError(f"{type(message).__name__} is no request")
+
+    async def _then_clean(self, work: Coroutine[Any, Any, ms.TopicFound]) -> ms.TopicFound:
+        """What changes topics may make one that needs the cleaner."""
+        done = await work
+        if not self._stopping:
+            self._cleaner.ensure()
+        return done
 
     def ended(self, session: Session, *, goodbye: bool) -> None:
         client = session.client

@@ -68,6 +68,12 @@ class Topics:
     def count(self) -> int:
         return len(self._catalog.topics)
 
+    @property
+    def are_cleaned(self) -> bool:
+        """Whether a topic has retention or is compacted."""
+        found = (topic.settings for topic in self._catalog.topics.values())
+        return any(settings.deletes or settings.compacts for settings in found)
+
     async def find(self, name: str) -> ms.TopicFound:
         """A topic, once each of its partitions is open or known to be offline: before that, its
         pages may still tell of the boot before."""
