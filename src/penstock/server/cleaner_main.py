@@ -20,6 +20,7 @@ from penstock.ipc.hostslots import CleanerSlot
 from penstock.ipc.paths import socket_in
 from penstock.ipc.shm import Region, object_name, open_existing
 from penstock.server.cleaner import Cleaner
+from penstock.server.logformat import configure
 from penstock.session import Session
 
 logger = logging.getLogger("penstock.cleaner")
@@ -37,12 +38,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--interval", type=float, required=True)
     parser.add_argument("--rate", type=int, required=True)
     parser.add_argument("--log-level", default="INFO")
+    parser.add_argument("--log-format", default="text")
     options = parser.parse_args(argv)
-    logging.basicConfig(
-        level=options.log_level,
-        stream=sys.stderr,
-        format=f"%(asctime)s %(levelname)s cleaner[{os.getpid()}] %(message)s",
-    )
+    configure("cleaner", options.log_level, options.log_format)
     for number in (signal.SIGINT, signal.SIGTERM):  # the node decides when it ends
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_leave_with, args=(options.lifeline_fd,), daemon=True).start()

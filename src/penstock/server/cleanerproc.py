@@ -99,6 +99,7 @@ class CleanerProcess:
             "--lifeline-fd": lifeline,
             "--interval": self._config.cleaner_interval,
             "--rate": self._config.cleaner_rate,
+            "--log-format": self._config.log_format,
             "--log-level": logging.getLevelName(logger.getEffectiveLevel()),
         }
         return [str(word) for pair in values.items() for word in pair]
