@@ -23,7 +23,7 @@ help:
 	@echo "make run     set up .venv and run the demo"
 	@echo "make test    the default test suite (ARGS='-k name' to choose)"
 	@echo "make check   ruff, formatting, mypy --strict"
-	@echo "make bench   measure this machine; results go to docs/benchmarks"
+	@echo "make bench   measure this machine; table and plots go to docs/benchmarks"
 	@echo "make crash   the crash tests with CRASH_ROUNDS=$(CRASH_ROUNDS) rounds each"
 	@echo "make clean   remove .venv, builds and caches"
 
@@ -38,7 +38,7 @@ check: $(VENV)/.dev
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: $(VENV)/.run
+bench: $(VENV)/.bench
 	@$(BIN)/python -m penstock.bench $(ARGS)
 
 crash: $(VENV)/.test
@@ -50,12 +50,14 @@ clean:
 
 # Stamps, smallest set first; a larger set contains the smaller ones and stamps them too.
 $(VENV)/.run: EXTRA :=
+$(VENV)/.bench: EXTRA := [bench]
+$(VENV)/.bench: CONTAINED := $(VENV)/.run
 $(VENV)/.test: EXTRA := [test]
-$(VENV)/.test: CONTAINED := $(VENV)/.run
+$(VENV)/.test: CONTAINED := $(VENV)/.run $(VENV)/.bench
 $(VENV)/.dev: EXTRA := [dev]
-$(VENV)/.dev: CONTAINED := $(VENV)/.run $(VENV)/.test
+$(VENV)/.dev: CONTAINED := $(VENV)/.run $(VENV)/.bench $(VENV)/.test
 
-$(VENV)/.run $(VENV)/.test $(VENV)/.dev: $(VENV)/.python $(DECLARED)
+$(VENV)/.run $(VENV)/.bench $(VENV)/.test $(VENV)/.dev: $(VENV)/.python $(DECLARED)
 	@echo "Installing penstock$(EXTRA) into $(VENV)"
 	@$(PIP_INSTALL) --editable '.$(EXTRA)'
 	@$(PIP_INSTALL) --no-deps $(FLIGHTS)

@@ -1,4 +1,4 @@
-"""`penstock bench throughput | latency | footprint | suite`: arguments in, one result out.
+"""`penstock bench throughput | latency | ... | suite`: arguments in, one result out.
 
 Results go to stdout (`--format json`: one object a line), everything else to stderr. Exit code 0:
 done; 1: failed, or records were lost, doubled or out of order; 2: wrong usage; 3: timeout.
@@ -15,9 +15,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from penstock.bench import footprint, latency, report, suite, throughput
+from penstock.bench import backlog, footprint, latency, partitions, recovery, report, throughput
+from penstock.bench.backlog import BacklogOptions
 from penstock.bench.options import LatencyOptions, Options, ThroughputOptions
+from penstock.bench.partitions import PartitionsOptions
 from penstock.bench.progress import Progress
+from penstock.bench.recovery import RecoveryOptions
 from penstock.core.errors import PenstockError
 
 Result = dict[str, Any]
@@ -76,7 +79,39 @@ def _footprint(arguments: argparse.Namespace) -> int:
     return _finish(footprint.run(options, Progress("footprint", quiet=arguments.quiet)), arguments)
 
 
+def _partitions(arguments: argparse.Namespace) -> int:
+    options = _options(PartitionsOptions, arguments)
+    return _finish(
+        partitions.run(options, Progress("partitions", quiet=arguments.quiet)), arguments
+    )
+
+
+def _recovery(arguments: argparse.Namespace) -> int:
+    options = _options(RecoveryOptions, arguments)
+    return _finish(recovery.run(options, Progress("recovery", quiet=arguments.quiet)), arguments)
+
+
+def _backlog(arguments: argparse.Namespace) -> int:
+    options = _options(BacklogOptions, arguments)
+    return _finish(backlog.run(options, Progress("backlog", quiet=arguments.quiet)), arguments)
+
+
+def _plots(arguments: argparse.Namespace) -> int:
+    from penstock.bench import curves
+
+    return curves.run(
+        arguments.output,
+        data=arguments.data,
+        quick=arguments.quick,
+        only=arguments.only,
+        redraw=arguments.redraw,
+        quiet=arguments.quiet,
+    )
+
+
 def _suite(arguments: argparse.Namespace) -> int:
+    from penstock.bench import suite
+
     return suite.run(
         arguments.output,
         data=arguments.data,
@@ -111,6 +146,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_throughput(commands)
     _add_latency(commands)
     _add_footprint(commands)
+    _add_partitions(commands)
+    _add_recovery(commands)
+    _add_backlog(commands)
+    _add_plots(commands)
     _add_suite(commands)
     return parser
 
@@ -188,8 +227,56 @@ def _add_footprint(commands: Any) -> None:
     parser.add_argument("--format", choices=("text", "json"), default="text")
 
 
+def _add_partitions(commands: Any) -> None:
+    text = "what many partitions take: start-up time, memory, descriptors, idle CPU"
+    parser = _command(commands, "partitions", _partitions, text)
+    defaults = PartitionsOptions()
+    parser.add_argument("--partitions", type=int, default=defaults.partitions)
+    parser.add_argument("--idle", type=float, default=defaults.idle, help="seconds to watch")
+    parser.add_argument("--writers", type=int, default=None, help="writer processes")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def _add_recovery(commands: Any) -> None:
+    text = "seconds to open a large log, after a clean stop and after a kill"
+    parser = _command(commands, "recovery", _recovery, text)
+    defaults = RecoveryOptions()
+    parser.add_argument("--gb", type=float, default=defaults.gb, help="of the log, 10^9 bytes")
+    parser.add_argument(
+        "--tail-mb", type=int, default=defaults.tail_mb, help="appended before the kill, 10^6 bytes"
+    )
+    parser.add_argument("--starts", type=int, default=defaults.starts, help="after a clean stop")
+    parser.add_argument("--segment-mb", type=int, default=defaults.segment_mb, help="MiB")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def _add_backlog(commands: Any) -> None:
+    text = "throughput with a backlog and without, in pairs"
+    parser = _command(commands, "backlog", _backlog, text)
+    defaults = BacklogOptions()
+    parser.add_argument("--gb", type=float, default=defaults.gb, help="of the backlog, 10^9 bytes")
+    parser.add_argument("--records", type=int, default=defaults.records, help="of each turn")
+    parser.add_argument("--turns", type=int, default=defaults.turns, help="pairs")
+    parser.add_argument("--size", type=int, default=defaults.size, help="bytes of a value")
+    parser.add_argument("--api", choices=("send", "batch"), default=defaults.api)
+    parser.add_argument("--timeout", type=float, default=defaults.timeout, help="seconds of a turn")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def _add_plots(commands: Any) -> None:
+    parser = _command(commands, "plots", _plots, "curves, drawn as PNG files")
+    parser.add_argument("--output", type=Path, default=Path("docs/benchmarks"), help="folder")
+    parser.add_argument("--quick", action="store_true", help="fewer points of a tenth of the size")
+    parser.add_argument("--only", default="", help="plots whose name contains this")
+    parser.add_argument(
+        "--redraw", action="store_true", help="from the last points, without measuring"
+    )
+
+
 def _add_suite(commands: Any) -> None:
-    parser = _command(commands, "suite", _suite, "the whole set, written as a Markdown table")
+    parser = _command(
+        commands, "suite", _suite, "the whole set, written as a Markdown table, and the plots"
+    )
     parser.add_argument("--output", type=Path, default=Path("docs/benchmarks"), help="folder")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each, the median counts")
     parser.add_argument("--quick", action="store_true", help="a tenth of the records, one run each")

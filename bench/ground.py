@@ -6,16 +6,14 @@ Whatever it made it removes: the topic on a node of others, the node and its dat
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.admin import TopicConfig
-from penstock.bench.errors import BenchError
 from penstock.bench.options import Options
+from penstock.bench.scratch import check_room, scratch_folder
 from penstock.bench.usage import server_pids
 from penstock.client import Client, connect
 from penstock.core.errors import PenstockError
@@ -62,7 +60,7 @@ def ground(options: Options, bytes_needed: int) -> Iterator[Ground]:
     with ExitStack() as stack:
         started_in = None
         if options.bootstrap is None:
-            folder = _own_folder(stack, options.data, bytes_needed)
+            folder = stack.enter_context(scratch_folder(options.data, bytes_needed))
             node = stack.enter_context(EmbeddedNode(folder, writers=options.writers))
             url, started_in = node.url, node.started_in
         else:
@@ -73,26 +71,6 @@ def ground(options: Options, bytes_needed: int) -> Iterator[Ground]:
                 folder = Path(admin.describe_node().data_folder)
             check_room(folder, bytes_needed)
         yield Ground(client, url, folder, started_in, filesystem_of(folder))
-
-
-def _own_folder(stack: ExitStack, parent: Path | None, bytes_needed: int) -> Path:
-    if parent is not None and not parent.is_dir():
-        raise BenchError(f"--data {parent}: there is no such folder")
-    where = parent if parent is not None else Path(tempfile.gettempdir())
-    check_room(where, bytes_needed)
-    folder = Path(tempfile.mkdtemp(prefix="penstock-bench-", dir=where))
-    stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-def check_room(folder: Path, bytes_needed: int) -> None:
-    """Raise `BenchError` if the file system of `folder` has less free than the run will write."""
-    free = shutil.disk_usage(folder).free
-    if free < bytes_needed:
-        raise BenchError(
-            f"this run writes about {bytes_needed / 1e9:.1f} GB below {folder}, where "
-            f"{free / 1e9:.1f} GB are free: name another folder by --data, or fewer --records"
-        )
 
 
 def filesystem_of(folder: Path) -> str:

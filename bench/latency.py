@@ -156,11 +156,19 @@ def sharpen_timers() -> None:
 # --- the run ------------------------------------------------------------------------------------
 def run(options: LatencyOptions, progress: Progress) -> dict[str, Any]:
     """Make the run; the result's fields as they are printed. Raises `BenchError`."""
+    return measure(options, progress)[0]
+
+
+def measure(
+    options: LatencyOptions, progress: Progress
+) -> tuple[dict[str, Any], npt.NDArray[np.int64]]:
+    """The same, and each measured record's nanoseconds from when it was due."""
     options.check()
     with ground(options, options.bytes_needed) as place, place.topic(options) as topic:
         sent, taken, servers = _measure(options, place, topic, progress)
     heads = np.frombuffer(taken.heads, _HEAD_FIELDS)
     received = np.array(taken.received, np.int64)
+    measured = measured_of(options, heads)
     result = {
         "benchmark": "latency",
         **summary(options, heads, received),
@@ -177,7 +185,7 @@ def run(options: LatencyOptions, progress: Progress) -> dict[str, Any]:
     }
     if sent.acknowledged is not None and len(sent.acknowledged):
         result["send_to_ack"] = percentiles(sent.acknowledged)
-    return result
+    return result, received[measured] - heads["due"][measured].astype(np.int64)
 
 
 def _measure(
@@ -207,7 +215,7 @@ def summary(
     numbers = heads["number"].astype(np.int64)
     inside = numbers < total
     counts = np.bincount(numbers[inside], minlength=total)
-    measured = inside & (numbers >= options.warmup_records)
+    measured = measured_of(options, heads)
     if not measured.any():
         return {"lost": int(np.count_nonzero(counts == 0))}
     from_due = received[measured] - heads["due"][measured].astype(np.int64)
@@ -226,6 +234,14 @@ def summary(
         "out_of_order": int(np.count_nonzero(np.diff(numbers) < 0)),
         "foreign": int(np.count_nonzero(~inside)),
     }
+
+
+def measured_of(options: LatencyOptions, heads: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
+    """Which records are of the run and not of its warm-up."""
+    numbers = heads["number"].astype(np.int64)
+    total = options.warmup_records + options.records
+    found: npt.NDArray[np.bool_] = (numbers >= options.warmup_records) & (numbers < total)
+    return found
 
 
 def percentiles(nanoseconds: npt.NDArray[np.int64]) -> dict[str, float]:

@@ -51,7 +51,27 @@ def outcome(result: Result) -> str:
             f"**p50 {result['p50_us']:,.0f} us, p99 {result['p99_us']:,.0f} us**, "
             f"p99.9 {result['p999_us']:,.0f} us, max {result['max_us']:,.0f} us"
         )
+    if result["benchmark"] == "recovery":
+        return (
+            f"**node up in {result['start_clean_seconds']:.2f} s after a clean stop** (the log "
+            f"alone {result['open_clean_seconds']:.3f} s), {result['start_killed_seconds']:.2f} s "
+            f"after a kill with {result['tail_bytes'] / 1e6:,.0f} MB unsynced"
+        )
+    if result["benchmark"] == "backlog":
+        return (
+            f"**{result['ratio']:.0%} of the throughput without a backlog**: "
+            f"{result['records_per_second']:,} and "
+            f"{result['records_per_second_without']:,} records/s"
+        )
     writers = [mb for name, mb in result["resident_mb"].items() if name.startswith("writer")]
+    if result["benchmark"] == "partitions":
+        return (
+            f"**start {result['start_clean_seconds']:.2f} s**, after a kill "
+            f"{result['start_killed_seconds']:.2f} s, created in {result['create_seconds']:.2f} s; "
+            f"a writer {max(writers, default=0):.0f} MB resident, "
+            f"{sum(result['descriptors'].values()):,} descriptors in all, "
+            f"{result['idle_cpu_percent']:.1f} % CPU when idle"
+        )
     return (
         f"**first acknowledged record after {result['start_to_first_ack']:.2f} s**, "
         f"{result['idle_cpu_percent']:.1f} % CPU when idle, "
@@ -75,9 +95,12 @@ def spread(results: Sequence[Result]) -> str:
 
 
 def as_markdown(
-    machine: Machine, rows: Sequence[tuple[str, Sequence[str], Result, Sequence[Result]]]
+    machine: Machine,
+    rows: Sequence[tuple[str, Sequence[str], Result, Sequence[Result]]],
+    plots: Sequence[str] = (),
 ) -> str:
-    """The page: machine facts, and rows of name, command, chosen result, all results."""
+    """The page: machine facts, rows of name, command, chosen result, all results, and plots by
+    their file names."""
     facts = {
         "CPU": f"{machine.cpu}, {machine.cores} cores",
         "Memory": f"{machine.memory_gb:g} GB",
@@ -107,6 +130,8 @@ def as_markdown(
             for name, command, result, results in rows
         ),
         "",
+        *([] if not plots else ["## Plots", ""]),
+        *(f"![{name.removesuffix('.png').replace('-', ' ')}]({name})\n" for name in plots),
         *_notes(runs),
     ]
     return "\n".join(lines)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import cycle, islice
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -45,6 +45,8 @@ class Task:
     url: str
     topic: str
     index: int
+    start: int | Literal["earliest"] = "earliest"
+    """Where a consumer begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ def consume(task: Task, station: Station) -> None:
     ends = options.producers * len(partitions)
     warm = [options.warmup_records] * options.producers
     full = [options.records_of(producer) for producer in range(options.producers)]
-    with connect(task.url) as client, client.consumer() as consumer:
+    with connect(task.url) as client, client.consumer(start=task.start) as consumer:
         consumer.assign((task.topic, partition) for partition in partitions)
         station.report()
         for totals in (warm, full):
@@ -156,7 +158,9 @@ def consume(task: Task, station: Station) -> None:
             gc.freeze()
             before = Usage.now()
             if options.api == "batch":
-                take_columns(consumer, ledger, ends)
+                # One that is behind finds the next phase right behind the ends of this one.
+                behind = None if task.start == "earliest" else sum(totals) + ends
+                take_columns(consumer, ledger, ends, behind)
             elif len(partitions) == 1:
                 take_each(consumer, ledger, ends, partitions[0])
             else:
@@ -214,10 +218,11 @@ def _close(records: Iterator[Record]) -> None:
         close()
 
 
-def take_columns(consumer: Consumer, ledger: Ledger, ends: int) -> None:
-    """Polled batches, checked as columns."""
+def take_columns(consumer: Consumer, ledger: Ledger, ends: int, most: int | None = None) -> None:
+    """Polled batches, checked as columns; `most` records with the ends, if that is known."""
     while ends:
-        batch = consumer.poll(timeout=POLL_TIMEOUT)
+        batch = consumer.poll(most, timeout=POLL_TIMEOUT)
+        most = None if most is None else most - len(batch)
         stamps: dict[int, list[Stamps]] = {}
         for chunk in batch.chunks:
             found, tombstones = column_stamps(chunk.values)

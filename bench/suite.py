@@ -8,13 +8,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from penstock.bench import footprint, latency, machine, report, throughput
+from penstock.bench import (
+    backlog,
+    curves,
+    footprint,
+    latency,
+    machine,
+    partitions,
+    recovery,
+    report,
+    throughput,
+)  # fmt: skip
+from penstock.bench.backlog import BacklogOptions
+from penstock.bench.errors import BenchError
 from penstock.bench.footprint import FootprintOptions
 from penstock.bench.options import LatencyOptions, ThroughputOptions
+from penstock.bench.partitions import PartitionsOptions
 from penstock.bench.progress import Progress
+from penstock.bench.recovery import RecoveryOptions
 
 Result = dict[str, Any]
-AnyOptions = ThroughputOptions | LatencyOptions | FootprintOptions
+AnyOptions = (
+    ThroughputOptions | LatencyOptions | FootprintOptions | PartitionsOptions | RecoveryOptions
+    | BacklogOptions
+)  # fmt: skip
 
 PAGE = "README.md"
 
@@ -45,11 +62,17 @@ _KINDS: dict[type, str] = {
     ThroughputOptions: "throughput",
     LatencyOptions: "latency",
     FootprintOptions: "footprint",
+    PartitionsOptions: "partitions",
+    RecoveryOptions: "recovery",
+    BacklogOptions: "backlog",
 }
 _ALWAYS = {
     "throughput": {"size", "records", "api"},
     "latency": {"rate", "seconds", "size"},
     "footprint": set[str](),
+    "partitions": {"partitions"},
+    "recovery": {"gb", "tail_mb"},
+    "backlog": {"gb"},
 }
 
 
@@ -79,6 +102,9 @@ ROWS: tuple[Row, ...] = (
     _latency("latency, 1 KB, 100 records/s, fsync", rate=100, seconds=10, size=1024,
              durability="fsync"),
     Row("an empty node", FootprintOptions(), "start_to_first_ack"),
+    Row("a node of 1,000 partitions", PartitionsOptions(), "start_clean_seconds"),
+    Row("opening a log of 10 GB", RecoveryOptions(), "start_clean_seconds"),
+    Row("`send`, 1 KB, with 10 GB unread in between", BacklogOptions(), "ratio"),
 )  # fmt: skip
 
 
@@ -100,7 +126,9 @@ def run(
     for row in rows:
         options = shorter(row.options) if quick else row.options
         row = replace(row, options=replace(options, data=data))
-        runs = 1 if quick or isinstance(options, FootprintOptions) else repeat
+        # The others repeat within a run what has to be repeated.
+        repeats = isinstance(options, ThroughputOptions | LatencyOptions)
+        runs = repeat if repeats and not quick else 1
         results = [_run_one(row, Progress(row.name, quiet=quiet)) for _ in range(runs)]
         chosen = sorted(results, key=lambda result: result.get(row.rank, 0))[len(results) // 2]
         found.append((row.name, row.command, chosen, results))
@@ -108,9 +136,19 @@ def run(
     page = output / PAGE
     if not only:
         output.mkdir(parents=True, exist_ok=True)
-        page.write_text(report.as_markdown(machine.describe(), found))
+        drawn = _draw(output, data=data, quick=quick, quiet=quiet)
+        page.write_text(report.as_markdown(machine.describe(), found, drawn))
         print(f"written to {page}", file=sys.stderr)
     return 0 if all(report.is_clean(each) for *_, every in found for each in every) else 1
+
+
+def _draw(output: Path, *, data: Path | None, quick: bool, quiet: bool) -> list[str]:
+    """The plots, by the names of their files; none where they cannot be drawn here."""
+    try:
+        curves.run(output, data=data, quick=quick, quiet=quiet)
+    except BenchError as error:
+        print(f"penstock bench suite: no plots: {error}", file=sys.stderr)
+    return [f"{name}.png" for name in curves.CURVES if (output / f"{name}.png").exists()]
 
 
 def shorter(options: AnyOptions) -> AnyOptions:
@@ -119,6 +157,12 @@ def shorter(options: AnyOptions) -> AnyOptions:
         return replace(options, records=options.records // 10)
     if isinstance(options, LatencyOptions):
         return replace(options, seconds=options.seconds / 5)
+    if isinstance(options, PartitionsOptions):
+        return replace(options, partitions=options.partitions // 10, idle=2.0)
+    if isinstance(options, RecoveryOptions):
+        return replace(options, gb=options.gb / 10, tail_mb=max(1, options.tail_mb // 10))
+    if isinstance(options, BacklogOptions):
+        return replace(options, gb=options.gb / 10, records=options.records // 10, turns=2)
     return replace(options, starts=2, idle=2.0)
 
 
@@ -127,5 +171,8 @@ def _run_one(row: Row, progress: Progress) -> Result:
         ThroughputOptions: throughput.run,
         LatencyOptions: latency.run,
         FootprintOptions: footprint.run,
+        PartitionsOptions: partitions.run,
+        RecoveryOptions: recovery.run,
+        BacklogOptions: backlog.run,
     }
     return runners[type(row.options)](row.options, progress)

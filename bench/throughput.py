@@ -8,7 +8,7 @@ record is appended to segment files; the log's own count is reported beside it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from penstock.bench import pagecache, roles
 from penstock.bench.crew import Crew
@@ -29,7 +29,7 @@ def run(options: ThroughputOptions, progress: Progress) -> Result:
         progress.say("page cache")
         speed = pagecache.measure(place.folder, payload_bytes)
         with place.topic(options) as topic:
-            result = _measure(options, place, topic, progress)
+            result = measure(options, place, topic, progress)
     seconds = result["seconds"]
     megabytes = payload_bytes / seconds / 1e6
     return {
@@ -48,13 +48,20 @@ def run(options: ThroughputOptions, progress: Progress) -> Result:
     }
 
 
-def _measure(options: ThroughputOptions, place: Ground, topic: str, progress: Progress) -> Result:
+def measure(
+    options: ThroughputOptions,
+    place: Ground,
+    topic: str,
+    progress: Progress,
+    start: int | Literal["earliest"] = "earliest",
+) -> Result:
+    """The run itself, on a topic whose consumers begin at `start`."""
     producers = [f"producer-{index}" for index in range(options.producers)]
     consumers = [f"consumer-{index}" for index in range(options.consumers)]
     with Crew(options.timeout) as crew:
         for role, names in ((roles.produce, producers), (roles.consume, consumers)):
             for index, name in enumerate(names):
-                crew.add(name, role, roles.Task(options, place.url, topic, index))
+                crew.add(name, role, roles.Task(options, place.url, topic, index, start))
         progress.say("attach")
         crew.gather("attached")
         progress.say("warm up")

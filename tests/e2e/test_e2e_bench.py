@@ -1,4 +1,4 @@
-"""`penstock bench` from the command line to the last field, at sizes that take no time."""
+"""`penstock bench` from the command line to the last field, at images that take no time."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock.bench import suite
+from penstock.bench import curves, plots, suite
 from penstock.bench.cli import main
+from penstock.bench.curves import Curve
 from penstock.bench.options import LatencyOptions, ThroughputOptions
 from penstock.bench.suite import Row
 from penstock.embedded import EmbeddedNode
@@ -32,7 +33,8 @@ THROUGHPUT_FIELDS = {
 
 def run(capsys, *arguments: str) -> dict[str, Any]:
     """The result of `penstock bench ARGUMENTS --format json`."""
-    code = main([*arguments, "--format", "json", "--timeout", "60"])
+    bound = ["--timeout", "60"] if arguments[0] in ("throughput", "latency", "backlog") else []
+    code = main([*arguments, "--format", "json", *bound])
     out, err = capsys.readouterr()
     assert code == 0, err
     [line] = out.splitlines()
@@ -100,6 +102,96 @@ def test_latency(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_many_partitions(tmp_path, capsys):
+    result = run(
+        capsys, "partitions", "--partitions", "20", "--writers", "2", "--idle", "0.1",
+        "--data", str(tmp_path),
+    )  # fmt: skip
+    assert result["lost"] == 0
+    assert set(result["descriptors"]) == {"writer-0", "writer-1", "node"}
+    assert result["descriptors"]["writer-0"] >= 10
+    assert min(result["start_clean_seconds"], result["start_killed_seconds"]) > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_recovery_of_a_log_with_a_tail_that_no_sync_reached(tmp_path, capsys):
+    result = run(
+        capsys, "recovery", "--gb", "0.02", "--tail-mb", "5", "--starts", "1",
+        "--data", str(tmp_path),
+    )  # fmt: skip
+    assert result["lost"] == 0
+    assert result["records"] == -(-20_000_000 // 16384) + -(-5_000_000 // 16384)
+    assert 5_000_000 <= result["tail_bytes"] < 6_000_000
+    assert 0 < result["open_killed_seconds"] < result["start_killed_seconds"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("api", ["send", "batch"])
+def test_a_backlog_keeps_its_size_and_every_record_of_it_is_accounted_for(api, tmp_path, capsys):
+    result = run(
+        capsys, "backlog", "--gb", "0.005", "--records", "2000", "--turns", "2", "--api", api,
+        "--data", str(tmp_path),
+    )  # fmt: skip
+    assert [result[name] for name in ("lost", "doubled", "out_of_order", "foreign")] == [0] * 4
+    assert result["backlog_records"] == 3 * (200 + 1 + 2000 + 1)
+    assert len(result["turns"]) == 2
+    assert result["ratio"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+THROUGHPUT_POINTS: list[dict[str, Any]] = [
+    {"series": api, "x": x, "records_per_second": 1e6 * (1 + x), "mb_per_second": 900.0 + x,
+     "pwrite_mb_per_second": 5000.0}
+    for api in ("send", "batch") for x in (64, 1024)
+]  # fmt: skip
+POINTS: dict[str, list[dict[str, Any]]] = {
+    "throughput-by-record-size": THROUGHPUT_POINTS,
+    "throughput-by-batch-size": THROUGHPUT_POINTS,
+    "scaling": THROUGHPUT_POINTS,
+    "latency": [
+        {"series": way, "p50_us": 40.0, "p99_us": 90.0, "p999_us": 200.0,
+         "us": [20.0, 40.0, 5000.0], "share": [0.0, 0.5, 1.0]}
+        for way in ("waiting", "spinning")
+    ],
+    "throughput-by-backlog": [
+        {"series": "behind", "x": 1.0, "records_per_second": 1e6, "ratio": 0.98},
+        {"series": "at the end", "x": 1.0, "records_per_second": 1e6},
+    ],
+    "recovery": [
+        {"series": series, "kind": kind, "x": x, "seconds": 0.1 * x}
+        for series in ("start", "open") for kind in ("clean", "killed") for x in (1.0, 10.0)
+    ],
+}  # fmt: skip
+
+
+def test_every_plot_is_drawn_from_the_points_that_were_kept(tmp_path, capsys):
+    kept = {name: {"machine": "a machine", "points": points} for name, points in POINTS.items()}
+    assert set(kept) == set(curves.CURVES)
+    (tmp_path / "points.json").write_text(json.dumps(kept))
+    images = []
+    for _ in range(2):
+        assert main(["plots", "--redraw", "--output", str(tmp_path)]) == 0
+        files = sorted(tmp_path.glob("*.png"))
+        assert [path.stem for path in files] == sorted(curves.CURVES)
+        images.append([path.read_bytes() for path in files])
+    assert images[0] == images[1]  # nothing in them tells when they were drawn
+    assert all(image.startswith(b"\x89PNG") and len(image) > 10_000 for image in images[0])
+    assert main(["plots", "--only", "no such plot"]) == 2
+    (tmp_path / "points.json").unlink()
+    assert main(["plots", "--redraw", "--only", "latency", "--output", str(tmp_path)]) == 1
+    assert "has no latency: measure it" in capsys.readouterr().err
+
+
+def test_a_plot_is_measured_and_its_points_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(curves, "RUN_BYTES", 1_000_000)
+    monkeypatch.setattr(curves.Sweep, "some", lambda self, values, few: few[:1])
+    assert main(["plots", "--quick", "--only", "scaling", "--output", str(tmp_path), "-q"]) == 0
+    [point] = json.loads((tmp_path / "points.json").read_text())["scaling"]["points"]
+    assert (point["series"], point["x"]) == ("1 producer", 1)
+    assert point["records_per_second"] > 0
+    assert (tmp_path / "scaling.png").exists()
+
+
 def test_too_little_room_is_said_before_anything_is_written(tmp_path, capsys):
     code = main(["throughput", "--records", str(10**12), "--data", str(tmp_path)])
     assert code == 1
@@ -125,9 +217,13 @@ def test_the_suite_writes_a_page_with_commands_that_can_be_typed(tmp_path, monke
         Row("slow", LatencyOptions(rate=500, seconds=2.5, warmup=0.1), "p50_us"),
     )
     monkeypatch.setattr(suite, "ROWS", rows)
+    drawn = Curve(lambda sweep: iter(THROUGHPUT_POINTS), plots.scaling)
+    monkeypatch.setattr(curves, "CURVES", {"scaling": drawn})
     assert main(["suite", "--quick", "--output", str(tmp_path / "docs")]) == 0
     page = Path(tmp_path / "docs" / "README.md").read_text()
     assert "| few | **" in page
     assert "`penstock bench throughput --size 64 --records 2000 --api batch`" in page
     assert "`penstock bench latency --size 1024 --rate 500 --seconds 0.5 --warmup 0.1`" in page
     assert "| CPU |" in page
+    assert "![scaling](scaling.png)" in page
+    assert (tmp_path / "docs" / "scaling.png").exists()

@@ -1,0 +1,123 @@
+"""Whether a backlog costs throughput: the same run with none and with gigabytes of it, in pairs.
+
+A producer appends while a consumer reads as many records, which stand `gb` gigabytes before the
+end; so the backlog has the same size all the time. The run without one is the same with the
+consumer at the end. Both go on in turns on one node, so that whatever else the machine does meets
+both.
+
+The backlog is made of rounds by the same producer role, each with its warm-up and its ends, so the
+consumer's account is as exact as in any throughput run.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.bench import pagecache, roles, throughput
+from penstock.bench.crew import Crew
+from penstock.bench.errors import BenchError
+from penstock.bench.ground import Ground, ground
+from penstock.bench.options import ThroughputOptions
+from penstock.bench.progress import Progress
+from penstock.bench.report import FAULTS
+
+Result = dict[str, Any]
+
+ENDS: Final = 2
+"""Tombstones of a round: behind the warm-up, and behind the records."""
+TURNS_MAX: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BacklogOptions:
+    """gb: gigabytes (10^9) of values in the backlog. records: of one turn. turns: pairs, of which
+    the median ratio counts. size, api: as of a throughput run."""
+
+    gb: float = 10.0
+    records: int = 1_000_000
+    turns: int = 3
+    size: int = 1024
+    api: str = "send"
+    data: Path | None = None
+    timeout: float = 600.0
+
+    @property
+    def turn(self) -> ThroughputOptions:
+        """One turn as a throughput run."""
+        return ThroughputOptions(
+            size=self.size, records=self.records, api=self.api,  # type: ignore[arg-type]
+            data=self.data, timeout=self.timeout,
+        )  # fmt: skip
+
+    @property
+    def rounds(self) -> int:
+        """Turns that make a backlog of at least this size."""
+        return -(-int(self.gb * 1e9) // (self.records * self.size))
+
+    def check(self) -> None:
+        self.turn.check()
+        if not 1 <= self.turns <= TURNS_MAX:
+            raise BenchError(f"--turns {self.turns}: from 1 to {TURNS_MAX}")
+        if self.gb <= 0:
+            raise BenchError(f"--gb {self.gb:g}: a backlog has some size")
+
+
+def run(options: BacklogOptions, progress: Progress) -> Result:
+    """Make the run. Raises `BenchError`."""
+    options.check()
+    turn = options.turn
+    with ground(turn, (options.rounds + 2 * options.turns) * turn.bytes_needed) as place:
+        progress.say("page cache")
+        speed = pagecache.measure(place.folder, options.records * options.size)
+        with place.topic(turn) as full, place.topic(turn) as empty:
+            for number in range(options.rounds):
+                progress.say(f"backlog {number + 1} of {options.rounds}")
+                _fill(turn, place, full)
+            backlog = place.log_of(full)[0]
+            pairs = []
+            for number in range(options.turns):
+                start = number * (turn.warmup_records + turn.records + ENDS)
+                # In turns also in which of both comes first: the page cache of the machine warms.
+                topics = (empty, full) if number % 2 == 0 else (full, empty)
+                found = {
+                    topic: throughput.measure(turn, place, topic, progress, start)
+                    for topic in topics
+                }
+                pairs.append((found[empty], found[full]))
+    progress.end()
+    none, behind = zip(*pairs, strict=True)
+    rates = [[_rate(result) for result in results] for results in (none, behind)]
+    ratio = statistics.median(with_it / without for without, with_it in zip(*rates, strict=True))
+    return {
+        "benchmark": "backlog",
+        "ratio": round(ratio, 3),
+        "records_per_second": round(statistics.median(rates[1])),
+        "records_per_second_without": round(statistics.median(rates[0])),
+        "turns": [[round(rate) for rate in pair] for pair in zip(*rates, strict=True)],
+        "mb_per_second": round(statistics.median(rates[1]) * options.size / 1e6, 1),
+        "pwrite_mb_per_second": round(speed.median, 1),
+        "backlog_records": backlog,
+        **{name: sum(each[name] for pair in pairs for each in pair) for name in FAULTS},
+        "filesystem": place.filesystem,
+        "options": {"gb": options.gb, **turn.stated(), "turns": options.turns},
+    }
+
+
+def _rate(result: Result) -> float:
+    """Records a second, until both sides are done: a consumer that is behind may end first."""
+    return float(result["records"] / max(result["seconds"], result["produce_seconds"]))
+
+
+def _fill(options: ThroughputOptions, place: Ground, topic: str) -> None:
+    """One round by a producer alone."""
+    with Crew(options.timeout) as crew:
+        crew.add("filler", roles.produce, roles.Task(options, place.url, topic, 0))
+        crew.gather("attached")
+        for order in ("warm", "go"):
+            crew.tell(order)
+            crew.gather(order)
+        crew.tell("leave")
+        crew.dismiss()

@@ -1,0 +1,209 @@
+"""The sweeps behind the plots: what is measured for each, kept as points, then drawn.
+
+Points stay in `points.json` beside the plots, so that `--redraw` needs no measuring. Every point of
+a throughput is the median of some runs, each with a node of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+import numpy as np
+
+from penstock.bench import backlog, latency, machine, plots, recovery, report, throughput
+from penstock.bench.backlog import BacklogOptions
+from penstock.bench.errors import BenchError
+from penstock.bench.options import Api, LatencyOptions, ThroughputOptions
+from penstock.bench.progress import Progress
+from penstock.bench.recovery import RecoveryOptions
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Result = dict[str, Any]
+Point = dict[str, Any]
+
+POINTS: Final = "points.json"
+RUN_BYTES: Final = 1_000_000_000
+"""Bytes of values in a throughput run, so far as its records stay below `RUN_RECORDS`."""
+RUN_RECORDS: Final = {"send": 2_000_000, "batch": 10_000_000, "arrow": 10_000_000}
+BATCH_BYTES: Final = 512 << 10
+"""What a producer takes that is told nothing."""
+REPEAT: Final = 3
+CDF_POINTS: Final = 400
+LATENCY_WAYS: Final[dict[str, LatencyOptions]] = {
+    "waiting": LatencyOptions(rate=1000, seconds=10, size=1024),
+}
+"""What the latency plot compares; each is a line. A consumer that spins is one more entry here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """`quick`: fewer points of a tenth of the size, one run each."""
+
+    data: Path | None
+    quick: bool
+    quiet: bool
+
+    def some(self, values: tuple[Any, ...], few: tuple[Any, ...]) -> tuple[Any, ...]:
+        return few if self.quick else values
+
+    def throughput(self, **options: Any) -> Result:
+        """The median of some runs."""
+        options.setdefault("batch_bytes", BATCH_BYTES)
+        given = ThroughputOptions(data=self.data, **options)
+        records = min(RUN_RECORDS[given.api], RUN_BYTES // given.size)
+        given = replace(given, records=records // 10 if self.quick else records)
+        name = f"{given.api}, {given.size} B, batches of {given.batch_bytes >> 10} KiB"
+        found = [
+            self.checked(throughput.run(given, Progress(name, quiet=self.quiet)))
+            for _ in range(1 if self.quick else REPEAT)
+        ]
+        return sorted(found, key=lambda result: float(result["records_per_second"]))[
+            len(found) // 2
+        ]
+
+    @staticmethod
+    def checked(result: Result) -> Result:
+        """A figure of a run that lost something is none."""
+        if not report.is_clean(result):
+            raise BenchError(f"a run for the plots went wrong: {report.verdict(result)}")
+        return result
+
+
+def _point(result: Result, series: str, x: float) -> Point:
+    kept = ("records_per_second", "mb_per_second", "pwrite_mb_per_second")
+    return {"series": series, "x": x, **{name: result[name] for name in kept}}
+
+
+def by_record_size(sweep: Sweep) -> Iterator[Point]:
+    for api in get_args(Api):
+        for size in sweep.some((16, 100, 1024, 10_240, 65_536), (100, 1024, 10_240)):
+            yield _point(sweep.throughput(api=api, size=size), api, size)
+
+
+def by_batch_size(sweep: Sweep) -> Iterator[Point]:
+    for api in get_args(Api):
+        for kib in sweep.some((16, 64, 128, 256, 512), (64, 512)):
+            result = sweep.throughput(api=api, size=1024, batch_bytes=kib << 10)
+            yield _point(result, api, kib << 10)
+
+
+def latency_cdf(sweep: Sweep) -> Iterator[Point]:
+    shares = np.linspace(0, 1, CDF_POINTS)
+    for name, options in LATENCY_WAYS.items():
+        options = replace(options, data=sweep.data, seconds=2.0 if sweep.quick else options.seconds)
+        result, times = latency.measure(options, Progress(name, quiet=sweep.quiet))
+        sweep.checked(result)
+        yield {
+            "series": name,
+            **{key: result[key] for key in ("p50_us", "p99_us", "p999_us")},
+            "us": [round(float(us), 2) for us in np.quantile(times, shares) / 1000],
+            "share": [round(float(share), 4) for share in shares],
+        }
+
+
+def by_backlog(sweep: Sweep) -> Iterator[Point]:
+    for gb in sweep.some((1.0, 3.0, 10.0), (0.2, 0.5)):
+        options = BacklogOptions(
+            gb=gb, records=100_000 if sweep.quick else 1_000_000, turns=1 if sweep.quick else 3,
+            data=sweep.data,
+        )  # fmt: skip
+        title = f"a backlog of {gb:g} GB"
+        result = sweep.checked(backlog.run(options, Progress(title, quiet=sweep.quiet)))
+        for series, name in (
+            ("consumer behind by the backlog", "records_per_second"),
+            ("consumer at the end, same run", "records_per_second_without"),
+        ):
+            point = {"series": series, "x": gb, "records_per_second": result[name]}
+            yield point if "without" in name else {**point, "ratio": result["ratio"]}
+
+
+def scaling(sweep: Sweep) -> Iterator[Point]:
+    for producers in sweep.some((1, 2, 4), (1, 2)):
+        for partitions in sweep.some((1, 2, 4, 8), (1, 4)):
+            result = sweep.throughput(
+                api="batch", size=100, producers=producers, partitions=partitions
+            )
+            name = f"{producers} producer{'s' if producers > 1 else ''}"
+            yield _point(result, name, partitions)
+
+
+def opening(sweep: Sweep) -> Iterator[Point]:
+    # A large log after a clean stop, and a small one with a large tail after a kill.
+    sizes = sweep.some((0.5, 2.0, 5.0, 10.0), (0.1, 0.4))
+    tails = sweep.some((50, 200, 400, 800), (10, 50))
+    for gb, tail in [*((gb, 1) for gb in sizes), *((0.05, tail) for tail in tails)]:
+        options = RecoveryOptions(
+            gb=gb, tail_mb=tail, starts=1 if sweep.quick else 3, data=sweep.data
+        )
+        title = f"a log of {gb:g} GB, a tail of {tail} MB"
+        result = sweep.checked(recovery.run(options, Progress(title, quiet=sweep.quiet)))
+        kind, x = ("clean", gb) if tail == 1 else ("killed", result["tail_bytes"] / 1e6)
+        for series in ("start", "open"):
+            seconds = result[f"{series}_{kind}_seconds"]
+            yield {"series": series, "kind": kind, "x": x, "seconds": seconds}
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    measure: Callable[[Sweep], Iterator[Point]]
+    draw: Callable[[plots.Points, str], Figure]
+
+
+CURVES: Final = {
+    "throughput-by-record-size": Curve(by_record_size, plots.by_record_size),
+    "throughput-by-batch-size": Curve(by_batch_size, plots.by_batch_size),
+    "latency": Curve(latency_cdf, plots.latency_cdf),
+    "throughput-by-backlog": Curve(by_backlog, plots.by_backlog),
+    "scaling": Curve(scaling, plots.scaling),
+    "recovery": Curve(opening, plots.recovery),
+}
+
+
+def run(
+    output: Path,
+    *,
+    data: Path | None = None,
+    quick: bool = False,
+    only: str = "",
+    redraw: bool = False,
+    quiet: bool = False,
+) -> int:
+    """Measure and draw into `output`; 0 if all of it could be drawn."""
+    chosen = [name for name in CURVES if only in name]
+    if not chosen:
+        print(f"penstock bench plots: no plot's name contains {only!r}", file=sys.stderr)
+        return 2
+    plots.new_figure("")  # without matplotlib, say so before an hour is gone
+    file = output / POINTS
+    kept: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    sweep = Sweep(data, quick, quiet)
+    output.mkdir(parents=True, exist_ok=True)
+    for name in chosen:
+        if not redraw:
+            found = list(CURVES[name].measure(sweep))
+            kept[name] = {"machine": _note(quick), "points": found}
+            file.write_text(json.dumps(kept, indent=1) + "\n")
+        elif name not in kept:
+            print(f"penstock bench plots: {file} has no {name}: measure it", file=sys.stderr)
+            return 1
+        path = output / f"{name}.png"
+        plots.save(CURVES[name].draw(kept[name]["points"], kept[name]["machine"]), path)
+        print(f"written to {path}", file=sys.stderr)
+    return 0
+
+
+def _note(quick: bool) -> str:
+    """What stands below every plot."""
+    facts = machine.describe()
+    parts = [
+        f"{facts.cpu}, {facts.cores} cores, {facts.memory_gb:g} GB", facts.kernel, facts.python,
+        f"Penstock {facts.penstock}", facts.date, "one short run a point" if quick else "",
+    ]  # fmt: skip
+    return " · ".join(filter(None, parts))
