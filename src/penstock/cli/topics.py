@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,12 +13,10 @@ from penstock.cli.asking import confirm
 from penstock.cli.command import Env, ExitCode, code_of, command, complain
 from penstock.cli.trim import trim
 from penstock.core import errors as er
-from penstock.topicconfig import DURATIONS, RATIOS, SETTABLE, WORDS, TopicConfig
 
 if TYPE_CHECKING:
     from penstock.admin import Admin, TopicDescription
 
-SETTINGS: Final = tuple(name for name in SETTABLE if name != "partitions")
 
 Names = Annotated[list[str], typer.Argument(metavar="TOPIC", help="One or more topics.")]
 Sample = Annotated[
@@ -71,6 +69,8 @@ def create(
     ] = False,
 ) -> int:
     """Make topics."""
+    from penstock.topicconfig import TopicConfig
+
     options = {"retention": retention, "retention_bytes": retention_bytes, "cleanup": cleanup}
     given = [f"{key}={value}" for key, value in options.items() if value is not None]
     changes = read_settings([*config, *given])
@@ -220,10 +220,13 @@ def for_each(env: Env, names: Iterable[str], action: Callable[[str], None]) -> i
 
 def read_settings(given: Iterable[str]) -> dict[str, Any]:
     """Topic settings from KEY=VALUE; an empty value is None, the default."""
+    from penstock.topicconfig import DURATIONS, RATIOS, SETTABLE, WORDS
+
+    settings = [name for name in SETTABLE if name != "partitions"]
     found: dict[str, Any] = {}
     for key, text in values.assignments(given).items():
-        if key not in SETTINGS:
-            raise er.ConfigError(f"a topic has no setting {key!r}; there are {', '.join(SETTINGS)}")
+        if key not in settings:
+            raise er.ConfigError(f"a topic has no setting {key!r}; there are {', '.join(settings)}")
         if not text:
             if key in WORDS:
                 raise er.ConfigError(f"{key} has no empty value")

@@ -61,7 +61,10 @@ def find_node(url: str) -> Place:
         )
     pid = lock_holder(folder)
     if pid is None:
-        raise NotConnectedError(f"no node runs on {folder} ({url}): {_START_ONE}")
+        raise NotConnectedError(
+            f"no node runs on {folder} ({url}), or none whose process is seen from here (a "
+            f"container of its own): {_START_ONE}"
+        )
     return Place(folder, record.uuid, pid, record.writers)
 
 
