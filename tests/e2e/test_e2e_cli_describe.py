@@ -8,6 +8,7 @@ import threading
 
 import pytest
 from cli_runner import call_cli
+from node_helpers import eventually
 
 import penstock
 from penstock import TopicConfig
@@ -117,6 +118,22 @@ def test_a_node_with_its_versions_processes_room_and_bounds(node, client):
     assert "drain_timeout" in wide
     producer.close()
     consumer.close()
+
+
+def test_the_cleaner_is_shown_once_a_topic_needs_it(node, client):
+    client.admin().create_topic("kept", TopicConfig(retention=3600))
+
+    def cleaner():
+        [found] = call_cli("node", "describe", "--format", "json", url=node.url).objects
+        [seen] = call_cli("top", "--once", "-i", "0.1", "--format", "json", url=node.url).objects
+        return found["cleaner"] and seen["cleaner"] and (found["cleaner"], seen["cleaner"])
+
+    found, seen = eventually(cleaner, "a cleaner")
+    assert found["pid"] == seen["pid"]
+    assert found["errors"] == 0
+    assert seen["rss"] > 1 << 20
+    assert "CLEANER" in call_cli("node", "describe", url=node.url).out.decode()
+    assert "CLEANER" in call_cli("top", "--once", "-i", "0.1", url=node.url).out.decode()
 
 
 def test_a_topic_that_is_not_there_has_no_description(node):

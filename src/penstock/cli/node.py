@@ -95,6 +95,7 @@ def _fields(url: str, node: NodeDescription, report: Report, shared: int) -> dic
             }
             for writer in node.writers
         ],
+        "cleaner": report.cleaner,
         "producers": report.producers,
         "consumers": report.consumers,
         "settings": node.settings,
@@ -123,6 +124,13 @@ def _write(fields: dict[str, Any], *, wide: bool) -> None:
             for row in fields["writers"]
         ],
     )
+    cleaner = fields["cleaner"]
+    if cleaner is not None:
+        _table(
+            ("CLEANER", "STATE", "HEARTBEAT", "RUNS", "ERRORS", "RSS"),
+            [[cleaner.pid, cleaner.state, output.human_age(cleaner.heartbeat_age), cleaner.runs,
+              cleaner.errors, None if cleaner.rss is None else size(cleaner.rss)]],
+        )  # fmt: skip
     clients = [("producer", row) for row in fields["producers"]]
     clients += [("consumer", row) for row in fields["consumers"]]
     _table(
