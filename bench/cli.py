@@ -191,8 +191,8 @@ def _add_throughput(commands: Any) -> None:
     _add_common(parser, defaults)
     parser.add_argument("--records", type=int, default=defaults.records, help="in all")
     parser.add_argument(
-        "--api", choices=("send", "batch"), default=defaults.api,
-        help="a loop over records on both sides, or lists and columns",
+        "--api", choices=("send", "batch", "arrow"), default=defaults.api,
+        help="a loop over records on both sides, lists and columns, or Arrow tables",
     )  # fmt: skip
     parser.add_argument("--producers", type=int, default=1, help="processes")
     parser.add_argument(
@@ -201,7 +201,7 @@ def _add_throughput(commands: Any) -> None:
     parser.add_argument("--partitions", type=int, default=1)
     parser.add_argument("--keys", type=int, default=0, help="different keys (0: none)")
     parser.add_argument("--list-records", type=int, default=0,
-                        help="values in one send_batch (0: as many as fill a batch)")  # fmt: skip
+                        help="values in one send_batch or table (0: a batch, 1 MiB)")  # fmt: skip
     parser.add_argument("--warmup", type=int, default=None, help="records before the clock starts")
 
 

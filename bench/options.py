@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from penstock.bench.errors import BenchError
 
-Api = Literal["send", "batch"]
+Api = Literal["send", "batch", "arrow"]
 Durability = Literal["os", "interval", "fsync"]
 
+TABLE_BYTES: Final = 1 << 20
+"""Of the values in one table of an Arrow run."""
 POOL_BYTES: Final = 8 << 20
 POOL_VALUES_MAX: Final = 1 << 16
 POOL_VALUES_MIN: Final = 1 << 8
@@ -65,10 +68,12 @@ class Options:
 class ThroughputOptions(Options):
     """`send`: a Python loop of `producer.send`, and a loop over the consumer's records.
     `batch`: `producer.send_batch` of lists of `list_records` values, and polled columns.
+    `arrow`: `producer.send_arrow` of tables of `list_records` rows, and polled tables.
 
     records: in all, shared among the producers. consumers: processes, each with its own share of
     the partitions. keys: different keys to send with (0: none). list_records: 0 means as many as
-    fill a batch. warmup: records of each producer before the clock starts (None: a tenth, bounded).
+    fill a batch, or 1 MiB for a table. warmup: records of each producer before the clock starts
+    (None: a tenth, bounded).
     """
 
     records: int = 3_000_000
@@ -83,6 +88,8 @@ class ThroughputOptions(Options):
         Options.check(self)
         if not 1 <= self.producers <= 1 << 15:
             raise BenchError(f"--producers {self.producers}: from 1 to {1 << 15}")
+        if self.api == "arrow" and find_spec("pyarrow") is None:
+            raise BenchError("--api arrow needs pyarrow: pip install 'penstock[arrow]'")
         if self.records < self.producers:
             raise BenchError(f"--records {self.records}: at least one for each producer")
         if not 1 <= self.consumers <= self.partitions:
@@ -105,7 +112,9 @@ class ThroughputOptions(Options):
 
     @property
     def list_length(self) -> int:
-        """Values in one `send_batch`."""
+        """Values in one `send_batch`, rows in one `send_arrow`."""
+        if self.api == "arrow" and not self.list_records:
+            return max(1, TABLE_BYTES // self.size)
         return self.list_records or max(1, self.batch_bytes // (self.size + 4))
 
     @property
@@ -119,7 +128,7 @@ class ThroughputOptions(Options):
         span = max(self.list_length, self.batch_bytes // self.size)
         count = max(wanted, POOL_VALUES_MIN, 8 * self.partitions * span)
         lists = -(-count // self.list_length)
-        return lists * self.list_length if self.api == "batch" else count
+        return count if self.api == "send" else lists * self.list_length
 
     @property
     def bytes_needed(self) -> int:
@@ -130,7 +139,7 @@ class ThroughputOptions(Options):
     def stated(self) -> dict[str, Any]:
         found = Options.stated(self)
         found["warmup"] = self.warmup_records
-        found["list_records"] = self.list_length if self.api == "batch" else None
+        found["list_records"] = None if self.api == "send" else self.list_length
         found["pool_values"] = self.pool_values
         return found
 

@@ -153,7 +153,8 @@ _NOTES = (
     "being warm and attached, until the last consumer has received and checked the last record. "
     "Every record has been appended to segment files by then.",
     "- `send` is a Python loop of `producer.send` and a Python loop over the consumer's records; "
-    "`batch` is `producer.send_batch` with lists and polled columns.",
+    "`batch` is `producer.send_batch` with lists and polled columns, `arrow` is "
+    "`producer.send_arrow` with tables and `to_arrow()` of polled batches.",
     "- The check is exact: every value carries its producer and number; what is lost, doubled or "
     "out of order within a partition is counted.",
     "- MB is 10^6 bytes of values. *of pwrite* compares with raw page-cache writes of the same "

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle, islice
 from typing import Any, Final, Literal
 
@@ -75,8 +76,7 @@ class Consumed:
 def produce(task: Task, station: Station) -> None:
     """Role of a producer: report when attached and when warm; then one order, one `Produced`."""
     options = task.options
-    pool = payload.make_pool(task.index, options.pool_values, options.size)
-    keys = payload.make_keys(options.keys)
+    send = sender(options, task.index)
     with connect(task.url) as client, client.producer(
         linger=options.linger,
         batch_bytes=options.batch_bytes,
@@ -92,10 +92,7 @@ def produce(task: Task, station: Station) -> None:
             gc.freeze()
             before = Usage.now()
             begun = time.monotonic_ns()
-            if options.api == "batch":
-                send_lists(producer, task.topic, pool, keys, options.list_length, records)
-            else:
-                send_each(producer, task.topic, pool, keys, records)
+            send(producer, task.topic, records)
             last = send_ends(producer, task.topic, options.partitions)
             sent = time.monotonic_ns()
             producer.flush(SEND_TIMEOUT)
@@ -108,8 +105,22 @@ def produce(task: Task, station: Station) -> None:
         station.await_order()  # stay attached until the run is over
 
 
+def sender(options: ThroughputOptions, index: int) -> Callable[[Producer, str, int], None]:
+    """What sends so many records to a topic, all it sends being prepared."""
+    pool = payload.make_pool(index, options.pool_values, options.size)
+    keys = payload.make_keys(options.keys)
+    if options.api == "arrow":
+        from penstock.bench import tables
+
+        prepared = tables.tables_of(pool, keys, options.list_length)
+        return partial(tables.send_tables, tables=prepared, keyed=bool(keys))
+    if options.api == "batch":
+        return partial(send_lists, pool=pool, keys=keys, length=options.list_length)
+    return partial(send_each, pool=pool, keys=keys)
+
+
 def send_each(
-    producer: Producer, topic: str, pool: list[bytes], keys: list[bytes], records: int
+    producer: Producer, topic: str, records: int, *, pool: list[bytes], keys: list[bytes]
 ) -> None:
     """One `send` a record."""
     send = producer.send
@@ -122,7 +133,13 @@ def send_each(
 
 
 def send_lists(
-    producer: Producer, topic: str, pool: list[bytes], keys: list[bytes], length: int, records: int
+    producer: Producer,
+    topic: str,
+    records: int,
+    *,
+    pool: list[bytes],
+    keys: list[bytes],
+    length: int,
 ) -> None:
     """One `send_batch` a list."""
     key_cycle = cycle(keys)
@@ -157,9 +174,13 @@ def consume(task: Task, station: Station) -> None:
             gc.collect()
             gc.freeze()
             before = Usage.now()
-            if options.api == "batch":
-                # One that is behind finds the next phase right behind the ends of this one.
-                behind = None if task.start == "earliest" else sum(totals) + ends
+            # One that is behind finds the next phase right behind the ends of this one.
+            behind = None if task.start == "earliest" else sum(totals) + ends
+            if options.api == "arrow":
+                from penstock.bench import tables
+
+                tables.take_tables(consumer, ledger, ends, behind)
+            elif options.api == "batch":
                 take_columns(consumer, ledger, ends, behind)
             elif len(partitions) == 1:
                 take_each(consumer, ledger, ends, partitions[0])

@@ -97,6 +97,7 @@ ROWS: tuple[Row, ...] = (
           partitions=4),
     _send("`batch`, 100 B", size=100, records=20_000_000, api="batch"),
     _send("`batch`, 1 KB", size=1024, records=3_000_000, api="batch"),
+    _send("`arrow`, 100 B", size=100, records=20_000_000, api="arrow", batch_bytes=512 << 10),
     _latency("latency, 1 KB, 1,000 records/s", rate=1000, seconds=10, size=1024),
     _latency("latency, 1 KB, 5,000 records/s", rate=5000, seconds=10, size=1024),
     _latency("latency, 1 KB, 100 records/s, fsync", rate=100, seconds=10, size=1024,

@@ -26,7 +26,7 @@ import struct
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import lz4.block
 import numpy as np
@@ -37,7 +37,7 @@ from penstock.core import header as hd
 from penstock.core.errors import ConfigError, RecordTooLargeError
 
 Headers = Sequence[tuple[str, bytes | None]]
-Piece = bytes | memoryview
+Piece = bytes | bytearray | memoryview
 
 SECTION_TIMESTAMPS: Final = 1
 SECTION_OFFSET_DELTAS: Final = 2
@@ -92,6 +92,32 @@ class EncodedBatch(NamedTuple):
     def image(self) -> bytes:
         """Both pieces as one bytes object (a copy)."""
         return bytes(self.header) + self.body
+
+
+class PiecedBatch(EncodedBatch):
+    """A batch whose body is still in pieces: views of memory that somebody may take back soon.
+
+    Goes into a lane as it is, by one copy; `settled` makes it last.
+    """
+
+    __slots__ = ()
+
+    @staticmethod
+    def of(header: bytearray, pieces: Iterable[Piece]) -> PiecedBatch:
+        return tuple.__new__(PiecedBatch, (header, *pieces))
+
+    @property
+    def body(self) -> bytes:
+        pieces: tuple[Any, ...] = tuple(self)
+        return b"".join(pieces[1:])
+
+    @property
+    def length(self) -> int:
+        return sum(map(len, self))
+
+    def settled(self) -> EncodedBatch:
+        """The same with its body copied out."""
+        return EncodedBatch(self.header, self.body)
 
 
 class Section(NamedTuple):
@@ -216,8 +242,8 @@ def _sections(
     return sections, base_timestamp, max_timestamp, attributes
 
 
-def _assemble(sections: Sequence[Section], tail_align: int) -> bytes:
-    """Directory and columns in one join; padded to 8 within and to `tail_align` at the end."""
+def _pieces(sections: Sequence[Section], tail_align: int) -> list[Piece]:
+    """Directory and columns, padded to 8 within and to `tail_align` at the end."""
     parts: list[Iterable[Piece]] = []
     directory = bytearray()
     for ident, encoding, length, pieces in sections:
@@ -228,7 +254,7 @@ def _assemble(sections: Sequence[Section], tail_align: int) -> bytes:
     directory += DIRECTORY_ENTRY.pack(0, 0, 0)
     raw_length = len(directory) + sum((section.length + 7) & -8 for section in sections)
     tail = _PAD[: -raw_length & (tail_align - 1)]
-    return b"".join(chain((directory,), chain.from_iterable(parts), (tail,)))
+    return list(chain((directory,), chain.from_iterable(parts), (tail,)))
 
 
 def _plain_body(values: Sequence[bytes | None], codec: int) -> tuple[bytes, int] | None:
@@ -321,14 +347,18 @@ def finish_batch(
     base_sequence: int,
     codec: int,
     attributes: int,
+    in_pieces: bool = False,
 ) -> EncodedBatch:
     """A batch of these sections, or of a `plain` body and its raw length: compressed, with its
-    header, sealed."""
+    header, sealed. `in_pieces` leaves the body of one that is not compressed in its pieces."""
+    pieces: list[Piece] = []
     if plain is not None:
         body, raw_length = plain
     else:
         raw_length = 8 * (len(sections) + 1) + sum((part.length + 7) & -8 for part in sections)
-        body = _assemble(sections, hd.BATCH_ALIGN if codec == hd.CODEC_NONE else 8)
+        pieces = _pieces(sections, hd.BATCH_ALIGN if codec == hd.CODEC_NONE else 8)
+        in_pieces = in_pieces and codec == hd.CODEC_NONE
+        body = b"" if in_pieces else b"".join(pieces)
     if raw_length > hd.BATCH_BYTES_MAX - 2 * hd.HEADER_BYTES:
         raise RecordTooLargeError(
             f"a batch of {count} records would need {raw_length} bytes; the format's bound is "
@@ -337,7 +367,7 @@ def finish_batch(
     if codec != hd.CODEC_NONE:
         codec, body = _compress(codec, body)
     head = hd.pack_header(
-        length=hd.HEADER_BYTES + len(body),
+        length=hd.HEADER_BYTES + (sum(map(len, pieces)) if in_pieces else len(body)),
         codec=codec,
         attributes=attributes,
         last_offset_delta=last_offset_delta,
@@ -351,8 +381,11 @@ def finish_batch(
         partition=partition,
         topic_id=topic_id,
     )
-    hd.seal_header(head, crc32c(body, crc32c(memoryview(head)[hd.BODY_CRC_FROM :])))
-    return EncodedBatch(head, body)
+    crc = crc32c(memoryview(head)[hd.BODY_CRC_FROM :])
+    for piece in pieces if in_pieces else (body,):
+        crc = crc32c(piece, crc)
+    hd.seal_header(head, crc)
+    return PiecedBatch.of(head, pieces) if in_pieces else EncodedBatch(head, body)
 
 
 def encode_one(

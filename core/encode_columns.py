@@ -1,6 +1,7 @@
 """From columns to one batch: `encode` for records that come as offsets and bytes already.
 
-The body is the same to the byte; the columns are joined into it by one copy. Owns encoding of
+The body is the same to the byte; the columns are copied into it once, or not at all where it may
+stay in pieces. Owns encoding of
 columns; never splits them and never chooses a partition.
 """
 
@@ -93,8 +94,10 @@ def encode_columns(
     attributes: int = 0,
     offset_deltas: npt.NDArray[np.int32] | None = None,
     last_offset_delta: int | None = None,
+    in_pieces: bool = False,
 ) -> en.EncodedBatch:
-    """One sealed batch of these records; see `encode_batch`, which makes the same bytes."""
+    """One sealed batch of these records; see `encode_batch`, which makes the same bytes.
+    `in_pieces`: see `PiecedBatch`."""
     time_section, base_timestamp, max_timestamp = _times(records.timestamps, base_timestamp)
     sections = [time_section]
     if offset_deltas is not None:
@@ -129,6 +132,7 @@ def encode_columns(
         base_sequence=base_sequence,
         codec=codec,
         attributes=attributes,
+        in_pieces=in_pieces,
     )
 
 

@@ -171,6 +171,11 @@ class TopicRoutes:
             keys, headers = rows.keys or repeat(None), rows.headers or repeat(None)
             self.check_size(max(map(record_overhead, rows.values, keys, headers)))
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether batches of this topic wait for room in a lane."""
+        return any(route.pending for route in self.routes)
+
     def next_sticky(self) -> int:
         chosen = self.sticky
         self.sticky = (chosen + 1) % len(self.routes)

@@ -47,7 +47,7 @@ def assert_whole(result: dict[str, Any], records: int) -> None:
     assert result["received"] == result["appended"] == records
 
 
-@pytest.mark.parametrize("api", ["send", "batch"])
+@pytest.mark.parametrize("api", ["send", "batch", "arrow"])
 def test_throughput_of_one_producer_and_one_consumer(api, tmp_path, capsys):
     result = run(
         capsys, "throughput", "--api", api, "--size", "1024", "--records", "5000",

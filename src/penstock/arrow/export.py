@@ -21,6 +21,7 @@ way is safe). Imported only when somebody asks for Arrow.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 _PAIRS: Final = pa.struct(
     [pa.field("name", pa.string(), nullable=False), pa.field("value", pa.binary())]
 )
+_NO_PAIRS: Final = pa.array([], _PAIRS)
 _LISTS: Final = pa.list_(pa.field("item", _PAIRS, nullable=False))
 SCHEMA: Final = pa.schema(
     [
@@ -90,7 +92,7 @@ def headers(chunk: Chunk) -> Any:
     found = chunk.columns.header_columns
     count = len(chunk)
     if found is None:
-        bounds, pairs = np.zeros(count + 1, np.int32), pa.array([], _PAIRS)
+        bounds, pairs = np.zeros(count + 1, np.int32), _NO_PAIRS
     else:
         lists, names, values = found
         bounds = lists[chunk.start : chunk.stop + 1]
@@ -117,11 +119,16 @@ def record_batch(chunk: Chunk, topic: int, topics: Any) -> Any:
     )
 
 
+@lru_cache(64)
+def _dictionary(names: tuple[str, ...]) -> Any:
+    return pa.array(names, pa.string())
+
+
 def record_batches(chunks: Iterable[Chunk], topics: Iterable[str]) -> Iterator[Any]:
     """Chunks, all of which belong to `topics`, as they are asked for."""
-    names = list(dict.fromkeys(topics))
+    names = tuple(dict.fromkeys(topics))
     places = {name: place for place, name in enumerate(names)}
-    dictionary = pa.array(names, pa.string())
+    dictionary = _dictionary(names)
     for chunk in chunks:
         yield record_batch(chunk, places[chunk.topic], dictionary)
 

@@ -17,6 +17,7 @@ import numpy as np
 from penstock.arguments import HEADERS_MAX
 from penstock.arrow.intake import Part, Wanted, opened
 from penstock.core.columns import BinaryColumn
+from penstock.core.encode import PiecedBatch
 from penstock.core.encode_columns import RecordColumns, encode_columns
 from penstock.core.gather import Longs
 from penstock.delivery import Batch, BatchDelivery, Box
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from penstock.producer import Producer
 
 SLAB_BYTES_MAX: Final = 16 << 20
+LANE_WAIT: Final = 0.05
+"""Seconds that a slab waits for the lanes to take what came before it. While they do, it goes from
+the stream's memory into the lane; otherwise it is copied out and waits in the buffer."""
 RECORD_SLACK: Final = 32
 """What a record of its own costs a batch besides what `sizes` counts, in bytes."""
 
@@ -108,10 +112,10 @@ def slabs(
 
 def runs(sizes: Longs, bytes_max: int) -> Iterator[tuple[int, int]]:
     """Bounds of runs of at most `bytes_max` each (a larger row is a run of its own)."""
-    ends = np.cumsum(sizes)
+    ends = sizes.cumsum()
     start, base = 0, 0
     while start < len(sizes):
-        stop = int(np.searchsorted(ends, base + bytes_max, side="right"))
+        stop = int(ends.searchsorted(base + bytes_max, side="right"))
         stop = max(stop, start + 1)
         yield start, stop
         start, base = stop, int(ends[stop - 1])
@@ -120,9 +124,14 @@ def runs(sizes: Longs, bytes_max: int) -> Iterator[tuple[int, int]]:
 def _launch(self: Producer, box: Box, slab: RecordColumns, partition: int | None) -> None:
     """Encode a slab and send it on its way, once there is room."""
     with self._lock:
-        self._await_room()
         routes = self._routes(box.topic)
-        routes.check_size(int(slab.sizes().max()) + RECORD_SLACK)
+        if slab.headers is not None:
+            routes.check_size(int(slab.sizes().max()) + RECORD_SLACK)
+        if routes.has_pending:
+            self._minder.wait(lambda: not routes.has_pending, LANE_WAIT)
+        self._await_room()
+        if self._outbox.topics.get(box.topic) is not routes:  # the lock was given up meanwhile
+            routes = self._routes(box.topic)
         box.opened = time.time_ns() // 1000
         box.deadline = time.monotonic() + self._delivery_timeout
         first = len(box.batches)
@@ -139,6 +148,9 @@ def _launch(self: Producer, box: Box, slab: RecordColumns, partition: int | None
         self._counts["records"] += len(slab.values)
         self._counts["bytes"] += sum(batch.length for batch in batches)
         self._outbox.post(batches)
+        for batch in batches:  # what found no room in a lane outlives the stream's memory
+            if isinstance(batch.encoded, PiecedBatch):
+                batch.encoded = batch.encoded.settled()
         self._minder.posted()
 
 
@@ -149,7 +161,10 @@ def _seal(
     total = len(topic.routes)
     if partition is not None or slab.keys is None or total == 1:
         route = topic.routes[topic.next_sticky() if partition is None else partition]
-        _seal_run(box, slab, route, settings)
+        if slab.headers is None:  # it was cut to fit a batch
+            _encode(box, slab, route, settings)
+        else:
+            _seal_run(box, slab, route, settings)
         return
     chosen = choose(slab.keys, topic)
     order = np.argsort(chosen.astype(np.uint16) if total < 1 << 16 else chosen, kind="stable")
@@ -175,15 +190,23 @@ def _seal_run(
     box: Box, records: RecordColumns, route: PartitionRoute, settings: SealSettings
 ) -> None:
     for start, stop in runs(records.sizes(), settings.batch_bytes):
-        encoded = encode_columns(
-            records.run(start, stop),
-            base_timestamp=box.opened,
-            topic_id=route.topic_id,
-            partition=route.partition,
-            producer_id=settings.producer_id,
-            producer_epoch=route.epoch,
-            base_sequence=route.next_sequence,
-            codec=settings.codec,
-        )
-        box.batches.append(Batch(box, route, encoded, stop - start, route.next_sequence))
-        route.next_sequence += stop - start
+        _encode(box, records.run(start, stop), route, settings)
+
+
+def _encode(
+    box: Box, records: RecordColumns, route: PartitionRoute, settings: SealSettings
+) -> None:
+    count = len(records.values)
+    encoded = encode_columns(
+        records,
+        base_timestamp=box.opened,
+        topic_id=route.topic_id,
+        partition=route.partition,
+        producer_id=settings.producer_id,
+        producer_epoch=route.epoch,
+        base_sequence=route.next_sequence,
+        codec=settings.codec,
+        in_pieces=True,
+    )
+    box.batches.append(Batch(box, route, encoded, count, route.next_sequence))
+    route.next_sequence += count

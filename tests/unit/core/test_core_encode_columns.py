@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.core import header as hd
 from penstock.core.columns import BinaryColumn, decode
-from penstock.core.encode import encode_batch, record_overhead
+from penstock.core.encode import PiecedBatch, encode_batch, record_overhead
 from penstock.core.encode_columns import HeaderColumns, RecordColumns, encode_columns
 from penstock.core.gather import copy_items, gather, ranges, take, without_hidden_bytes
 
@@ -75,6 +75,10 @@ def test_columns_make_the_same_bytes_whole_cut_and_reordered(pair, data):
     lists, columns = pair
     count = len(lists[0])
     assert encode_columns(columns, **FIELDS).image() == image_of_lists(range(count), lists)
+    pieced = encode_columns(columns, in_pieces=True, **FIELDS)
+    assert isinstance(pieced, PiecedBatch)
+    assert pieced.settled() == encode_columns(columns, **FIELDS)
+    assert (pieced.length, pieced.image()) == (len(pieced.image()), pieced.settled().image())
     start = data.draw(st.integers(0, count - 1))
     stop = data.draw(st.integers(start + 1, count))
     cut = encode_columns(columns.run(start, stop), **FIELDS).image()

@@ -1,0 +1,75 @@
+"""The loops of a throughput run by Arrow: tables in by `send_arrow`, tables out by `to_arrow`.
+
+Imported only for `--api arrow`, because it needs pyarrow (the extra `arrow`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import cycle, islice
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.bench.ledger import Ledger, Stamps
+from penstock.consumer import Consumer
+from penstock.core.errors import CorruptBatchError
+from penstock.producer import Producer
+
+POLL_TIMEOUT: Final = 1.0
+
+
+def tables_of(pool: list[bytes], keys: list[bytes], length: int) -> list[Any]:
+    """The pool as tables of `length` rows, each of one chunk."""
+    columns = {"value": pa.array(pool, pa.binary())}
+    if keys:
+        columns["key"] = pa.array(list(islice(cycle(keys), len(pool))), pa.binary())
+    whole = pa.table(columns)
+    return [whole.slice(start, length) for start in range(0, len(pool), length)]
+
+
+def send_tables(
+    producer: Producer, topic: str, records: int, *, tables: list[Any], keyed: bool
+) -> None:
+    """One `send_arrow` a table, going round the pool."""
+    key_column = "key" if keyed else None
+    for table in cycle(tables):
+        producer.send_arrow(topic, table.slice(0, records), key_column=key_column)
+        records -= len(table)
+        if records <= 0:
+            return
+
+
+def take_tables(consumer: Consumer, ledger: Ledger, ends: int, most: int | None = None) -> None:
+    """Polled batches as tables; what is checked is what stands in their columns. `most` records
+    with the ends, if that is known."""
+    while ends:
+        table = consumer.poll(most, timeout=POLL_TIMEOUT).to_arrow()
+        most = None if most is None else most - len(table)
+        for partition, values in _runs(table):
+            ends -= values.null_count
+            found = stamps_of_array(values)
+            if len(found):
+                ledger.add(partition, found)
+
+
+def _runs(table: Any) -> Iterator[tuple[int, Any]]:
+    """(partition, values) of each record batch, which is of one partition."""
+    partitions, values = table.column("partition"), table.column("value")
+    for numbers, column in zip(partitions.iterchunks(), values.iterchunks(), strict=True):
+        yield numbers[0].as_py(), column
+
+
+def stamps_of_array(values: Any) -> Stamps:
+    """The stamps of a column of values of one width, in place."""
+    if values.null_count:
+        values = values.drop_null()
+    if not len(values):
+        return np.empty(0, np.uint64)
+    _, bounds, data = values.buffers()
+    offsets = np.frombuffer(bounds, np.int32)[values.offset : values.offset + len(values) + 1]
+    first, width = int(offsets[0]), int(offsets[1]) - int(offsets[0])
+    if not bool((np.diff(offsets) == width).all()):
+        raise CorruptBatchError("values of different sizes came where all were sent in one size")
+    return np.ndarray((len(values),), "<u8", data, first, (width,))
