@@ -21,6 +21,7 @@ from penstock.bench.options import LatencyOptions, Options, ThroughputOptions
 from penstock.bench.partitions import PartitionsOptions
 from penstock.bench.progress import Progress
 from penstock.bench.recovery import RecoveryOptions
+from penstock.core.codecs import CODECS
 from penstock.core.errors import PenstockError
 
 Result = dict[str, Any]
@@ -167,7 +168,7 @@ def _command(commands: Any, name: str, run: Callable[..., int], text: str) -> An
 def _add_common(parser: Any, defaults: Options) -> None:
     parser.add_argument("--size", type=int, default=defaults.size, help="bytes of a value")
     parser.add_argument("--acks", type=_acks, default=defaults.acks, help="0, 1 or all")
-    parser.add_argument("--codec", choices=("none", "lz4"), default=defaults.codec)
+    parser.add_argument("--codec", choices=tuple(CODECS), default=defaults.codec)
     parser.add_argument("--linger", type=float, default=defaults.linger, help="seconds")
     parser.add_argument("--batch-bytes", type=int, default=defaults.batch_bytes)
     parser.add_argument(

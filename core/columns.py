@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise, repeat
 from typing import Any, Final, overload
 
-import lz4.block
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core import codecs
 from penstock.core import encode as en
 from penstock.core import header as hd
-from penstock.core.errors import CorruptBatchError, UnsupportedVersionError
+from penstock.core.errors import CorruptBatchError
 
 SMALL: Final = 8
 """Up to so many records plain Python beats a handful of numpy calls (by 8 us at one record)."""
@@ -309,25 +309,13 @@ def _raw_body(stored: memoryview, head: hd.BatchHeader) -> memoryview:
     """The body expanded. `header.checked` has bounded what it may expand to."""
     if head.codec == hd.CODEC_NONE:
         return stored
-    if head.codec != hd.CODEC_LZ4:
-        raise UnsupportedVersionError(
-            f"the batch is compressed with {hd.CODEC_NAMES[head.codec]}, which this build lacks"
-        )
     if len(stored) < en.STORED.size:
         raise CorruptBatchError("a compressed body is shorter than its own length field")
     packed, _ = en.STORED.unpack_from(stored)
     if packed > len(stored) - en.STORED.size:
         raise CorruptBatchError("a compressed body is longer than its batch")
-    try:
-        raw = lz4.block.decompress(
-            stored[en.STORED.size : en.STORED.size + packed],
-            uncompressed_size=head.raw_body_length,
-        )
-    except lz4.block.LZ4BlockError as error:
-        raise CorruptBatchError(f"lz4 cannot expand the batch: {error}") from error
-    if len(raw) != head.raw_body_length:
-        raise CorruptBatchError("a compressed body expands to another length than its header says")
-    return memoryview(raw)
+    packed_body = stored[en.STORED.size : en.STORED.size + packed]
+    return memoryview(codecs.expand(head.codec, packed_body, head.raw_body_length))
 
 
 def decode(

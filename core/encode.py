@@ -28,13 +28,13 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
 from typing import Any, Final, NamedTuple
 
-import lz4.block
 import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
+from penstock.core import codecs
 from penstock.core import header as hd
-from penstock.core.errors import ConfigError, RecordTooLargeError
+from penstock.core.errors import RecordTooLargeError
 
 Headers = Sequence[tuple[str, bytes | None]]
 Piece = bytes | bytearray | memoryview
@@ -75,8 +75,6 @@ PLAIN_ONE_START: Final = (
 )
 """The directory and the offsets of a plain body of one value, as a whole: these 18 bytes, encoding,
 length, the directory's end, and the offsets 0 and length."""
-
-CODECS: Final = {"none": hd.CODEC_NONE, "lz4": hd.CODEC_LZ4}
 
 
 class EncodedBatch(NamedTuple):
@@ -423,10 +421,9 @@ def encode_one(
 
 def _compress(codec: int, body: bytes) -> tuple[int, bytes]:
     """The stored form of a body under `codec`; plain where that is not smaller, or too large."""
-    if codec != hd.CODEC_LZ4:
-        raise ConfigError(f"codec {codec} is not available here; choose one of {sorted(CODECS)}")
+    codecs.require(codec)
     if len(body) <= hd.RAW_BODY_MAX:
-        packed = lz4.block.compress(body, store_size=False)
+        packed = codecs.compress(codec, body)
         stored = STORED.size + len(packed)
         if hd.aligned(stored) < hd.aligned(len(body)):
             tail = _PAD[: -stored & (hd.BATCH_ALIGN - 1)]

@@ -16,6 +16,8 @@ from penstock.core import header as hd
 from penstock.core.encode import EncodedBatch, encode_batch
 
 FOLDER = Path(__file__).parent / "golden"
+READ_ONLY = FOLDER / "read-only"
+"""What must be read for ever, and need not be written to the byte: a compressor's own choice."""
 TOPIC_ID = bytes(range(16))
 BASE_TIME = 1_700_000_000_000_000
 LINE_BYTES = 16
@@ -70,8 +72,8 @@ def as_text(image: bytes) -> str:
     return "\n".join(lines) + "\n"
 
 
-def load(name: str) -> bytes:
-    return bytes.fromhex((FOLDER / f"{name}.hex").read_text())
+def load(name: str, folder: Path = FOLDER) -> bytes:
+    return bytes.fromhex((folder / f"{name}.hex").read_text())
 
 
 def write(names: list[str]) -> None:

@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from penstock.core import errors as er
-from penstock.core.encode import CODECS, Headers
+from penstock.core.codecs import CODECS, require
+from penstock.core.encode import Headers
 from penstock.ipc import layout as lo
 
 HeadersLike = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
@@ -43,6 +44,7 @@ def check_options(
     check_range("delivery_timeout", delivery_timeout, 0.01, 86400.0)
     check_range("block_timeout", block_timeout, 0.0, 86400.0)
     check_choice("compression", compression, tuple(CODECS))
+    require(CODECS[compression])
     check_choice("acks", acks, (0, 1, "all"))
     check_choice("durability", durability, (None, "fsynced"))
     check_choice("on_full", on_full, ("block", "error"))

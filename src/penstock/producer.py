@@ -28,7 +28,8 @@ from penstock.arguments import (
 from penstock.arrow.sending import send_arrow
 from penstock.boxes import Boxes
 from penstock.core import errors as er
-from penstock.core.encode import CODECS, record_overhead
+from penstock.core.codecs import CODECS
+from penstock.core.encode import record_overhead
 from penstock.delivery import Batch, BatchDelivery, Box, Callbacks, Delivery, Receipt
 from penstock.express import express
 from penstock.ipc import layout as lo
@@ -50,7 +51,7 @@ class Producer:
     Args:
         linger: seconds a record may wait for company. 0 sends at once.
         batch_bytes: a box is sealed at this size. At most a quarter of the lane.
-        compression: "none" or "lz4", per batch.
+        compression: "none", "lz4" or "zstd" (the extra `zstd`), per batch.
         acks: 0 = accepted into shared memory ("ring"), 1 = appended, "all" = on every in-sync
             replica (the same as 1 where there is one copy).
         durability: "fsynced" makes deliveries wait until their records are on stable storage.

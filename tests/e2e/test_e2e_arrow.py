@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -83,8 +84,10 @@ def read_all(client: Client, topic: str) -> Any:
 
 
 @pytest.mark.parametrize("batch_bytes", [4 << 10, 512 << 10])
-@pytest.mark.parametrize("compression", ["none", "lz4"])
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
 def test_a_table_comes_back_row_by_row(client, topic, batch_bytes, compression):
+    if compression == "zstd":
+        pytest.importorskip("backports.zstd" if sys.version_info < (3, 14) else "compression.zstd")
     table = table_of(3000)
     with client.producer(batch_bytes=batch_bytes, compression=compression) as producer:
         chunks = pa.concat_tables([table.slice(0, 10), table.slice(10, 2000), table.slice(2010)])

@@ -33,6 +33,7 @@ class Compression(StrEnum):
 
     none = "none"
     lz4 = "lz4"
+    zstd = "zstd"
 
 
 class Acks(StrEnum):

@@ -271,11 +271,6 @@ def test_a_compressed_batch_without_a_body_is_corrupt():
         read_all(image)
 
 
-def test_zstd_is_unsupported_and_not_corrupt():
-    with pytest.raises(UnsupportedVersionError, match="zstd"):
-        read_all(packed(RAW, codec=2))
-
-
 @settings(derandomize=True, max_examples=300)
 @given(st.binary(max_size=150), st.integers(0, 150), st.integers(0, 400))
 def test_random_compressed_bodies_raise_nothing_but_named_errors(block, stored, claim):

@@ -246,10 +246,9 @@ def test_what_readers_would_not_expand_is_not_compressed(monkeypatch, keys):
     assert decoded(plain).values.to_list() == [bytes(70_000)]
 
 
-@pytest.mark.parametrize("codec", [hd.CODEC_ZSTD, 9])
-def test_a_codec_that_is_not_here_is_refused(codec):
+def test_a_codec_that_nobody_knows_is_refused():
     with pytest.raises(ConfigError, match="lz4"):
-        encode([b"x"], codec=codec)
+        encode([b"x"], codec=9)
 
 
 MIB = b"x" * (1 << 20)
