@@ -37,7 +37,7 @@ from penstock.core.columns import BinaryColumn, Columns, decode
 from penstock.core.errors import CorruptBatchError
 from penstock.core.segment import Scan, Stop, last_batch, open_for_reading, segment_path
 from penstock.core.storage import Storage
-from penstock.core.swapping import Prepared, Source, load_cleaned_to, save_cleaned_to
+from penstock.core.swapping import SOURCES_MAX, Prepared, Source, load_cleaned_to, save_cleaned_to
 from penstock.core.thinning import Mask, emptied, stamped, thinned
 
 KEYS_MAX: Final = 500_000
@@ -224,7 +224,8 @@ class Compaction:
         for segment in self.plan.segments:
             if segment.base >= self.reached:
                 break
-            if group and size + segment.nbytes > self.segment_bytes:
+            full = size + segment.nbytes > self.segment_bytes or len(group) == SOURCES_MAX
+            if group and full:
                 yield group
                 group, size = [], 0
             group.append(segment)

@@ -32,6 +32,8 @@ CLEANED_TO_FILE: Final = "cleaned-to"
 CLEANED_TO_MAGIC: Final = b"PSCT"
 """A file as `log-start` is one; the cleaner's own, and only a hint."""
 _MARK: Final = re.compile(r"(\d{20})-(\d{20})\.swap")
+SOURCES_MAX: Final = 1000
+"""Segments that one cleaned segment may take the place of."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from penstock.core.errors import ErrorCode, LogOfflineError, StorageError
 from penstock.core.log import AppendResult, Log, LogConfig, SyncJob
 from penstock.core.segment import list_segments
 from penstock.core.storage import Storage
+from penstock.core.swapping import Prepared
 from penstock.ipc import layout as lo
 from penstock.ipc.cleaning import Freed, segment_sizes
 from penstock.ipc.messages import OpenPartition, TopicSettings
@@ -67,6 +68,10 @@ class PartitionRole(Protocol):
     def trim(self, before: int, now_us: int) -> Freed:
         """Let the log start at `before` and publish that. Raises a `StorageError`, retriable while
         a sync is in the way."""
+
+    def swap(self, prepared: Prepared, records: int, now_us: int) -> Freed:
+        """Put a cleaned segment in its place, which lacks `records` of its sources. Raises as
+        `trim`."""
 
     def close(self, *, clean: bool) -> None: ...
 
@@ -337,6 +342,22 @@ class AloneRole:
         if gone:
             state.count_cleaning(now_us, len(gone), sum(gone), 0)
         return Freed(start, len(gone), sum(gone))
+
+    def swap(self, prepared: Prepared, records: int, now_us: int) -> Freed:
+        log, count = self._log, len(prepared.sources)
+        sizes = segment_sizes(self._storage, self._folder, prepared.end) if count else {}
+        try:
+            done = log.swap(prepared)
+        except StorageError as error:
+            if not error.retriable:
+                self._state.count_cleaning_error()
+                self._go_offline(error, 0)
+            raise
+        if not done:
+            return Freed(log.log_start, 0, 0, done=False)
+        nbytes = sum(sizes.get(source.base, 0) for source in prepared.sources) - prepared.length
+        self._state.count_cleaning(now_us, count - 1, max(0, nbytes), records)
+        return Freed(log.log_start, count - 1, nbytes)
 
     def close(self, *, clean: bool) -> None:
         self._log.close(clean=clean)

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.errors import PenstockError, UnknownTopicError
 from penstock.core.segment import list_segments, open_for_reading
 from penstock.core.storage import Storage
-from penstock.ipc.messages import LogCleaned, TrimLog
+from penstock.core.swapping import Prepared, Source
+from penstock.ipc.messages import CleanedSegment, LogCleaned, SwapLog, TrimLog
 
 if TYPE_CHECKING:
     from penstock.ipc.alone import PartitionRole
@@ -27,15 +27,17 @@ logger = logging.getLogger("penstock.writer")
 TRY_FOR: Final = 8.0
 """Seconds for which an order is tried again; less than its asker waits."""
 
-CleaningOrder = TrimLog
+CleaningOrder = TrimLog | SwapLog
 
 
 class Freed(NamedTuple):
-    """What a cleaning gave back: the log's start, segments that went, the bytes of their files."""
+    """What a cleaning gave back: the log's start, segments that went, the bytes of their files;
+    `done` false: it did not fit the log any more."""
 
     log_start: int
     segments: int
     nbytes: int
+    done: bool = True
 
 
 class Cleaning:
@@ -46,17 +48,22 @@ class Cleaning:
     ) -> None:
         self._roles = roles
         self._tell = tell
-        self._orders: deque[tuple[CleaningOrder, float]] = deque()
+        self._orders: list[tuple[CleaningOrder, float]] = []
+        self._blocked: set[int] = set()
 
     def take(self, order: CleaningOrder) -> None:
         """Have an order done by one of the next calls of `work`."""
         self._orders.append((order, time.monotonic() + TRY_FOR))
 
     def work(self, now: float) -> bool:
-        """Do the next order; whether another one can be done at once."""
-        if not self._orders:
+        """Do the next order; whether another one can be done at once. Those of a page are done in
+        their order, and one that is in the way holds up its page alone."""
+        free = (entry for entry in self._orders if entry[0].page not in self._blocked)
+        entry = next(free, None)
+        if entry is None:
+            self._blocked.clear()
             return False
-        order, until = self._orders.popleft()
+        order, until = entry
         role = self._roles.get(order.page)
         try:
             if role is None:
@@ -64,25 +71,34 @@ class Cleaning:
             freed = self._obey(role, order)
         except PenstockError as error:
             if error.retriable and now < until:
-                self._orders.append((order, until))
-                return False
+                self._blocked.add(order.page)
+                return True
             name = role.name if role is not None else f"page {order.page}"
             logger.warning("%s: not cleaned: %s", name, error)
             kind = type(error).__name__
-            refusal = LogCleaned(order.page, order.ticket, 0, 0, 0, kind, str(error)[:1000])
-            self._tell(refusal)
+            answer = LogCleaned(order.page, order.ticket, 0, 0, 0, False, kind, str(error)[:1000])
         else:
-            self._tell(LogCleaned(order.page, order.ticket, *freed))
+            answer = LogCleaned(order.page, order.ticket, *freed)
+        self._orders.remove(entry)
+        self._tell(answer)
         return bool(self._orders)
 
     @staticmethod
     def _obey(role: PartitionRole, order: CleaningOrder) -> Freed:
-        freed = role.trim(order.before, time.time_ns() // 1000)
+        now_us = time.time_ns() // 1000
+        if isinstance(order, SwapLog):
+            return role.swap(prepared(order.segment), order.records, now_us)
+        freed = role.trim(order.before, now_us)
         logger.info(
             "%s: trimmed to %d: the log starts at %d, %d segments with %d bytes are gone",
-            role.name, order.before, *freed,
+            role.name, order.before, *freed[:3],
         )  # fmt: skip
         return freed
+
+
+def prepared(segment: CleanedSegment) -> Prepared:
+    sources = tuple(Source(*source) for source in segment.sources)
+    return Prepared(segment.base, segment.end, segment.length, sources)
 
 
 def segment_sizes(storage: Storage, folder: str, below: int) -> dict[int, int]:

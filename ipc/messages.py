@@ -106,6 +106,26 @@ class TrimPartition(msgspec.Struct, frozen=True, tag="trim_partition"):
     topic_id: bytes = b""
 
 
+class CleanedSegment(msgspec.Struct, frozen=True):
+    """`core.swapping.Prepared` as it travels; a source is (base, position, header checksum)."""
+
+    base: int
+    end: int
+    length: int
+    sources: list[tuple[int, int, int]]
+
+
+class SwapSegments(msgspec.Struct, frozen=True, tag="swap_segments"):
+    """Put a cleaned segment in the place of its sources; without any: drop it. `records` are those
+    that are not in it any more. From the cleaner."""
+
+    name: str
+    partition: int
+    topic_id: bytes
+    segment: CleanedSegment
+    records: int
+
+
 class DescribeNode(msgspec.Struct, frozen=True, tag="describe_node"):
     pass
 
@@ -116,7 +136,7 @@ class Bye(msgspec.Struct, frozen=True, tag="bye"):
 
 ClientMessage = (
     Hello | OpenLane | FindTopic | ListTopics | CreateTopic | AlterTopic | DeleteTopic
-    | TrimPartition | DescribeNode | Bye
+    | TrimPartition | SwapSegments | DescribeNode | Bye
 )  # fmt: skip
 
 
@@ -183,11 +203,13 @@ class NodeDescription(msgspec.Struct, frozen=True, tag="node"):
 
 
 class Cleaned(msgspec.Struct, frozen=True, tag="cleaned"):
-    """A partition's log start from now on; the segments that went and the bytes of their files."""
+    """A partition's log start from now on; the segments that went and the bytes of their files.
+    `done` false: the log has changed since the cleaned segment was made."""
 
     log_start: int
     segments: int
     freed: int
+    done: bool = True
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
@@ -261,13 +283,22 @@ class TrimLog(msgspec.Struct, frozen=True, tag="trim_log"):
     before: int
 
 
+class SwapLog(msgspec.Struct, frozen=True, tag="swap_log"):
+    """`SwapSegments` for the log of a page; `LogCleaned` with the same ticket answers."""
+
+    page: int
+    ticket: int
+    segment: CleanedSegment
+    records: int
+
+
 class StopWriter(msgspec.Struct, frozen=True, tag="stop_writer"):
     """Drain every lane to its tail, sync, close the logs clean, answer `Stopped`, exit 0."""
 
 
 WriterOrder = (
     OpenPartition | ClosePartition | AddLane | RetireLane | AddClient | RemoveClient | TrimLog
-    | StopWriter
+    | SwapLog | StopWriter
 )  # fmt: skip
 
 
@@ -298,6 +329,7 @@ class LogCleaned(msgspec.Struct, frozen=True, tag="log_cleaned"):
     log_start: int
     segments: int
     freed: int
+    done: bool = True
     error: str = ""
     message: str = ""
 

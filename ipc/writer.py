@@ -368,7 +368,7 @@ class Writer:
             self._clients[order.slot] = (ClientSlot(self._clients_region, order.slot), bells[0])
         elif isinstance(order, ms.RemoveClient):
             self._forget_client(order.slot)
-        elif isinstance(order, ms.TrimLog):
+        elif isinstance(order, (ms.TrimLog, ms.SwapLog)):
             self._cleaning.take(order)
             self._next_tick = 0.0
         else:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from penstock.core.errors import NotConnectedError, PenstockError, UnknownTopicError
 from penstock.core.storage import Storage
 from penstock.ipc import messages as ms
-from penstock.ipc.hostslots import CleanerSlot
+from penstock.ipc.hostslots import CleanerSlot, DiskSlot
+from penstock.server.compacting import compact
+from penstock.server.pace import Pace
 from penstock.server.retaining import Partition, retain
 from penstock.session import Session
 
@@ -27,21 +29,41 @@ ASK_TIMEOUT = 30.0
 class Cleaner:
     """One for a node. `run_once` is a round."""
 
-    def __init__(self, session: Session, slot: CleanerSlot) -> None:
+    def __init__(
+        self, session: Session, slot: CleanerSlot, disk: DiskSlot, rate: int, interval: float
+    ) -> None:
         self._session = session
         self._slot = slot
+        self._disk = disk
+        self._interval = interval
+        self._pace = Pace(rate, self._meanwhile)
         self._storage = Storage()
+        self._retained_at = 0.0
         self._partitions: dict[tuple[bytes, int], Partition] = {}
 
     def run_once(self) -> None:
         """Look at every partition that retention or compaction is set for. Raises
         `NotConnectedError` when the node is gone."""
         self._find()
+        self._retain()
         for partition in list(self._partitions.values()):
-            if partition.topic.settings.deletes:
-                self._try(partition)
+            if partition.topic.settings.compacts and not self._disk.is_stopped:
+                self._try(partition, self._compact)
             self._slot.beat()
         self._slot.count_run(time.time_ns() // 1000)
+
+    def _retain(self) -> None:
+        self._retained_at = time.monotonic()
+        for partition in list(self._partitions.values()):
+            if partition.topic.settings.deletes:
+                self._try(partition, self._trim_expired)
+            self._slot.beat()
+
+    def _meanwhile(self) -> None:
+        """Retention does not wait for the end of a long compaction."""
+        self._slot.beat()
+        if time.monotonic() - self._retained_at >= self._interval:
+            self._retain()
 
     def _find(self) -> None:
         """Take up new topics and settings; forget what is gone or is cleaned no more."""
@@ -66,12 +88,12 @@ class Cleaner:
             more = answer.more
             after = answer.topics[-1].name if answer.topics else after
 
-    def _try(self, partition: Partition) -> None:
+    def _try(self, partition: Partition, work: Callable[[Partition], None]) -> None:
         """Do what is due; an error is counted, logged once, and tried again in the next round."""
         if not partition.is_open:
             return
         try:
-            retain(partition, self._storage, self._trim)
+            work(partition)
             partition.complaint = ""
         except NotConnectedError:
             raise
@@ -85,6 +107,15 @@ class Cleaner:
             if str(error) != partition.complaint:
                 logger.warning("%s: not cleaned, will be tried again: %s", partition, error)
             partition.complaint = str(error)
+
+    def _trim_expired(self, partition: Partition) -> None:
+        retain(partition, self._storage, self._trim)
+
+    def _compact(self, partition: Partition) -> None:
+        compact(partition, self._storage, self._swap, self._pace)
+
+    def _swap(self, order: ms.SwapSegments) -> ms.Cleaned:
+        return self._session.request(order, ms.Cleaned, ASK_TIMEOUT)
 
     def _trim(self, order: ms.TrimPartition) -> ms.Cleaned:
         return self._session.request(order, ms.Cleaned, ASK_TIMEOUT)

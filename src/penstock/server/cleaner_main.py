@@ -16,7 +16,7 @@ import time
 
 from penstock.core.errors import NotConnectedError, PenstockError
 from penstock.ipc import layout as lo
-from penstock.ipc.hostslots import CleanerSlot
+from penstock.ipc.hostslots import CleanerSlot, DiskSlot
 from penstock.ipc.paths import socket_in
 from penstock.ipc.shm import Region, object_name, open_existing
 from penstock.server.cleaner import Cleaner
@@ -45,15 +45,14 @@ def main(argv: list[str] | None = None) -> int:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_leave_with, args=(options.lifeline_fd,), daemon=True).start()
     os.nice(NICE)
-    slot = CleanerSlot(
-        Region.of_fd(open_existing(object_name(options.uuid, "state"), writable=True))
-    )
+    state = Region.of_fd(open_existing(object_name(options.uuid, "state"), writable=True))
+    slot = CleanerSlot(state)
     slot.claim(os.getpid())
     try:
         session = Session.attach(
             socket_in(options.data), lo.KIND_CLEANER, client_id="cleaner", timeout=ATTACH_TIMEOUT
         )
-        cleaner = Cleaner(session, slot)
+        cleaner = Cleaner(session, slot, DiskSlot(state), options.rate, options.interval)
         while True:
             cleaner.run_once()
             time.sleep(options.interval)

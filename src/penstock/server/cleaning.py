@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.core import errors as er
 from penstock.ipc import messages as ms
+from penstock.ipc.cleaning import CleaningOrder
 from penstock.server.config import NodeConfig
 from penstock.server.partitions import Partitions, Post
 from penstock.server.topics import Topics
@@ -29,7 +30,7 @@ class Cleaning:
         self._partitions = partitions
         self._post = post
         self._tickets = 0
-        self._orders: dict[int, tuple[ms.TrimLog, asyncio.Future[ms.LogCleaned]]] = {}
+        self._orders: dict[int, tuple[CleaningOrder, asyncio.Future[ms.LogCleaned]]] = {}
 
     async def trim(self, request: ms.TrimPartition) -> ms.Cleaned:
         """Let a partition's log start elsewhere. Raises what the writer refused it with."""
@@ -39,6 +40,15 @@ class Cleaning:
         return await self._done(
             f"trim {request.name}-{request.partition} to {request.before}",
             lambda ticket: ms.TrimLog(page, ticket, request.before),
+        )
+
+    async def swap(self, request: ms.SwapSegments) -> ms.Cleaned:
+        """Put a segment that the cleaner has prepared in its place, or drop it."""
+        page = await self._page(request.name, request.partition, request.topic_id)
+        return await self._done(
+            f"put cleaned segment {request.segment.base} of {request.name}-{request.partition} in "
+            "its place",
+            lambda ticket: ms.SwapLog(page, ticket, request.segment, request.records),
         )
 
     async def _page(self, name: str, partition: int, topic_id: bytes) -> int:
@@ -56,7 +66,7 @@ class Cleaning:
             raise er.LogOfflineError(f"{name}-{partition} is offline: {failure}")
         return page
 
-    async def _done(self, what: str, make: Callable[[int], ms.TrimLog]) -> ms.Cleaned:
+    async def _done(self, what: str, make: Callable[[int], CleaningOrder]) -> ms.Cleaned:
         self._tickets += 1
         ticket = self._tickets
         order = make(ticket)
@@ -74,7 +84,7 @@ class Cleaning:
             del self._orders[ticket]
         if report.error:
             raise _refusal(report.error, f"cannot {what}: {report.message}")
-        return ms.Cleaned(report.log_start, report.segments, report.freed)
+        return ms.Cleaned(report.log_start, report.segments, report.freed, report.done)
 
     def orders_for(self, writer: int) -> Iterator[ms.WriterOrder]:
         """What a fresh writer must be told once its partitions are open."""

@@ -243,6 +243,8 @@ class Node:
                 return self._topics.delete(message.name)
             case ms.TrimPartition():
                 return self._cleaning.trim(message)
+            case ms.SwapSegments():
+                return self._cleaning.swap(message)
             case ms.DescribeNode():
                 return Reply(self._describe())
             case _:

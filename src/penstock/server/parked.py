@@ -18,6 +18,7 @@ from typing import Final
 
 from penstock.core.errors import ErrorCode, StorageError
 from penstock.core.log import AppendResult, SyncJob
+from penstock.core.swapping import Prepared
 from penstock.ipc import layout as lo
 from penstock.ipc.alone import TICK, PartitionRole, errno_of
 from penstock.ipc.cleaning import Freed
@@ -145,10 +146,16 @@ class ParkedRole:
             self._role.configure(settings)
 
     def trim(self, before: int, now_us: int) -> Freed:
+        return self._opened().trim(before, now_us)
+
+    def swap(self, prepared: Prepared, records: int, now_us: int) -> Freed:
+        return self._opened().swap(prepared, records, now_us)
+
+    def _opened(self) -> PartitionRole:
         if self._role is None:
             why = self._damage or self._error
             raise StorageError(f"{self.name} is not open: {why}", retriable=not self._damage)
-        return self._role.trim(before, now_us)
+        return self._role
 
     def close(self, *, clean: bool) -> None:
         if self._role is not None:

@@ -32,8 +32,12 @@ Trim = Callable[[ms.TrimPartition], ms.Cleaned]
 
 @dataclass(slots=True)
 class Partition:
-    """One partition as the cleaner knows it. `seen`: log end and log start of the last look, and
-    what was found then."""
+    """One partition as the cleaner knows it.
+
+    `seen`: log end and log start of the last look, `facts` what was found then. `not_due`: the
+    state for which compaction was found not to be due. `is_settled`: no cleaned segment and no
+    order about one is left from before.
+    """
 
     topic: ms.TopicInfo
     number: int
@@ -41,6 +45,8 @@ class Partition:
     folder: str
     seen: tuple[int, int] | None = None
     facts: list[SegmentFacts] = field(default_factory=list)
+    not_due: object = None
+    is_settled: bool = False
     complaint: str = ""
 
     def __str__(self) -> str:

@@ -8,7 +8,7 @@ from the catalogue: the next node opens what is in it and removes what was delet
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import errno
 import logging
 import shutil
 from collections.abc import Callable, Sequence
@@ -33,6 +33,7 @@ logger = logging.getLogger("penstock.node")
 
 TOPICS_BYTES_MAX: Final = 48 * 1024
 """About how much of a message a page of topics takes at most."""
+REMOVE_TRIES: Final = 5
 _TOPIC_BYTES: Final = 560
 _PAGE_BYTES: Final = 5
 
@@ -236,5 +237,13 @@ class Topics:
 
 
 def _remove_folder(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(path)
+    for left in reversed(range(REMOVE_TRIES)):
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:  # the cleaner may just have begun a file
+            if error.errno != errno.ENOTEMPTY or not left:
+                raise
+        else:
+            return

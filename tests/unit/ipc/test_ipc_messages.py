@@ -8,6 +8,7 @@ import typing
 import msgspec
 import pytest
 
+from penstock.core.swapping import SOURCES_MAX
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.channel import FDS_MAX, MESSAGE_BYTES_MAX, Channel, ChannelError
@@ -18,6 +19,7 @@ REASON = "\N{SNOWMAN}" * 1000
 SETTINGS = ms.TopicSettings(
     *(4096, U64, 1.5, "interval", 0.1, "append", U64, 2.5, U64, "compact,delete", 1.5, 2.5, 0.1)
 )
+SEGMENT = ms.CleanedSegment(U64, U64, U64, [(U64, U64, 0xFFFFFFFF)] * SOURCES_MAX)
 
 
 def topic(pages):
@@ -34,6 +36,7 @@ CLIENT = [
     ms.AlterTopic(NAME, SETTINGS),
     ms.DeleteTopic(NAME),
     ms.TrimPartition(NAME, 4095, U64, b"\xff" * 16),
+    ms.SwapSegments(NAME, 4095, b"\xff" * 16, SEGMENT, U64),
     ms.DescribeNode(),
     ms.Bye(),
 ]
@@ -58,13 +61,14 @@ ORDERS = [
     ms.AddClient(1023),
     ms.RemoveClient(1023),
     ms.TrimLog(4095, U64, U64),
+    ms.SwapLog(4095, U64, SEGMENT, U64),
     ms.StopWriter(),
 ]
 REPORTS = [
     ms.PartitionOpened(4095, U64, REASON),
     ms.PartitionFailed(4095, REASON),
     ms.PartitionClosed(4095),
-    ms.LogCleaned(4095, U64, U64, U64, U64, "RecordTooLargeError", REASON),
+    ms.LogCleaned(4095, U64, U64, U64, U64, False, "RecordTooLargeError", REASON),
     ms.LaneDrained(NAME),
     ms.LaneDropped(NAME, REASON),
     ms.Stopped(),
@@ -77,11 +81,12 @@ DIRECTIONS: dict[str, tuple[typing.Any, list[msgspec.Struct]]] = {
 }
 TAGS = {
     "client to node": ["hello", "open_lane", "find_topic", "list_topics", "create_topic",
-                       "alter_topic", "delete_topic", "trim_partition", "describe_node", "bye"],
+                       "alter_topic", "delete_topic", "trim_partition", "swap_segments",
+                       "describe_node", "bye"],
     "node to client": ["welcome", "lane_opened", "topic_found", "topics", "node", "cleaned",
                        "done", "refused"],
     "node to writer": ["open_partition", "close_partition", "add_lane", "retire_lane",
-                       "add_client", "remove_client", "trim_log", "stop_writer"],
+                       "add_client", "remove_client", "trim_log", "swap_log", "stop_writer"],
     "writer to node": ["partition_opened", "partition_failed", "partition_closed",
                        "log_cleaned", "lane_drained", "lane_dropped", "stopped"],
 }  # fmt: skip
