@@ -15,7 +15,12 @@ from typing import Final, NamedTuple
 
 from penstock.core import header as hd
 from penstock.core.epochs import load_epochs
-from penstock.core.errors import CorruptBatchError, OffsetOutOfRangeError, StorageError
+from penstock.core.errors import (
+    CorruptBatchError,
+    OffsetOutOfRangeError,
+    PenstockError,
+    StorageError,
+)
 from penstock.core.index import index_paths, lookup_time
 from penstock.core.logstart import first_live
 from penstock.core.segment import batch_time, find_batch, list_segments, open_for_reading
@@ -69,7 +74,7 @@ class LogReader:
         least one batch, if there is one). The first may begin below `offset`.
 
         Raises `OffsetOutOfRangeError` below the log start, and `CorruptBatchError` for bytes below
-        the limit that are no batch.
+        the limit that are no batch, both only where nothing good stands before them.
         """
         if self.offset < limit.start:
             raise OffsetOutOfRangeError(
@@ -78,25 +83,29 @@ class LogReader:
             )
         found: list[Found] = []
         size = 0
-        while self.offset < limit.offset and size < bytes_max:
-            if self._base is None and not self._open_at(self.offset, limit):
-                break
-            end = limit.valid_bytes if self._base == limit.base else None
-            batch = self._next(end)
-            if batch is None:
-                if self._base == limit.base or not self._advance(limit):
+        try:
+            while self.offset < limit.offset and size < bytes_max:
+                if self._base is None and not self._open_at(self.offset, limit):
                     break
-                continue
-            head = batch.head
-            if head.next_offset > limit.offset:
-                break
-            self._at += head.length
-            if head.next_offset <= self.offset:
-                continue  # the index pointed below the wanted offset
-            self.offset = head.next_offset
-            if head.record_count and not head.attributes & hd.ATTR_CONTROL:
-                found.append(batch)
-                size += head.length
+                end = limit.valid_bytes if self._base == limit.base else None
+                batch = self._next(end)
+                if batch is None:
+                    if self._base == limit.base or not self._advance(limit):
+                        break
+                    continue
+                head = batch.head
+                if head.next_offset > limit.offset:
+                    break
+                self._at += head.length
+                if head.next_offset <= self.offset:
+                    continue  # the index pointed below the wanted offset
+                self.offset = head.next_offset
+                if head.record_count and not head.attributes & hd.ATTR_CONTROL:
+                    found.append(batch)
+                    size += head.length
+        except PenstockError:
+            if not found:
+                raise  # else the next call does: it begins where this one could not go on
         return found
 
     def _next(self, end: int | None) -> Found | None:

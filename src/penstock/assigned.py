@@ -87,7 +87,11 @@ class AssignedPartition:
         `UnknownTopicError`.
         """
         if not self._carry:
-            self._carry = self._fetch()
+            try:
+                self._carry = self._fetch()
+            except BaseException:
+                self._reader.seek(self.offset)  # what was fetched and not decoded comes again
+                raise
         if room is None:
             taken, self._carry = self._carry, []
         else:
@@ -117,20 +121,37 @@ class AssignedPartition:
         except er.CorruptBatchError as error:
             # Rule 11: what looks broken may be a segment that retention took away meanwhile.
             if self.offset >= page.log_start:
-                raise er.CorruptBatchError(f"{self}: {error}") from error
+                raise self._damaged(
+                    error, "penstock log verify shows what stands behind"
+                ) from error
             found = []
         if self.offset < page.log_start:
             raise er.OffsetOutOfRangeError(
                 f"{self}: offset {self.offset} is gone, the log starts at {page.log_start}; seek() "
                 "to a place that exists, or choose on_out_of_range"
             )
-        chunks = []
-        for head, view, position in found:
-            columns = decode(view, position, head)
-            start = columns.first_at(self.offset) if head.base_offset < self.offset else 0
-            if start < columns.count:
-                chunks.append(Chunk(*self.name, columns, start))
+        chunks: list[Chunk] = []
+        try:
+            for head, view, position in found:
+                columns = decode(view, position, head)
+                start = columns.first_at(self.offset) if head.base_offset < self.offset else 0
+                if start < columns.count:
+                    chunks.append(Chunk(*self.name, columns, start))
+        except er.PenstockError as error:
+            if chunks:
+                self._reader.seek(chunks[-1].next_offset)  # what is good goes out first
+            elif isinstance(error, er.CorruptBatchError):
+                behind = f"the next batch begins at offset {head.next_offset}"
+                raise self._damaged(error, behind) from error
+            else:
+                raise
         return chunks
+
+    def _damaged(self, error: er.CorruptBatchError, behind: str) -> er.CorruptBatchError:
+        return er.CorruptBatchError(
+            f"{self}: damaged at offset {self.offset} or behind: {error}. seek() past it to leave "
+            f"it out: {behind}"
+        )
 
     def _check_page(self) -> None:
         page = self.page

@@ -1,14 +1,32 @@
-"""An error of one partition is raised as often as it is met, and costs no record of any other."""
+"""An error of a partition or a batch stands until it is sought past, and costs no other record."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from penstock import Consumer, OffsetOutOfRangeError, PenstockError, TopicConfig, UnknownTopicError
+from penstock import (
+    Consumer,
+    CorruptBatchError,
+    OffsetOutOfRangeError,
+    PenstockError,
+    TopicConfig,
+    UnknownTopicError,
+)
+from penstock.core.header import MAGIC
 
 pytestmark = pytest.mark.penstock(writers=1)
 
 ROUNDS = 40
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
 
 
 def read_past(
@@ -88,3 +106,33 @@ def test_iteration_hands_out_what_others_gave_before_it_raises(node):
                     found.append(record.value)
             assert found == values
         admin.delete_topic("good")
+
+
+@pytest.mark.parametrize("damage", ["body", "header"])
+@pytest.mark.parametrize("ill", [0, 5, 9])
+def test_records_around_a_damaged_batch_are_not_passed_over(node, damage, ill):
+    """What stands before it is brought, and the error stands until somebody seeks past it."""
+    with node.connect() as client, client.producer() as producer:
+        admin, topic = client.admin(), f"damaged-{damage}-{ill}"
+        admin.create_topic(topic)
+        values = [b"record %d" % n for n in range(10)]
+        for value in values:
+            producer.send_and_wait(topic, value, timeout=10)
+        (log,) = (node.data / f"{admin.describe_topic(topic).topic_id}-0").glob("*.log")
+        data = log.read_bytes()
+        at = data.index(values[ill])
+        flip(log, at if damage == "body" else data.rindex(MAGIC, 0, at) + 20)
+        with client.consumer(topic) as consumer:
+            found: list[bytes | None] = []
+            while len(found) < ill:
+                found += [record.value for record in consumer.poll(timeout=10)]
+            assert found == values[:ill]
+            for _ in range(3):
+                with pytest.raises(CorruptBatchError, match=rf"{topic}-0: .*seek\(\)"):
+                    consumer.poll(timeout=10)
+                assert consumer.position(topic, 0) == ill
+            if damage == "body":
+                consumer.seek(topic, 0, ill + 1)
+                while len(found) < 9:
+                    found += [record.value for record in consumer.poll(timeout=10)]
+                assert found == values[:ill] + values[ill + 1 :]

@@ -157,7 +157,7 @@ def test_valid_bytes_that_end_within_a_batch_are_corrupt(tmp_path):
     for valid in (first + 1, first + 64, first + 128, total - 1):
         reader = LogReader(Storage(), str(tmp_path))
         with pytest.raises(CorruptBatchError, match="past the"):
-            reader.fetch(Limit(4, 0, valid), ALL)
+            read_to(reader, Limit(4, 0, valid))
 
 
 def test_a_limit_of_an_older_moment_is_obeyed(tmp_path):
