@@ -55,13 +55,17 @@ class Ground:
 
 
 @contextmanager
-def ground(options: Options, bytes_needed: int) -> Iterator[Ground]:
-    """Prepare it; leaving takes it down. Raises `BenchError` where there is no room."""
+def ground(
+    options: Options, bytes_needed: int, arguments: tuple[str, ...] = ()
+) -> Iterator[Ground]:
+    """Prepare it (`arguments`: of its own node); leaving takes it down. Raises `BenchError` where
+    there is no room."""
     with ExitStack() as stack:
         started_in = None
         if options.bootstrap is None:
             folder = stack.enter_context(scratch_folder(options.data, bytes_needed))
-            node = stack.enter_context(EmbeddedNode(folder, writers=options.writers))
+            embedded = EmbeddedNode(folder, writers=options.writers, arguments=arguments)
+            node = stack.enter_context(embedded)
             url, started_in = node.url, node.started_in
         else:
             url = options.bootstrap

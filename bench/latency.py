@@ -10,15 +10,17 @@ from __future__ import annotations
 import ctypes
 import gc
 import struct
+import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.bench import payload
+from penstock.bench import floor, payload
 from penstock.bench.crew import Crew, Station
 from penstock.bench.ground import Ground, ground
 from penstock.bench.options import LATENCY_HEAD, LatencyOptions
@@ -126,7 +128,10 @@ def consume(task: Task, station: Station) -> None:
     """Role of the consumer: iterate, and note when each record came."""
     clock = time.monotonic_ns
     sharpen_timers()
-    with connect(task.url) as client, client.consumer(task.topic) as consumer:
+    with (
+        connect(task.url) as client,
+        client.consumer(task.topic, spin=task.options.poll_spin) as consumer,
+    ):
         station.report()
         station.await_order()
         gc.freeze()
@@ -164,7 +169,13 @@ def measure(
 ) -> tuple[dict[str, Any], npt.NDArray[np.int64]]:
     """The same, and each measured record's nanoseconds from when it was due."""
     options.check()
-    with ground(options, options.bytes_needed) as place, place.topic(options) as topic:
+    folder = Path(options.data or tempfile.gettempdir())
+    bare = floor.measure(folder, options.size, options.rate, options.spin)
+    arguments = ("--spin", str(options.poll_spin)) if options.poll_spin else ()
+    with (
+        ground(options, options.bytes_needed, arguments) as place,
+        place.topic(options) as topic,
+    ):
         sent, taken, servers = _measure(options, place, topic, progress)
     heads = np.frombuffer(taken.heads, _HEAD_FIELDS)
     received = np.array(taken.received, np.int64)
@@ -172,6 +183,7 @@ def measure(
     result = {
         "benchmark": "latency",
         **summary(options, heads, received),
+        "floor": percentiles(bare) if len(bare) else None,
         "cpu_seconds": {
             "producer": round(sent.cpu_seconds, 3),
             "consumer": round(taken.cpu_seconds, 3),

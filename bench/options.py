@@ -150,6 +150,7 @@ class LatencyOptions(Options):
 
     rate: records a second. seconds: measured, after `warmup` seconds that are not. spin: the last
     seconds before each record is due that the producer spends spinning instead of asleep.
+    poll_spin: seconds that writer and consumer look for the next record before they sleep.
     acks_latency: also time each record's acknowledgement.
     """
 
@@ -158,6 +159,7 @@ class LatencyOptions(Options):
     linger: float = 0.0
     warmup: float = 1.0
     spin: float = 0.0001
+    poll_spin: float = 0.0
     acks_latency: bool = False
 
     def check(self) -> None:

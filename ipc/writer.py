@@ -32,7 +32,7 @@ from penstock.ipc.alone import PartitionRole, errno_of
 from penstock.ipc.channel import Channel
 from penstock.ipc.cleaning import Cleaning
 from penstock.ipc.clients import ClientSlot
-from penstock.ipc.doorbell import Backoff, Doorbell, fence
+from penstock.ipc.doorbell import Backoff, Doorbell, fence, spin
 from penstock.ipc.drained import RETRY_MIN, DrainedLane
 from penstock.ipc.flusher import Flusher
 from penstock.ipc.lane import Ack, Frame, LaneCorruptError, LaneReceiver
@@ -67,9 +67,11 @@ class Writer:
         clients: Region,
         open_role: OpenRole,
         restarts: int = 0,
+        spin: float = 0.0,
     ) -> None:
         self._generation = generation
         self._restarts = restarts
+        self._spin = spin
         self._channel = channel
         self._doorbell = doorbell
         self._state = state
@@ -280,9 +282,11 @@ class Writer:
         Awake again, the pass comes first: tickets are taken back after it, and the doorbell is
         cleared before the next look that it is to cover.
         """
+        lanes = self._drained
+        if self._spin and spin(self._spin, lambda: any(lane.is_ready for lane in lanes)):
+            return
         self._doorbell.clear()
         self._ticket += 1
-        lanes = self._drained
         for lane in lanes:
             lane.receiver.publish_sleeping(self._ticket)
         fence()

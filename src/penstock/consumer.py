@@ -22,7 +22,7 @@ from penstock.assigned import AssignedPartition, TopicPartition
 from penstock.core import errors as er
 from penstock.core.storage import Storage
 from penstock.ipc import layout as lo
-from penstock.ipc.doorbell import Backoff, fence
+from penstock.ipc.doorbell import Backoff, fence, spin
 from penstock.ipc.messages import TopicInfo
 from penstock.offsets import Offset
 from penstock.records import Chunk, Record, RecordBatch
@@ -30,6 +30,7 @@ from penstock.session import Session
 
 logger = logging.getLogger("penstock.consumer")
 
+SPIN_MAX: Final = 0.1
 RECONNECT_EVERY: Final = 0.5
 RECONNECT_MIN: Final = 0.02
 RECONNECT_MAX: Final = 0.25
@@ -52,6 +53,9 @@ class Consumer:
         follow: False ends iteration at the high watermark seen when it began.
         on_out_of_range: what happens when retention overtook the position: "error" raises
             `OffsetOutOfRangeError`, "earliest" and "latest" go on there (counted in `metrics`).
+        spin: seconds to go on looking for records before it sleeps, 0 to 0.1. With 0 it sleeps at
+            once, and each wake costs what the system takes for one. A consumer that spins keeps a
+            core busy while it waits, and other threads of its process waiting.
         node_timeout: seconds without a node after which `poll` raises `NotConnectedError`.
     """
 
@@ -64,6 +68,7 @@ class Consumer:
         start: Start = "earliest",
         follow: bool = True,
         on_out_of_range: Literal["error", "earliest", "latest"] = "error",
+        spin: float = 0.0,
         node_timeout: float = 30.0,
         timeout: float = 5.0,
     ) -> None:
@@ -76,6 +81,9 @@ class Consumer:
         self._start = Offset.of(start)
         self._follow = follow
         self._on_out_of_range = on_out_of_range
+        if not 0.0 <= spin <= SPIN_MAX:
+            raise er.ConfigError(f"spin={spin!r} must be 0 to {SPIN_MAX} seconds")
+        self._spin = spin
         self._node_timeout = node_timeout
         self._timeout = timeout
         self._storage = Storage()
@@ -339,17 +347,22 @@ class Consumer:
         if slot is None:
             time.sleep(min(bound, 0.02))
             return
+        if self._spin and spin(min(self._spin, bound), self._has_more):
+            return
         doorbell = self._session.doorbell
         doorbell.clear()
         self._ticket += 1
         slot.publish_sleeping(self._ticket)
         fence()
-        for partition in self._assigned.values():
-            if not partition.paused and partition.has_more:
-                break
-        else:
+        if not self._has_more():
             doorbell.wait(bound, clear=False)
         slot.publish_sleeping(0)
+
+    def _has_more(self) -> bool:
+        for partition in self._assigned.values():
+            if partition.has_more and not partition.paused:
+                return True
+        return False
 
     def _watch(self) -> None:
         """Tell writers what wakes this consumer, and onlookers where it stands."""

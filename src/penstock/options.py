@@ -31,5 +31,6 @@ class ConsumerOptions(TypedDict, total=False):
     start: Start
     follow: bool
     on_out_of_range: Literal["error", "earliest", "latest"]
+    spin: float
     node_timeout: float
     timeout: float

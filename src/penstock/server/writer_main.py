@@ -39,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--channel-fd", type=int, required=True)
     parser.add_argument("--doorbell-fd", type=int, required=True)
     parser.add_argument("--batch-bytes-max", type=int, default=lo.LANE_CAPACITY_DEFAULT // 4)
+    parser.add_argument("--spin", type=float, default=0.0)
     parser.add_argument("--log-level", default="INFO")
     parser.add_argument("--log-format", default="text")
     options = parser.parse_args(argv)
@@ -80,6 +81,7 @@ def main(argv: list[str] | None = None) -> int:
         clients=clients,
         open_role=open_role,
         restarts=options.restarts,
+        spin=options.spin,
     )
     writer.run(os.getpid())
     return 0
