@@ -20,6 +20,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "connect": "client",
+    "sql": "query",
     "Client": "client",
     "Producer": "producer",
     "Consumer": "consumer",
@@ -86,6 +87,7 @@ __all__ = [
     "UnsupportedVersionError",
     "__version__",
     "connect",
+    "sql",
 ]
 
 if TYPE_CHECKING:
@@ -119,6 +121,7 @@ if TYPE_CHECKING:
     from penstock.delivery import BatchDelivery, BatchReceipt, Delivery, Receipt
     from penstock.offsets import Offset
     from penstock.producer import Producer
+    from penstock.query import sql
     from penstock.records import Record, RecordBatch
     from penstock.topicconfig import TopicConfig
     from penstock.trimming import TrimResult

@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "demo": "demo",
     "produce": "produce",
     "consume": "consume",
+    "sql": "sql",
     "top": "top",
     "completion": "completion",
 }
