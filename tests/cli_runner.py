@@ -12,8 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,12 +130,3 @@ def cli_process(
         for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
-
-
-def wait_for(condition: Callable[[], object], timeout: float = 20.0) -> None:
-    """Poll until `condition()` holds, with a bound."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{condition} did not come true within {timeout} s")
-        time.sleep(0.01)

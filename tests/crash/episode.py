@@ -12,12 +12,13 @@ from typing import Final
 
 from crash.crew import Crew
 from crash.faults import END_THE_NODE, WEIGHTS, WRITERS, Faults
-from crash.ground import NodeUnderTest, descriptors, wait_until
+from crash.ground import NodeUnderTest, descriptors
 from crash.ledger import ConsumerLedger, StoredLog, checksum, judge
 from crash.reading import read_log
 
 from penstock.admin import Admin, PartitionDescription, TopicConfig
 from penstock.client import Client
+from penstock.testing import wait_until
 
 HEAL_TIMEOUT: Final = 30.0
 """Seconds in which whoever lives must be done once the faults are over."""

@@ -16,10 +16,11 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from crash.crew import Actor, Crew
-from crash.ground import READY_TIMEOUT, NodeUnderTest, wait_until
+from crash.ground import READY_TIMEOUT, NodeUnderTest
 
 from penstock.admin import Admin, TopicConfig
 from penstock.core.errors import PenstockError
+from penstock.testing import wait_until
 
 WRITERS: Final = 2
 ADMIN_TIMEOUT: Final = 1.0

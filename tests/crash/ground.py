@@ -15,8 +15,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,25 +25,11 @@ from penstock.ipc import layout as lo
 from penstock.ipc import liveness
 from penstock.ipc.shm import Region, listing, object_name, open_existing
 from penstock.ipc.state import WriterSlot
+from penstock.testing import wait_until
 
 NODE_MAIN = str(Path(__file__).with_name("node_main.py"))
 READY_TIMEOUT = 20.0
 STOP_TIMEOUT = 30.0
-
-
-def wait_until(condition: Callable[[], Any], timeout: float, what: str | Callable[[], str]) -> Any:
-    """The first true value of `condition`; AssertionError that says what was waited for."""
-    deadline = time.monotonic() + timeout
-    pause = 0.001
-    while True:
-        found = condition()
-        if found:
-            return found
-        if time.monotonic() >= deadline:
-            said = what if isinstance(what, str) else what()
-            raise AssertionError(f"not within {timeout:g} s: {said}")
-        time.sleep(pause)
-        pause = min(pause * 1.5, 0.02)
 
 
 def environment() -> dict[str, str]:

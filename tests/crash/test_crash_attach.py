@@ -11,9 +11,10 @@ from collections import Counter
 
 import pytest
 from crash import attach_rounds
-from crash.ground import NodeUnderTest, descriptors, environment, wait_until
+from crash.ground import NodeUnderTest, descriptors, environment
 
 from penstock.admin import TopicConfig
+from penstock.testing import wait_until
 
 ROUNDS = int(os.environ.get("PENSTOCK_CRASH_ROUNDS", "200"))
 SEED = int(os.environ.get("PENSTOCK_CRASH_SEED", "0")) or random.SystemRandom().randrange(1 << 40)

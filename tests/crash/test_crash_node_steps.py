@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from crash.ground import NodeUnderTest, wait_until
+from crash.ground import NodeUnderTest
 from crash.node_steps import AT_END, AT_START, AT_WORK
 
 from penstock.client import connect
 from penstock.core.errors import PenstockError
 from penstock.logcheck import check_partition, find_partitions
+from penstock.testing import wait_until
 
 pytestmark = pytest.mark.crash
 

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 from crash import producer_steps
-from crash.ground import NodeUnderTest, environment, wait_until
+from crash.ground import NodeUnderTest, environment
 from crash.producer_steps import BEFORE, INVISIBLE, VISIBLE
+
+from penstock.testing import wait_until
 
 pytestmark = pytest.mark.crash
 

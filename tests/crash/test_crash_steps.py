@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from crash import steps
 from crash.episode import Episode, Figures
-from crash.ground import NodeUnderTest, wait_until
+from crash.ground import NodeUnderTest
 from crash.steps import STEPS, StepPlan
 
 from penstock.admin import TopicConfig
+from penstock.testing import wait_until
 
 pytestmark = pytest.mark.crash
 

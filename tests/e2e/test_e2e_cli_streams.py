@@ -10,10 +10,10 @@ import subprocess
 import time
 
 import pytest
-from cli_runner import COMMAND, call_cli, cli_process, environment, run_cli, wait_for
+from cli_runner import COMMAND, call_cli, cli_process, environment, run_cli
 
 from penstock.admin import TopicConfig
-from penstock.testing import Broker
+from penstock.testing import Broker, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ def test_memory_stays_bounded_whatever_stdin_brings(node, client, topic):
         for _ in range(96):
             process.stdin.write(lines)
         process.stdin.flush()
-        wait_for(lambda: records_in(client, topic) == 96 * 1024)
+        wait_until(lambda: records_in(client, topic) == 96 * 1024, 20.0)
         resident = process.resident_max()
         process.stdin.close()
         counts = json.loads(process.stdout.read())
@@ -196,7 +196,7 @@ def test_a_signal_ends_produce_with_everything_read_acknowledged(node, client, t
     with cli_process("produce", topic, url=node.url) as process:
         process.stdin.write(b"one\ntwo\nthree\nhalf")
         process.stdin.flush()
-        wait_for(lambda: records_in(client, topic) == 3)
+        wait_until(lambda: records_in(client, topic) == 3, 20.0)
         process.send_signal(stop)
         assert process.wait(20) == 4
         said = process.stderr.read()

@@ -11,7 +11,7 @@ import zipfile
 
 import psutil
 import pytest
-from cli_runner import call_cli, cli_process, environment, run_cli, wait_for
+from cli_runner import call_cli, cli_process, environment, run_cli
 
 from penstock import flights
 from penstock.core.columns import decode
@@ -20,6 +20,7 @@ from penstock.core.header import parse
 from penstock.demo.consumer import Judge
 from penstock.demo.stage import Outcome
 from penstock.records import Chunk
+from penstock.testing import wait_until
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_the_data_folder_may_be_kept_and_verifies(scratch):
 def test_a_child_that_dies_ends_the_demo_and_nothing_is_left(scratch, role):
     before = shared_memory()
     with cli_process("demo", "--records", "1000", env={"TMPDIR": str(scratch)}) as process:
-        wait_for(lambda: children_named(process, f"penstock.demo.{role}"))
+        wait_until(lambda: children_named(process, f"penstock.demo.{role}"), 20.0)
         process.send_signal(signal.SIGSTOP)  # the children wait for its `go` meanwhile
         [child] = children_named(process, f"penstock.demo.{role}")
         family = psutil.Process(process.pid).children(recursive=True)
@@ -108,7 +109,7 @@ def test_a_child_that_dies_ends_the_demo_and_nothing_is_left(scratch, role):
 def test_a_signal_ends_the_demo_and_nothing_is_left(scratch, stop):
     before = shared_memory()
     with cli_process("demo", "--records", "1000", env={"TMPDIR": str(scratch)}) as process:
-        wait_for(lambda: children_named(process, "penstock.demo.consumer"))
+        wait_until(lambda: children_named(process, "penstock.demo.consumer"), 20.0)
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(stop)
         process.send_signal(stop)  # people press Ctrl-C twice
@@ -122,7 +123,7 @@ def assert_nothing_left(scratch, before, family):
     assert alive == []
     assert list(scratch.iterdir()) == []
     # Other tests may run beside this one: only what nobody uses any more counts.
-    wait_for(lambda: not orphaned(shared_memory() - before))
+    wait_until(lambda: not orphaned(shared_memory() - before), 20.0)
 
 
 def orphaned(names):

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from crash import steps
-from crash.ground import NodeUnderTest, descriptors, environment, is_running, wait_until
+from crash.ground import NodeUnderTest, descriptors, environment, is_running
 from crash.steps import StepPlan
 
 from penstock.admin import TopicConfig
@@ -29,6 +29,7 @@ from penstock.core.errors import (
 )
 from penstock.ipc import layout as lo
 from penstock.ipc.shm import Region, open_existing
+from penstock.testing import wait_until
 
 WITHIN = 15.0
 SLACK = 1.5

@@ -17,10 +17,11 @@ from functools import partial
 from typing import Any
 
 import pytest
-from crash.ground import NodeUnderTest, environment, is_running, wait_until
+from crash.ground import NodeUnderTest, environment, is_running
 
 from penstock.client import Client
 from penstock.core.errors import ClosedError, ForkedClientError, PenstockError
+from penstock.testing import wait_until
 
 CHILD_TIMEOUT = 20.0
 

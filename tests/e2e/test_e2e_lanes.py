@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from crash.ground import NodeUnderTest, wait_until
+from crash.ground import NodeUnderTest
 from crc32c import crc32c
 
 from penstock.client import Client
@@ -18,6 +18,7 @@ from penstock.core.errors import ErrorCode
 from penstock.ipc import layout as lo
 from penstock.ipc.lane import Ack, LaneSender
 from penstock.session import Session, socket_of
+from penstock.testing import wait_until
 
 WITHIN = 10.0
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crash.ground import NodeUnderTest, descriptors, environment, wait_until
+from crash.ground import NodeUnderTest, descriptors, environment
 
 from penstock.admin import TopicConfig
 from penstock.client import Client, connect
@@ -39,6 +39,7 @@ from penstock.ipc import liveness
 from penstock.ipc import messages as ms
 from penstock.ipc.channel import Channel
 from penstock.ipc.channel import connect as connect_socket
+from penstock.testing import wait_until
 
 WITHIN = 10.0
 LANE = 256 << 10
@@ -299,7 +300,8 @@ SCRIPT = r"""
 import json, os, sys
 from pathlib import Path
 from penstock.core.errors import PenstockError
-from crash.ground import NodeUnderTest, wait_until
+from crash.ground import NodeUnderTest
+from penstock.testing import wait_until
 with NodeUnderTest(Path(sys.argv[1]), lane_capacity=4 << 20) as node, node.connect() as client:
     client.admin().create_topic("t")
     first = client.producer()

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 import rigged_writer
-from crash.ground import NodeUnderTest, wait_until
+from crash.ground import NodeUnderTest
 
 from penstock.core import errors as er
 from penstock.embedded import EmbeddedNode
 from penstock.ipc import shm
 from penstock.routes import LaneLink
+from penstock.testing import wait_until
 
 WITHIN = 10.0
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from crash import faulty
 from crash.faulty import SHORT, Faults
-from crash.ground import NodeUnderTest, wait_until
+from crash.ground import NodeUnderTest
 from crash.reading import read_log
 
 from penstock.admin import Admin, PartitionDescription, TopicConfig
@@ -27,6 +27,7 @@ from penstock.core.errors import (
     ProduceError,
 )
 from penstock.producer import Producer
+from penstock.testing import wait_until
 
 WITHIN = 15.0
 SOON = 0.3

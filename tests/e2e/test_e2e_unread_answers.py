@@ -9,7 +9,7 @@ from penstock.core.encode import encode_batch
 from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import fence
 from penstock.session import Session, socket_of
-from penstock.testing import Broker
+from penstock.testing import Broker, wait_until
 
 WITHIN = 10.0
 
@@ -18,13 +18,6 @@ def passes(session, writer):
     """How often a writer has gone through its loop."""
     at = lo.WRITER_SLOTS_AT + writer * lo.WRITER_SLOT_BYTES
     return session.state.q[at // 8 + lo.Q_WRITER_PASSES]
-
-
-def wait_for(condition, what):
-    deadline = time.monotonic() + WITHIN
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.002)
 
 
 def test_rule_1_a_writer_sleeps_while_a_ring_of_answers_is_full_and_goes_on_after():
@@ -43,12 +36,12 @@ def test_rule_1_a_writer_sleeps_while_a_ring_of_answers_is_full_and_goes_on_afte
             assert sender.try_write(info.pages[0], encoded, encoded.length) == sequence
         doorbell.ring()
         page = session.page(info.pages[0])
-        wait_for(lambda: page.high_watermark == lo.ACKS_MAX, "the ring was never filled")
+        wait_until(lambda: page.high_watermark == lo.ACKS_MAX, WITHIN, "the ring is full")
 
         before, started = passes(session, 0), time.monotonic()
         with client.producer() as other:  # others are served meanwhile
             assert other.send_and_wait("t", b"other", timeout=WITHIN).offset == lo.ACKS_MAX
-        wait_for(lambda: time.monotonic() - started > 0.5, "time stands still")
+        wait_until(lambda: time.monotonic() - started > 0.5, WITHIN, "half a second goes by")
         assert passes(session, 0) - before < 200, "the writer spins"
         assert page.high_watermark == lo.ACKS_MAX + 1
 
@@ -57,7 +50,7 @@ def test_rule_1_a_writer_sleeps_while_a_ring_of_answers_is_full_and_goes_on_afte
         fence()
         if sender.writer_ticket():
             doorbell.ring()
-        wait_for(lambda: page.high_watermark == 201, "the rest was never drained")
-        wait_for(sender.has_acks, "the rest was never answered")
+        wait_until(lambda: page.high_watermark == 201, WITHIN, "the rest is drained")
+        wait_until(sender.has_acks, WITHIN, "the rest is answered")
         sender.detach()
         session.close()
