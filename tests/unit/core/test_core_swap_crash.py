@@ -13,7 +13,9 @@ import pytest
 from unit.core.compacting import CONFIG, Keyed, compact, compaction, newest, records
 from unit.core.log_helpers import FOLDER, Crash, crash_at, fail_at, open_log
 
+from penstock.core.columns import decode
 from penstock.core.errors import LogOfflineError, StorageError
+from penstock.core.lookup import read_batches
 from penstock.core.segment import list_segments
 from penstock.core.swapping import load_cleaned_to
 from penstock.logcheck import Partition, check_partition
@@ -185,3 +187,34 @@ def test_a_failing_pass_does_not_say_that_the_log_is_clean():
         if count:
             break
     assert load_cleaned_to(world.storage, FOLDER) == before
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_at_every_moment_the_segments_that_are_there_are_the_log(seed):
+    rng = random.Random(seed)
+    world = Keyed()
+    for _ in range(30):
+        world.put(*((b"k%d" % rng.randrange(5), b"v" * 90) for _ in range(rng.randrange(1, 5))))
+        if rng.random() < 0.3:
+            world.close_segment()
+    world.close_segment()
+    before, end, looks = records(world.log), world.log.log_end, set()
+
+    def look(call):
+        storage = world.storage
+        bases = list_segments(storage, FOLDER)
+        found: dict[int, object] = {}
+        for head, data in read_batches(storage, FOLDER, bases, end, 0, 1 << 40):
+            offsets = (
+                decode(memoryview(data), 0, head).offsets.tolist() if head.record_count else []
+            )
+            assert not found.keys() & set(offsets), f"twice, before {call}"
+            found.update(dict.fromkeys(offsets))
+        assert newest(before).keys() <= found.keys() <= before.keys()
+        checked = check_partition(Partition(FOLDER, "t-0", None), storage)
+        assert [f for f in checked.errors if f.kind not in ("index", "producer")] == []
+        looks.add(tuple(bases))
+
+    world.storage.fault = look
+    pass_over(world, segment_bytes=1 << 20)
+    assert len(looks) > 3
