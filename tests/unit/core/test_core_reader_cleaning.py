@@ -11,7 +11,8 @@ import random
 import signal
 
 import pytest
-from unit.core.compacting import TOPIC, keyed, newest
+from unit.core.compacting import keyed, newest
+from unit.core.log_helpers import TOPIC
 
 from penstock.core.columns import decode
 from penstock.core.compaction import Compaction, plan_compaction
