@@ -104,6 +104,7 @@ class Cleanup:
         self.settle()
         if asked_again:
             return True
+        self._chain.retire()
         why = self._objection(prepared)
         if why:
             logger.warning(

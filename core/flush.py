@@ -27,6 +27,7 @@ from penstock.core.recoverypoint import PointFile, RecoveryPoint
 from penstock.core.rescue import write_mark
 from penstock.core.segment import OpenSegment
 from penstock.core.snapshots import (
+    list_snapshots,
     load_snapshot,
     prune_snapshots,
     snapshot_path,
@@ -111,7 +112,8 @@ class Syncs:
         self._folder = folder
         self._chain = chain
         self._point_file = point_file
-        self._fresh_snapshots: list[int] = []
+        # Those of a process that was killed may not be on the device yet.
+        self._fresh_snapshots = list_snapshots(storage, folder)
         self._fresh_points = 0  # written since the file was last synced
         self._point = point
         self._settled = point if is_settled else None
@@ -247,6 +249,13 @@ class Syncs:
         self._storage.sync_file(snapshot_path(self._folder, found[1]))
         return True
 
+    def sync_snapshots(self) -> None:
+        """Those that no sync has taken along yet: what they say of producers from before the log
+        start is nowhere else."""
+        for offset in self._fresh_snapshots:
+            self._storage.sync_file(snapshot_path(self._folder, offset))
+        self._fresh_snapshots = []
+
     def save_point(self, point: RecoveryPoint, *, durable: bool = False) -> None:
         """Write the recovery point, and remove the snapshots that it makes needless."""
         try:
@@ -265,9 +274,15 @@ class Syncs:
             )
 
     def snapshot(self, producers: ProducerTable, log_end: int) -> None:
-        """Write the producer state. A failure is only logged: it costs recovery time."""
+        """Write the producer state. A failure is only logged: it costs recovery time.
+
+        One that is there already is not replaced: it may be on the device, and the only one that
+        knows producers from before the log start.
+        """
         try:
-            write_snapshot(self._storage, self._folder, producers, log_end)
+            found = load_snapshot(self._storage, self._folder, log_end, 1)
+            if found is None or found[1] != log_end:
+                write_snapshot(self._storage, self._folder, producers, log_end)
         except StorageError as error:
             logger.warning(
                 "%s: no producer snapshot: %s", self._folder, error, extra={"folder": self._folder}

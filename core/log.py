@@ -437,6 +437,8 @@ class Log(LogView):
                     self.sync()
                     if not self._syncs.is_settled(self._point()):
                         self.snapshot()
+                        if self._chain.bases[0]:
+                            self._syncs.sync_snapshots()
                         self._syncs.save_point(self._point(), durable=True)
         except StorageError as error:
             self._judge(error)

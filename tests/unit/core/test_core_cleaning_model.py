@@ -8,7 +8,7 @@ cuts in any call, held against a plain list of batches and a plain dict of keys.
     after a kill                    the log reaches what was published, and starts there too
     after a power cut               it reaches what was durable
 
-PENSTOCK_HISTORIES sets how many lives are lived (one for each 4 of its default).
+PENSTOCK_HISTORIES sets how many lives are lived.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import random
 from typing import Any
 
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from unit.core.compacting import Pair, compaction, keyed, records
@@ -28,7 +28,7 @@ from penstock.core.retention import expired, segment_facts
 from penstock.core.segment import list_segments
 from penstock.logcheck import Partition, check_partition
 
-LIVES = max(1, int(os.environ.get("PENSTOCK_HISTORIES", "200")) // 4)
+LIVES = int(os.environ.get("PENSTOCK_HISTORIES", "200"))
 SECOND = 1_000_000
 
 KEYS = st.one_of(st.none(), st.sampled_from([b"a", b"b", b"c", b"d", b"e"]))
@@ -143,7 +143,8 @@ class Life(RuleBasedStateMachine):
         self.log = log
         assert not [n for n in self.storage.names if n.endswith((".cleaned", ".swap", ".tmp"))]
         checked = check_partition(Partition(FOLDER, "t-0", None), self.storage)
-        assert not checked.errors
+        # Of what only saves time a power cut may leave anything: it is checked before it is used.
+        assert not [found for found in checked.errors if found.kind not in ("snapshot", "index")]
 
     @precondition(lambda self: self.log is None)
     @rule(power=st.booleans(), seed=st.integers(0, 1 << 16), dies=st.integers(0, 60))
@@ -287,7 +288,7 @@ class Life(RuleBasedStateMachine):
 
 
 Life.TestCase.settings = settings(
-    max_examples=LIVES, stateful_step_count=40, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate]
+    max_examples=LIVES, stateful_step_count=40, deadline=None, derandomize=True
 )
 
 
