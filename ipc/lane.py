@@ -299,7 +299,7 @@ class LaneReceiver:
         """The next whole frames, at most as many as there are free acknowledgement places.
 
         `discard_acks`: the producer is dead, so its unread acknowledgements hold no place.
-        Raises `LaneCorruptError` for a header that cannot be right.
+        Raises `LaneCorruptError` for a header that cannot be right, once nothing good is before it.
         """
         q = self._q
         tail = q[lo.Q_LANE_TAIL]
@@ -319,36 +319,40 @@ class LaneReceiver:
         view = self._bytes
         capacity = self._capacity
         limit = position + bytes_max
-        while position < tail and len(found) < frames_max and position < limit:
-            at = lo.LANE_FRAMES_AT + position % capacity
-            packed = view[at : at + lo.FRAME.size]
-            size, page, sequence, epoch, kind, flags, length = lo.FRAME.unpack(packed)
-            (crc,) = lo.FRAME_CRC.unpack_from(view, at + lo.FRAME_CRC_AT)
-            if crc != crc32c(packed):
-                raise LaneCorruptError(f"frame header at {position} fails its checksum")
-            if self._head_sequence is None:
-                self._head_sequence = sequence
-            if (
-                size < lo.FRAME_BYTES
-                or size % lo.FRAME_ALIGN
-                or position % capacity + size > capacity
-                or position + size > tail
-                or length > size - lo.FRAME_BYTES
-                or sequence != self._head_sequence + len(found)
-            ):
-                raise LaneCorruptError(
-                    f"frame at {position} cannot be: {size} bytes, batch of {length}, sequence "
-                    f"{sequence} where {self._head_sequence + len(found)} is due"
-                )
-            position += size
-            if kind == lo.KIND_PAD:
-                limit += size  # or one longer than `bytes_max` would hide the frame behind it
-                continue
-            if kind != lo.KIND_DATA:
-                raise LaneCorruptError(f"frame at {position - size} has unknown kind {kind}")
-            start = at + lo.FRAME_BYTES
-            batch = view[start : start + length]
-            found.append(Frame(page, sequence, epoch, batch, position, flags))
+        try:
+            while position < tail and len(found) < frames_max and position < limit:
+                at = lo.LANE_FRAMES_AT + position % capacity
+                packed = view[at : at + lo.FRAME.size]
+                size, page, sequence, epoch, kind, flags, length = lo.FRAME.unpack(packed)
+                (crc,) = lo.FRAME_CRC.unpack_from(view, at + lo.FRAME_CRC_AT)
+                if crc != crc32c(packed):
+                    raise LaneCorruptError(f"frame header at {position} fails its checksum")
+                if self._head_sequence is None:
+                    self._head_sequence = sequence
+                if (
+                    size < lo.FRAME_BYTES
+                    or size % lo.FRAME_ALIGN
+                    or position % capacity + size > capacity
+                    or position + size > tail
+                    or length > size - lo.FRAME_BYTES
+                    or sequence != self._head_sequence + len(found)
+                ):
+                    raise LaneCorruptError(
+                        f"frame at {position} cannot be: {size} bytes, batch of {length}, sequence "
+                        f"{sequence} where {self._head_sequence + len(found)} is due"
+                    )
+                position += size
+                if kind == lo.KIND_PAD:
+                    limit += size  # or one longer than `bytes_max` would hide the frame behind it
+                    continue
+                if kind != lo.KIND_DATA:
+                    raise LaneCorruptError(f"frame at {position - size} has unknown kind {kind}")
+                start = at + lo.FRAME_BYTES
+                batch = view[start : start + length]
+                found.append(Frame(page, sequence, epoch, batch, position, flags))
+        except LaneCorruptError:
+            if not found:
+                raise  # else the next call does: what was published whole is drained first
         return found
 
     def finish(self, frames: Sequence[Frame], acks: Sequence[Ack]) -> None:

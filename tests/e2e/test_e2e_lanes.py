@@ -3,6 +3,8 @@ notices, and the writer lives (rule 27)."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -196,6 +198,28 @@ def test_rule_27_a_bad_frame_costs_its_producer_the_lane_and_nobody_else_anythin
         assert producer.metrics()["reconnects"] == 0
     (described,) = client.admin().describe_topic("t").partitions
     assert described.log_end == end, "nothing of it is in the log"
+
+
+def test_rule_27_good_frames_in_front_of_a_bad_one_are_written(
+    node: NodeUnderTest, client: Client, rogue: Rogue
+) -> None:
+    """At `ring` they were accepted, and a dead producer cannot send them again."""
+    end = rogue.send_good().base_offset + 1
+    (writer,) = node.writer_pids()
+    os.kill(writer, signal.SIGSTOP)  # it finds all of them in one pass
+    try:
+        for _ in range(4):
+            rogue.send(rogue.batch())
+            rogue.sequence += 1
+        bend = flip_checksum(rogue.sender)
+        rogue.send(rogue.batch())
+        bend()
+    finally:
+        os.kill(writer, signal.SIGCONT)
+    assert "dropped lane" in rogue.reason()
+    with client.consumer("t", start=end, follow=False) as consumer:
+        assert [record.value for record in consumer] == [b"rogue %d" % n for n in range(1, 5)]
+    assert node.writer_pids() == [writer]
 
 
 # --- bad batches: refused, and the lane goes on --------------------------------------------------
