@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import chain
 from operator import length_hint
@@ -106,10 +106,9 @@ class Consumer:
         forks.remember(self)
         if topics:
             try:
+                found = self._find_all(topics)
                 self.assign(
-                    (topic, number)
-                    for topic in topics
-                    for number in range(len(self._find(topic).pages))
+                    (topic, number) for topic in topics for number in range(len(found[topic].pages))
                 )
             except BaseException:
                 self.close()
@@ -120,11 +119,9 @@ class Consumer:
         """Read exactly these (topic, partition) pairs; the ones kept keep their positions."""
         self._check_usable()
         wanted = list(dict.fromkeys(partitions))
-        found: dict[str, TopicInfo] = {}
+        found = self._find_all({topic for topic, _ in wanted})
         assigned: dict[TopicPartition, AssignedPartition] = {}
         for topic, number in wanted:
-            if topic not in found:
-                found[topic] = self._find(topic)
             info = found[topic]
             if not 0 <= number < len(info.pages):
                 raise er.UnknownTopicError(
@@ -436,13 +433,14 @@ class Consumer:
         self._watch()
 
     # --- looking up ------------------------------------------------------------------------------
-    def _find(self, topic: str) -> TopicInfo:
-        """What the node knows of a topic, within `timeout` also across the node's restart."""
+    def _find_all(self, topics: Collection[str]) -> dict[str, TopicInfo]:
+        """What the node knows of these topics, all of it by one attachment, whose pages they name;
+        within `timeout` also across the node's restart."""
         deadline = time.monotonic() + self._timeout
         while True:
             left = max(0.0, deadline - time.monotonic())
             try:
-                return self._session.find_topic(topic, left)
+                return {topic: self._session.find_topic(topic, left) for topic in topics}
             except er.NotConnectedError:
                 if left <= 0.0:
                     raise

@@ -27,8 +27,11 @@ from penstock.core.errors import (
     PenstockError,
     PenstockTimeout,
 )
+from penstock.embedded import EmbeddedNode
 from penstock.ipc import layout as lo
+from penstock.ipc.messages import TopicInfo
 from penstock.ipc.shm import Region, open_existing
+from penstock.session import Session
 from penstock.testing import wait_until
 
 WITHIN = 15.0
@@ -517,3 +520,26 @@ def test_two_threads_send_through_one_producer_in_their_own_order(
                 and record.value.startswith(b"%d " % number)
             ]
             assert mine == list(range(key, each, 7))
+
+
+def test_a_node_that_is_replaced_between_two_look_ups_leaves_no_page_of_the_old_one(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    with EmbeddedNode() as node, node.connect(timeout=30.0) as client:
+        for topic in ("a", "b"):
+            client.admin().create_topic(topic)
+            with client.producer() as producer:
+                producer.send(topic, topic.encode())
+        find, asked = Session.find_topic, []
+
+        def replaced(self: Session, topic: str, timeout: float) -> TopicInfo:
+            asked.append(topic)
+            if len(asked) == 2:
+                node.kill()
+                node.start()
+            return find(self, topic, timeout)
+
+        with client.consumer(timeout=30.0) as consumer:
+            monkeypatch.setattr(Session, "find_topic", replaced)
+            consumer.assign([("a", 0), ("b", 0)])
+            assert {record.value for record in consumer.poll(timeout=10.0)} == {b"a", b"b"}
