@@ -23,6 +23,7 @@ from penstock.embedded import EmbeddedNode
 from penstock.partitioner import partitions_of
 
 pa = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow.compute")
 
 ROUND_TRIP = {
     "key_column": "key",

@@ -20,7 +20,7 @@ way is safe). Imported only when somebody asks for Arrow.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,6 +39,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from penstock.records import Chunk
 
+_BINARY: Final = pa.binary()
 _PAIRS: Final = pa.struct(
     [pa.field("name", pa.string(), nullable=False), pa.field("value", pa.binary())]
 )
@@ -57,19 +58,61 @@ SCHEMA: Final = pa.schema(
 )
 
 
+# --- columns that say the same for every record: made once, and cut to length ---------------------
+CONSTANT_MAX: Final = 1 << 16
+"""Longer ones are made anew each time, so that the caches stay within some MiB."""
+
+
+def _length(count: int) -> int:
+    """A length to keep for columns of `count` rows: few different ones."""
+    return 1 << max(10, (count - 1).bit_length())
+
+
+def constant(make: Callable[..., Any], count: int, *what: Any) -> Any:
+    """`count` rows of a constant column; `make` is one of the functions below."""
+    if count > CONSTANT_MAX:
+        return make.__wrapped__(count, *what)  # type: ignore[attr-defined]
+    return make(_length(count), *what).slice(0, count)
+
+
+@lru_cache(64)
+def _partition(length: int, partition: int) -> Any:
+    return numbers(pa.int32(), np.full(length, partition, np.int32))
+
+
+@lru_cache(64)
+def _topic(length: int, place: int, names: tuple[str, ...]) -> Any:
+    indices = numbers(pa.int32(), np.full(length, place, np.int32))
+    return pa.DictionaryArray.from_arrays(indices, _dictionary(names), safe=False)
+
+
+@lru_cache(64)
+def _dictionary(names: tuple[str, ...]) -> Any:
+    return pa.array(names, pa.string())
+
+
+@lru_cache(8)
+def _nulls(length: int) -> Any:
+    return pa.nulls(length, _BINARY)
+
+
+@lru_cache(8)
+def _no_headers(length: int) -> Any:
+    bounds = pa.py_buffer(np.zeros(length + 1, np.int32))
+    return pa.Array.from_buffers(_LISTS, length, [None, bounds], 0, children=[_NO_PAIRS])
+
+
+# --- columns of records ---------------------------------------------------------------------------
 def numbers(kind: Any, array: npt.NDArray[Any]) -> Any:
     """A column of fixed width without nulls, over the array's own bytes."""
     return pa.Array.from_buffers(kind, len(array), [None, pa.py_buffer(array)], 0)
-
-
-_BINARY: Final = pa.binary()
 
 
 def binary(column: BinaryColumn | NullColumn, kind: Any = _BINARY) -> Any:
     """A column of byte strings, in place."""
     count = len(column)
     if isinstance(column, NullColumn):
-        return pa.nulls(count, kind)
+        return constant(_nulls, count)
     bits, nulls = None, 0
     if column.valid is not None:
         nulls = count - int(np.count_nonzero(column.valid))
@@ -92,25 +135,26 @@ def headers(chunk: Chunk) -> Any:
     found = chunk.columns.header_columns
     count = len(chunk)
     if found is None:
-        bounds, pairs = np.zeros(count + 1, np.int32), _NO_PAIRS
-    else:
-        lists, names, values = found
-        bounds = lists[chunk.start : chunk.stop + 1]
-        pairs = pa.StructArray.from_arrays([texts(names), binary(values)], fields=list(_PAIRS))
+        return constant(_no_headers, count)
+    lists, names, values = found
+    bounds = lists[chunk.start : chunk.stop + 1]
+    pairs = pa.StructArray.from_arrays([texts(names), binary(values)], fields=list(_PAIRS))
     return pa.Array.from_buffers(_LISTS, count, [None, pa.py_buffer(bounds)], 0, children=[pairs])
 
 
-def record_batch(chunk: Chunk, topic: int, topics: Any) -> Any:
-    """A chunk as a `pyarrow.RecordBatch`. `topic` is its place in the dictionary `topics`."""
+_OFFSET: Final = SCHEMA.field("offset").type
+_TIMESTAMP: Final = SCHEMA.field("timestamp").type
+
+
+def record_batch(chunk: Chunk, topics: tuple[str, ...]) -> Any:
+    """A chunk as a `pyarrow.RecordBatch`. Its topic is one of `topics`, the dictionary."""
     count = len(chunk)
-    kinds = SCHEMA.types
-    indices = numbers(pa.int32(), np.full(count, topic, np.int32))
     return pa.RecordBatch.from_arrays(
         [
-            pa.DictionaryArray.from_arrays(indices, topics, safe=False),
-            numbers(kinds[1], np.full(count, chunk.partition, np.int32)),
-            numbers(kinds[2], chunk.offsets),
-            numbers(kinds[3], chunk.timestamps),
+            constant(_topic, count, topics.index(chunk.topic), topics),
+            constant(_partition, count, chunk.partition),
+            numbers(_OFFSET, chunk.offsets),
+            numbers(_TIMESTAMP, chunk.timestamps),
             binary(chunk.keys),
             binary(chunk.values),
             headers(chunk),
@@ -119,18 +163,11 @@ def record_batch(chunk: Chunk, topic: int, topics: Any) -> Any:
     )
 
 
-@lru_cache(64)
-def _dictionary(names: tuple[str, ...]) -> Any:
-    return pa.array(names, pa.string())
-
-
 def record_batches(chunks: Iterable[Chunk], topics: Iterable[str]) -> Iterator[Any]:
     """Chunks, all of which belong to `topics`, as they are asked for."""
     names = tuple(dict.fromkeys(topics))
-    places = {name: place for place, name in enumerate(names)}
-    dictionary = _dictionary(names)
     for chunk in chunks:
-        yield record_batch(chunk, places[chunk.topic], dictionary)
+        yield record_batch(chunk, names)
 
 
 def table(chunks: Iterable[Chunk], topics: Iterable[str]) -> pa.Table:

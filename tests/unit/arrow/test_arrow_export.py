@@ -24,6 +24,7 @@ from penstock.core.columns import BinaryColumn
 from penstock.records import RecordBatch
 
 pa = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow.compute")
 
 BOUNDED = settings(derandomize=True, max_examples=100)
 ITEM = st.none() | st.binary(max_size=5)
@@ -102,6 +103,17 @@ def test_duckdb_holds_the_records(batch):
         connection.register("records", batch)
         found = connection.execute("select * from records").fetchall()
     assert found == [tuple(row.values()) for row in rows_of(batch)]
+
+
+@pytest.mark.parametrize("count", [1, 1023, 1024, 1025, 65_536, 65_537])
+def test_constant_columns_are_as_long_as_the_rest(count):
+    for partition in (3, 4):
+        table = chunk_of([b"v"] * count, "t", partition).to_arrow()
+        table.validate(full=True)
+        assert table["topic"].unique().to_pylist() == ["t"]
+        assert table["partition"].unique().to_pylist() == [partition]
+        assert table["key"].null_count == len(table) == count
+        assert pa.compute.list_value_length(table["headers"]).unique().to_pylist() == [0]
 
 
 def test_a_chunk_is_a_stream_too():
