@@ -220,6 +220,13 @@ def test_test_files_have_unique_names_and_no_packages():
     assert "__init__.py" not in names
 
 
+def test_decisions_have_numbers_of_their_own():
+    files = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    numbers = Counter(file.name[:4] for file in files)
+    assert [number for number, count in numbers.items() if count > 1] == []
+    assert [f.name for f in files if not f.read_text().startswith(f"# {f.name[:4]}: ")] == []
+
+
 @pytest.mark.parametrize(
     ("floor", "source"),
     [

@@ -330,8 +330,10 @@ def test_a_dev_shm_that_is_really_full_is_a_clear_error(tmp_path: Path) -> None:
     unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-Urm"]
     if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this user may make no mount namespace")
+    room = lo.state_table_bytes() + lo.client_table_bytes() + 3 * lo.lane_bytes(4 << 20) // 2
     command = (
-        f'mount -t tmpfs -o size=9m tmpfs /dev/shm && exec {sys.executable} -c "$SCRIPT" {tmp_path}'
+        f"mount -t tmpfs -o size={room} tmpfs /dev/shm "
+        f'&& exec {sys.executable} -c "$SCRIPT" {tmp_path}'
     )
     done = subprocess.run(
         [*unshare, "sh", "-c", command],
