@@ -17,6 +17,7 @@ from penstock.core.columns import BinaryColumn
 Bytes = npt.NDArray[np.uint8]
 Longs = npt.NDArray[np.int64]
 
+_SMALL: Final = 1 << 16
 _ROWS_A_WIDTH: Final = 32
 """Rows of one width are moved together where there are so many of each; else joined one by one."""
 
@@ -28,7 +29,8 @@ def windows(data: Bytes, width: int) -> npt.NDArray[Any]:
 
 def by_width(lengths: Longs) -> Iterator[tuple[int, Longs]]:
     """(width, rows of that width), for every width there is."""
-    order = np.argsort(lengths, kind="stable")
+    small = len(lengths) and int(lengths.max()) < _SMALL  # numpy sorts 16 bits by radix
+    order = np.argsort(lengths.astype(np.uint16) if small else lengths, kind="stable")
     ranked = lengths[order]
     edges = np.flatnonzero(np.diff(ranked)) + 1
     for rows in np.split(order, edges):
@@ -45,8 +47,7 @@ def copy_items(out: Bytes, out_starts: Longs, data: Bytes, starts: Longs, length
         at, to = int(starts[0]), int(out_starts[0])
         out[to : to + total] = data[at : at + total]
         return
-    widths = len(np.unique(lengths))
-    if widths == 1 or widths * _ROWS_A_WIDTH < len(lengths):
+    if _widths(lengths) * _ROWS_A_WIDTH < len(lengths) + _ROWS_A_WIDTH:
         for width, rows in by_width(lengths):
             if width:
                 windows(out, width)[out_starts[rows]] = windows(data, width)[starts[rows]]
@@ -61,6 +62,13 @@ def copy_items(out: Bytes, out_starts: Longs, data: Bytes, starts: Longs, length
         out[to : to + len(joined)] = joined
     else:
         out[ranges(out_starts, lengths)] = joined
+
+
+def _widths(lengths: Longs) -> int:
+    """How many different widths there are."""
+    if int(lengths.max()) < _SMALL:
+        return int(np.count_nonzero(np.bincount(lengths)))
+    return len(np.unique(lengths))
 
 
 def _follow(starts: Longs, lengths: Longs) -> bool:
@@ -94,9 +102,15 @@ def gather(
 
 def take(column: BinaryColumn, rows: Longs) -> BinaryColumn:
     """Rows of a column in another order."""
+    valid = column.valid[rows] if column.valid is not None else None
+    width = int(column.lengths[0]) if len(column) else 0
+    if width and (column.lengths == width).all():
+        kind, count = np.dtype(f"V{width}"), len(column)
+        items = np.frombuffer(column.data, kind, count, int(column.offsets[0])).take(rows)
+        bounds = np.arange(len(rows) + 1, dtype=np.int32) * np.int32(width)
+        return BinaryColumn(bounds, items.view(np.uint8).data, valid)
     starts = column.offsets[:-1][rows].astype(np.int64)
     lengths = column.offsets[1:][rows].astype(np.int64) - starts
-    valid = column.valid[rows] if column.valid is not None else None
     return gather(np.frombuffer(column.data, np.uint8), starts, lengths, valid)
 
 
