@@ -212,3 +212,25 @@ def test_mistakes_are_told_before_anything_is_sent(client, topic):
     producer.close()
     with pytest.raises(ClosedError):
         producer.send_arrow(topic, pa.table({"value": [b"a"]}))
+
+
+def test_a_writer_killed_in_the_middle_loses_and_doubles_nothing(client, topic):
+    """Also of what stood in the stream's own memory when the lane was full."""
+    rows, parts = 2000, 40
+    schema = pa.schema([("value", pa.binary()), ("key", pa.int64())])
+
+    def batches() -> Iterator[Any]:
+        for part in range(parts):
+            if part in (10, 25):
+                for writer in client.admin().describe_node().writers:
+                    os.kill(writer.pid, signal.SIGKILL)
+            numbers = range(part * rows, (part + 1) * rows)
+            values = [b"%08d" % number * 20 for number in numbers]
+            yield pa.record_batch([pa.array(values, pa.binary()), pa.array(numbers)], schema)
+
+    with client.producer() as producer:
+        stream = pa.RecordBatchReader.from_batches(schema, batches())
+        receipts = producer.send_arrow(topic, stream, partition=3).result(30.0)
+    assert sum(receipt.count for receipt in receipts) == rows * parts
+    came = [int(value[:8]) for value in read_all(client, topic)["value"].to_pylist()]
+    assert came == list(range(rows * parts))
