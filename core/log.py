@@ -19,7 +19,7 @@ an argument. File access only through `storage`, one open descriptor a partition
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Final, NoReturn
 
 from penstock.core.admission import AppendResult, Refusal, refused, verify
@@ -32,7 +32,7 @@ from penstock.core.header import FLAG_APPEND_TIME, HEADER_BYTES, BatchHeader, st
 from penstock.core.index import FLUSH_ENTRIES
 from penstock.core.logconfig import LogConfig
 from penstock.core.logview import LogView
-from penstock.core.producers import Answer
+from penstock.core.producers import PRODUCER_TTL_US, Answer
 from penstock.core.recovery import Recovered, Recovery, RecoveryReport
 from penstock.core.recoverypoint import RecoveryPoint
 from penstock.core.replay import rebuild_producers
@@ -82,6 +82,7 @@ class Log(LogView):
             batches=recovered.batches_above_point,
         )
         self._cleanup = Cleanup(storage, folder, self._chain, self._syncs, recovered.log_start)
+        self._attached: Callable[[], Container[int]] | None = None
         self._offline = ""
 
     @classmethod
@@ -98,12 +99,14 @@ class Log(LogView):
         boot_id: str,
         published: int | None = None,
         node_clean: bool,
+        attached: Callable[[], Container[int]] | None = None,
     ) -> tuple[Log, RecoveryReport]:
         """Open or create the log in `folder`, recovering it as far as needed.
 
         `published` is the log end that the state page showed in this same boot, None if that is
-        not known; `node_clean` says that the node was shut down cleanly. Raises `LogOfflineError`
-        if the log is damaged where it must not be, with its files kept as they are.
+        not known; `node_clean` says that the node was shut down cleanly. `attached` gives the
+        producers that have a lane: without it none is ever forgotten. Raises `LogOfflineError` if
+        the log is damaged where it must not be, with its files kept as they are.
         """
         request = OpenRequest(
             storage,
@@ -117,6 +120,7 @@ class Log(LogView):
         )
         recovered, report = Recovery(request).run()
         log = cls(request, recovered)
+        log._attached = attached
         if log.needs_roll(now_us):
             log.roll(now_us)
         return log, report
@@ -275,7 +279,12 @@ class Log(LogView):
 
     def snapshot(self) -> None:
         """Write the producer state at the log's end. A failure is logged: it only costs recovery
-        time. Fsynced, and older ones removed, by the next sync."""
+        time. Fsynced, and older ones removed, by the next sync. Producers that are long silent and
+        have no lane are forgotten (rule 3), by the log's own time."""
+        before = self._append_timestamp - PRODUCER_TTL_US
+        if self._attached is not None and self._producers.is_older(before):
+            count = self._producers.expire(before, self._attached())
+            logger.info("%s: %d producers forgotten after 7 days", self._folder, count)
         self._syncs.snapshot(self._producers, self._log_end)
 
     # ---- sync

@@ -33,6 +33,9 @@ KEPT: Final = struct.Struct("<QQqII")
 """A remembered batch: base sequence, base offset, append timestamp, span in offsets, epoch."""
 _KEPT_BYTES: Final = KEPT.size
 
+PRODUCER_TTL_US: Final = 7 * 24 * 3600 * 1_000_000
+"""A producer without a lane is forgotten so long after its last append (rule 3)."""
+
 SNAPSHOT_HEAD: Final = struct.Struct("<4sHHIIQ")
 """Magic, version, reserved, crc32c of all with itself zeroed, producers, offset."""
 SNAPSHOT_PRODUCER: Final = struct.Struct("<QIIQq")
@@ -223,6 +226,10 @@ class ProducerTable:
         """Drop a producer whose lane is gone and whose retries have ended."""
         self._producers.pop(producer_id, None)
         self._poisoned.pop(producer_id, None)
+
+    def is_older(self, before_us: int) -> bool:
+        """Whether any producer appended nothing since `before_us`."""
+        return any(producer.last_append < before_us for producer in self._producers.values())
 
     def expire(self, before_us: int, attached: Container[int]) -> int:
         """Drop producers that appended nothing since `before_us` and are not `attached` (a lane of

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Final, Protocol
 
 from penstock.core.errors import ErrorCode, LogOfflineError, StorageError
@@ -134,8 +134,10 @@ class AloneRole:
         generation: int,
         batch_bytes_max: int,
         now_us: int,
+        attached: Callable[[], Container[int]] | None = None,
     ) -> tuple[AloneRole, str]:
-        """Recover the log and publish its page; the second value says what recovery did."""
+        """Recover the log and publish its page; the second value says what recovery did. `attached`
+        gives the producers that have a lane."""
         identity = state.identity
         same = identity is not None and identity == (order.topic_id, order.partition)
         published = state.log_end if same and state.status != lo.STATUS_ABSENT else None
@@ -150,6 +152,7 @@ class AloneRole:
             boot_id=order.boot_id,
             published=published,
             node_clean=order.clean,
+            attached=attached,
         )
         state.claim(order.topic_id, order.partition, generation)
         return cls(log, state, order, storage), report.summary()

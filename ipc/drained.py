@@ -7,10 +7,17 @@ from typing import Final
 
 from penstock.core.header import HEADER_BYTES
 from penstock.ipc.doorbell import Doorbell
-from penstock.ipc.lane import LaneReceiver
+from penstock.ipc.lane import LANE_KIND, LaneReceiver
+from penstock.ipc.shm import listing, object_name
 
 RETRY_MIN: Final = 0.05
 _PRODUCER_ID: Final = slice(64, 72)
+
+
+def producers_with_lanes(node_uuid_hex: str) -> set[int]:
+    """The producers of whom a lane exists, drained or not, with whatever writer."""
+    prefix = object_name(node_uuid_hex, LANE_KIND) + "-"
+    return {int(name.removeprefix(prefix).partition("-")[0]) for name in listing(prefix)}
 
 
 class DrainedLane:

@@ -13,7 +13,7 @@ Neither end blocks, waits or knows doorbells; `fence` and sleeping tickets are t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
@@ -22,6 +22,9 @@ from penstock.ipc import layout as lo
 from penstock.ipc.shm import Region
 
 Piece = bytes | bytearray | memoryview
+
+LANE_KIND: Final = "lane"
+"""Lanes are named `<kind>-<producer id>-<writer>-<number>`."""
 
 
 class LaneCorruptError(PenstockError):

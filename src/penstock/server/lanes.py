@@ -11,12 +11,12 @@ import itertools
 import logging
 import os
 from dataclasses import dataclass, field
-from typing import Final
 
 from penstock.core.errors import ConfigError, ResourceLimitError
 from penstock.ipc import layout as lo
 from penstock.ipc import shm
 from penstock.ipc.lane import (
+    LANE_KIND,
     LaneCorruptError,
     LaneIdentity,
     format_lane,
@@ -28,8 +28,6 @@ from penstock.server.config import NodeConfig
 from penstock.server.tables import map_existing
 
 logger = logging.getLogger("penstock.node")
-
-LANE_KIND: Final = "lane"
 
 
 @dataclass(slots=True, eq=False)

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 
 from penstock.core.errors import StorageError
 from penstock.core.storage import Storage
@@ -20,6 +21,7 @@ from penstock.ipc import messages as ms
 from penstock.ipc.alone import AloneRole, PartitionRole
 from penstock.ipc.channel import Channel
 from penstock.ipc.doorbell import Doorbell
+from penstock.ipc.drained import producers_with_lanes
 from penstock.ipc.liveness import raise_descriptor_limit
 from penstock.ipc.shm import Region, object_name, open_existing
 from penstock.ipc.state import StatePage
@@ -63,6 +65,7 @@ def main(argv: list[str] | None = None) -> int:
                 generation=options.generation,
                 batch_bytes_max=options.batch_bytes_max,
                 now_us=time.time_ns() // 1000,
+                attached=partial(producers_with_lanes, options.uuid),
             )
 
         try:
