@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.bench import backlog, latency, machine, plots, recovery, report, throughput
 from penstock.bench.backlog import BacklogOptions
@@ -38,8 +39,10 @@ REPEAT: Final = 3
 CDF_POINTS: Final = 400
 LATENCY_WAYS: Final[dict[str, LatencyOptions]] = {
     "waiting": LatencyOptions(rate=1000, seconds=10, size=1024),
+    "spinning": LatencyOptions(rate=1000, seconds=10, size=1024, poll_spin=0.002),
 }
-"""What the latency plot compares; each is a line. A consumer that spins is one more entry here."""
+"""What the latency plot compares; each is a line."""
+FLOOR: Final = "three bare processes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +98,23 @@ def by_batch_size(sweep: Sweep) -> Iterator[Point]:
 
 
 def latency_cdf(sweep: Sweep) -> Iterator[Point]:
-    shares = np.linspace(0, 1, CDF_POINTS)
     for name, options in LATENCY_WAYS.items():
         options = replace(options, data=sweep.data, seconds=2.0 if sweep.quick else options.seconds)
-        result, times = latency.measure(options, Progress(name, quiet=sweep.quiet))
+        result, times, bare = latency.measure(options, Progress(name, quiet=sweep.quiet))
         sweep.checked(result)
-        yield {
-            "series": name,
-            **{key: result[key] for key in ("p50_us", "p99_us", "p999_us")},
-            "us": [round(float(us), 2) for us in np.quantile(times, shares) / 1000],
-            "share": [round(float(share), 4) for share in shares],
-        }
+        yield _distribution(name, times)
+        if not options.poll_spin and len(bare):
+            yield {**_distribution(FLOOR, bare), "is_floor": True}
+
+
+def _distribution(series: str, nanoseconds: npt.NDArray[np.int64]) -> Point:
+    shares = np.linspace(0, 1, CDF_POINTS)
+    return {
+        "series": series,
+        **latency.percentiles(nanoseconds),
+        "us": [round(float(us), 2) for us in np.quantile(nanoseconds, shares) / 1000],
+        "share": [round(float(share), 4) for share in shares],
+    }
 
 
 def by_backlog(sweep: Sweep) -> Iterator[Point]:

@@ -166,8 +166,8 @@ def run(options: LatencyOptions, progress: Progress) -> dict[str, Any]:
 
 def measure(
     options: LatencyOptions, progress: Progress
-) -> tuple[dict[str, Any], npt.NDArray[np.int64]]:
-    """The same, and each measured record's nanoseconds from when it was due."""
+) -> tuple[dict[str, Any], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The same, each measured record's nanoseconds from when it was due, and those of the floor."""
     options.check()
     folder = Path(options.data or tempfile.gettempdir())
     bare = floor.measure(folder, options.size, options.rate, options.spin)
@@ -197,7 +197,7 @@ def measure(
     }
     if sent.acknowledged is not None and len(sent.acknowledged):
         result["send_to_ack"] = percentiles(sent.acknowledged)
-    return result, received[measured] - heads["due"][measured].astype(np.int64)
+    return result, received[measured] - heads["due"][measured].astype(np.int64), bare
 
 
 def _measure(
