@@ -28,6 +28,8 @@ WRITE_NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL
 WRITE_ANY: Final = os.O_RDWR | os.O_CREAT
 WRITE_EMPTY: Final = os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
+TEMPORARY_SUFFIX: Final = ".tmp"
+
 IOV_MAX: Final = 1024
 """Most buffers that Linux takes in one pwritev."""
 
@@ -215,7 +217,7 @@ class Storage:
         With `durable` the same holds across a power cut once this returned. Without it the file
         must carry a checksum, since a power cut may leave a hole in it.
         """
-        temporary = path + ".tmp"
+        temporary = path + TEMPORARY_SUFFIX
         fd = self.open(temporary, WRITE_EMPTY)
         try:
             write_all(self, fd, [data], 0)

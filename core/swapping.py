@@ -25,7 +25,7 @@ from penstock.core.errors import StorageError
 from penstock.core.index import index_paths
 from penstock.core.logstart import decode_start, encode_start
 from penstock.core.segment import list_segments, remove_segment, segment_path
-from penstock.core.storage import Storage
+from penstock.core.storage import TEMPORARY_SUFFIX, Storage
 
 CLEANED_SUFFIX: Final = ".cleaned"
 CLEANED_TO_FILE: Final = "cleaned-to"
@@ -107,6 +107,12 @@ def finish_swap(storage: Storage, folder: str, base: int, end: int, *, again: bo
     storage.unlink(mark)
 
 
+def is_half_written(name: str) -> bool:
+    """Whether a file is what a cleaner that died in the middle of writing one left."""
+    whole = name.removesuffix(TEMPORARY_SUFFIX)
+    return whole != name and (whole.endswith(CLEANED_SUFFIX) or whole == CLEANED_TO_FILE)
+
+
 def load_cleaned_to(storage: Storage, folder: str) -> int:
     """The offset below which the log was cleaned as a whole; 0 if that is not known."""
     data = storage.read_file(f"{folder}/{CLEANED_TO_FILE}") or b""
@@ -133,6 +139,6 @@ def finish_swaps(storage: Storage, folder: str) -> int:
     for base, end in marks:
         finish_swap(storage, folder, base, end, again=True)
     for name in storage.listdir(folder):
-        if name.endswith(CLEANED_SUFFIX):
+        if name.endswith(CLEANED_SUFFIX) or is_half_written(name):
             storage.unlink(f"{folder}/{name}")
     return len(marks)

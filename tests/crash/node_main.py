@@ -26,14 +26,16 @@ from penstock.server.node import Node
 
 def run(plan: dict[str, Any]) -> int:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    writer = plan.pop("writer_command", None)
+    commands = {
+        name: plan.pop(name) for name in ("writer_command", "cleaner_command") if name in plan
+    }
     ready_fd = plan.pop("ready_fd", None)
     step = plan.pop("step", None)
     if step is not None:
         node_steps.arm(*step)
     main.configure_logging(plan.pop("verbosity", 0))
-    if writer is not None:
-        vars(main)["Node"] = functools.partial(Node, writer_command=writer)
+    if commands:
+        vars(main)["Node"] = functools.partial(Node, **commands)
     return main.serve(NodeConfig(name=None, **plan), ready_fd)
 
 

@@ -18,6 +18,7 @@ from penstock.logcheck import check_partition, find_partitions
 
 SEGMENT = 16 << 10
 COMPACT = TopicConfig(segment_bytes=SEGMENT, cleanup="compact", min_dirty_ratio=0.0)
+RUNNING_CLEANER = r"cleaner started: pid (\d+)\n(?!(?s:.)*(cleaner \(pid|cleaner started))"
 
 Table = dict[bytes, bytes]
 
@@ -168,7 +169,7 @@ def test_rule_21_compaction_survives_kills(node, client, victim):
         elif victim == "writer":
             os.kill(admin.describe_node().writers[0].pid, signal.SIGKILL)
         else:
-            pid = int(node.wait_log(r"(?s).*cleaner started: pid (\d+)")[1])
+            pid = int(node.wait_log(RUNNING_CLEANER)[1])
             with_luck = rng.random() * 0.05
             threading.Timer(with_luck, os.kill, (pid, signal.SIGKILL)).start()
             node.wait_log(rf"cleaner \(pid {pid}\) died")

@@ -18,6 +18,7 @@ from penstock.ipc import liveness
 
 SEGMENT = 64 << 10
 INTERVAL = "0.05"
+RUNNING_CLEANER = r"cleaner started: pid (\d+)\n(?!(?s:.)*(cleaner \(pid|cleaner started))"
 
 
 @pytest.fixture
@@ -34,8 +35,8 @@ def client(node):
 
 
 def cleaner_pid(node: NodeProcess) -> int:
-    """The newest cleaner that the node has started."""
-    return int(node.wait_log(r"(?s).*cleaner started: pid (\d+)")[1])
+    """The cleaner that runs, as the node's log tells."""
+    return int(node.wait_log(RUNNING_CLEANER)[1])
 
 
 def value(number: int) -> bytes:

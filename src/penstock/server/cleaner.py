@@ -53,11 +53,11 @@ class Cleaner:
         self._slot.count_run(time.time_ns() // 1000)
 
     def _retain(self) -> None:
-        self._retained_at = time.monotonic()
         for partition in list(self._partitions.values()):
             if partition.topic.settings.deletes:
                 self._try(partition, self._trim_expired)
             self._slot.beat()
+        self._retained_at = time.monotonic()
 
     def _meanwhile(self) -> None:
         """Retention does not wait for the end of a long compaction."""

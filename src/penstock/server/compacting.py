@@ -15,7 +15,7 @@ from typing import Final
 
 from penstock.core.logconfig import LogConfig
 from penstock.core.storage import Storage
-from penstock.core.swapping import CLEANED_SUFFIX, Prepared, load_cleaned_to
+from penstock.core.swapping import CLEANED_SUFFIX, Prepared, is_half_written, load_cleaned_to
 from penstock.ipc import messages as ms
 from penstock.server.retaining import Partition, held
 
@@ -33,7 +33,11 @@ def settle(partition: Partition, storage: Storage, swap: Swap) -> None:
 
     The writer does it, behind the orders that it still has: it may be about to use these files.
     """
-    found = (_LEFT.fullmatch(name) for name in storage.listdir(partition.folder))
+    names = storage.listdir(partition.folder)
+    for name in names:
+        if is_half_written(name):  # no writer ever looks at these
+            storage.unlink(f"{partition.folder}/{name}")
+    found = (_LEFT.fullmatch(name) for name in names)
     for base in sorted({int(match[1]) for match in found if match}) or [0]:
         swap(_order(partition, ms.CleanedSegment(base, base, 0, []), 0))
     partition.is_settled = True

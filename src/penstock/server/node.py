@@ -27,7 +27,7 @@ from penstock.ipc.hostslots import DiskSlot
 from penstock.ipc.liveness import raise_descriptor_limit
 from penstock.ipc.paths import remember_folder, socket_in, socket_path
 from penstock.server.attached import Attached
-from penstock.server.cleanerproc import CleanerProcess
+from penstock.server.cleanerproc import CLEANER_COMMAND, CleanerProcess
 from penstock.server.cleaning import Cleaning
 from penstock.server.clients import Client
 from penstock.server.config import NodeConfig
@@ -51,10 +51,15 @@ class Node:
     """One node. `run` serves until `stop` is called and returns after a clean end."""
 
     def __init__(
-        self, config: NodeConfig, *, writer_command: Sequence[str] = WRITER_COMMAND
+        self,
+        config: NodeConfig,
+        *,
+        writer_command: Sequence[str] = WRITER_COMMAND,
+        cleaner_command: Sequence[str] = CLEANER_COMMAND,
     ) -> None:
         self.config = config
         self._writer_command = writer_command
+        self._cleaner_command = cleaner_command
         self._stop = asyncio.Event()
         self._stopping = False
         self._started_at = time.time()
@@ -131,7 +136,11 @@ class Node:
         self._cleaning = Cleaning(config, self._topics, self._partitions, self._supervisor.post)
         self._grants = Grants(ground.book, self._supervisor)
         self._cleaner = CleanerProcess(
-            config, ground.folder, ground.lock.fd, lambda: self._topics.are_cleaned
+            config,
+            ground.folder,
+            ground.lock.fd,
+            lambda: self._topics.are_cleaned,
+            self._cleaner_command,
         )
         self._attached = Attached(
             config, ground.folder, ground.tables, self._grants, self._supervisor
