@@ -155,17 +155,17 @@ def latency_cdf(points: Points, note: str) -> Figure:
     figure, (axes,) = new_figure("Latency from due to received, 1 KiB at 1,000 records/s", 1, note)
     for number, point in enumerate(sorted(points, key=lambda point: "is_floor" in point)):
         is_floor = "is_floor" in point
-        colour = FAINT if is_floor else COLOURS[number]
         axes.plot(
             point["us"], [100 * share for share in point["share"]],
-            color=colour, linewidth=1.5 if is_floor else 1.8, linestyle="--" if is_floor else "-",
-        )  # fmt: skip
-        axes.annotate(
-            f"{point['series']}: p50 {point['p50_us']:,.0f}, p99 {point['p99_us']:,.0f}, "
+            color=FAINT if is_floor else COLOURS[number], linewidth=1.5 if is_floor else 1.8,
+            linestyle="--" if is_floor else "-",
+            label=f"{point['series']}: p50 {point['p50_us']:,.0f}, p99 {point['p99_us']:,.0f}, "
             f"p99.9 {point['p999_us']:,.0f} µs",
-            (0.98, 0.06 + 0.07 * number), xycoords="axes fraction", ha="right", fontsize=9,
-            color=colour,
         )  # fmt: skip
+    axes.legend(
+        loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, frameon=False, fontsize=8.5,
+        labelcolor=INK,
+    )  # fmt: skip
     axes.set_xscale("log")
     plain_log(axes.xaxis)
     axes.set_ylim(0, 101)
