@@ -195,9 +195,11 @@ class NodeUnderTest:
         assert not (self.data / "attach.sock").exists()
         assert list(self.data.rglob("*.tmp")) == []
 
-    def clear(self, *, keep: bool = False) -> None:
-        """Take away what a failed or finished test has left; `keep` leaves the files."""
-        uuid = self.uuid if (self.data / "node.json").exists() else None
+    def clear(self, *, keep: bool = False, uuid: str | None = None) -> None:
+        """Take away what a failed or finished test has left; `keep` leaves the files. `uuid`: the
+        folder's, where it cannot be read any more."""
+        with contextlib.suppress(OSError):
+            uuid = uuid or self.uuid
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait(STOP_TIMEOUT)

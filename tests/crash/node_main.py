@@ -19,7 +19,7 @@ if __name__ == "__main__":
 
 from crash import node_steps
 
-from penstock.server import main
+from penstock.server import main, startup
 from penstock.server.config import NodeConfig
 from penstock.server.node import Node
 
@@ -31,9 +31,12 @@ def run(plan: dict[str, Any]) -> int:
     }
     ready_fd = plan.pop("ready_fd", None)
     step = plan.pop("step", None)
+    boot = plan.pop("boot_id", None)
     if step is not None:
         node_steps.arm(*step)
     main.configure_logging(plan.pop("verbosity", 0))
+    if boot is not None:
+        vars(startup)["boot_id"] = lambda: boot
     if commands:
         vars(main)["Node"] = functools.partial(Node, **commands)
     return main.serve(NodeConfig(name=None, **plan), ready_fd)

@@ -1,0 +1,75 @@
+"""A disk whose power can be cut: an ext4 file system in a file, mounted over a loop device.
+
+`cut` asks ext4 to stop at once, its journal not written: what was not synced before is gone, as
+after a power cut of a disk without a battery. Needs root and loop devices.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+from penstock.testing import wait_until
+
+IMAGE_BYTES = 256 << 20
+_SHUTDOWN = (2 << 30) | (4 << 16) | (ord("X") << 8) | 125  # EXT4_IOC_SHUTDOWN
+_NO_LOG_FLUSH = 2
+
+
+def why_not() -> str | None:
+    """What this machine lacks; None if it has all."""
+    if os.geteuid():
+        return "mounting needs root"
+    missing = [tool for tool in ("mkfs.ext4", "mount", "umount") if shutil.which(tool) is None]
+    return f"no {', '.join(missing)} here" if missing else None
+
+
+class Device:
+    """Mounted from the start; use as a context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self._image = folder / "disk.img"
+        self.mounted_at = folder / "disk"
+        self.mounted_at.mkdir()
+        with self._image.open("wb") as image:
+            image.truncate(IMAGE_BYTES)
+        _run("mkfs.ext4", "-q", "-F", str(self._image))
+        self._is_mounted = False
+        self.mount()
+
+    def mount(self) -> None:
+        _run("mount", "-o", "loop", str(self._image), str(self.mounted_at))
+        self._is_mounted = True
+
+    def cut(self) -> None:
+        """The power is gone; every call to the disk fails from now on."""
+        fd = os.open(self.mounted_at, os.O_RDONLY)
+        try:
+            fcntl.ioctl(fd, _SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
+        finally:
+            os.close(fd)
+
+    def unmount(self) -> None:
+        """Once nobody has a file of it open any more."""
+        wait_until(self._try_unmount, 20.0, "the disk to be free")
+        self._is_mounted = False
+
+    def _try_unmount(self) -> bool:
+        return subprocess.run(["umount", self.mounted_at], capture_output=True).returncode == 0
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_mounted:
+            subprocess.run(["umount", "-l", self.mounted_at], check=False)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
