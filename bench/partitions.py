@@ -106,10 +106,8 @@ def _records(node: EmbeddedNode) -> int:
 
 
 def kill_all(node: EmbeddedNode) -> None:
-    """SIGKILL the node and its writers, and wait until they are gone."""
-    with node.connect() as client:
-        pids = server_pids(client)
-    processes = [psutil.Process(pid) for name, pid in pids.items() if name != "node"]
+    """SIGKILL the node and all that it started, and wait until they are gone."""
+    processes = psutil.Process(node.pid).children()
     node.kill()
     for process in processes:
         with suppress(psutil.NoSuchProcess):

@@ -51,7 +51,12 @@ class EmbeddedNode:
         self._ready_timeout = ready_timeout
         self._process: subprocess.Popen[bytes] | None = None
         self.started_in = 0.0
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            if self._owns_folder:
+                shutil.rmtree(self.data, ignore_errors=True)
+            raise
 
     @property
     def url(self) -> str:
@@ -94,11 +99,14 @@ class EmbeddedNode:
             poller.register(reader, select.POLLIN)
             poller.poll(self._ready_timeout * 1000)
             if not poller.poll(0) or not os.read(reader, 64):
-                self.kill()
-                raise PenstockError(
-                    f"the node on {self.data} did not admit clients within {self._ready_timeout} s:"
-                    f"\n{_end_of(errors)}"
+                ended = poller.poll(0)  # its end of the pipe is gone, and so is it
+                why = (
+                    f"ended with exit status {self._process.wait(self._ready_timeout)} before it admitted clients"
+                    if ended
+                    else f"did not admit clients within {self._ready_timeout:g} s"
                 )
+                self.kill()
+                raise PenstockError(f"the node on {self.data} {why}:\n{_end_of(errors)}")
         finally:
             os.close(reader)
             if errors is not None:

@@ -93,7 +93,9 @@ def test_options_reach_the_node_and_wrong_ones_are_explained(scratch):
         broker.create_topic()
         with pytest.raises(PenstockError, match="topics_max"):
             broker.create_topic()
-    with pytest.raises(PenstockError, match="unrecognized arguments: --no-such-thing 1"):
+    with pytest.raises(
+        PenstockError, match=r"exit status 2 (?s:.*)unrecognized arguments: --no-such-thing 1"
+    ):
         Broker(options={"no_such_thing": 1})
     with pytest.raises(ConfigError, match="durability='never'"):
         Broker(durability="never")  # type: ignore[arg-type]
