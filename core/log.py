@@ -121,8 +121,14 @@ class Log(LogView):
         recovered, report = Recovery(request).run()
         log = cls(request, recovered)
         log._attached = attached
-        if log.needs_roll(now_us):
-            log.roll(now_us)
+        try:
+            if log.needs_roll(now_us):
+                log.roll(now_us)
+        except StorageError as error:
+            if not error.retriable:
+                log.close(clean=False)
+                raise
+            logger.warning("%s: the next append begins the next segment: %s", folder, error)
         return log, report
 
     def configure(self, config: LogConfig) -> None:

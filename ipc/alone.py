@@ -116,9 +116,13 @@ class AloneRole:
         self._last_sync = 0.0
         self._segment_base = log.segment_base
         self._sync_wanted = log.durable < log.log_end  # a producer may still wait for it
-        state.publish_epoch(log.leader_epoch)
         if self._group_commit:
-            log.sync()  # what a killed writer appended but never synced must not become visible yet
+            try:
+                log.sync()  # what a killed writer appended and never synced must not be visible yet
+            except BaseException:
+                log.close(clean=False)
+                raise
+        state.publish_epoch(log.leader_epoch)
         state.publish_log_start(log.log_start)
         self._publish()
         state.publish_durable(log.durable)

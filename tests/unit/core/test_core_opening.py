@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
+from dataclasses import replace
 
 import pytest
-from unit.core.log_helpers import FOLDER, MemoryStorage, numbered, open_log, opened
+from unit.core.log_helpers import (
+    FOLDER,
+    SMALL,
+    MemoryStorage,
+    contents,
+    errors,
+    fail_at,
+    numbered,
+    open_log,
+    opened,
+)
+
+from penstock.core.errors import ErrorCode, LogOfflineError, StorageError
 
 SYNCS = ("fsync", "fdatasync", "fsync_folder")
 
@@ -70,3 +84,34 @@ def test_a_log_that_something_happened_to_is_closed_as_ever(change):
     log, report = open_log(storage.power_cut(), generation=3, node_clean=True, boot_id="boot-3")
     assert (log.log_end, report.reason) == (end, "clean")
     assert log.durable == end
+
+
+@pytest.mark.parametrize("boot", ["boot-1", "boot-2"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_an_open_that_fails_at_any_call_keeps_no_file_open_and_can_be_tried_again(code, boot):
+    """The last segment is over its age, so that opening it begins another one."""
+    storage, log = opened(config=replace(SMALL, segment_age=1.0))
+    log.append(numbered(3), 1)
+    log.sync()
+    log.append(numbered(3, 3), 1)
+    log.close(clean=False)
+    options = {"generation": 2, "boot_id": boot, "now_us": 9_000_000}
+    number = 0
+    while True:
+        number += 1
+        tried = storage.killed()
+        tried.fault = fail_at(number, code)
+        try:
+            log, _ = open_log(tried, config=replace(SMALL, segment_age=1.0), **options)
+        except (StorageError, LogOfflineError):
+            assert not tried.open_files
+            tried.fault = None
+            log, _ = open_log(tried, config=replace(SMALL, segment_age=1.0), **options)
+        if tried.calls < number:
+            break
+        tried.fault = None
+        assert errors(log.append(numbered(1, 6), 10_000_000)) == [ErrorCode.NONE]
+        assert [offset for offset, _ in contents(log)] == list(range(7))
+        log.close(clean=True)
+        assert not tried.open_files
+    assert number > 5
