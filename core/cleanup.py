@@ -27,10 +27,9 @@ from penstock.core.storage import READ, Storage
 from penstock.core.swapping import (
     Prepared,
     Source,
+    SwapJob,
     cleaned_paths,
     drop_prepared,
-    finish_swap,
-    mark_swap,
 )
 
 logger = logging.getLogger("penstock.core.log")
@@ -47,6 +46,7 @@ class Cleanup:
         self._chain = chain
         self._syncs = syncs
         self._half: Prepared | None = None  # marked, and not done
+        self.job: SwapJob | None = None
         self.log_start = log_start
 
     def keeps_producers(self, start: int) -> bool:
@@ -96,38 +96,36 @@ class Cleanup:
             "%s: the log starts at %d, segments removed: %d", self._folder, self.log_start, count
         )
 
-    def swap(self, prepared: Prepared) -> bool:
-        """Put a cleaned segment in its place; False if the log is not what it was made of any more,
-        and nothing of it is kept then."""
+    def begin_swap(self, prepared: Prepared) -> SwapJob | None:
+        """What has to be done to put a cleaned segment in its place; None if the log is not what it
+        was made of any more, and nothing of it is kept then."""
         storage, folder = self._storage, self._folder
-        asked_again = self._half == prepared
-        self.settle()
-        if asked_again:
-            return True
-        self._chain.retire()
-        why = self._objection(prepared)
-        if why:
-            logger.warning(
-                "%s: segment %d as cleaned is dropped: %s", self._folder, prepared.base, why
-            )
-            drop_prepared(storage, folder, prepared.base)
-            return False
-        self._syncs.leave(prepared.end)
-        mark_swap(storage, folder, prepared.base, prepared.end)
-        self._half = prepared
-        self._finish(prepared, again=False)
-        return True
+        self._check_idle()
+        again = self._half == prepared
+        if not again:
+            self.settle()
+            self._chain.retire()
+            why = self._objection(prepared)
+            if why:
+                logger.warning(
+                    "%s: segment %d as cleaned is dropped: %s", folder, prepared.base, why
+                )
+                drop_prepared(storage, folder, prepared.base)
+                return None
+            self._syncs.leave(prepared.end)
+        self.job = SwapJob(storage, folder, prepared, is_marked=again)
+        return self.job
 
-    def settle(self) -> None:
-        """Finish the swap that an error has stopped half-way."""
-        if self._half is not None:
-            self._finish(self._half, again=True)
-
-    def _finish(self, prepared: Prepared, *, again: bool) -> None:
-        try:
-            finish_swap(self._storage, self._folder, prepared.base, prepared.end, again=again)
-        finally:
-            self._chain.refresh()
+    def finish_swap(self, job: SwapJob) -> None:
+        """Take over what a job did. Raises what it failed with: it can be asked for again."""
+        if job is not self.job or not job.ran:
+            raise ValueError("finish_swap wants the job that begin_swap gave, after it ran")
+        self.job = None
+        prepared = job.prepared
+        self._chain.refresh()
+        if job.error is not None:
+            self._half = prepared if job.is_marked else None
+            raise job.error
         self._half = None
         logger.info(
             "%s: segment %d now holds all below %d in %d bytes, made of %d segments",
@@ -137,6 +135,21 @@ class Cleanup:
             prepared.length,
             len(prepared.sources),
         )
+
+    def settle(self) -> None:
+        """Finish the swap that an error has stopped half-way. Raises a retriable `StorageError`
+        while one is under way."""
+        self._check_idle()
+        if self._half is not None:
+            job = self.job = SwapJob(self._storage, self._folder, self._half, is_marked=True)
+            job.run()
+            self.finish_swap(job)
+
+    def _check_idle(self) -> None:
+        if self.job is not None:
+            raise StorageError(
+                f"a swap in {self._folder} is under way: finish it first", retriable=True
+            )
 
     def _objection(self, prepared: Prepared) -> str:
         """Why this must not be swapped; empty if nothing speaks against it."""

@@ -40,7 +40,7 @@ from penstock.core.segment import OpenSegment
 from penstock.core.snapshots import remove_snapshots_above
 from penstock.core.storage import Storage
 from penstock.core.survey import OpenRequest
-from penstock.core.swapping import Prepared, forget_cleaned_to
+from penstock.core.swapping import Prepared, SwapJob, forget_cleaned_to
 
 __all__ = ["AppendResult", "Log", "LogConfig", "RecoveryReport", "SyncJob"]
 
@@ -388,10 +388,26 @@ class Log(LogView):
 
         Raises a retriable `StorageError` (ask again), or `LogOfflineError`.
         """
+        job = self.begin_swap(prepared)
+        if job is None:
+            return False
+        job.run()
+        self.finish_swap(job)
+        return True
+
+    def begin_swap(self, prepared: Prepared) -> SwapJob | None:
+        """`swap` in steps: run the job in any thread (it waits for the device twice), then give it
+        to `finish_swap`; appends and syncs may go on meanwhile. None where `swap` says False."""
         if self._offline:
             raise LogOfflineError(self._offline)
         try:
-            return self._cleanup.swap(prepared)
+            return self._cleanup.begin_swap(prepared)
+        except StorageError as error:
+            self._judge(error)
+
+    def finish_swap(self, job: SwapJob) -> None:
+        try:
+            self._cleanup.finish_swap(job)
         except StorageError as error:
             self._judge(error)
 
@@ -411,6 +427,9 @@ class Log(LogView):
         self.sync()
         try:
             self._cleanup.settle()
+        except StorageError as error:
+            self._judge(error)
+        try:
             return self._truncate(offset, publish)
         except StorageError as error:
             raise self._go_offline(error) from error
@@ -442,9 +461,9 @@ class Log(LogView):
 
     def close(self, *, clean: bool) -> None:
         """`clean`: sync, snapshot and recovery point first, so that the next open reads nothing.
-        A job of `begin_sync` has to be finished before."""
-        if self._syncs.job is not None:
-            raise ValueError("close wants the sync job finished first")
+        A job of `begin_sync` or `begin_swap` has to be finished before."""
+        if self._syncs.job is not None or self._cleanup.job is not None:
+            raise ValueError("close wants the job under way finished first")
         try:
             if not self._offline:
                 flush_index(self._chain.active, self._folder)

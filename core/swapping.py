@@ -113,6 +113,32 @@ def is_half_written(name: str) -> bool:
     return whole != name and (whole.endswith(CLEANED_SUFFIX) or whole == CLEANED_TO_FILE)
 
 
+@dataclass(slots=True)
+class SwapJob:
+    """A swap that is decided. `run` may be called once, in any thread: it makes system calls only,
+    on closed segments that nobody writes to."""
+
+    storage: Storage
+    folder: str
+    prepared: Prepared
+    is_marked: bool
+    error: StorageError | None = None
+    ran: bool = False
+
+    def run(self) -> None:
+        """Never raises a `StorageError`: it is kept for who finishes the swap."""
+        storage, folder, again = self.storage, self.folder, self.is_marked
+        base, end = self.prepared.base, self.prepared.end
+        try:
+            if not again:
+                mark_swap(storage, folder, base, end)
+                self.is_marked = True
+            finish_swap(storage, folder, base, end, again=again)
+        except StorageError as error:
+            self.error = error
+        self.ran = True
+
+
 def load_cleaned_to(storage: Storage, folder: str) -> int:
     """The offset below which the log was cleaned as a whole; 0 if that is not known."""
     data = storage.read_file(f"{folder}/{CLEANED_TO_FILE}") or b""

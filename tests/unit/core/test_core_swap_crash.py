@@ -218,3 +218,32 @@ def test_at_every_moment_the_segments_that_are_there_are_the_log(seed):
     world.storage.fault = look
     pass_over(world, segment_bytes=1 << 20)
     assert len(looks) > 3
+
+
+def test_appends_and_syncs_go_on_while_a_swap_is_under_way():
+    world = dirty()
+    log, before = world.log, records(world.log)
+    prepared = next(compaction(world.storage, log, segment_bytes=4096).prepare())
+    job = log.begin_swap(prepared)
+    assert job is not None
+    world.put((b"new", b"1"))
+    for refused in (
+        lambda: log.trim(1),
+        lambda: log.truncate_to(log.log_end - 1),
+        lambda: log.begin_swap(prepared),
+    ):
+        with pytest.raises(StorageError, match="under way") as caught:
+            refused()
+        assert caught.value.retriable
+    with pytest.raises(ValueError, match="finished first"):
+        log.close(clean=True)
+    with pytest.raises(ValueError, match="after it ran"):
+        log.finish_swap(job)
+    job.run()
+    world.put((b"new", b"2"))
+    world.close_segment()
+    log.finish_swap(job)
+    assert newest(records(log)).keys() == newest(before).keys() | {log.log_end - 1}
+    assert log.begin_swap(prepared) is None
+    assert log.trim(1) == 1
+    log.close(clean=True)
