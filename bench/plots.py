@@ -64,7 +64,7 @@ def from_zero(axes: Axes) -> None:
     axes.set_ylim(0, 1.12 * axes.dataLim.ymax)
 
 
-def named(axes: Axes, where: Literal["best", "lower right"] = "best") -> None:
+def named(axes: Axes, where: Literal["best", "lower right", "upper right"] = "best") -> None:
     """Name the lines, where there are several."""
     if len(axes.get_lines()) > 1:
         axes.legend(frameon=False, fontsize=8.5, labelcolor=INK, loc=where)
@@ -97,8 +97,11 @@ def raw_line(axes: Axes, points: Points, scale: float) -> None:
     for x in xs:
         found = sorted(p["pwrite_mb_per_second"] for p in points if p["x"] == x)
         speeds.append(found[len(found) // 2] * scale)
-    axes.plot(xs, speeds, color=FAINT, linestyle="--", linewidth=1.5,
-              label="raw page-cache writes")  # fmt: skip
+    axes.plot(xs, speeds, color=FAINT, linestyle="--", linewidth=1.5, label="_raw")
+    axes.annotate(
+        "raw page-cache writes", (xs[0], speeds[0]), (0, -14), textcoords="offset points",
+        fontsize=8.5, color=FAINT,
+    )  # fmt: skip
 
 
 def size_text(value: float) -> str:
@@ -136,7 +139,7 @@ def by_record_size(points: Points, note: str) -> Figure:
     for axes in (left, right):
         categories(axes, sizes, size_text)
         plain_log(axes.yaxis)
-    named(right)
+    named(left, "upper right")  # where records a second are always few
     return figure
 
 

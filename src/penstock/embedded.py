@@ -99,12 +99,10 @@ class EmbeddedNode:
             poller.register(reader, select.POLLIN)
             poller.poll(self._ready_timeout * 1000)
             if not poller.poll(0) or not os.read(reader, 64):
-                ended = poller.poll(0)  # its end of the pipe is gone, and so is it
-                why = (
-                    f"ended with exit status {self._process.wait(self._ready_timeout)} before it admitted clients"
-                    if ended
-                    else f"did not admit clients within {self._ready_timeout:g} s"
-                )
+                why = f"did not admit clients within {self._ready_timeout:g} s"
+                if poller.poll(0):  # its end of the pipe is gone, and so is it
+                    status = self._process.wait(self._ready_timeout)
+                    why = f"ended with exit status {status} before it admitted clients"
                 self.kill()
                 raise PenstockError(f"the node on {self.data} {why}:\n{_end_of(errors)}")
         finally:
