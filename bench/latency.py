@@ -171,7 +171,7 @@ def measure(
     options.check()
     folder = Path(options.data or tempfile.gettempdir())
     bare = floor.measure(folder, options.size, options.rate, options.spin)
-    arguments = ("--spin", str(options.poll_spin)) if options.poll_spin else ()
+    arguments = ("--writer-spin", str(options.poll_spin)) if options.poll_spin else ()
     with (
         ground(options, options.bytes_needed, arguments) as place,
         place.topic(options) as topic,

@@ -10,7 +10,7 @@ from penstock.ipc.doorbell import spin
 
 
 def test_what_comes_while_writer_and_consumer_spin_arrives():
-    with EmbeddedNode(arguments=("--spin", "0.1")) as node, node.connect() as client:
+    with EmbeddedNode(arguments=("--writer-spin", "0.1")) as node, node.connect() as client:
         client.admin().create_topic("t")
         with client.producer(linger=0) as producer, client.consumer("t", spin=0.1) as consumer:
             for number in range(50):

@@ -28,7 +28,7 @@ _OPTIONS = {
     "--cleaner-rate": (int, "bytes a second that compaction reads and writes"),
     "--disk-warn": (float, "room below which to warn, a share of the disk or bytes"),
     "--disk-stop": (float, "room below which nothing is appended"),
-    "--spin": (float, "seconds that writers look for records before they sleep"),
+    "--writer-spin": (float, "seconds that writers look for records before they sleep"),
     "--lock-timeout": (float, "seconds to wait for the data folder's lock"),
 }
 

@@ -32,7 +32,7 @@ _SECONDS: Final = {
     "hello_timeout": (0.1, 600.0),
     "topic_timeout": (0.1, 600.0),
     "cleaner_interval": (0.05, 86_400.0),
-    "spin": (0.0, 0.1),
+    "writer_spin": (0.0, 0.1),
 }
 DISK_BYTES_MAX: Final = 1 << 60
 
@@ -122,7 +122,7 @@ class NodeConfig:
     """Room below which nothing is appended, before the disk is really full: producers wait, as on a
     full disk, and consumers go on. A share of the disk (below 1), or bytes. 0: never."""
 
-    spin: float = 0.0
+    writer_spin: float = 0.0
     """Seconds that a writer goes on looking for records before it sleeps. 0: it sleeps at once, and
     each wake costs what the system takes for one. Each writer that spins keeps a core busy while
     records come; give it one (with fewer, latency gets worse)."""

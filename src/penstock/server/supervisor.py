@@ -159,7 +159,7 @@ class Supervisor:
             "--uuid": self._folder.record.uuid,
             "--doorbell-fd": seat.doorbell.fileno(),
             "--batch-bytes-max": self._config.batch_bytes_max,
-            "--spin": self._config.spin,
+            "--spin": self._config.writer_spin,
             "--log-level": logging.getLevelName(logger.getEffectiveLevel()),
             "--log-format": self._config.log_format,
         }
