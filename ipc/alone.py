@@ -258,6 +258,14 @@ class AloneRole:
         end = log.log_end
         state.publish_ends(end, end, end)
 
+    def _show(self) -> None:
+        """`_publish` where nothing was synced just now: not before it is, if it has to be first
+        (rule 15)."""
+        if self._group_commit and self._log.durable < self._log.log_end:
+            self._sync_wanted = True
+        else:
+            self._publish()
+
     def _go_offline(self, error: Exception, count: int) -> list[AppendResult]:
         if self._state.status != lo.STATUS_OFFLINE:
             logger.error("%s: offline: %s", self.name, error)
@@ -276,7 +284,7 @@ class AloneRole:
                 log.roll(now_us)
                 self._segment_base = log.segment_base
                 self._sync_wanted = True
-                self._publish()
+                self._show()
             due = self._sync_wanted or log.sync_due(now - self._last_sync)
             if due and not self._syncing:
                 return self._begin_sync(now)
@@ -315,7 +323,7 @@ class AloneRole:
             else:
                 self._go_offline(error, 0)
             return False
-        self._publish()  # a failed fsync that was healed moved the segment (rule 16)
+        self._show()  # a failed fsync that was healed moved the segment (rule 16)
         self._state.publish_durable(self._log.durable)
         return self._log.durable > before
 
@@ -328,7 +336,7 @@ class AloneRole:
         sizes = segment_sizes(self._storage, self._folder, before)
 
         def publish(log_start: int) -> None:
-            self._publish()  # it may have begun a new segment
+            self._show()  # it may have begun a new segment
             state.publish_durable(log.durable)
             state.publish_log_start(log_start)
 
@@ -343,7 +351,7 @@ class AloneRole:
             if log.segment_base != self._segment_base:
                 self._segment_base = log.segment_base
                 self._sync_wanted = True
-                self._publish()
+                self._show()
         left = set(list_segments(self._storage, self._folder))
         gone = [size for base, size in sizes.items() if base not in left]
         if gone:

@@ -54,3 +54,55 @@ def test_an_open_whose_sync_finds_no_descriptor_keeps_no_file_open(page):
     after.fault = None
     opened(after, page, 4, durability="fsync")
     assert (page.high_watermark, page.durable) == (2, 2)
+
+
+# --- rule 15: topics that are fsynced first ------------------------------------------------------
+@pytest.fixture
+def behind(page):
+    """A role that appended a record and could not sync it."""
+    storage = MemoryStorage()
+    role = opened(storage, page, durability="fsync", segment_age=10.0)
+    role.append(numbered(1), 1 * SECOND)
+    storage.fault = no_folder_sync
+    with pytest.raises(StorageError):
+        role.append(numbered(1, 1), 20 * SECOND)
+    assert (role.log_end, page.high_watermark, page.durable) == (2, 1, 1)
+    return storage, role
+
+
+def test_rule_15_a_roll_by_age_shows_nothing_that_is_not_durable(page, behind):
+    storage, role = behind
+    for now in (40, 60, 80):  # the segment is over its age, and cannot be synced
+        role.tick(now, now * SECOND)
+        assert (page.log_end, page.high_watermark, page.durable) == (1, 1, 1)
+    storage.fault = None
+    role.tick(100.0, 100 * SECOND)
+    assert (page.log_end, page.high_watermark, page.durable) == (2, 2, 2)
+
+
+def test_rule_15_a_trim_shows_nothing_that_is_not_durable(page, behind):
+    storage, role = behind
+    with pytest.raises(StorageError):
+        role.trim(1, 30 * SECOND)  # what it removes says something of producers: it wants a sync
+    assert (page.log_start, page.high_watermark, page.durable) == (0, 1, 1)
+    storage.fault = None
+    assert role.trim(1, 31 * SECOND).segments == 1
+    role.tick(32.0, 32 * SECOND)
+    assert (page.log_start, page.high_watermark, page.durable) == (1, 2, 2)
+
+
+def test_rule_15_a_sync_from_before_the_setting_shows_nothing_that_is_not_durable(page):
+    storage = MemoryStorage()
+    role = opened(storage, page)
+    role.append(numbered(1), 1)
+    role.request_sync()
+    job = role.tick(0.0, 1)
+    assert job is not None
+    role.configure(TopicSettings(durability="fsync"))
+    with pytest.raises(StorageError, match="under way"):
+        role.append(numbered(1, 1), 2)
+    job.run()
+    assert role.finish_sync(job)
+    assert (page.high_watermark, page.durable) == (1, 1)
+    role.tick(1.0, 3)
+    assert (page.high_watermark, page.durable) == (2, 2)
