@@ -75,6 +75,10 @@ class BufferFullError(ResourceLimitError):
     """The producer's memory bound is reached and `on_full="error"` was chosen."""
 
 
+class DroppedError(ResourceLimitError):
+    """The producer gave records up, as its `on_full` told it to. They never left the process."""
+
+
 class RecordTooLargeError(PenstockError, ValueError):
     """A record, or a batch made of it, can never fit its bound."""
 

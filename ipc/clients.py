@@ -1,8 +1,8 @@
 """The client table: what each attached producer or consumer tells the writers, without a message.
 
 A slot is given by the node, which alone writes its first line; the client writes the rest: its
-sleeping ticket, a bitmap of the partitions (pages) whose new records should wake it, and how far it
-has come in them, for whoever wants to know its lag.
+sleeping ticket, a bitmap of the partitions (pages) whose new records should wake it, and for those
+who look on, how far it has come in them and what it gave up by its own policy.
 """
 
 from __future__ import annotations
@@ -99,7 +99,23 @@ class ClientSlot:
             at = self._base + lo.CLIENT_POSITIONS_AT // 8 + place
             self._q[at] = (page + 1) << lo.POSITION_BITS | offset
 
+    def publish_producer(self, producer_id: int) -> None:
+        """Whose lanes these records would have gone into."""
+        self._q[self._base + lo.Q_CLIENT_PRODUCER_ID] = producer_id
+
+    def publish_dropped(self, records: int) -> None:
+        """Records that the client's own policy gave up so far: one store a burst."""
+        self._q[self._base + lo.Q_CLIENT_DROPPED] = records
+
     # --- whoever looks on ---
+    @property
+    def producer_id(self) -> int:
+        return int(self._q[self._base + lo.Q_CLIENT_PRODUCER_ID])
+
+    @property
+    def dropped(self) -> int:
+        return int(self._q[self._base + lo.Q_CLIENT_DROPPED])
+
     @property
     def start_time(self) -> int:
         return int(self._q[self._base + lo.Q_CLIENT_START_TIME])

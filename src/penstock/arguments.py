@@ -14,6 +14,7 @@ from penstock.ipc import layout as lo
 HeadersLike = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
 
 HEADERS_MAX: Final = 64
+ON_FULL: Final = ("block", "error", "drop_newest", "drop_oldest")
 
 
 def check_range(name: str, value: float, low: float, high: float) -> None:
@@ -47,7 +48,7 @@ def check_options(
     require(CODECS[compression])
     check_choice("acks", acks, (0, 1, "all"))
     check_choice("durability", durability, (None, "fsynced"))
-    check_choice("on_full", on_full, ("block", "error"))
+    check_choice("on_full", on_full, ON_FULL)
     if acks == 0 and durability is not None:
         raise er.ConfigError("acks=0 waits for no writer, so durability='fsynced' needs acks=1")
 

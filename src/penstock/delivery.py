@@ -88,6 +88,13 @@ class Batch:
         self.durability = ""
         self.looked_at = 0
 
+    @classmethod
+    def refused(cls, box: Box, route: PartitionRoute, count: int, error: Exception | None) -> Batch:
+        """Some records of a box that were never encoded."""
+        batch = cls(box, route, EncodedBatch(bytearray(), b""), count, -1)
+        batch.encoded, batch.done, batch.error = None, True, error
+        return batch
+
     def unseen(self) -> tuple[str, int, Exception, int]:
         """(topic, partition, error, records nobody asked about), for `DeliveryError`."""
         assert self.error is not None

@@ -51,11 +51,15 @@ def express(
     try:
         encoded = seal_one(record, now_us if stamp is None else stamp, route, settings)
         flight = link.write(route.page, encoded)
+        if flight is not None:
+            route.next_to_fly = route.next_sequence
     except (
         BaseException
     ):  # an interrupt, too, must leave neither a gap nor a sequence shared by two
         if link.sender.next_sequence == frame:
             route.next_sequence = sequence
+        else:
+            route.next_to_fly = route.next_sequence
         raise
     if flight is not None:
         link.wake_writer()

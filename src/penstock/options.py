@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, TypedDict
 
 from penstock.consumer import Start
+from penstock.pressure import OnFull
 
 
 class ProducerOptions(TypedDict, total=False):
@@ -18,7 +19,7 @@ class ProducerOptions(TypedDict, total=False):
     durability: Literal["fsynced"] | None
     idempotent: bool
     buffer_bytes_max: int
-    on_full: Literal["block", "error"]
+    on_full: OnFull
     block_timeout: float
     delivery_timeout: float
     timeout: float

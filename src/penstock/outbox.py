@@ -99,12 +99,15 @@ class Outbox:
     def post(self, batches: list[Batch]) -> None:
         """Take freshly encoded batches; what finds no room stays pending."""
         touched: list[LaneLink] = []
+        fresh: list[PartitionRoute] = []
         for batch in batches:
             self.buffered += batch.length
             route = batch.route
             route.pending.append(batch)
             if len(route.pending) == 1:
-                self._pump(route, touched)
+                fresh.append(route)
+        for route in fresh:
+            self._pump(route, touched)
         for link in touched:
             link.wake_writer()
 
@@ -124,6 +127,7 @@ class Outbox:
         pending = route.pending
         while pending:
             batch = pending[0]
+            route.close_ranks(batch)
             assert batch.encoded is not None
             sequence = link.write(route.page, batch.encoded)
             if sequence is None:
@@ -132,6 +136,7 @@ class Outbox:
             if link not in touched:
                 touched.append(link)
             self._flies(link, batch, sequence)
+        route.rest()
 
     def launched(self, link: LaneLink, batch: Batch, sequence: int) -> None:
         """Take over a batch that its sender wrote into the lane itself."""
@@ -139,6 +144,8 @@ class Outbox:
         self._flies(link, batch, sequence)
 
     def _flies(self, link: LaneLink, batch: Batch, sequence: int) -> None:
+        if not batch.flew:
+            batch.route.next_to_fly = batch.sequence + batch.count
         link.note(batch, sequence)
         batch.encoded = None
         batch.route.in_flight[batch.sequence] = batch
@@ -260,7 +267,7 @@ class Outbox:
         """What is pending and what comes is numbered from 0 in a new epoch."""
         self._next_epoch(route)
         route.has_gap = False
-        route.renumber(0)
+        route.renumber()
         self.pump(route)
 
     def adopt(self, topic: TopicRoutes) -> None:
@@ -324,14 +331,21 @@ class Outbox:
         self.buffered -= batch.length
         self._finished(batch)
 
+    def give_up(self, batch: Batch, error: Exception) -> None:
+        """Fail a pending batch that has never flown, and so took no sequence (rule 4)."""
+        assert not batch.flew
+        batch.route.pending.remove(batch)
+        batch.route.rest()
+        self._finish(batch, error)
+
     # --- time ------------------------------------------------------------------------------------
     def expire(self, now: float) -> None:
         """Fail what is past its delivery timeout. What lies in a lane may still be written."""
         for route in self.routes():
-            dropped, flew = 0, False
+            dropped = flew = False
             while route.pending and route.pending[0].deadline <= now:
                 batch = route.pending.popleft()
-                dropped += batch.count
+                dropped = True
                 flew = flew or batch.flew
                 room = f"{batch.count} records for {route!r} found no room in the lane within"
                 fate = "were not sent again; they may be written" if batch.flew else "were not sent"
@@ -340,10 +354,9 @@ class Outbox:
                 ))  # fmt: skip
             if flew:  # their sequences may be in the log, and would make duplicates of what follows
                 self._next_epoch(route)
-                route.renumber(0)
+                route.renumber()
             elif dropped:
-                left = sum(batch.count for batch in route.pending)
-                route.renumber(route.next_sequence - left - dropped)
+                route.rest()
             for batch in [*route.in_flight.values(), *route.waiting_durable]:
                 if batch.deadline <= now and not batch.done:
                     self._finish(batch, er.DeliveryTimeout(
@@ -437,5 +450,5 @@ class Outbox:
                         "may or may not have been written"
                     ))  # fmt: skip
                 self._next_epoch(route)
-                route.renumber(0)
+                route.renumber()
             self.pump(route)

@@ -35,6 +35,7 @@ from penstock.express import express
 from penstock.ipc import layout as lo
 from penstock.minder import Minder
 from penstock.outbox import Outbox
+from penstock.pressure import OnFull, Pressure
 from penstock.routes import BATCH_OVERHEAD, TopicRoutes, learn
 from penstock.session import Session
 
@@ -57,7 +58,10 @@ class Producer:
         durability: "fsynced" makes deliveries wait until their records are on stable storage.
         idempotent: False means: a batch whose outcome is unknown is failed, not sent again.
         buffer_bytes_max: bound of unacknowledged bytes in this producer.
-        on_full: "block" waits up to `block_timeout`, "error" raises `BufferFullError`.
+        on_full: what to do then. "block" waits up to `block_timeout`, "error" raises
+            `BufferFullError`. "drop_newest" gives back a delivery that fails with `DroppedError`,
+            "drop_oldest" fails so what has waited longest (see `penstock.pressure`); what is
+            dropped so is counted and logged, and `flush` and `close` do not raise it.
         delivery_timeout: seconds after which an unacknowledged delivery fails.
         timeout: bound of each request to the node, in seconds.
     """
@@ -74,7 +78,7 @@ class Producer:
         durability: Literal["fsynced"] | None = None,
         idempotent: bool = True,
         buffer_bytes_max: int = 32 << 20,
-        on_full: Literal["block", "error"] = "block",
+        on_full: OnFull = "block",
         block_timeout: float = 30.0,
         delivery_timeout: float = 30.0,
         timeout: float = 5.0,
@@ -91,7 +95,7 @@ class Producer:
         self._level = durability or ("ring" if acks == 0 else "appended")
         self._idempotent = idempotent
         self._buffer_max = buffer_bytes_max
-        self._on_full = on_full
+        self._on_full: OnFull = on_full
         self._block_timeout = block_timeout
         self._delivery_timeout = delivery_timeout
         self.timeout = timeout
@@ -123,9 +127,11 @@ class Producer:
         self._minder = Minder(self, self._lock, self._outbox)
         self._failed: list[Batch | Box] = []
         self.callbacks = Callbacks()
-        self._counts = dict.fromkeys(
-            ("records", "batches", "bytes", "acknowledged", "failed", "blocked"), 0
-        )
+        self.pressure = Pressure(
+            self, self._outbox, self._minder, policy=self._on_full, bytes_max=self._buffer_max,
+            block_timeout=self._block_timeout,
+        )  # fmt: skip
+        self._counts = dict.fromkeys(("records", "batches", "bytes", "acknowledged", "failed"), 0)
 
     # --- sending ---------------------------------------------------------------------------------
     def send(
@@ -194,8 +200,10 @@ class Producer:
                     self._count(alone)
                     return Delivery(alone, 0)
             wide = pairs is not None or stamp is not None or partition is not None
-            self._await_room()  # gives the lock up, so the box is looked at after it
-            box = self.boxes.open.get(topic)
+            refused = self.pressure.make_room(topic, 1, size)
+            if refused is not None:
+                return Delivery(refused, 0)
+            box = self.boxes.open.get(topic)  # now: the lock may have been given up
             if box is not None and not box.takes(size, wide=wide):
                 self._seal(box)
                 box = None
@@ -250,7 +258,9 @@ class Producer:
             routes.check_partition(partition)
             if topic in self.boxes.open:
                 self._seal(self.boxes.open[topic])
-            self._await_room()
+            refused = self.pressure.make_room(topic, len(values), values)
+            if refused is not None:
+                return BatchDelivery(refused)
             routes = self._routes(topic)  # the lock was given up: they may be other ones now
             box = self.boxes.new(topic)
             box.sealed = True
@@ -393,7 +403,9 @@ class Producer:
 
     def _finished(self, batch: Batch) -> None:
         """The outbox settled a batch: count it, queue its callbacks."""
-        if batch.error is not None:
+        if isinstance(batch.error, er.DroppedError):
+            pass  # by the policy, which counts it
+        elif batch.error is not None:
             self._counts["failed"] += batch.count
             self._failed.append(batch)
         else:
@@ -402,20 +414,6 @@ class Producer:
         if box.callbacks and box.done:
             self.callbacks.take(box)
             self._minder.nudge()
-
-    def _await_room(self) -> None:
-        """Hold the caller back while too much is unacknowledged."""
-        outbox, bound = self._outbox, self._buffer_max
-        if outbox.buffered >= bound:
-            self._minder.reap()
-        if outbox.buffered < bound:
-            return
-        self._counts["blocked"] += 1
-        message = f"{outbox.buffered} bytes are unacknowledged (buffer_bytes_max={bound})"
-        if self._on_full == "error":
-            raise er.BufferFullError(f"{message}{outbox.why()}")
-        if not self._minder.wait(lambda: outbox.buffered < bound, self._block_timeout):
-            raise er.BufferFullError(f"{message} for {self._block_timeout} s{outbox.why()}")
 
     # --- life ------------------------------------------------------------------------------------
     def _attach(self) -> None:
@@ -429,10 +427,14 @@ class Producer:
         """Work with this attachment from now on (lock held, or nobody else there yet)."""
         self._session = session
         self._settings = sealing.SealSettings.at(session, self._codec, self._batch_bytes)
+        self.pressure.publish(session)
 
     def metrics(self) -> dict[str, int]:
         """Counters since the producer was made, and `buffered_bytes` now."""
-        return {**self._counts, "reconnects": self._minder.reconnects, **self._outbox.counts()}
+        return {
+            **self._counts, **self.pressure.counts, "reconnects": self._minder.reconnects,
+            **self._outbox.counts(),
+        }  # fmt: skip
 
     @property
     def producer_id(self) -> int:
@@ -459,6 +461,7 @@ class Producer:
                 self._give_up(box, left)
             self._open.clear()
             self._outbox.leave(left)
+            self.pressure.close()
             session, self._session = self._session, None
         self.callbacks.run()
         if session is not None:

@@ -95,10 +95,13 @@ class PartitionRoute:
 
     `pending`: encoded batches that wait for room, in sequence order. `in_flight`: batches in a lane
     without a final outcome, by batch sequence, in order.
+
+    What is pending and has never flown may be given up. What stands behind it gets its sequence
+    when it flies: `next_to_fly`, which is `next_sequence` while nothing is pending.
     """
 
-    __slots__ = ("epoch", "has_gap", "in_flight", "link", "next_sequence", "page", "partition",
-                 "pending", "state", "topic", "topic_id", "waiting_durable",
+    __slots__ = ("epoch", "has_gap", "in_flight", "link", "next_sequence", "next_to_fly", "page",
+                 "partition", "pending", "state", "topic", "topic_id", "waiting_durable",
                  "writer")  # fmt: skip
 
     def __init__(
@@ -113,6 +116,7 @@ class PartitionRoute:
         self.epoch = 0
         self.has_gap = False
         self.next_sequence = 0
+        self.next_to_fly = 0
         self.pending: deque[Batch] = deque()
         self.in_flight: dict[int, Batch] = {}
         self.waiting_durable: deque[Batch] = deque()
@@ -122,15 +126,30 @@ class PartitionRoute:
     def is_idle(self) -> bool:
         return not (self.pending or self.in_flight or self.waiting_durable)
 
-    def renumber(self, start: int) -> None:
-        """Give what is pending new sequences from `start` on, in the current epoch."""
-        sequence = start
+    def renumber(self) -> None:
+        """Give what is pending new sequences from 0 on, in the current epoch."""
+        sequence = self.next_to_fly = 0
         for batch in self.pending:
-            assert batch.encoded is not None
-            batch.encoded = resequence(batch.encoded, self.epoch, sequence)
-            batch.sequence = sequence
+            self._number(batch, sequence)
             sequence += batch.count
+            if batch.flew:
+                self.next_to_fly = sequence
         self.next_sequence = sequence
+
+    def close_ranks(self, batch: Batch) -> None:
+        """The batch flies next: where ones before it were given up, it gets their sequence."""
+        if not batch.flew and batch.sequence != self.next_to_fly:
+            self._number(batch, self.next_to_fly)
+
+    def _number(self, batch: Batch, sequence: int) -> None:
+        assert batch.encoded is not None
+        batch.encoded = resequence(batch.encoded, self.epoch, sequence)
+        batch.sequence = sequence
+
+    def rest(self) -> None:
+        """Batches have left `pending`. If none is left, what comes follows what has flown."""
+        if not self.pending:
+            self.next_sequence = self.next_to_fly
 
     def __repr__(self) -> str:
         return f"{self.topic}-{self.partition}"

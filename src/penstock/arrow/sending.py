@@ -129,7 +129,13 @@ def _launch(self: Producer, box: Box, slab: RecordColumns, partition: int | None
             routes.check_size(int(slab.sizes().max()) + RECORD_SLACK)
         if routes.has_pending:
             self._minder.wait(lambda: not routes.has_pending, LANE_WAIT)
-        self._await_room()
+        size = slab.values.nbytes + (0 if slab.keys is None else slab.keys.nbytes)
+        refused = self.pressure.make_room(box.topic, len(slab.values), size)
+        if refused is not None:
+            route = routes.routes[partition or 0]
+            box.batches.append(Batch.refused(box, route, len(slab.values), refused.error))
+            box.count += len(slab.values)
+            return
         if self._outbox.topics.get(box.topic) is not routes:  # the lock was given up meanwhile
             routes = self._routes(box.topic)
         box.opened = time.time_ns() // 1000

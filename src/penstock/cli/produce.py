@@ -44,6 +44,15 @@ class Acks(StrEnum):
     all = "all"
 
 
+class OnFull(StrEnum):
+    """What to do with records that come faster than they are taken."""
+
+    block = "block"
+    error = "error"
+    drop_newest = "drop_newest"
+    drop_oldest = "drop_oldest"
+
+
 class Durability(StrEnum):
     """A further wait."""
 
@@ -95,6 +104,9 @@ def produce(
     durability: Annotated[
         Durability | None, typer.Option("--durability", help="Wait until it is on the device.")
     ] = None,
+    on_full: Annotated[
+        OnFull, typer.Option("--on-full", help="While 32 MiB are unacknowledged.")
+    ] = OnFull.block,
 ) -> int:
     """Send records from stdin. Says on stderr how many were acknowledged and how many failed."""
     from penstock.cli import feeding
@@ -127,6 +139,7 @@ def produce(
         "acks": "all" if acks is Acks.all else int(acks.value),
         "durability": durability.value if durability is not None else None,
         "delivery_timeout": timeout,
+        "on_full": on_full.value,
         "block_timeout": timeout,
     }
     with Stopper() as stopper, env.connect() as client:
@@ -218,13 +231,15 @@ class Sending:
         seconds = time.monotonic() - self.begun
         counts = self.producer.metrics()
         sent = counts["acknowledged"]
-        lost = self.read - self.refused - sent
+        dropped = counts["dropped_records"]
+        lost = self.read - self.refused - sent - dropped
         summary = {
             "topic": self.topic,
             "read": self.read,
             "acknowledged": sent,
             "refused": self.refused,
             "failed": lost,
+            "dropped": dropped,
             "batch_bytes": counts["bytes"],
             "seconds": round(seconds, 6),
         }
@@ -232,9 +247,10 @@ class Sending:
             print("\r\x1b[K", end="", file=sys.stderr)
         if self.env.is_json:
             output.write_json(summary)
+        told = f", {dropped:,} dropped" if dropped else ""
         self.env.say(
-            f"{sent:,} records acknowledged, {self.refused + lost:,} failed, to {self.topic} in "
-            f"{output.human_seconds(seconds)}"
+            f"{sent:,} records acknowledged, {self.refused + lost:,} failed{told}, to {self.topic} "
+            f"in {output.human_seconds(seconds)}"
         )
         if self.failure is not None:
             output.narrate(f"penstock: {self.failure}")

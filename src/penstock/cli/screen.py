@@ -181,7 +181,8 @@ def _reads(row: ConsumerRow) -> str:
 
 
 def _producers(rows: list[ProducerRow], wide: bool) -> list[Line]:
-    head = ["PRODUCER", "STATE", "LANES", "LANE-USE", "WAITING", "BYTES/S", "BATCHES/S", "COMMAND"]
+    head = ["PRODUCER", "STATE", "LANES", "LANE-USE", "WAITING", "BYTES/S", "BATCHES/S", "DROPS",
+            "COMMAND"]  # fmt: skip
     return _section(
         head,
         [
@@ -193,6 +194,7 @@ def _producers(rows: list[ProducerRow], wide: bool) -> list[Line]:
                 human_bytes(row.bytes_waiting),
                 human_bytes(row.bytes_per_second),
                 human_count(row.batches_per_second),
+                row.dropped if wide else human_count(row.dropped),
                 row.command if wide else row.command[:COMMAND_WIDTH],
             ]
             for row in rows

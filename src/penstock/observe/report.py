@@ -80,6 +80,8 @@ class ProducerRow(msgspec.Struct):
     bytes_waiting: int
     bytes_per_second: float
     batches_per_second: float
+    dropped: int
+    """Records that its own `on_full` gave up."""
 
 
 class WriterRow(msgspec.Struct):
@@ -325,6 +327,7 @@ class Reporter:
                         lane.batches - old.get(lane.name, lane).batches for lane in found
                     )
                     / seconds,
+                    dropped=after.dropped.get(producer_id, 0),
                 )
             )
         return rows

@@ -111,6 +111,8 @@ class Sample:
     cleaner: CleanerState | None = None
     cleaner_process: Process | None = None
     producers_attached: int = 0
+    dropped: dict[int, int] = field(default_factory=dict)
+    """Records that a producer's own policy gave up, by producer id."""
 
 
 class Observer:
@@ -211,6 +213,7 @@ class Observer:
             slot = ClientSlot(region, index)
             if slot.kind == lo.KIND_PRODUCER:
                 sample.producers_attached += 1
+                sample.dropped[slot.producer_id] = slot.dropped
             elif slot.kind == lo.KIND_CONSUMER:
                 pid, start_time = slot.pid, slot.start_time
                 alive = look_at(pid, start_time) is not None

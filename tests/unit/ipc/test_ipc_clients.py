@@ -37,11 +37,14 @@ def test_every_byte_of_a_table_in_use(table):
     slot.watch([0, 9, 4095])
     slot.publish_positions([(9, 7), (4095, 1 << 50)])
     slot.publish_position(0, 9, 8)
+    slot.publish_dropped(5)
+    slot.publish_producer(6)
     expected = bytearray(SIZE)
     struct.pack_into("<8sIIQ", expected, 0, b"PSTKCLNT", 1, 4096, SLOTS)
     at = 4096 + 4096
     struct.pack_into("<QQQQ", expected, at, 1, 4242, 987654321, 2)
     struct.pack_into("<QQ", expected, at + 64, 99, 2)
+    struct.pack_into("<QQ", expected, at + 128, 5, 6)
     expected[at + 512] = 0b1
     expected[at + 513] = 0b10
     expected[at + 1023] = 0b1000_0000
