@@ -102,7 +102,9 @@ def log_config(settings: TopicSettings, batch_bytes_max: int) -> LogConfig:
 class AloneRole:
     """A partition at replication factor 1. One instance per open partition of a writer process."""
 
-    def __init__(self, log: Log, state: StatePage, order: OpenPartition, storage: Storage) -> None:
+    def __init__(
+        self, log: Log, state: StatePage, order: OpenPartition, storage: Storage, shown: int
+    ) -> None:
         self.page = order.page
         self._storage = storage
         self._folder = order.folder
@@ -122,10 +124,13 @@ class AloneRole:
             except BaseException:
                 log.close(clean=False)
                 raise
+        # What a predecessor has shown in this epoch was on the device, although it could not write
+        # the recovery point; a sync from there on brings the log past it.
+        self._shown = min(shown, log.log_end) if state.leader_epoch == log.leader_epoch else 0
         state.publish_epoch(log.leader_epoch)
         state.publish_log_start(log.log_start)
         self._publish()
-        state.publish_durable(log.durable)
+        self._publish_durable()
         state.publish_status(lo.STATUS_ONLINE)
 
     @classmethod
@@ -145,6 +150,7 @@ class AloneRole:
         identity = state.identity
         same = identity is not None and identity == (order.topic_id, order.partition)
         published = state.log_end if same and state.status != lo.STATUS_ABSENT else None
+        shown = state.durable if published is not None else 0
         log, report = Log.open(
             storage,
             order.folder,
@@ -159,7 +165,7 @@ class AloneRole:
             attached=attached,
         )
         state.claim(order.topic_id, order.partition, generation)
-        return cls(log, state, order, storage), report.summary()
+        return cls(log, state, order, storage, shown), report.summary()
 
     @property
     def leader_epoch(self) -> int:
@@ -258,6 +264,9 @@ class AloneRole:
         end = log.log_end
         state.publish_ends(end, end, end)
 
+    def _publish_durable(self) -> None:
+        self._state.publish_durable(max(self._log.durable, self._shown))
+
     def _show(self) -> None:
         """`_publish` where nothing was synced just now: not before it is, if it has to be first
         (rule 15)."""
@@ -302,7 +311,7 @@ class AloneRole:
         if self._group_commit:
             self._log.sync()
             self._publish()
-            self._state.publish_durable(self._log.durable)
+            self._publish_durable()
             return None
         job = self._log.begin_sync()
         self._syncing = job is not None
@@ -324,7 +333,7 @@ class AloneRole:
                 self._go_offline(error, 0)
             return False
         self._show()  # a failed fsync that was healed moved the segment (rule 16)
-        self._state.publish_durable(self._log.durable)
+        self._publish_durable()
         return self._log.durable > before
 
     def configure(self, settings: TopicSettings) -> None:
@@ -337,7 +346,7 @@ class AloneRole:
 
         def publish(log_start: int) -> None:
             self._show()  # it may have begun a new segment
-            state.publish_durable(log.durable)
+            self._publish_durable()
             state.publish_log_start(log_start)
 
         try:
@@ -377,4 +386,4 @@ class AloneRole:
     def close(self, *, clean: bool) -> None:
         self._log.close(clean=clean)
         if clean:
-            self._state.publish_durable(self._log.durable)
+            self._publish_durable()

@@ -34,6 +34,18 @@ def opened(storage: MemoryStorage, page: StatePage, generation: int = 1, **setti
     return role
 
 
+def synced(role: AloneRole) -> None:
+    role.request_sync()
+    job = role.tick(0.0, 1)
+    assert job is not None
+    job.run()
+    role.finish_sync(job)
+
+
+def no_descriptor_for(path: str):
+    return lambda call: refuse(call, errno.EMFILE) if call.path.endswith(path) else None
+
+
 def no_folder_sync(call):
     if call.name == "fsync_folder":
         refuse(call, errno.EMFILE)
@@ -106,3 +118,33 @@ def test_rule_15_a_sync_from_before_the_setting_shows_nothing_that_is_not_durabl
     assert (page.high_watermark, page.durable) == (1, 1)
     role.tick(1.0, 3)
     assert (page.high_watermark, page.durable) == (2, 2)
+
+
+# --- invariant 1 ---------------------------------------------------------------------------------
+def test_invariant_1_durable_does_not_fall_when_a_writer_is_replaced(page):
+    """What it showed was fsynced, although the recovery point could not be written."""
+    storage = MemoryStorage()
+    role = opened(storage, page)
+    role.append(numbered(3), 1)
+    synced(role)
+    storage.fault = no_descriptor_for("recovery-point")
+    role.append(numbered(2, 3), 2)
+    synced(role)
+    role.append(numbered(2, 5), 3)
+    assert (page.durable, page.log_end) == (5, 7)
+    after = storage.killed()
+    role = opened(after, page, 2)
+    assert (page.durable, page.log_end) == (5, 7)
+    role.trim(1, 4)  # below what the log knows to be durable: nothing is synced for it
+    assert page.durable == 5
+    synced(role)
+    assert page.durable == 7
+
+
+def test_durable_of_the_partition_that_had_the_page_before_is_not_kept(page):
+    page.claim(bytes(16), 7, 1)
+    page.publish_epoch(1)
+    page.publish_durable(9)
+    page.publish_status(lo.STATUS_DELETED)
+    role = opened(MemoryStorage(), page, 2)
+    assert (role.leader_epoch, page.log_end, page.durable) == (1, 0, 0)
