@@ -23,7 +23,7 @@ from penstock.core.compaction import plan_compaction
 from penstock.core.errors import CorruptBatchError, ErrorCode, StorageError
 from penstock.core.header import checked
 from penstock.core.segment import list_segments, segment_path
-from penstock.core.swapping import CLEANED_TO_FILE, load_cleaned_to
+from penstock.core.swapping import CLEANED_TO_FILE, load_cleaned_to, save_cleaned_to
 from penstock.logcheck import Partition, check_partition
 
 SECOND = 1_000_000
@@ -417,3 +417,25 @@ def test_a_plan_of_an_empty_log_is_empty():
     storage = MemoryStorage()
     log, _ = open_log(storage, config=CONFIG)
     assert list(compaction(storage, log).prepare()) == []
+
+
+def test_only_a_pass_that_maps_a_tombstone_stamps_its_horizon():
+    """Else it could go while something older of its key is left."""
+    world = Keyed()
+    for pair in ((b"a", b"1"), (b"b", b"1"), (b"c", None)):
+        world.put(pair)
+    world.close_segment()
+
+    def horizons():
+        return [bool(head.flags & hd.FLAG_DELETE_HORIZON) for head, _ in world.log.read(0, 1 << 20)]
+
+    options = {"keys_max": 1, "delete_retention_us": 9 * SECOND}
+    for reached, stamped in ((1, [False] * 3), (2, [False] * 3), (3, [False, False, True])):
+        compact(world.storage, world.log, **options)
+        assert load_cleaned_to(world.storage, FOLDER) == reached
+        assert horizons() == stamped
+    world.put((b"d", None))
+    world.close_segment()
+    save_cleaned_to(world.storage, FOLDER, world.log.log_end)  # as none but damage would leave it
+    compact(world.storage, world.log, **options)
+    assert horizons() == [False, False, True, False]
