@@ -10,9 +10,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from penstock.core.errors import NotConnectedError, PenstockError, UnknownTopicError
 from penstock.core.storage import Storage
+from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.hostslots import CleanerSlot, DiskSlot
 from penstock.server.compacting import compact
@@ -22,8 +24,11 @@ from penstock.session import Session
 
 logger = logging.getLogger("penstock.cleaner")
 
-ASK_TIMEOUT = 30.0
+ASK_TIMEOUT: Final = 30.0
 """Seconds that the cleaner waits for the node; more than the node waits for a writer."""
+WRITER_SHARE: Final = 0.2
+"""The share of a writer's time that cleaning takes at most: trims and swaps sync small files."""
+REST_MAX: Final = 1.0
 
 
 class Cleaner:
@@ -115,7 +120,17 @@ class Cleaner:
         compact(partition, self._storage, self._swap, self._pace)
 
     def _swap(self, order: ms.SwapSegments) -> ms.Cleaned:
-        return self._session.request(order, ms.Cleaned, ASK_TIMEOUT)
+        return self._ask(order)
 
     def _trim(self, order: ms.TrimPartition) -> ms.Cleaned:
-        return self._session.request(order, ms.Cleaned, ASK_TIMEOUT)
+        return self._ask(order)
+
+    def _ask(self, order: ms.SwapSegments | ms.TrimPartition) -> ms.Cleaned:
+        """Have the writer do something, and leave it alone for a while then: its lanes waited. Not
+        where room is short."""
+        begun = time.monotonic()
+        answer = self._session.request(order, ms.Cleaned, ASK_TIMEOUT)
+        if self._disk.read().level == lo.DISK_OK:
+            took = time.monotonic() - begun
+            time.sleep(min(took * (1 / WRITER_SHARE - 1), REST_MAX))
+        return answer
