@@ -17,7 +17,7 @@ from penstock.core.errors import ErrorCode, LogOfflineError, StorageError
 from penstock.core.log import AppendResult, Log, LogConfig, SyncJob
 from penstock.core.segment import list_segments
 from penstock.core.storage import Storage
-from penstock.core.swapping import Prepared
+from penstock.core.swapping import Prepared, drop_prepared
 from penstock.ipc import layout as lo
 from penstock.ipc.cleaning import Freed, segment_sizes
 from penstock.ipc.messages import OpenPartition, TopicSettings
@@ -369,7 +369,10 @@ class AloneRole:
 
     def swap(self, prepared: Prepared, records: int, now_us: int) -> Freed:
         log, count = self._log, len(prepared.sources)
-        sizes = segment_sizes(self._storage, self._folder, prepared.end) if count else {}
+        if not count:  # left behind by a cleaner that died
+            drop_prepared(self._storage, self._folder, prepared.base)
+            return Freed(log.log_start, 0, 0, done=False)
+        sizes = segment_sizes(self._storage, self._folder, prepared.end)
         try:
             done = log.swap(prepared)
         except StorageError as error:

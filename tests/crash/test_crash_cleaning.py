@@ -22,7 +22,7 @@ pytestmark = pytest.mark.crash
 
 SEED = 11
 STEP_TIMEOUT = 20.0
-SEGMENT = 8192
+SEGMENT = 16384
 TOPICS = {
     "compacted": TopicConfig(segment_bytes=SEGMENT, cleanup="compact", min_dirty_ratio=0.0),
     "retained": TopicConfig(segment_bytes=SEGMENT, retention_bytes=2 * SEGMENT),
@@ -59,7 +59,7 @@ class Traffic:
         rng = random.Random(SEED)
         try:
             with self._client.producer(delivery_timeout=60) as producer:
-                while not self._stop.wait(0.005):
+                while not self._stop.wait(0.04):
                     self._send(producer, rng)
         except BaseException as error:
             self.error = error

@@ -14,7 +14,11 @@ from node_helpers import NodeProcess, children, eventually
 
 import penstock
 from penstock import Admin, Client, Consumer, OffsetOutOfRangeError, TopicConfig
+from penstock.core.storage import Storage
+from penstock.ipc import layout as lo
 from penstock.ipc import liveness
+from penstock.server.retaining import Partition
+from penstock.session import Session
 
 SEGMENT = 64 << 10
 INTERVAL = "0.05"
@@ -87,6 +91,23 @@ def test_segments_beyond_the_wanted_bytes_go_and_are_counted(node, client):
     with client.consumer("t", start="earliest", follow=False) as consumer:
         assert read_all(consumer, 1000) == list(range(described.log_start, 1000))
     node.wait_log(r"expired, 0 by time \(retention None\), \d+ by size \(retention_bytes 262144\)")
+
+
+def test_a_segment_that_was_seen_while_active_is_seen_closed_later(node, client):
+    admin = client.admin()
+    admin.create_topic("t", TopicConfig(segment_bytes=4096))
+    socket = node.folder / "attach.sock"
+    session = Session.attach(socket, lo.KIND_ADMIN, client_id="", timeout=10)
+    topic = session.find_topic("t", 10)
+    folder = str(node.folder / f"{topic.topic_id.hex()}-0")
+    partition = Partition(topic, 0, session.page(topic.pages[0]), folder)
+    seen = []
+    for number in range(3):
+        send(client, "t", 50 * number, 50)  # a batch larger than a segment: each has its own
+        seen.append([fact.is_active for fact in partition.look(Storage())])
+    assert seen == [[True], [False, True], [False, False, True]]
+    assert partition.look(Storage())[1].end == 100
+    session.close()
 
 
 def test_what_is_older_than_the_retention_goes_and_the_active_segment_too(node, client):

@@ -75,7 +75,7 @@ class Partition:
         bases = self.bases(storage)
         if not bases or bases[-1] != active:
             return []  # it rolls at this moment: the next look sees it whole
-        known = {fact.base: fact for fact in self.facts}
+        known = {fact.base: fact for fact in self.facts if not fact.is_active}
         self.facts = segment_facts(storage, self.folder, bases, now[0], valid_bytes, known)
         self.seen = now
         return self.facts
