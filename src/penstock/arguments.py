@@ -14,6 +14,8 @@ from penstock.ipc import layout as lo
 HeadersLike = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
 
 HEADERS_MAX: Final = 64
+SPIN_MAX: Final = 0.1
+PREFETCH_MIN: Final = 4 << 10
 ON_FULL: Final = ("block", "error", "drop_newest", "drop_oldest")
 
 
@@ -51,6 +53,16 @@ def check_options(
     check_choice("on_full", on_full, ON_FULL)
     if acks == 0 and durability is not None:
         raise er.ConfigError("acks=0 waits for no writer, so durability='fsynced' needs acks=1")
+
+
+def check_consumer_options(
+    on_out_of_range: str, prefetch_bytes: int, latest_only: str | None, spin: float
+) -> None:
+    """The options of a consumer. Raises `ConfigError` naming option, value and what is allowed."""
+    check_choice("on_out_of_range", on_out_of_range, ("error", "earliest", "latest"))
+    check_range("prefetch_bytes", prefetch_bytes, PREFETCH_MIN, 1 << 34)
+    check_choice("latest_only", latest_only, (None, "key", "partition"))
+    check_range("spin", spin, 0.0, SPIN_MAX)
 
 
 def check_columns(topic: str, count: int, **columns: Sequence[object] | None) -> None:

@@ -14,6 +14,7 @@ from penstock.core.reader import Limit, LogReader, divergence
 from penstock.core.storage import Storage
 from penstock.ipc import layout as lo
 from penstock.ipc.state import StatePage
+from penstock.latest import LatestOnly, newest_of_keys, newest_of_partition
 from penstock.offsets import Offset
 from penstock.places import resolve
 from penstock.records import Chunk
@@ -29,12 +30,14 @@ EPOCH_UNKNOWN: Final = -1
 class AssignedPartition:
     """See the module. `offset` is the next offset that the consumer will hand out."""
 
-    __slots__ = ("_carry", "_epoch", "_folder", "_identity", "_reader", "_storage", "name",
-                 "offset", "page", "paused", "place", "topic_id")  # fmt: skip
+    __slots__ = ("_carry", "_epoch", "_folder", "_identity", "_latest", "_reader", "_storage",
+                 "fetched", "name", "offset", "page", "paused", "place", "skipped",
+                 "topic_id")  # fmt: skip
 
     def __init__(
-        self, name: TopicPartition, topic_id: bytes, page: StatePage, storage: Storage, folder: str
-    ) -> None:
+        self, name: TopicPartition, topic_id: bytes, page: StatePage, storage: Storage, folder: str,
+        latest: LatestOnly | None = None,
+    ) -> None:  # fmt: skip
         self.name = name
         self.topic_id = topic_id
         self.page = page
@@ -45,7 +48,10 @@ class AssignedPartition:
         self._epoch = EPOCH_UNKNOWN
         self._identity = lo.PAGE_IDENTITY.pack(lo.PAGE_MAGIC, lo.LAYOUT_VERSION, topic_id, name[1])
         self._carry: list[Chunk] = []
+        self._latest = latest
         self.paused = False
+        self.fetched = 0  # bytes decoded by the last fetch
+        self.skipped = 0  # records left out, because a newer one was there
         self.place = 0  # among the positions that its consumer publishes
 
     def __str__(self) -> str:
@@ -61,6 +67,17 @@ class AssignedPartition:
         """Whether the partition was deleted: its page says so, or is another partition's by now."""
         page = self.page
         return page.status == lo.STATUS_DELETED or not page.is_of(self._identity)
+
+    @property
+    def held(self) -> int:
+        """Bytes that are decoded and not handed out."""
+        return sum(chunk.size for chunk in self._carry) if self._carry else 0
+
+    def pause(self) -> None:
+        """Hold nothing: neither what was fetched ahead nor an open file."""
+        self.paused = True
+        self._carry = []
+        self._reader.seek(self.offset)
 
     @property
     def is_ahead(self) -> bool:
@@ -80,18 +97,20 @@ class AssignedPartition:
         self._epoch = EPOCH_UNKNOWN
         self._reader.seek(offset)
 
-    def take(self, room: int | None) -> list[Chunk]:
-        """The next rows, at most `room` of them (None: one fetch). Empty if there are none.
+    def take(self, room: int | None, bytes_max: int = FETCH_BYTES) -> list[Chunk]:
+        """The next rows, at most `room` of them (None: one fetch of about `bytes_max`, at least a
+        batch). Empty if there are none.
 
         Raises `OffsetOutOfRangeError`, `LogTruncatedError`, `CorruptBatchError`,
         `UnknownTopicError`.
         """
         if not self._carry:
             try:
-                self._carry = self._fetch()
+                self._carry = self._bring(bytes_max)
             except BaseException:
                 self._reader.seek(self.offset)  # what was fetched and not decoded comes again
                 raise
+            self.fetched = self.held
         if room is None:
             taken, self._carry = self._carry, []
         else:
@@ -110,12 +129,42 @@ class AssignedPartition:
             self.offset = self._reader.offset  # only batches without records stood there
         return taken
 
-    def _fetch(self) -> list[Chunk]:
+    def _bring(self, bytes_max: int) -> list[Chunk]:
+        """What is next, or of all that is there only the newest."""
+        if self._latest is None:
+            return self._fetch(bytes_max)
+        self._check_page()
+        reader, end = self._reader, self.page.high_watermark
+
+        def fetch() -> list[Chunk]:
+            before = reader.offset
+            try:
+                return self._fetch(FETCH_BYTES)
+            except er.PenstockError:
+                if before == self.offset:
+                    raise
+                reader.seek(before)  # what is good goes out first; the next poll raises it
+                return []
+
+        if self._latest == "key":
+            newest = newest_of_keys(fetch, lambda: reader.offset >= end, bytes_max)
+            chunks = newest.chunks()
+            self.skipped += newest.seen - sum(map(len, chunks))
+            return chunks
+        last = newest_of_partition(
+            fetch, reader.seek, lambda: reader.offset >= end, self.offset, end
+        )
+        if last is None:
+            return []
+        self.skipped += last.row_offset(last.start) - self.offset
+        return [last]
+
+    def _fetch(self, bytes_max: int) -> list[Chunk]:
         page = self.page
         self._check_page()
         limit = self.limit()
         try:
-            found = self._reader.fetch(limit, FETCH_BYTES)
+            found = self._reader.fetch(limit, bytes_max)
         except er.OffsetOutOfRangeError:
             found = []  # said below, with what to do
         except er.CorruptBatchError as error:
@@ -131,8 +180,13 @@ class AssignedPartition:
                 "to a place that exists, or choose on_out_of_range"
             )
         chunks: list[Chunk] = []
+        size = 0
         try:
             for head, view, position in found:
+                if size >= bytes_max:  # by what compressed batches expand to
+                    self._reader.seek(max(head.base_offset, self.offset))
+                    break
+                size += max(head.length, head.raw_body_length)
                 columns = decode(view, position, head)
                 start = columns.first_at(self.offset) if head.base_offset < self.offset else 0
                 if start < columns.count:

@@ -18,19 +18,21 @@ from types import TracebackType
 from typing import Final, Literal
 
 from penstock import forks
+from penstock.arguments import check_consumer_options
 from penstock.assigned import AssignedPartition, TopicPartition
 from penstock.core import errors as er
 from penstock.core.storage import Storage
 from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import Backoff, fence, spin
 from penstock.ipc.messages import TopicInfo
+from penstock.latest import LatestOnly
 from penstock.offsets import Offset
 from penstock.records import Chunk, Record, RecordBatch
 from penstock.session import Session
+from penstock.turns import Turns
 
 logger = logging.getLogger("penstock.consumer")
 
-SPIN_MAX: Final = 0.1
 RECONNECT_EVERY: Final = 0.5
 RECONNECT_MIN: Final = 0.02
 RECONNECT_MAX: Final = 0.25
@@ -53,6 +55,11 @@ class Consumer:
         follow: False ends iteration at the high watermark seen when it began.
         on_out_of_range: what happens when retention overtook the position: "error" raises
             `OffsetOutOfRangeError`, "earliest" and "latest" go on there (counted in `metrics`).
+        prefetch_bytes: what a poll decodes at most, over all partitions, in bytes (and at least a
+            batch). Where that does not reach all of them, the next poll begins with the others.
+        latest_only: "key" brings only the newest record of each key, "partition" only the newest
+            record, of what stands before the consumer when it polls. The position goes past the
+            rest, counted as `skipped` in `metrics`. See `penstock.latest`.
         spin: seconds to go on looking for records before it sleeps, 0 to 0.1. With 0 it sleeps at
             once, and each wake costs what the system takes for one. A consumer that spins keeps a
             core busy while it waits, and other threads of its process waiting.
@@ -68,28 +75,26 @@ class Consumer:
         start: Start = "earliest",
         follow: bool = True,
         on_out_of_range: Literal["error", "earliest", "latest"] = "error",
+        prefetch_bytes: int = 16 << 20,
+        latest_only: LatestOnly | None = None,
         spin: float = 0.0,
         node_timeout: float = 30.0,
         timeout: float = 5.0,
     ) -> None:
-        if on_out_of_range not in ("error", "earliest", "latest"):
-            raise er.ConfigError(
-                f"on_out_of_range={on_out_of_range!r} must be 'error', 'earliest' or 'latest'"
-            )
+        check_consumer_options(on_out_of_range, prefetch_bytes, latest_only, spin)
         self._socket = socket
         self._client_id = client_id
         self._start = Offset.of(start)
         self._follow = follow
         self._on_out_of_range = on_out_of_range
-        if not 0.0 <= spin <= SPIN_MAX:
-            raise er.ConfigError(f"spin={spin!r} must be 0 to {SPIN_MAX} seconds")
+        self._latest_only = latest_only
         self._spin = spin
         self._node_timeout = node_timeout
         self._timeout = timeout
         self._storage = Storage()
         self._assigned: dict[TopicPartition, AssignedPartition] = {}
         self._touched: list[AssignedPartition] = []
-        self._turn = 0
+        self._turns = Turns(prefetch_bytes, whole=latest_only == "key")
         self._ticket = time.monotonic_ns()  # never one that a predecessor used
         self._lost_at: float | None = None
         self._lost_why = ""
@@ -98,7 +103,7 @@ class Consumer:
         self._closed = False
         self._forked = False
         self._counts = dict.fromkeys(
-            ("records", "batches", "bytes", "out_of_range", "reconnects"), 0
+            ("records", "batches", "bytes", "skipped", "paused", "out_of_range", "reconnects"), 0
         )
         self._session = Session.attach(
             socket, lo.KIND_CONSUMER, client_id=client_id, timeout=timeout
@@ -135,8 +140,9 @@ class Consumer:
             folder = self._session.data_folder / f"{info.topic_id.hex()}-{number}"
             page = self._session.page(info.pages[number])
             partition = AssignedPartition(
-                (topic, number), info.topic_id, page, self._storage, str(folder)
-            )
+                (topic, number), info.topic_id, page, self._storage, str(folder),
+                self._latest_only,
+            )  # fmt: skip
             partition.jump(partition.resolve(self._start))
             assigned[topic, number] = partition
         self._settle_live()
@@ -170,13 +176,21 @@ class Consumer:
         return {name: self.seek(*name, to) for name in self._assigned}
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Bring nothing of these partitions (none given: of all) until `resume`."""
-        for name in partitions or tuple(self._assigned):
-            self._of(*name).paused = True
+        """Fetch nothing of these partitions (none given: of all) until `resume`.
+
+        Until then they are not looked at, wake nobody and hold nothing. What a poll has brought
+        already is still handed out by iteration.
+        """
+        for partition in [self._of(*name) for name in partitions or tuple(self._assigned)]:
+            self._counts["paused"] += not partition.paused
+            partition.pause()
+        self._watch_pages()
 
     def resume(self, *partitions: TopicPartition) -> None:
-        for name in partitions or tuple(self._assigned):
-            self._of(*name).paused = False
+        """Go on with these partitions (none given: with all) where they were."""
+        for partition in [self._of(*name) for name in partitions or tuple(self._assigned)]:
+            partition.paused = False
+        self._watch_pages()
 
     def lag(self) -> dict[TopicPartition, int]:
         """Offsets between position and high watermark, from shared memory."""
@@ -198,10 +212,11 @@ class Consumer:
     def poll(self, max_records: int | None = None, timeout: float | None = 0.0) -> RecordBatch:
         """Records that are there, or come within `timeout` seconds (None: wait for ever).
 
-        Without `max_records` a poll brings up to about 1 MiB a partition. Nothing there is an
-        empty batch. Raises `OffsetOutOfRangeError`, `LogTruncatedError`, `CorruptBatchError`,
-        `UnknownTopicError` (deleted), `NotConnectedError` (no node for `node_timeout`). An error of
-        one partition is raised with no other moved, and again until that one is sought elsewhere.
+        Without `max_records` a poll brings up to about 256 KiB a partition, and `prefetch_bytes` in
+        all. Nothing there is an empty batch. Raises `OffsetOutOfRangeError`, `LogTruncatedError`,
+        `CorruptBatchError`, `UnknownTopicError` (deleted), `NotConnectedError` (no node for
+        `node_timeout`). An error of one partition is raised with no other moved, and again until
+        that one is sought elsewhere.
         """
         self._check_usable()
         self._settle_live()
@@ -276,40 +291,19 @@ class Consumer:
         """What is there now, partitions taking turns."""
         if max_records is not None and max_records < 1:
             raise ValueError(f"max_records={max_records} must be at least 1")
-        partitions = list(self._assigned.values())
-        if not partitions:
+        if not self._assigned:
             raise er.ConfigError("nothing is assigned: name topics, or call assign() first")
-        self._turn = (self._turn + 1) % len(partitions)
-        chunks: list[Chunk] = []
-        room = max_records
-        if self._turn:
-            partitions = partitions[self._turn :] + partitions[: self._turn]
-        for partition in partitions:
-            if partition.paused or not partition.has_more:
-                continue
-            try:
-                taken = self._take(partition, room)
-            except Exception:
-                if not chunks:
-                    raise
-                # Others have moved on: what they gave goes out first. This one does not move
-                # while its error stands, and is asked first the next time.
-                self._turn += partitions.index(partition) - 1
-                break
-            chunks += taken
-            if room is not None:
-                room -= sum(map(len, taken))
-                if room <= 0:
-                    break
+        chunks = self._turns.gather(max_records, self._take)
         if chunks:
             self._counts["batches"] += len(chunks)
             self._counts["records"] += sum(map(len, chunks))
         return RecordBatch(chunks)
 
-    def _take(self, partition: AssignedPartition, room: int | None) -> list[Chunk]:
+    def _take(self, partition: AssignedPartition, room: int | None, bytes_max: int) -> list[Chunk]:
         """Up to `room` records of one partition."""
+        skipped = partition.skipped
         try:
-            taken = partition.take(room)
+            taken = partition.take(room, bytes_max)
         except er.OffsetOutOfRangeError:
             if self._on_out_of_range == "error":
                 raise
@@ -317,6 +311,7 @@ class Consumer:
             return []
         if taken:
             self._touched.append(partition)
+        self._counts["skipped"] += partition.skipped - skipped
         self._counts["bytes"] += sum(chunk.values.nbytes for chunk in taken)
         return taken
 
@@ -344,34 +339,35 @@ class Consumer:
         if slot is None:
             time.sleep(min(bound, 0.02))
             return
-        if self._spin and spin(min(self._spin, bound), self._has_more):
+        if self._spin and spin(min(self._spin, bound), self._turns.has_more):
             return
         doorbell = self._session.doorbell
         doorbell.clear()
         self._ticket += 1
         slot.publish_sleeping(self._ticket)
         fence()
-        if not self._has_more():
+        if not self._turns.has_more():
             doorbell.wait(bound, clear=False)
         slot.publish_sleeping(0)
-
-    def _has_more(self) -> bool:
-        for partition in self._assigned.values():
-            if partition.has_more and not partition.paused:
-                return True
-        return False
 
     def _watch(self) -> None:
         """Tell writers what wakes this consumer, and onlookers where it stands."""
         for place, partition in enumerate(self._assigned.values()):
             partition.place = place
         self._touched.clear()
+        self._watch_pages()
         slot = self._session.slot
         if slot is not None:
-            slot.watch(part.page.index for part in self._assigned.values())
             slot.publish_positions(
                 [(part.page.index, part.offset) for part in self._assigned.values()]
             )
+
+    def _watch_pages(self) -> None:
+        """Paused partitions wake nobody."""
+        self._turns.choose(self._assigned.values())
+        slot = self._session.slot
+        if slot is not None:
+            slot.watch(part.page.index for part in self._turns.active)
 
     def _tell_positions(self) -> None:
         """Publish where what was brought has ended: by asking for more, the caller is done with it.

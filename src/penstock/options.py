@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, TypedDict
 
 from penstock.consumer import Start
+from penstock.latest import LatestOnly
 from penstock.pressure import OnFull
 
 
@@ -32,6 +33,8 @@ class ConsumerOptions(TypedDict, total=False):
     start: Start
     follow: bool
     on_out_of_range: Literal["error", "earliest", "latest"]
+    prefetch_bytes: int
+    latest_only: LatestOnly | None
     spin: float
     node_timeout: float
     timeout: float

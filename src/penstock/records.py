@@ -68,6 +68,12 @@ class Chunk:
         return Chunk(self.topic, self.partition, self.columns, start, stop)
 
     @property
+    def size(self) -> int:
+        """Bytes that its whole batch takes, expanded."""
+        head = self.columns.head
+        return max(head.length, head.raw_body_length)
+
+    @property
     def _is_whole(self) -> bool:
         return self.start == 0 and self.stop == self.columns.count
 
