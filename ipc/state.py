@@ -166,11 +166,16 @@ class StatePage:
         if q[base + lo.Q_PAGE_SEQLOCK] & 1:
             q[base + lo.Q_PAGE_VALID_BYTES] = 0
             q[base + lo.Q_PAGE_SEQLOCK] += 1
-        q[base + lo.Q_PAGE_GENERATION] = generation
         packed = lo.PAGE_IDENTITY.pack(lo.PAGE_MAGIC, lo.LAYOUT_VERSION, topic_id, partition)
-        if bytes(self._bytes[base * 8 : base * 8 + len(packed)]) != packed:
+        if bytes(self._bytes[base * 8 : base * 8 + len(packed)]) == packed:
+            q[base + lo.Q_PAGE_GENERATION] = generation
+        else:
+            # Nothing of another partition may be taken for this one's, least of all its log end.
             q[base] = 0
-            self._bytes[base * 8 + 8 : base * 8 + len(packed)] = packed[8:]
+            rest = base * 8 + 8
+            self._bytes[rest : base * 8 + lo.PAGE_BYTES] = bytes(lo.PAGE_BYTES - 8)
+            self._bytes[rest : base * 8 + len(packed)] = packed[8:]
+            q[base + lo.Q_PAGE_GENERATION] = generation
             q[base] = int.from_bytes(packed[:8], "little")
 
     def publish_segment(self, segment_base: int, valid_bytes: int) -> None:

@@ -148,3 +148,22 @@ def test_durable_of_the_partition_that_had_the_page_before_is_not_kept(page):
     page.publish_status(lo.STATUS_DELETED)
     role = opened(MemoryStorage(), page, 2)
     assert (role.leader_epoch, page.log_end, page.durable) == (1, 0, 0)
+
+
+def test_a_page_that_was_another_partitions_says_nothing_of_this_one(page):
+    """A writer that dies after its claim of a used page, before it has published anything."""
+    page.claim(bytes(16), 7, 1)
+    page.publish_segment(40, 4096)
+    page.publish_ends(100, 100, 100)
+    page.publish_durable(90)
+    page.publish_log_start(30)
+    page.publish_epoch(5)
+    page.count(1, 2, 3)
+    page.publish_status(lo.STATUS_DELETED)
+    page.claim(TOPIC, 0, 2)
+    assert page.segment() == (0, 0)
+    assert (page.log_end, page.durable, page.log_start, page.leader_epoch) == (0, 0, 0, 0)
+    assert not any(page.counters().values())
+    role = opened(MemoryStorage(), page, generation=3)
+    assert role.log_end == 0
+    assert page.status == lo.STATUS_ONLINE

@@ -252,6 +252,7 @@ def test_rule_10_claim_repairs_a_lock_whose_writer_died_at_any_store(table, monk
     monkeypatch.setattr(state_module, "_SPIN_BOUND", 0.02)
     dying = DyingRegion(table)
     writer = StatePage(dying.as_region(), 1)
+    writer.claim(TOPIC, 0, 1)
     writer.publish_segment(10, 20_000)
     dying.dies_after(stores)
     if stores < 4:
