@@ -375,6 +375,8 @@ class Consumer:
         One store for each partition that moved since the last time."""
         slot = self._session.slot
         if slot is not None:
+            if self._latest_only:
+                slot.publish_dropped(self._counts["skipped"])
             for partition in self._touched:
                 slot.publish_position(partition.place, partition.page.index, partition.offset)
         self._touched.clear()

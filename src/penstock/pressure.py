@@ -85,17 +85,16 @@ class Pressure:
         if self._policy in ("block", "error"):
             self._wait()
             return None
-        why = self._why()
-        if self._policy == "drop_oldest" and (
-            self._drop_waiting(why) or self._drop_box(topic, why)
-        ):
+        if self._policy == "drop_oldest" and (self._drop_waiting() or self._drop_box(topic)):
             return None
-        self._count(records, size if isinstance(size, int) else _bytes_of(size), why)
+        self._count(records, size if isinstance(size, int) else _bytes_of(size))
         refused = self._refused.get(topic)
         if refused is None:
             refused = self._refused[topic] = self._producer.boxes.new(topic)
             refused.sealed = True
-            refused.fail(er.DroppedError(f"records for {topic!r} were dropped, the newest: {why}"))
+            refused.fail(
+                er.DroppedError(f"records for {topic!r} were dropped, the newest: {self._why()}")
+            )
         return refused
 
     def _wait(self) -> None:
@@ -114,10 +113,12 @@ class Pressure:
         )
 
     # --- the oldest ------------------------------------------------------------------------------
-    def _drop_waiting(self, why: str) -> bool:
+    def _drop_waiting(self) -> bool:
         """Drop batches that wait for a lane until there is room. False if there is none even so."""
         records = size = 0
+        why = ""
         for batch in self._waiting():
+            why = why or self._why()
             records, size = records + batch.count, size + batch.length
             self._outbox.give_up(batch, er.DroppedError(
                 f"{batch.count} records for {batch.route!r} were dropped, the oldest: {why}"
@@ -125,7 +126,7 @@ class Pressure:
             if not self._is_full:
                 break
         if records:
-            self._count(records, size, why)
+            self._count(records, size)
         return not self._is_full
 
     def _waiting(self) -> Iterator[Batch]:
@@ -146,22 +147,23 @@ class Pressure:
             else:
                 heapq.heapreplace(oldest, (following.deadline, number, following))
 
-    def _drop_box(self, topic: str, why: str) -> bool:
+    def _drop_box(self, topic: str) -> bool:
         """Drop what is in the open box of a topic. False if there is none, or nothing in it."""
         boxes = self._producer.boxes
         box = boxes.open.get(topic)
         rows = boxes.close(box) if box is not None else None
         if box is None or rows is None:
             return False
-        self._count(box.count, _bytes_of(rows.values) + _bytes_of(rows.keys or ()), why)
-        box.fail(er.DroppedError(f"{box.count} records for {topic!r} were dropped: {why}"))
+        told = f"{box.count} records for {topic!r} were dropped, the oldest: {self._why()}"
+        box.fail(er.DroppedError(told))
+        self._count(box.count, _bytes_of(rows.values) + _bytes_of(rows.keys or ()))
         if box.callbacks:
             self._producer.callbacks.take(box)
             self._minder.nudge()
         return True
 
     # --- the account -----------------------------------------------------------------------------
-    def _count(self, records: int, size: int, why: str) -> None:
+    def _count(self, records: int, size: int) -> None:
         """Records were dropped."""
         counts = self.counts
         counts["dropped_records"] += records
@@ -170,7 +172,7 @@ class Pressure:
         now = time.monotonic()
         if now >= self._log_at:
             self._log_at = now + LOG_EVERY
-            self._log(why)
+            self._log(self._why())
 
     def _log(self, why: str) -> None:
         total = self.counts["dropped_records"]

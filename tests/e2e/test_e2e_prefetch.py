@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from cli_runner import call_cli
 
 from penstock import TopicConfig
 from penstock.client import Client
@@ -116,7 +117,9 @@ def test_the_newest_of_each_key_a_few_at_a_time_and_by_iteration(client: Client)
         assert [record.offset for record in consumer] == list(range(2995, 3000))
 
 
-def test_only_the_newest_of_each_partition_without_decoding_the_rest(client: Client) -> None:
+def test_only_the_newest_of_each_partition_without_decoding_the_rest(
+    node: EmbeddedNode, client: Client
+) -> None:
     filled(client, "parts", 3, 100)
     with client.consumer("parts", latest_only="partition") as consumer:
         batch = consumer.poll(timeout=WITHIN)
@@ -125,6 +128,9 @@ def test_only_the_newest_of_each_partition_without_decoding_the_rest(client: Cli
         ]  # fmt: skip
         assert consumer.metrics()["skipped"] == 3 * 9999
         assert not consumer.poll()
+        shown = call_cli("top", "--once", "-i", "0.1", "--format", "wide", url=node.url)
+        [row] = [line for line in shown.out.decode().splitlines() if " parts/3 " in line]
+        assert f" {3 * 9999} " in row
         with client.producer() as producer:
             for number in range(5):
                 producer.send_and_wait("parts", b"%d" % number, partition=2, timeout=WITHIN)

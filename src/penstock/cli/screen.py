@@ -154,7 +154,17 @@ def _logs(rows: list[LogRow], wide: bool, title: str) -> list[Line]:
 
 
 def _consumers(rows: list[ConsumerRow], wide: bool) -> list[Line]:
-    head = ["CONSUMER", "STATE", "READS", "RECORDS/S", "LAG", "LAG-TIME", "DRAINED-IN", "COMMAND"]
+    head = [
+        "CONSUMER",
+        "STATE",
+        "READS",
+        "RECORDS/S",
+        "LAG",
+        "LAG-TIME",
+        "DRAINED-IN",
+        "SKIPPED",
+        "COMMAND",
+    ]
     return _section(
         head,
         [
@@ -166,6 +176,7 @@ def _consumers(rows: list[ConsumerRow], wide: bool) -> list[Line]:
                 row.lag if wide else human_count(row.lag),
                 human_age(row.lag_seconds),
                 human_age(row.drain_seconds),
+                row.skipped if wide else human_count(row.skipped),
                 row.command if wide else row.command[:COMMAND_WIDTH],
             ]
             for row in rows

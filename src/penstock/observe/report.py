@@ -66,6 +66,8 @@ class ConsumerRow(msgspec.Struct):
     lag_seconds: float | None
     drain_seconds: float | None
     positions: list[Standing]
+    skipped: int = 0
+    """Records that its `latest_only` left out."""
 
 
 class ProducerRow(msgspec.Struct):
@@ -298,6 +300,7 @@ class Reporter:
             lag_seconds=_most(standing.lag_seconds for standing in standings),
             drain_seconds=0.0 if not lag else lag / shrinks if shrinks > 0 else None,
             positions=standings,
+            skipped=consumer.skipped,
         )
 
     # --- producers ---

@@ -57,7 +57,8 @@ class Partition(NamedTuple):
 
 
 class Consumer(NamedTuple):
-    """A consumer's slot. `positions`: page and next offset wanted."""
+    """A consumer's slot. `positions`: page and next offset wanted; `skipped`: records that its
+    `latest_only` left out."""
 
     slot: int
     pid: int
@@ -66,6 +67,7 @@ class Consumer(NamedTuple):
     asleep: bool
     assigned: int
     positions: list[tuple[int, int]]
+    skipped: int
 
 
 class Lane(NamedTuple):
@@ -220,7 +222,7 @@ class Observer:
                 sample.consumers.append(
                     Consumer(
                         index, pid, start_time, alive, bool(slot.ticket), slot.assigned,
-                        slot.positions(),
+                        slot.positions(), slot.dropped,
                     )
                 )  # fmt: skip
 
