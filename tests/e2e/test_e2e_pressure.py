@@ -200,3 +200,49 @@ def test_produce_tells_what_it_dropped(node: NodeUnderTest, client: Client) -> N
 def _dropped(node: NodeUnderTest) -> int:
     report = call_cli("top", "--once", "-i", "0.1", "--format", "json", url=node.url)
     return max((row["dropped"] for row in report.objects[0]["producers"]), default=0)
+
+
+@pytest.mark.parametrize("fault", ["writer", "node"])
+def test_rule_4_drops_amid_kills_leave_an_exact_log(fault: str) -> None:
+    """What was not dropped is in the log once and in order, whoever dies meanwhile."""
+    partitions = 3
+    with NodeUnderTest(writers_max=2, lane_capacity=LANE) as node, node.connect() as client:
+        client.admin().create_topic("kills", TopicConfig(partitions=partitions))
+        options = {**OPTIONS, "delivery_timeout": 60.0}
+        with client.producer(on_full="drop_oldest", **options) as producer:
+            producer.send_batch("kills", [value(0)]).result(WITHIN)
+            deliveries: list[Delivery] = []
+
+            def send(count: int) -> None:
+                for number in range(len(deliveries), len(deliveries) + count):
+                    chosen = number % partitions
+                    deliveries.append(producer.send("kills", value(number), partition=chosen))
+
+            for _ in range(4):
+                send(1000)
+                if fault == "writer":
+                    victims = node.writer_pids()
+                    for victim in victims:
+                        os.kill(victim, signal.SIGKILL)
+                else:
+                    node.kill()
+                send(1000)
+                if fault == "node":
+                    node.start()
+                producer.flush(WITHIN * 2)
+            kept, dropped = fates(deliveries)
+            counts = producer.metrics()
+            assert (counts["dropped_records"], counts["failed"]) == (len(dropped), 0)
+        assert len(dropped) > 500
+        with client.consumer("kills", follow=False) as consumer:
+            records = list(consumer)
+        for partition in range(partitions):
+            found = [
+                int((record.value or b"")[:6]) for record in records
+                if record.partition == partition
+            ]  # fmt: skip
+            assert sorted(found) == found
+            assert [number for number in found if number] == [
+                number for number in kept if number % partitions == partition and number
+            ]
+        assert node.stop() == 0
