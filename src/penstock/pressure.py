@@ -69,10 +69,13 @@ class Pressure:
     def _is_full(self) -> bool:
         return self._outbox.buffered >= self._bytes_max
 
-    def make_room(self, topic: str, records: int, size: int | Sequence[bytes | None]) -> Box | None:
+    def make_room(
+        self, topic: str, records: int, size: int | Sequence[bytes | None], wide: bool | None = None
+    ) -> Box | None:
         """See to it that records (of `size` bytes, or these) may be taken, as the policy says.
 
-        None: they may. Else they are dropped, and the box answers for them.
+        `wide`: it is one record, and goes into a box of that kind. None: they may be taken. Else
+        they are dropped, and the box answers for them.
 
         Raises `BufferFullError`. May give the lock up.
         """
@@ -85,6 +88,10 @@ class Pressure:
         if self._policy in ("block", "error"):
             self._wait()
             return None
+        if wide is not None and isinstance(size, int):
+            box = self._producer.boxes.open.get(topic)
+            if box is not None and box.takes(size, wide=wide):
+                return None  # open boxes come on top of the bound
         if self._policy == "drop_oldest" and (self._drop_waiting() or self._drop_box(topic)):
             return None
         self._count(records, size if isinstance(size, int) else _bytes_of(size))

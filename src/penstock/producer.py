@@ -200,7 +200,7 @@ class Producer:
                     self._count(alone)
                     return Delivery(alone, 0)
             wide = pairs is not None or stamp is not None or partition is not None
-            refused = self.pressure.make_room(topic, 1, size)
+            refused = self.pressure.make_room(topic, 1, size, wide=wide)
             if refused is not None:
                 return Delivery(refused, 0)
             box = self.boxes.open.get(topic)  # now: the lock may have been given up

@@ -133,6 +133,25 @@ def test_nothing_that_flies_is_dropped_so_drop_oldest_refuses_what_comes(
         assert producer.metrics()["dropped_records"] == 1
 
 
+@pytest.mark.parametrize("policy", ["drop_newest", "drop_oldest"])
+def test_an_open_box_with_room_takes_what_comes(
+    node: NodeUnderTest, client: Client, policy: Any
+) -> None:
+    full, other = f"full-{policy}", f"other-{policy}"
+    client.admin().create_topic(full)
+    client.admin().create_topic(other)
+    options = {**OPTIONS, "buffer_bytes_max": 16 << 10, "linger": 30.0}
+    with client.producer(on_full=policy, **options) as producer:
+        producer.send_and_wait(full, b"", timeout=WITHIN)
+        with stopped_writer(node):
+            opened = producer.send(other, b"0", headers={"n": b"0"})
+            producer.send_batch(full, [value(number) for number in range(40)])
+            late = producer.send(other, b"1", headers={"n": b"1"})
+        producer.flush(WITHIN)
+        assert [opened.result(WITHIN).offset, late.result(WITHIN).offset] == [0, 1]
+        assert producer.metrics()["dropped_records"] == 0
+
+
 def test_rows_of_an_arrow_stream_are_dropped_too(node: NodeUnderTest, client: Client) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     client.admin().create_topic("rows", TopicConfig(partitions=1))
