@@ -31,13 +31,13 @@ from penstock.ipc import messages as ms
 from penstock.ipc.alone import PartitionRole, errno_of
 from penstock.ipc.channel import Channel
 from penstock.ipc.cleaning import Cleaning
-from penstock.ipc.clients import ClientSlot
 from penstock.ipc.doorbell import Backoff, Doorbell, fence, spin
 from penstock.ipc.drained import RETRY_MIN, DrainedLane
 from penstock.ipc.flusher import Flusher
 from penstock.ipc.lane import Ack, Frame, LaneCorruptError, LaneReceiver
 from penstock.ipc.shm import Region, open_existing
 from penstock.ipc.state import StatePage, WriterSlot
+from penstock.ipc.watchers import Watchers
 
 logger = logging.getLogger("penstock.writer")
 
@@ -75,7 +75,6 @@ class Writer:
         self._channel = channel
         self._doorbell = doorbell
         self._state = state
-        self._clients_region = clients
         self._open_role = open_role
         self._roles: dict[int, PartitionRole] = {}
         self._gone: set[int] = set()
@@ -83,8 +82,7 @@ class Writer:
         self._leaving: dict[int, tuple[PartitionRole, ms.ClosePartition]] = {}
         self._lanes: dict[str, DrainedLane] = {}
         self._drained: tuple[DrainedLane, ...] = ()  # the same, for the loops of a pass
-        self._clients: dict[int, tuple[ClientSlot, Doorbell]] = {}
-        self._rung: dict[int, int] = {}
+        self._watchers = Watchers(clients)
         self._changed: set[int] = set()
         self._uncounted: list[tuple[PartitionRole, list[memoryview], list[AppendResult]]] = []
         self._flusher = Flusher(doorbell)
@@ -256,14 +254,7 @@ class Writer:
         if not self._changed:
             return
         fence()
-        for index, (slot, doorbell) in self._clients.items():
-            ticket = slot.ticket
-            if ticket and ticket != self._rung.get(index):
-                for page in self._changed:
-                    if slot.watches(page):
-                        self._rung[index] = ticket
-                        doorbell.ring()
-                        break
+        self._watchers.ring(self._changed)
         self._changed.clear()
 
     @staticmethod
@@ -368,10 +359,9 @@ class Writer:
             else:
                 self._tell(ms.LaneDrained(order.name))
         elif isinstance(order, ms.AddClient):
-            self._forget_client(order.slot)
-            self._clients[order.slot] = (ClientSlot(self._clients_region, order.slot), bells[0])
+            self._watchers.add(order.slot, bells[0])
         elif isinstance(order, ms.RemoveClient):
-            self._forget_client(order.slot)
+            self._watchers.forget(order.slot)
         elif isinstance(order, (ms.TrimLog, ms.SwapLog)):
             self._cleaning.take(order)
             self._next_tick = 0.0
@@ -379,12 +369,6 @@ class Writer:
             self._stopping = True
             for lane in self._lanes.values():
                 lane.stop_at = lane.receiver.tail
-
-    def _forget_client(self, slot: int) -> None:
-        known = self._clients.pop(slot, None)
-        self._rung.pop(slot, None)
-        if known is not None:
-            known[1].close()
 
     def _open(self, order: ms.OpenPartition) -> None:
         known = self._roles.get(order.page)
