@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock import forks
+from penstock.arguments import as_topic
 from penstock.core import errors as er
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
@@ -78,7 +79,7 @@ class Admin:
     def create_topic(self, name: str, config: TopicConfig | None = None) -> None:
         """Make a topic and open its partitions. Raises `TopicExistsError`, `ConfigError`."""
         settings = (config or TopicConfig()).settings()
-        self._ask(ms.CreateTopic(name, settings), ms.TopicFound)
+        self._ask(ms.CreateTopic(as_topic(name), settings), ms.TopicFound)
 
     def alter_topic(self, name: str, **changes: Any) -> None:
         """Change settings of a topic while it is in use (the fields of `TopicConfig`); nothing is
@@ -92,7 +93,7 @@ class Admin:
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic and its records. Raises `UnknownTopicError`."""
-        self._ask(ms.DeleteTopic(name), ms.Done)
+        self._ask(ms.DeleteTopic(as_topic(name)), ms.Done)
 
     def trim(
         self,
@@ -159,7 +160,7 @@ class Admin:
         return self._ask(ms.DescribeNode(), ms.NodeDescription)
 
     def _find(self, name: str) -> ms.TopicInfo:
-        return self._ask(ms.FindTopic(name), ms.TopicFound).topic
+        return self._ask(ms.FindTopic(as_topic(name)), ms.TopicFound).topic
 
     def _ask(self, message: msgspec.Struct, expect: type[Reply]) -> Reply:
         if self._forked:

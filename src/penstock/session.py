@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from penstock.arguments import as_topic
 from penstock.core import errors as er
 from penstock.ipc import clients as client_table
 from penstock.ipc import liveness, paths
@@ -200,7 +201,7 @@ class Session:
             raise
 
     def find_topic(self, name: str, timeout: float) -> ms.TopicInfo:
-        return self.request(ms.FindTopic(name), ms.TopicFound, timeout).topic
+        return self.request(ms.FindTopic(as_topic(name)), ms.TopicFound, timeout).topic
 
     def page(self, index: int) -> StatePage:
         return StatePage(self.state, index)
