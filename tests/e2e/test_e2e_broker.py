@@ -110,7 +110,8 @@ def test_options_reach_the_node_and_wrong_ones_are_explained(scratch):
         ([b"1", b"2", b"4"], r"1 missing: b'4'; 1 not expected: b'3'"),
         ([b"1", b"3", b"2"], r"record 1 is b'2', expected was b'3'"),
         ([(b"k", b"1"), (None, b"2"), (None, b"3")], r"1 missing: b'k': b'1'"),
-        ([b"1", b"2", b"3", b"4"], r"gave 3 records within 0.2 s, not 4 records"),
+        ([b"1", b"2", b"3", b"4"], r"gave 3 records within 0.2 s, not 4 records: 1 missing: b'4'"),
+        ([b"1", b"2", b"4", b"5"], r"not 4 records: 2 missing: b'4', b'5'; 1 not expected: b'3'"),
     ],
 )
 def test_a_failure_names_the_difference(penstock_broker_module, expected, complaint):

@@ -63,6 +63,16 @@ def drain(
 
     Raises AssertionError that says how many came when there are fewer after `timeout` seconds.
     """
+    found, complaint = _gathered(target, topic, count, start, timeout)
+    if complaint:
+        raise AssertionError(complaint)
+    return found
+
+
+def _gathered(
+    target: Target, topic: str, count: int | None, start: Offset | str | int, timeout: float
+) -> tuple[list[Record], str]:
+    """What came, and where that is too little: how far it went."""
     with _client(target) as client, client.consumer(topic, start=start) as consumer:
         ends = consumer.end_offsets()
         found: list[Record] = []
@@ -70,11 +80,11 @@ def drain(
         while True:
             at_end = all(consumer.position(*part) >= end for part, end in ends.items())
             if at_end and (count is None or len(found) >= count):
-                return found
+                return found, ""
             left = deadline - time.monotonic()
             if left <= 0:
                 wanted = f"{count} records" if count is not None else f"all up to {ends}"
-                raise AssertionError(
+                return found, (
                     f"topic {topic!r} gave {len(found)} records within {timeout:g} s, not {wanted}"
                 )
             found.extend(consumer.poll(timeout=left))
@@ -88,14 +98,16 @@ def assert_records(
     Waits up to `timeout` seconds for as many. Where keys do not matter, values alone will do.
     Returns the records.
     """
-    came = drain(target, topic, count=len(expected), timeout=timeout)
+    came, too_few = _gathered(target, topic, len(expected), "earliest", timeout)
     keyed = any(isinstance(each, tuple) for each in expected)
     wanted = [_split(each) for each in expected]
     found = [(record.key if keyed else None, record.value) for record in came]
     complaint = _difference(wanted, found)
-    if not complaint:
+    if not complaint and not too_few:
         partitions = {record.partition for record in came}
         complaint = _disorder(wanted, found, whole=len(partitions) <= 1)
+    if too_few:
+        raise AssertionError(f"{too_few}: {complaint}" if complaint else too_few)
     if complaint:
         raise AssertionError(f"topic {topic!r}: {complaint}")
     return came
