@@ -404,7 +404,9 @@ def _connect(sock: socket.socket, address: str, path: str, timeout: float) -> No
 
 
 def _no_node(path: str, error: OSError) -> NotConnectedError:
+    from penstock.ipc.paths import serve_command  # as above
+
     return NotConnectedError(
-        f"no node answers at {path} ({error.strerror}): start one with `penstock serve`, or name a "
-        "running one by shm://NAME or shm:///DATA/FOLDER"
+        f"no node answers at {path} ({error.strerror}): start one with `{serve_command(path)}`, or "
+        "name a running one by shm://NAME or shm:///DATA/FOLDER"
     )

@@ -151,6 +151,17 @@ def socket_in(data_folder: str | os.PathLike[str]) -> Path:
     return Path(data_folder) / ATTACH_SOCKET
 
 
+def serve_command(socket: str) -> str:
+    """What starts a node that is reached by this attach socket."""
+    from shlex import quote  # seldom needed
+
+    folder, name = os.path.split(socket)
+    if name == ATTACH_SOCKET:
+        return f"penstock serve --data {quote(folder)}"
+    node = name.removesuffix(".sock")
+    return "penstock serve" if node == DEFAULT_NODE else f"penstock serve --name {node}"
+
+
 def default_data_folder(name: str) -> Path:
     """$PENSTOCK_DATA_DIR as it stands, else ~/.local/share/penstock/<name>. Not made here."""
     check_node_name(name)

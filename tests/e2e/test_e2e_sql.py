@@ -192,7 +192,12 @@ def test_the_command_begins_where_it_is_told(url):
 
 
 @pytest.mark.parametrize(
-    ("query", "message"), [("select * from nope", "Topics at"), ("selec", "syntax error")]
+    ("query", "message"),
+    [
+        ("select * from nope", "Topics at"),
+        ("selec", "syntax error"),
+        ("select max(offset) from orders", 'write the column as "offset", in double quotes'),
+    ],
 )
 def test_the_command_tells_mistakes_in_one_line(url, query, message):
     ran = call_cli("sql", query, url=url)

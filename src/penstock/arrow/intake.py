@@ -277,9 +277,10 @@ class Intake:
         ):  # fmt: skip
             if name is None:
                 continue
-            if names.count(name) != 1:
+            if (count := names.count(name)) != 1:
+                found = f"{count} columns" if count else "no column"
                 raise ValueError(
-                    f"{what} has {names.count(name)} columns {name!r} (the {role}_column); it has "
+                    f"{what} has {found} {name!r} (the {role}_column); it has "
                     f"{', '.join(map(repr, names)) or 'none'}"
                 )
             place = names.index(name)

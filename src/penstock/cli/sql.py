@@ -58,7 +58,14 @@ def sql(
             told = explained(error, env.url, env.timeout)
             if isinstance(told, er.PenstockError):
                 raise told from error
-            raise er.PenstockError(str(told)) from error
+            raise er.PenstockError(f"{told}{hint(told)}") from error
+
+
+def hint(error: Exception) -> str:
+    """What DuckDB does not say: a column of every topic is named by a word of SQL."""
+    if 'at or near "offset"' not in str(error):
+        return ""
+    return ' (offset is a word of SQL: write the column as "offset", in double quotes)'
 
 
 def pages(connection: Any) -> Iterator[tuple[list[str], Sequence[Sequence[Any]]]]:

@@ -182,3 +182,12 @@ def test_the_hosts_of_a_url_are_bounded():
     assert len(paths.parse_url("tcp://" + ",".join(hosts[:-1])).hosts) == paths.HOSTS_MAX
     with pytest.raises(ConfigError, match="hosts_max"):
         paths.parse_url("tcp://" + ",".join(hosts))
+
+
+def test_every_url_of_this_host_has_a_command_that_starts_its_node(session):
+    def command(url):
+        return paths.serve_command(str(paths.parse_url(url).attach_socket()))
+
+    assert command("shm://") == "penstock serve"
+    assert command("shm://billing") == "penstock serve --name billing"
+    assert command("shm:///srv/my data") == "penstock serve --data '/srv/my data'"
