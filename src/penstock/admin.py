@@ -12,14 +12,13 @@ from typing import Any, Final
 import msgspec
 
 from penstock import forks
-from penstock.arguments import as_topic
 from penstock.core import errors as er
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.hostslots import DiskSlot
 from penstock.ipc.state import StatePage
 from penstock.offsets import Offset
-from penstock.session import Reply, Session
+from penstock.session import Reply, Session, as_topic
 from penstock.topicconfig import SETTABLE, TopicConfig, altered
 from penstock.trimming import Trim, TrimResult, chosen
 

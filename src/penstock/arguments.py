@@ -72,13 +72,6 @@ def check_columns(topic: str, count: int, **columns: Sequence[object] | None) ->
             raise ValueError(f"send_batch to {topic!r}: {count} values but {len(column)} {name}")
 
 
-def as_topic(name: object) -> str:
-    """A topic's name as it is. TypeError, before the node is asked, for anything else."""
-    if isinstance(name, str):
-        return name
-    raise TypeError(f"a topic's name is str, not {type(name).__name__}: {name!r}")
-
-
 def as_bytes(what: str, value: Any) -> bytes | None:
     """bytes as they are, other buffers copied, None kept. TypeError for anything else."""
     if value is None or value.__class__ is bytes:

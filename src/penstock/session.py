@@ -16,7 +16,6 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from penstock.arguments import as_topic
 from penstock.core import errors as er
 from penstock.ipc import clients as client_table
 from penstock.ipc import liveness, paths
@@ -243,6 +242,13 @@ class Session:
         self.slot = None
         self.clients.close()
         self.state.close()
+
+
+def as_topic(name: object) -> str:
+    """A topic's name as it is. TypeError, before the node is asked, for anything else."""
+    if isinstance(name, str):
+        return name
+    raise TypeError(f"a topic's name is str, not {type(name).__name__}: {name!r}")
 
 
 def refusal(reply: object, socket: Path) -> er.PenstockError:
