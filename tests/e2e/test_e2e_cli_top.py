@@ -47,6 +47,12 @@ def one(node, *options):
     return ran.objects[0]
 
 
+def test_a_topic_that_is_not_there_is_said_to_be_missing(node):
+    make_topic(node, "there")
+    assert "no topic has a name that was asked for" in one(node, "nowhere")["warnings"]
+    assert one(node, "the*")["warnings"] == []
+
+
 def test_rates_add_up_to_what_was_sent(node):
     make_topic(node, "rates", 3)
     with (

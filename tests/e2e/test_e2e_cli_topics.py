@@ -64,6 +64,8 @@ def test_retention_and_cleanup_are_set_when_made_and_changed_later(cli):
     [settings] = cli("topic", "config", "kept", "--format", "json").objects
     assert (settings["retention"], settings["retention_bytes"]) == (604_800.0, 10**10)
     assert settings["cleanup"] == "compact,delete"
+    assert "retention=7d" in cli("topic", "config", "kept").lines
+    assert "retention=7d  " in cli("topic", "describe", "kept").lines[1]
     changed = cli("topic", "config", "kept", "retention=", "min_dirty_ratio=20%", "cleanup=delete")
     assert changed.code == 0
     [settings] = cli("topic", "config", "kept", "--format", "json").objects

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from penstock.cli import output
+from penstock.cli import output, values
 from penstock.cli.command import Env
 from penstock.observe.files import OnDisk, look
 
@@ -76,7 +76,9 @@ def _write(
     )
     known = {key: value for key, value in topic.settings.items() if value is not None}
     known.pop("partitions", None)
-    output.write_line("  " + "  ".join(f"{key}={value}" for key, value in known.items()))
+    output.write_line(
+        "  " + "  ".join(f"{key}={values.setting(key, value)}" for key, value in known.items())
+    )
     heads = ["partition", "status", "writer", "start", "end", "durable", "epoch", "segments",
              "size", "earliest", "latest"]  # fmt: skip
     rows: list[list[object]] = [

@@ -74,7 +74,7 @@ def _fields(url: str, node: NodeDescription, report: Report, shared: int) -> dic
         "rss": report.node.rss,
         "data_folder": node.data_folder,
         "disk_free": disk.free,
-        "disk_size": disk.total,
+        "disk_size": disk.used + disk.free,  # what disk_warn is a share of: root's reserve is not
         "shm_used": shared,
         "shm_free": memory.free,
         "shm_size": memory.total,

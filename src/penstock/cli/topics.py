@@ -157,7 +157,7 @@ def config(
         output.write_json(settings)
         return
     for key, value in settings.items():
-        output.write_line(f"{key}={'' if value is None else value}")
+        output.write_line(f"{key}={values.setting(key, value)}")
 
 
 def add_partitions(

@@ -52,6 +52,25 @@ def seconds(text: str) -> float:
     return float(match[1]) * unit
 
 
+def setting(key: str, value: object) -> str:
+    """A topic's setting as people type it: nothing for none, durations with their unit."""
+    from penstock.topicconfig import DURATIONS
+
+    if value is None:
+        return ""
+    return duration(value) if key in DURATIONS and isinstance(value, int | float) else str(value)
+
+
+def duration(seconds: float) -> str:
+    """The text that reads as `seconds`, to the microsecond: 7d, 90s, 250ms."""
+    left = round(seconds * 1e6)
+    for unit in ("d", "h", "m", "s", "ms"):
+        count, rest = divmod(left, round(_DURATIONS[unit] * 1e6))
+        if count and not rest:
+            return f"{count}{unit}"
+    return f"{seconds:.6f}s"
+
+
 def ratio(text: str) -> float:
     """A share of a whole: 0.5, 50%."""
     number = text.strip().removesuffix("%").strip()

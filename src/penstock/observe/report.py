@@ -199,11 +199,14 @@ class Reporter:
         everything = [row for found in rows.values() for row in found]
         total = _sum("", everything)
         total.consumers = len(consumers)
+        warnings = _warnings(after, everything)
+        if after.partitions and not parts:
+            warnings.append("no topic has a name that was asked for")
         return Report(
             time=after.time,
             interval=seconds,
             node=self._node_row(before, after, seconds),
-            warnings=_warnings(after, everything),
+            warnings=warnings,
             total=total,
             topics=topics,
             partitions=everything if self._by_partition else [],
