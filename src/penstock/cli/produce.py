@@ -82,7 +82,9 @@ def produce(
     key_separator: Annotated[
         str | None,
         typer.Option(
-            "--key-separator", metavar="TEXT", help=r"Stands between key and value, like '\t'."
+            "--key-separator",
+            metavar="TEXT",
+            help=r"Stands between key and value, like '\t'. A line without it has no key.",
         ),
     ] = None,
     null: Annotated[
