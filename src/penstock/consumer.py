@@ -435,6 +435,7 @@ class Consumer:
         """What the node knows of these topics, all of it by one attachment, whose pages they name;
         within `timeout` also across the node's restart."""
         deadline = time.monotonic() + self._timeout
+        pauses = Backoff(first=0.005, last=0.25)  # what hangs up on every try is not asked at once
         while True:
             left = max(0.0, deadline - time.monotonic())
             try:
@@ -442,6 +443,7 @@ class Consumer:
             except er.NotConnectedError:
                 if left <= 0.0:
                     raise
+            time.sleep(min(pauses.bound(), left))
             self._reconnect(left)
 
     def _of(self, topic: str, partition: int) -> AssignedPartition:
