@@ -188,11 +188,15 @@ class Box:
     def fail(self, error: Exception) -> Box:
         """None of these records can be sent; what was encoded of them is taken back."""
         self.error = error
-        for batch in reversed(self.batches):
-            batch.route.next_sequence = batch.sequence
-        self.batches = []
+        self.take_back(0)
         self.placement = None
         return self
+
+    def take_back(self, first: int) -> None:
+        """Batches from number `first` on were encoded for nothing: their sequences are free."""
+        for batch in reversed(self.batches[first:]):
+            batch.route.next_sequence = batch.sequence
+        del self.batches[first:]
 
     def unseen(self) -> tuple[str, int, Exception, int]:
         """(topic, partition -1, error, records nobody asked about), for `DeliveryError`."""

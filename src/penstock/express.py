@@ -53,9 +53,7 @@ def express(
         flight = link.write(route.page, encoded)
         if flight is not None:
             route.next_to_fly = route.next_sequence
-    except (
-        BaseException
-    ):  # an interrupt, too, must leave neither a gap nor a sequence shared by two
+    except BaseException:  # an interrupt leaves neither a gap nor a sequence shared by two
         if link.sender.next_sequence == frame:
             route.next_sequence = sequence
         else:

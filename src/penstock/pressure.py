@@ -66,7 +66,8 @@ class Pressure:
         self.counts = dict.fromkeys(("blocked", "dropped_records", "dropped_bytes"), 0)
 
     @property
-    def _is_full(self) -> bool:
+    def is_full(self) -> bool:
+        """Whether the bound on unacknowledged bytes is reached."""
         return self._outbox.buffered >= self._bytes_max
 
     def make_room(
@@ -79,9 +80,9 @@ class Pressure:
 
         Raises `BufferFullError`. May give the lock up.
         """
-        if self._is_full:
+        if self.is_full:
             self._minder.reap()
-        if not self._is_full:
+        if not self.is_full:
             if self._refused:
                 self._refused.clear()
             return None
@@ -130,11 +131,11 @@ class Pressure:
             self._outbox.give_up(batch, er.DroppedError(
                 f"{batch.count} records for {batch.route!r} were dropped, the oldest: {why}"
             ))  # fmt: skip
-            if not self._is_full:
+            if not self.is_full:
                 break
         if records:
             self._count(records, size)
-        return not self._is_full
+        return not self.is_full
 
     def _waiting(self) -> Iterator[Batch]:
         """Pending batches that have never flown, the oldest first, each of which is gone when the

@@ -191,13 +191,13 @@ class Producer:
             size = record_overhead(value, key, pairs) + 8
             routes.check_size(size)
             queues = self._linger or topic in self.boxes.open or self._session is None
-            if not queues and self._outbox.buffered < self._buffer_max:
+            if not queues and not self.pressure.is_full:
                 alone = express(
                     self, self._outbox, routes, self._settings, (value, key, pairs), stamp,
                     partition, self._delivery_timeout,
                 )  # fmt: skip
                 if alone is not None:
-                    self._count(alone)
+                    self._count(alone.batches)
                     return Delivery(alone, 0)
             wide = pairs is not None or stamp is not None or partition is not None
             refused = self.pressure.make_room(topic, 1, size, wide=wide)
@@ -362,14 +362,14 @@ class Producer:
             self._fail(box, known or er.PenstockError(f"interrupted by {error!r}"))
             raise
         self._outbox.post(batches)
-        self._count(box)
+        self._count(batches)
 
-    def _count(self, box: Box) -> None:
-        """A box has left."""
+    def _count(self, batches: Sequence[Batch]) -> None:
+        """Batches have left."""
         counts = self._counts
-        counts["batches"] += len(box.batches)
-        counts["records"] += box.count
-        for batch in box.batches:
+        counts["batches"] += len(batches)
+        for batch in batches:
+            counts["records"] += batch.count
             counts["bytes"] += batch.length
         self._minder.posted()
 

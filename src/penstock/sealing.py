@@ -5,12 +5,12 @@ Pure but for the sequence counters it moves on in the routes it is given.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import repeat
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,29 @@ class SealSettings:
         """What this attachment allows of the wishes of its producer."""
         limit = session.welcome.lane_capacity // lo.FRAME_SHARE - lo.FRAME_BYTES
         return cls(session.producer_id, codec, min(batch_bytes, limit - BATCH_OVERHEAD), limit)
+
+
+class Address(TypedDict):
+    """What the encoders are told of where a batch goes, and what it follows there."""
+
+    topic_id: bytes
+    partition: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    codec: int
+
+
+def address(route: PartitionRoute, settings: SealSettings) -> Address:
+    """That of the next batch of a route."""
+    return Address(
+        topic_id=route.topic_id,
+        partition=route.partition,
+        producer_id=settings.producer_id,
+        producer_epoch=route.epoch,
+        base_sequence=route.next_sequence,
+        codec=settings.codec,
+    )
 
 
 class Rows(NamedTuple):
@@ -153,14 +176,9 @@ def seal_one(
         encoded = encode_batch(
             (value,),
             base_timestamp=stamp,
-            topic_id=route.topic_id,
-            partition=route.partition,
             keys=None if key is None else (key,),
             headers=None if headers is None else (headers,),
-            producer_id=settings.producer_id,
-            producer_epoch=route.epoch,
-            base_sequence=route.next_sequence,
-            codec=settings.codec,
+            **address(route, settings),
         )
     _check_frame(encoded, route, settings)
     route.next_sequence += 1
@@ -188,12 +206,12 @@ def _encode_run(box: Box, rows: Rows, route: PartitionRoute, settings: SealSetti
         with suppress(RecordTooLargeError):  # all of them are more than a batch may ever hold
             encoded = _encode(box, rows, route, settings)
             if encoded.length <= settings.batch_bytes_max:
-                _append(box, route, encoded, len(rows.values))
+                append(box, route, encoded, len(rows.values))
                 return
     for start, stop in _runs(rows, settings):
         encoded = _encode(box, rows.run(start, stop), route, settings)
         _check_frame(encoded, route, settings)
-        _append(box, route, encoded, stop - start)
+        append(box, route, encoded, stop - start)
 
 
 def _check_frame(encoded: EncodedBatch, route: PartitionRoute, settings: SealSettings) -> None:
@@ -205,7 +223,8 @@ def _check_frame(encoded: EncodedBatch, route: PartitionRoute, settings: SealSet
         )
 
 
-def _append(box: Box, route: PartitionRoute, encoded: EncodedBatch, count: int) -> None:
+def append(box: Box, route: PartitionRoute, encoded: EncodedBatch, count: int) -> None:
+    """The next batch of a box; moves the route's sequence on."""
     box.batches.append(Batch(box, route, encoded, count, route.next_sequence))
     route.next_sequence += count
 
@@ -214,31 +233,26 @@ def _encode(box: Box, rows: Rows, route: PartitionRoute, settings: SealSettings)
     return encode_batch(
         rows.values,
         base_timestamp=box.opened,
-        topic_id=route.topic_id,
-        partition=route.partition,
         keys=rows.keys,
         headers=rows.headers,
         timestamps=rows.timestamps,
-        producer_id=settings.producer_id,
-        producer_epoch=route.epoch,
-        base_sequence=route.next_sequence,
-        codec=settings.codec,
+        **address(route, settings),
     )
 
 
-def _runs(rows: Rows, settings: SealSettings) -> list[tuple[int, int]]:
-    """Bounds of runs of at most `batch_bytes` each (a larger record is a run of its own)."""
-    count = len(rows.values)
+def _runs(rows: Rows, settings: SealSettings) -> Iterator[tuple[int, int]]:
     keys = rows.keys or repeat(None)
     headers = rows.headers or repeat(None)
-    sizes = np.fromiter(map(record_overhead, rows.values, keys, headers), np.int64, count)
-    ends = np.cumsum(sizes)
-    runs = []
+    sizes = map(record_overhead, rows.values, keys, headers)
+    return runs(np.fromiter(sizes, np.int64, len(rows.values)), settings.batch_bytes)
+
+
+def runs(sizes: npt.NDArray[np.int64], bytes_max: int) -> Iterator[tuple[int, int]]:
+    """Bounds of runs of at most `bytes_max` each (a larger record is a run of its own)."""
+    ends = sizes.cumsum()
     start, base = 0, 0
-    while start < count:
-        stop = int(np.searchsorted(ends, base + settings.batch_bytes, side="right"))
+    while start < len(sizes):
+        stop = int(ends.searchsorted(base + bytes_max, side="right"))
         stop = max(stop, start + 1)
-        runs.append((start, stop))
-        base = int(ends[stop - 1])
-        start = stop
-    return runs
+        yield start, stop
+        start, base = stop, int(ends[stop - 1])

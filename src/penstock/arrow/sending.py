@@ -23,7 +23,7 @@ from penstock.core.gather import Longs
 from penstock.delivery import Batch, BatchDelivery, Box
 from penstock.partitioner import partitions_of_items
 from penstock.routes import PartitionRoute, TopicRoutes
-from penstock.sealing import SealSettings
+from penstock.sealing import SealSettings, address, append, runs
 
 if TYPE_CHECKING:
     from penstock.producer import Producer
@@ -110,17 +110,6 @@ def slabs(
         )
 
 
-def runs(sizes: Longs, bytes_max: int) -> Iterator[tuple[int, int]]:
-    """Bounds of runs of at most `bytes_max` each (a larger row is a run of its own)."""
-    ends = sizes.cumsum()
-    start, base = 0, 0
-    while start < len(sizes):
-        stop = int(ends.searchsorted(base + bytes_max, side="right"))
-        stop = max(stop, start + 1)
-        yield start, stop
-        start, base = stop, int(ends[stop - 1])
-
-
 def _launch(self: Producer, box: Box, slab: RecordColumns, partition: int | None) -> None:
     """Encode a slab and send it on its way, once there is room."""
     with self._lock:
@@ -144,20 +133,15 @@ def _launch(self: Producer, box: Box, slab: RecordColumns, partition: int | None
         try:
             _seal(box, slab, routes, self._settings, partition)
         except BaseException:
-            for batch in reversed(box.batches[first:]):
-                batch.route.next_sequence = batch.sequence
-            del box.batches[first:]
+            box.take_back(first)
             raise
         batches = box.batches[first:]
         box.count += len(slab.values)
-        self._counts["batches"] += len(batches)
-        self._counts["records"] += len(slab.values)
-        self._counts["bytes"] += sum(batch.length for batch in batches)
         self._outbox.post(batches)
         for batch in batches:  # what found no room in a lane outlives the stream's memory
             if isinstance(batch.encoded, PiecedBatch):
                 batch.encoded = batch.encoded.settled()
-        self._minder.posted()
+        self._count(batches)
 
 
 def _seal(
@@ -202,17 +186,7 @@ def _seal_run(
 def _encode(
     box: Box, records: RecordColumns, route: PartitionRoute, settings: SealSettings
 ) -> None:
-    count = len(records.values)
     encoded = encode_columns(
-        records,
-        base_timestamp=box.opened,
-        topic_id=route.topic_id,
-        partition=route.partition,
-        producer_id=settings.producer_id,
-        producer_epoch=route.epoch,
-        base_sequence=route.next_sequence,
-        codec=settings.codec,
-        in_pieces=True,
+        records, base_timestamp=box.opened, in_pieces=True, **address(route, settings)
     )
-    box.batches.append(Batch(box, route, encoded, count, route.next_sequence))
-    route.next_sequence += count
+    append(box, route, encoded, len(records.values))
