@@ -12,14 +12,12 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from crash.steps import CHANGING, StepPlan
-
-from penstock.core.storage import Storage
+from crash.steps import CHANGING, StepPlan, arm_storage
 
 PLAN_VARIABLE: Final = "PENSTOCK_TEST_{}_STEPS"
 
@@ -59,20 +57,7 @@ def arm(process: str, step: str, die: Callable[[], object]) -> None:
     when, _, what = step.partition(" ")
     name, pattern = CALLS[process][what]
     assert name in CHANGING
-    real = getattr(Storage, name)
-
-    def call(storage: Storage, *args: Any, **named: Any) -> Any:
-        target = args[1] if name in ("rename", "link") else args[0]
-        path = storage.path_of(target) if isinstance(target, int) else target
-        matches = re.search(pattern, path)
-        if matches and when == "before":
-            die()
-        result = real(storage, *args, **named)
-        if matches:
-            die()
-        return result
-
-    setattr(Storage, name, call)
+    arm_storage(name, when, re.compile(pattern), die)
 
 
 def main() -> int:

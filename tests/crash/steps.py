@@ -128,11 +128,11 @@ def arm(step: str, die: Callable[[], object]) -> None:
     elif match := re.fullmatch(r"(before|half-way|after) writing the (.*)", step):
         _arm_writing(match[1], re.compile(CALLS[match[2]]), die)
     elif match := re.fullmatch(r"(before|after) (open|allocate|fdatasync) of a log", step):
-        _arm_storage(match[2], match[1], re.compile(r"\.log$"), die)
+        arm_storage(match[2], match[1], re.compile(r"\.log$"), die)
     elif match := re.fullmatch(r"(before|after) fsync of the folder", step):
-        _arm_storage("fsync_folder", match[1], re.compile(""), die)
+        arm_storage("fsync_folder", match[1], re.compile(""), die)
     elif match := re.fullmatch(r"(before|after) (rename|unlink) of a snapshot", step):
-        _arm_storage(match[2], match[1], re.compile(r"producers-"), die)
+        arm_storage(match[2], match[1], re.compile(r"producers-"), die)
     elif step in STORES:
         _spy_on_receivers(lambda index: index == STORES[step] and die(), lambda index: None)
     elif step == "head published":
@@ -174,12 +174,12 @@ def _arm_frames(die: Callable[[], object]) -> None:
     _replace(lane.LaneReceiver, "frames", make)
 
 
-def _arm_storage(name: str, when: str, pattern: re.Pattern[str], die: Callable[[], object]) -> None:
+def arm_storage(name: str, when: str, pattern: re.Pattern[str], die: Callable[[], object]) -> None:
     """Before or after a primitive of the storage on a file whose path matches."""
 
     def make(real: Any) -> Any:
         def call(storage: Storage, *args: Any, **named: Any) -> Any:
-            target = args[-1] if name == "rename" else args[0]
+            target = args[-1] if name in ("rename", "link") else args[0]
             path = storage.path_of(target) if isinstance(target, int) else target
             matches = pattern.search(path)
             if matches and when == "before":
@@ -213,7 +213,7 @@ def _arm_nth_call(number: int, die: Callable[[], object]) -> None:
 
 def _arm_writing(when: str, pattern: re.Pattern[str], die: Callable[[], object]) -> None:
     if when != "half-way":
-        _arm_storage("pwritev", when, pattern, die)
+        arm_storage("pwritev", when, pattern, die)
         return
 
     def make(real: Any) -> Any:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from crash.ground import NodeUnderTest, descriptors, environment
+from own_mounts import run_behind
 
 from penstock.admin import TopicConfig
 from penstock.client import Client, connect
@@ -327,21 +328,9 @@ print(sorted(os.listdir("/dev/shm")))
 
 def test_a_dev_shm_that_is_really_full_is_a_clear_error(tmp_path: Path) -> None:
     """A /dev/shm with room for the tables and one lane, in a mount namespace of its own."""
-    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-Urm"]
-    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this user may make no mount namespace")
     room = lo.state_table_bytes() + lo.client_table_bytes() + 3 * lo.lane_bytes(4 << 20) // 2
-    command = (
-        f"mount -t tmpfs -o size={room} tmpfs /dev/shm "
-        f'&& exec {sys.executable} -c "$SCRIPT" {tmp_path}'
-    )
-    done = subprocess.run(
-        [*unshare, "sh", "-c", command],
-        env={**environment(), "SCRIPT": SCRIPT}, capture_output=True, text=True, timeout=60,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    said, found, left = done.stdout.splitlines()
+    prepare = f"mount -t tmpfs -o size={room} tmpfs /dev/shm"
+    said, found, left = run_behind(prepare, SCRIPT, tmp_path, timeout=60).splitlines()
     assert "/dev/shm has no room" in said
     assert json.loads(found.replace("'", '"')) == ["0", "2", "3"]
     assert left == "[]"

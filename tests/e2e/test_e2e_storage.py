@@ -6,7 +6,6 @@ import errno
 import os
 import resource
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from crash import faulty
 from crash.faulty import SHORT, Faults
 from crash.ground import NodeUnderTest
 from crash.reading import read_log
+from own_mounts import run_behind
 
 from penstock.admin import Admin, PartitionDescription, TopicConfig
 from penstock.client import Client
@@ -356,23 +356,13 @@ def test_a_file_system_that_is_really_full(tmp_path: Path) -> None:
     """A tmpfs of a few megabytes with a ballast in it, in a mount namespace of its own."""
     mounted = tmp_path / "small"
     mounted.mkdir()
-    command = (
+    prepare = (
         f"mount -t tmpfs -o size=6m tmpfs {mounted} && mkdir {mounted}/data && "
-        f"head -c 3000000 /dev/zero > {mounted}/data/ballast && "
-        f'exec {sys.executable} -c "$SCRIPT" {mounted}'
+        f"head -c 3000000 /dev/zero > {mounted}/data/ballast"
     )
-    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-Urm"]
-    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this user may make no mount namespace")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(
-        [*unshare, "sh", "-c", command],
-        env={**environment, "SCRIPT": SCRIPT}, capture_output=True, text=True, timeout=90,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "held up: flush" in done.stdout
-    assert "storage full" in done.stdout
+    said = run_behind(prepare, SCRIPT, mounted, timeout=90)
+    assert "held up: flush" in said
+    assert "storage full" in said
 
 
 # --- a failing device ----------------------------------------------------------------------------
