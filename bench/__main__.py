@@ -6,9 +6,9 @@ import sys
 
 from penstock.bench.cli import main
 
-COMMANDS = {
-    *("throughput", "latency", "footprint", "partitions", "recovery", "backlog", "plots", "suite"),
-}
+COMMANDS = frozenset(
+    ("throughput", "latency", "footprint", "partitions", "recovery", "backlog", "plots", "suite")
+)
 
 if __name__ == "__main__":
     given = sys.argv[1:]

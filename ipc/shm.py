@@ -139,6 +139,12 @@ def listing(prefix: str) -> list[str]:
         raise
 
 
+def unlink_all(node_uuid_hex: str) -> None:
+    """Take away the names of everything that a node had."""
+    for name in listing(object_name(node_uuid_hex, "x").removesuffix("x")):
+        unlink(name)
+
+
 def map_fd(fd: int, size: int | None = None, writable: bool = True) -> mmap.mmap:
     """Map `size` bytes (default: all) of `fd`, shared. The caller may close `fd` afterwards.
 

@@ -19,7 +19,7 @@ from typing import IO
 
 from penstock.client import Client, connect
 from penstock.core.errors import PenstockError
-from penstock.ipc.shm import listing, object_name, unlink
+from penstock.ipc.shm import unlink_all
 
 
 class EmbeddedNode:
@@ -140,8 +140,7 @@ class EmbeddedNode:
         uuid = self._uuid()
         self.stop()
         if uuid is not None:
-            for name in listing(object_name(uuid, "x").removesuffix("x")):
-                unlink(name)
+            unlink_all(uuid)
         if self._owns_folder:
             shutil.rmtree(self.data, ignore_errors=True)
 

@@ -144,15 +144,13 @@ class Session:
                 channel.close()
                 raise
         channel.close()
-        for fd in fds:
-            os.close(fd)
+        close_fds(fds)
         raise refusal(reply, socket)
 
     def request(self, message: msgspec.Struct, expect: type[Reply], timeout: float) -> Reply:
         """Ask the node; raises what a `Refused` names, `PenstockTimeout`, `NotConnectedError`."""
         reply, fds = self._ask(message, timeout)
-        for fd in fds:
-            os.close(fd)
+        close_fds(fds)
         if not isinstance(reply, expect):
             raise refusal(reply, self.socket)
         return reply
@@ -169,8 +167,7 @@ class Session:
                 self._owed -= 1
                 if not self._owed:
                     return received
-                for fd in received[1]:  # the late answer to a request that timed out
-                    os.close(fd)
+                close_fds(received[1])  # the late answer to a request that timed out
         except (BrokenPipeError, ConnectionResetError) as error:
             raise er.NotConnectedError(f"the node at {self.socket} is gone: {error}") from error
         except TimeoutError as error:
@@ -183,8 +180,7 @@ class Session:
         """A lane to one writer process, with the doorbell that wakes it."""
         reply, fds = self._ask(ms.OpenLane(writer), timeout)
         if not isinstance(reply, ms.LaneOpened) or len(fds) != 2:
-            for fd in fds:
-                os.close(fd)
+            close_fds(fds)
             raise refusal(reply, self.socket)
         doorbell = Doorbell.from_fd(fds[1])
         try:
@@ -220,8 +216,7 @@ class Session:
         if received is None:
             return "the node is gone"
         reply, fds = received
-        for fd in fds:
-            os.close(fd)
+        close_fds(fds)
         if self._owed:
             self._owed -= 1
             return None

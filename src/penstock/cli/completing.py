@@ -17,25 +17,18 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import typer
 
 from penstock.cli.app import make_app, wanted
 from penstock.cli.command import merge
 from penstock.core.errors import PenstockError
 from penstock.ipc.paths import runtime_folder
-from penstock.observe.place import folder_for
-from penstock.observe.sample import Topic
 
 FILES: Final = ("FILE", "DIR", "PATH", "PATHS", "FOLDER")
 CATALOGUE_MAX: Final = 16 << 20
 """Bytes of topics.json that are read for a completion."""
 
 Words = list[tuple[str, str]]
-
-
-class _Catalogue(msgspec.Struct):
-    topics: list[Topic] = []
 
 
 def answer(arguments: Sequence[str]) -> int:
@@ -167,6 +160,8 @@ class _Line:
         return None if metavar in FILES else []
 
     def _topics(self) -> Words:
+        from penstock.observe.place import folder_for
+
         env = merge(None, {"bootstrap": self._common.get("bootstrap"), "format": None,
                            "timeout": None, "verbose": 0, "quiet": False})  # fmt: skip
         try:
@@ -174,7 +169,11 @@ class _Line:
                 data = file.read(CATALOGUE_MAX)
         except (PenstockError, OSError):
             return []
-        topics = msgspec.json.decode(data, type=_Catalogue).topics
+        import msgspec
+
+        from penstock.observe.sample import Catalogue
+
+        topics = msgspec.json.decode(data, type=Catalogue).topics
         return sorted((topic.name, f"{len(topic.pages)} partitions") for topic in topics)
 
 

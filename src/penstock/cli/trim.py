@@ -38,12 +38,12 @@ def trim(
     or what their on_out_of_range says."""
     place = values.place(before)
     with env.admin() as admin:
-        foretold = admin.trim(name, partition or None, before=place, dry_run=True)
-        if dry_run:
-            _show(env, "would start", foretold)
-            return
-        count = sum(result.records for result in foretold)
-        if not yes:
+        if dry_run or not yes:
+            foretold = admin.trim(name, partition or None, before=place, dry_run=True)
+            if dry_run:
+                _show(env, "would start", foretold)
+                return
+            count = sum(result.records for result in foretold)
             confirm(f"Delete {count} records of {name} before {before}?")
         _show(env, "starts", admin.trim(name, partition or None, before=place))
 

@@ -30,7 +30,7 @@ class Topic(msgspec.Struct, frozen=True):
     pages: list[int]
 
 
-class _Catalogue(msgspec.Struct):
+class Catalogue(msgspec.Struct):
     topics: list[Topic] = []
 
 
@@ -112,7 +112,6 @@ class Sample:
     disk: Disk | None = None
     cleaner: CleanerState | None = None
     cleaner_process: Process | None = None
-    producers_attached: int = 0
     dropped: dict[int, int] = field(default_factory=dict)
     """Records that a producer's own policy gave up, by producer id."""
 
@@ -177,7 +176,7 @@ class Observer:
             found = path.stat()
             identity = found.st_ino, found.st_mtime_ns
             if identity != self._catalogue_is:
-                self.topics = msgspec.json.decode(path.read_bytes(), type=_Catalogue).topics
+                self.topics = msgspec.json.decode(path.read_bytes(), type=Catalogue).topics
                 self._catalogue_is = identity
         except FileNotFoundError:
             self.topics = []
@@ -214,7 +213,6 @@ class Observer:
                 continue
             slot = ClientSlot(region, index)
             if slot.kind == lo.KIND_PRODUCER:
-                sample.producers_attached += 1
                 sample.dropped[slot.producer_id] = slot.dropped
             elif slot.kind == lo.KIND_CONSUMER:
                 pid, start_time = slot.pid, slot.start_time

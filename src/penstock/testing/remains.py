@@ -54,10 +54,9 @@ def remove(folder: str) -> None:
     end_processes(folder)
     uuid = uuid_in(folder)
     if uuid is not None:
-        from penstock.ipc.shm import listing, object_name, unlink
+        from penstock.ipc.shm import unlink_all
 
-        for name in listing(object_name(uuid, "x").removesuffix("x")):
-            unlink(name)
+        unlink_all(uuid)
     shutil.rmtree(folder, ignore_errors=True)
 
 
