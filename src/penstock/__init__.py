@@ -37,7 +37,7 @@ _HOMES = {
     "BatchReceipt": "delivery",
     **dict.fromkeys(
         (
-            "AttachRefusedError", "BufferFullError", "ClosedError", "ConfigError",
+            "AttachRefusedError", "BufferFullError", "ClosedError", "ConfigError", "DroppedError",
             "CorruptBatchError", "DataFolderError", "DeliveryError", "DeliveryTimeout",
             "ForkedClientError", "LogOfflineError", "LogTruncatedError", "NotConnectedError",
             "OffsetOutOfRangeError", "PenstockError", "PenstockTimeout", "ProduceError",
@@ -63,6 +63,7 @@ __all__ = [
     "Delivery",
     "DeliveryError",
     "DeliveryTimeout",
+    "DroppedError",
     "ForkedClientError",
     "LogOfflineError",
     "LogTruncatedError",
@@ -103,6 +104,7 @@ if TYPE_CHECKING:
         DataFolderError,
         DeliveryError,
         DeliveryTimeout,
+        DroppedError,
         ForkedClientError,
         LogOfflineError,
         LogTruncatedError,
