@@ -89,7 +89,6 @@ class Stats:
     records_kept: int = 0
     tombstones_dropped: int = 0
     keyless: int = 0
-    keys: int = 0
     groups: int = 0
     groups_unchanged: int = 0
 
@@ -157,7 +156,6 @@ class Compaction:
         damaged and `StorageError` where one is gone; what was swapped by then stays good.
         """
         self._read()
-        self.stats.keys = len(self._latest)
         for group in self._groups():
             prepared = self._clean(group)
             self.stats.groups += 1

@@ -27,8 +27,8 @@ from penstock.core.replay import (
 from penstock.core.rescue import RESCUE_SUFFIX, read_mark
 from penstock.core.segment import OpenSegment, Scan, batch_time, list_segments, segment_path
 from penstock.core.snapshots import load_snapshot
-from penstock.core.storage import READ_WRITE, Storage
-from penstock.core.swapping import finish_swaps
+from penstock.core.storage import READ_WRITE, TEMPORARY_SUFFIX, Storage
+from penstock.core.swapping import CLEANED_SUFFIX, finish_swaps
 from penstock.core.truncation import create_segment
 
 
@@ -103,7 +103,7 @@ class Survey:
             storage.fsync_folder(folder.rpartition("/")[0] or "/")
         finish_swaps(storage, folder)
         for name in storage.listdir(folder):
-            if name.endswith((".tmp", RESCUE_SUFFIX)):
+            if name.endswith((TEMPORARY_SUFFIX, CLEANED_SUFFIX, RESCUE_SUFFIX)):
                 storage.unlink(f"{folder}/{name}")
         if list_segments(storage, folder):
             return False

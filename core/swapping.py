@@ -156,15 +156,11 @@ def forget_cleaned_to(storage: Storage, folder: str) -> None:
     storage.unlink(f"{folder}/{CLEANED_TO_FILE}")
 
 
-def finish_swaps(storage: Storage, folder: str) -> int:
-    """At open: do what is marked, drop what is only prepared; how many were marked."""
+def finish_swaps(storage: Storage, folder: str) -> None:
+    """At open: do what is marked. What is only prepared is the caller's to remove."""
     found = (_MARK.fullmatch(name) for name in storage.listdir(folder))
     marks = sorted((int(match[1]), int(match[2])) for match in found if match)
     if marks:
         storage.fsync_folder(folder)  # who died may have come no further than the mark's name
     for base, end in marks:
         finish_swap(storage, folder, base, end, again=True)
-    for name in storage.listdir(folder):
-        if name.endswith(CLEANED_SUFFIX) or is_half_written(name):
-            storage.unlink(f"{folder}/{name}")
-    return len(marks)

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Container, Sequence
 from typing import Final, Protocol
 
+from penstock.core.admission import refused
 from penstock.core.errors import ErrorCode, LogOfflineError, StorageError
 from penstock.core.log import AppendResult, Log, LogConfig, SyncJob
 from penstock.core.segment import list_segments
@@ -279,8 +280,7 @@ class AloneRole:
         if self._state.status != lo.STATUS_OFFLINE:
             logger.error("%s: offline: %s", self.name, error)
         self._state.publish_status(lo.STATUS_OFFLINE, errno_of(error))
-        refusal = AppendResult(-1, -1, 0, ErrorCode.PARTITION_OFFLINE, False, str(error))
-        return [refusal] * count
+        return [refused(ErrorCode.PARTITION_OFFLINE, str(error))] * count
 
     def tick(self, now: float, now_us: int) -> SyncJob | None:
         log = self._log
@@ -372,7 +372,7 @@ class AloneRole:
         if not count:  # left behind by a cleaner that died
             drop_prepared(self._storage, self._folder, prepared.base)
             return Freed(log.log_start, 0, 0, done=False)
-        sizes = segment_sizes(self._storage, self._folder, prepared.end)
+        sizes = segment_sizes(self._storage, self._folder, prepared.end, prepared.base)
         try:
             done = log.swap(prepared)
         except StorageError as error:

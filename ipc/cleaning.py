@@ -101,11 +101,11 @@ def prepared(segment: CleanedSegment) -> Prepared:
     return Prepared(segment.base, segment.end, segment.length, sources)
 
 
-def segment_sizes(storage: Storage, folder: str, below: int) -> dict[int, int]:
-    """The sizes of the segment files that begin below an offset, by their bases."""
+def segment_sizes(storage: Storage, folder: str, below: int, start: int = 0) -> dict[int, int]:
+    """The sizes of the segment files that begin from `start` to below an offset, by their bases."""
     sizes = {}
     for base in list_segments(storage, folder):
-        if base < below:
+        if start <= base < below:
             fd = open_for_reading(storage, folder, base)
             sizes[base] = storage.size(fd)
             storage.close(fd)

@@ -179,10 +179,10 @@ class Writer:
             if lane.owns(frame.batch):
                 good.append(frame)
             else:
-                answers[id(frame)] = AppendResult(
-                    -1, -1, 0, ErrorCode.CORRUPT_BATCH, False,
+                answers[id(frame)] = refused(
+                    ErrorCode.CORRUPT_BATCH,
                     f"lane {lane.receiver.name} sent a batch that is not its producer's",
-                )  # fmt: skip
+                )
                 logger.warning("%s", answers[id(frame)].message, extra={"lane": lane.receiver.name})
         if not good:
             return

@@ -114,16 +114,10 @@ class Cleaner:
             partition.complaint = str(error)
 
     def _trim_expired(self, partition: Partition) -> None:
-        retain(partition, self._storage, self._trim)
+        retain(partition, self._storage, self._ask)
 
     def _compact(self, partition: Partition) -> None:
-        compact(partition, self._storage, self._swap, self._pace)
-
-    def _swap(self, order: ms.SwapSegments) -> ms.Cleaned:
-        return self._ask(order)
-
-    def _trim(self, order: ms.TrimPartition) -> ms.Cleaned:
-        return self._ask(order)
+        compact(partition, self._storage, self._ask, self._pace)
 
     def _ask(self, order: ms.SwapSegments | ms.TrimPartition) -> ms.Cleaned:
         """Have the writer do something, and leave it alone for a while then: its lanes waited. Not

@@ -56,7 +56,6 @@ class CleanerProcess:
         self._started_at = 0.0
         self._is_closed = False
         self._gone = asyncio.Event()
-        self.restarts = 0
 
     @property
     def pid(self) -> int:
@@ -112,7 +111,6 @@ class CleanerProcess:
         if self._is_closed:
             logger.info("cleaner ended: %s", describe_exit(status))
             return
-        self.restarts += 1
         if time.monotonic() - self._started_at >= self._config.restart_healthy_after:
             self._backoff = self._config.restart_backoff
         logger.warning(

@@ -50,10 +50,12 @@ def compact(
     `StorageError`, `CorruptBatchError` for files that cannot be read or written."""
     settings, page = partition.topic.settings, partition.page
     start, bases = page.log_start, partition.bases(storage)
+    if len(bases) < 2:
+        return
     bound = min(page.high_watermark, page.last_stable, page.durable)
     dirty_from = max(start, load_cleaned_to(storage, partition.folder))
-    state = (bases[-1] if bases else 0, dirty_from, bound >= (bases[-1] if bases else 0), settings)
-    if len(bases) < 2 or bases[-1] <= dirty_from or partition.not_due == state:
+    state = (bases[-1], dirty_from, bound >= bases[-1], settings)
+    if bases[-1] <= dirty_from or partition.not_due == state:
         return
     from penstock.core.compaction import Compaction, plan_compaction
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from penstock.core.admission import refused
 from penstock.core.errors import ErrorCode, StorageError
 from penstock.core.log import AppendResult, SyncJob
 from penstock.core.swapping import Prepared
@@ -113,8 +114,7 @@ class ParkedRole:
             self._state.count_throttle()
             self._try()
         if self._role is None:
-            refusal = AppendResult(-1, -1, 0, ErrorCode.PARTITION_OFFLINE, False, self._damage)
-            return [refusal] * len(batches)
+            return [refused(ErrorCode.PARTITION_OFFLINE, self._damage)] * len(batches)
         return self._role.append(batches, now_us)
 
     def count(self, batches: Sequence[memoryview], results: list[AppendResult]) -> None:
