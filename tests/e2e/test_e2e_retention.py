@@ -63,6 +63,10 @@ def start_of(admin: Admin, topic: str) -> int:
     return admin.describe_topic(topic).partitions[0].log_start
 
 
+def deleted_of(admin: Admin, topic: str) -> int:
+    return admin.describe_topic(topic).partitions[0].cleaning["segments_deleted"]
+
+
 def has_moved(admin: Admin, before: int) -> bool:
     return start_of(admin, "t") > before
 
@@ -82,14 +86,17 @@ def test_segments_beyond_the_wanted_bytes_go_and_are_counted(node, client):
     admin.create_topic("t", TopicConfig(segment_bytes=SEGMENT, retention_bytes=4 * SEGMENT))
     send(client, "t", 0, 1000)
     eventually(lambda: len(segments(node, admin, "t")) <= 6 and start_of(admin, "t") > 0)
+    # Counted once the writer has done it all, so after the log's start has been published.
+    eventually(lambda: deleted_of(admin, "t") >= 8, "8 segments counted as deleted")
     described = admin.describe_topic("t").partitions[0]
     cleaning = described.cleaning
-    assert cleaning["segments_deleted"] >= 8
     assert cleaning["bytes_deleted"] >= cleaning["segments_deleted"] * SEGMENT / 2
     assert cleaning["cleaned_at"] > 0
     assert cleaning["cleaning_errors"] == 0
     with client.consumer("t", start="earliest", follow=False) as consumer:
-        assert read_all(consumer, 1000) == list(range(described.log_start, 1000))
+        offsets = read_all(consumer, 1000)
+    assert offsets == list(range(offsets[0], 1000))
+    assert offsets[0] >= described.log_start  # another round may have trimmed meanwhile
     node.wait_log(r"expired, 0 by time \(retention None\), \d+ by size \(retention_bytes 262144\)")
 
 
@@ -148,7 +155,7 @@ def test_rule_11_readers_follow_while_segments_vanish(node, client, policy):
     sent: list[int] = []
 
     def write_until_much_has_vanished() -> None:
-        while admin.describe_topic("t").partitions[0].cleaning["segments_deleted"] < 200:
+        while deleted_of(admin, "t") < 200:
             send(client, "t", len(sent), 500)
             sent.extend(range(500))
 
