@@ -142,7 +142,8 @@ def _notes(runs: int) -> list[str]:
     return [
         "## How it is measured",
         "",
-        f"- Each row of throughput or latency is {how_often} with a node and a data folder of its own.",
+        f"- Each row of throughput or latency is {how_often}"
+        " with a node and a data folder of its own.",
         *_NOTES,
         "",
     ]
