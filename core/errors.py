@@ -29,6 +29,7 @@ class ErrorCode(IntEnum):
     UNSUPPORTED_VERSION = 13
     INVALID_TIMESTAMP = 14
     DUPLICATE_TOO_OLD = 15
+    TRANSACTION_NOT_OPEN = 16
 
 
 class PenstockError(Exception):
@@ -145,3 +146,24 @@ class DeliveryError(PenstockError):
     def __init__(self, message: str, failed: list[tuple[str, int, Exception, int]]) -> None:
         super().__init__(message)
         self.failed = failed
+
+
+class StaleGenerationError(PenstockError):
+    """The group gave the partition to another member (or a new grant to this one): what was
+    processed meanwhile may be processed again there, and commits nothing here."""
+
+
+class UnknownMemberError(PenstockError):
+    """The group does not know this member any more: it was away for too long, or replaced."""
+
+
+class GroupError(PenstockError):
+    """A group does not allow what was asked: members are there, or its guarantee forbids it."""
+
+
+class TransactionError(PenstockError):
+    """A transaction cannot go on, or the call does not fit its state. It can only be aborted."""
+
+
+class ProducerFencedError(TransactionError):
+    """Another producer took the transactional id over: this one is to end."""

@@ -63,6 +63,12 @@ class ClientSlot:
         self._q[self._base + lo.Q_CLIENT_SLEEPING] = 0
         self._q[self._base + lo.Q_CLIENT_IN_USE] = 0
 
+    def give_notice(self) -> int:
+        """Tell the client that the coordinator has something to say, such as another assignment;
+        its doorbell is rung after this."""
+        self._q[self._base + lo.Q_CLIENT_NOTICE] += 1
+        return self.notice
+
     @property
     def in_use(self) -> bool:
         return bool(self._q[self._base + lo.Q_CLIENT_IN_USE])
@@ -72,6 +78,11 @@ class ClientSlot:
         return int(self._q[self._base + lo.Q_CLIENT_PID])
 
     # --- client ---
+    @property
+    def notice(self) -> int:
+        """Grows with each `give_notice`: one load tells that nothing has changed."""
+        return int(self._q[self._base + lo.Q_CLIENT_NOTICE])
+
     def publish_sleeping(self, ticket: int) -> None:
         self._q[self._base + lo.Q_CLIENT_SLEEPING] = ticket
 

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from penstock.ipc import coordination
 from penstock.ipc.names import PartitionName
 
 PROTOCOL_VERSION: Final = 1
@@ -136,7 +137,7 @@ class Bye(msgspec.Struct, frozen=True, tag="bye"):
 
 ClientMessage = (
     Hello | OpenLane | FindTopic | ListTopics | CreateTopic | AlterTopic | DeleteTopic
-    | TrimPartition | SwapSegments | DescribeNode | Bye
+    | TrimPartition | SwapSegments | DescribeNode | Bye | coordination.Request
 )  # fmt: skip
 
 
@@ -225,7 +226,8 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 NodeMessage = (
     Welcome | LaneOpened | TopicFound | Topics | NodeDescription | Cleaned | Done | Refused
-)
+    | coordination.Reply
+)  # fmt: skip
 
 
 # --- node -> writer -----------------------------------------------------------------------------
