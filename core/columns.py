@@ -1,4 +1,4 @@
-"""From a batch image to columns: the reading half of the body format (`encode` draws it).
+"""From a batch image to columns: the reading half of the body format (`sections` draws it).
 
 A decoded batch is a handful of numpy views over the batch's own bytes; nothing is copied until a
 caller asks for Python objects. Every length and offset is checked before it is used, so that bytes
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from penstock.core import codecs
 from penstock.core import encode as en
 from penstock.core import header as hd
+from penstock.core import sections as sc
 from penstock.core.errors import CorruptBatchError
 
 SMALL: Final = 8
@@ -281,40 +282,16 @@ def _binary_column(
     return BinaryColumn(offsets, body[data_start : data_start + data_length], valid)
 
 
-def _directory(body: memoryview) -> dict[int, tuple[int, int, int]]:
-    """section id -> (encoding, start, length), every one inside the body."""
-    entry = en.DIRECTORY_ENTRY
-    listed = []
-    position = 0
-    for _ in range(en.SECTIONS_MAX):
-        if position + entry.size > len(body):
-            raise CorruptBatchError("the section directory runs past its body")
-        ident, encoding, length = entry.unpack_from(body, position)
-        position += entry.size
-        if ident == 0:
-            break
-        listed.append((ident, encoding, length))
-    else:
-        raise CorruptBatchError(f"more than {en.SECTIONS_MAX} sections in a batch")
-    found = {}
-    for ident, encoding, length in listed:
-        if position + length > len(body):
-            raise CorruptBatchError(f"section {ident} runs past its body")
-        found[ident] = (encoding, position, length)
-        position += (length + 7) & -8
-    return found
-
-
 def _raw_body(stored: memoryview, head: hd.BatchHeader) -> memoryview:
     """The body expanded. `header.checked` has bounded what it may expand to."""
     if head.codec == hd.CODEC_NONE:
         return stored
-    if len(stored) < en.STORED.size:
+    if len(stored) < sc.STORED.size:
         raise CorruptBatchError("a compressed body is shorter than its own length field")
-    packed, _ = en.STORED.unpack_from(stored)
-    if packed > len(stored) - en.STORED.size:
+    packed, _ = sc.STORED.unpack_from(stored)
+    if packed > len(stored) - sc.STORED.size:
         raise CorruptBatchError("a compressed body is longer than its batch")
-    packed_body = stored[en.STORED.size : en.STORED.size + packed]
+    packed_body = stored[sc.STORED.size : sc.STORED.size + packed]
     return memoryview(codecs.expand(head.codec, packed_body, head.raw_body_length))
 
 
@@ -346,13 +323,13 @@ def decode(
         only = _plain_one(body, head)
         if only is not None:
             return only
-    found = _directory(body)
+    found = sc.directory(body)
     values = _binary_column(
         body,
         found,
-        en.SECTION_VALUE_VALIDITY,
-        en.SECTION_VALUE_OFFSETS,
-        en.SECTION_VALUE_BYTES,
+        sc.SECTION_VALUE_VALIDITY,
+        sc.SECTION_VALUE_OFFSETS,
+        sc.SECTION_VALUE_BYTES,
         count,
     )
     keys: BinaryColumn | NullColumn
@@ -360,9 +337,9 @@ def decode(
         keys = _binary_column(
             body,
             found,
-            en.SECTION_KEY_VALIDITY,
-            en.SECTION_KEY_OFFSETS,
-            en.SECTION_KEY_BYTES,
+            sc.SECTION_KEY_VALIDITY,
+            sc.SECTION_KEY_OFFSETS,
+            sc.SECTION_KEY_BYTES,
             count,
         )
     else:
@@ -398,9 +375,9 @@ def _sparse(
         if head.record_count != head.last_offset_delta + 1 and head.record_count:
             raise CorruptBatchError("a dense batch has fewer records than offsets")
         return None
-    if en.SECTION_OFFSET_DELTAS not in found:
+    if sc.SECTION_OFFSET_DELTAS not in found:
         raise CorruptBatchError("a sparse batch lacks its offset deltas")
-    _, start, length = found[en.SECTION_OFFSET_DELTAS]
+    _, start, length = found[sc.SECTION_OFFSET_DELTAS]
     deltas = _ints(body, start, length, head.record_count, "offset deltas")
     if len(deltas) and (
         deltas[0] < 0
@@ -414,12 +391,12 @@ def _sparse(
 def _times(
     body: memoryview, found: dict[int, tuple[int, int, int]], count: int
 ) -> npt.NDArray[np.int32] | npt.NDArray[np.int64] | None:
-    encoding, start, length = found.get(en.SECTION_TIMESTAMPS, (en.ENCODING_CONSTANT, 0, 0))
-    if encoding == en.ENCODING_CONSTANT:
+    encoding, start, length = found.get(sc.SECTION_TIMESTAMPS, (sc.ENCODING_CONSTANT, 0, 0))
+    if encoding == sc.ENCODING_CONSTANT:
         return None
-    if encoding == en.ENCODING_INT32 and length == 4 * count:
+    if encoding == sc.ENCODING_INT32 and length == 4 * count:
         return np.frombuffer(body, "<i4", count, start)
-    if encoding == en.ENCODING_INT64 and length == 8 * count:
+    if encoding == sc.ENCODING_INT64 and length == 8 * count:
         return np.frombuffer(body, "<i8", count, start)
     raise CorruptBatchError(f"timestamps in encoding {encoding} hold {length} bytes")
 
@@ -429,22 +406,22 @@ def _headers(
 ) -> tuple[npt.NDArray[np.int32], BinaryColumn, BinaryColumn] | None:
     if not head.attributes & hd.ATTR_HAS_HEADERS:
         return None
-    if en.SECTION_HEADER_LISTS not in found:
+    if sc.SECTION_HEADER_LISTS not in found:
         raise CorruptBatchError("a batch with headers lacks its header lists")
-    _, start, length = found[en.SECTION_HEADER_LISTS]
+    _, start, length = found[sc.SECTION_HEADER_LISTS]
     lists = _ints(body, start, length, head.record_count + 1, "header lists")
     total = int(lists[-1])
     if lists[0] != 0 or total < 0 or bool((lists[1:] < lists[:-1]).any()):
         raise CorruptBatchError("header lists do not rise from 0")
     names = _binary_column(
-        body, found, 0, en.SECTION_HEADER_NAME_OFFSETS, en.SECTION_HEADER_NAME_BYTES, total
+        body, found, 0, sc.SECTION_HEADER_NAME_OFFSETS, sc.SECTION_HEADER_NAME_BYTES, total
     )
     values = _binary_column(
         body,
         found,
-        en.SECTION_HEADER_VALUE_VALIDITY,
-        en.SECTION_HEADER_VALUE_OFFSETS,
-        en.SECTION_HEADER_VALUE_BYTES,
+        sc.SECTION_HEADER_VALUE_VALIDITY,
+        sc.SECTION_HEADER_VALUE_OFFSETS,
+        sc.SECTION_HEADER_VALUE_BYTES,
         total,
     )
     return lists, names, values

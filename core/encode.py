@@ -1,23 +1,7 @@
 """From Python sequences to one columnar batch: the producing half of the body format.
 
-The body is a section directory and 8-aligned columns:
-
-    ┌──────────────────────────────┐  entries of (id u16, encoding u16, length u32), ended by an
-    │ directory                    │  entry of zeros
-    ├──────────────────────────────┤
-    │ timestamps    constant: 0 B  │  int32 or int64 deltas to the base timestamp, microseconds
-    │ offset deltas (sparse only)  │  int32 deltas to the base offset
-    │ key validity, value validity │  Arrow bitmaps, least significant bit first; absent = all valid
-    │ key offsets,  key bytes      │  int32[n+1] + bytes: Arrow's `binary` layout as it stands
-    │ value offsets, value bytes   │
-    │ header columns               │  int32[n+1] into the header entries, then names and values
-    └──────────────────────────────┘
-
-A null value is a tombstone. A compressed body is `<stored length u32> <0 u32> <codec block>`; the
-batch header's `raw_body_length` bounds what it may expand to. Codecs that do not shrink a body are
-not used for it, nor for one larger than `RAW_BODY_MAX`.
-
-Owns encoding only; never reads, writes or assigns offsets. See `columns` for the way back.
+`sections` draws the body. Owns encoding only; never reads, writes or assigns offsets. See `columns`
+for the way back.
 """
 
 from __future__ import annotations
@@ -34,44 +18,22 @@ from crc32c import crc32c
 
 from penstock.core import codecs
 from penstock.core import header as hd
+from penstock.core import sections as sc
 from penstock.core.errors import RecordTooLargeError
 
 Headers = Sequence[tuple[str, bytes | None]]
 Piece = bytes | bytearray | memoryview
 
-SECTION_TIMESTAMPS: Final = 1
-SECTION_OFFSET_DELTAS: Final = 2
-SECTION_KEY_VALIDITY: Final = 3
-SECTION_VALUE_VALIDITY: Final = 4
-SECTION_KEY_OFFSETS: Final = 5
-SECTION_KEY_BYTES: Final = 6
-SECTION_VALUE_OFFSETS: Final = 7
-SECTION_VALUE_BYTES: Final = 8
-SECTION_HEADER_LISTS: Final = 9
-SECTION_HEADER_NAME_OFFSETS: Final = 10
-SECTION_HEADER_NAME_BYTES: Final = 11
-SECTION_HEADER_VALUE_VALIDITY: Final = 12
-SECTION_HEADER_VALUE_OFFSETS: Final = 13
-SECTION_HEADER_VALUE_BYTES: Final = 14
-SECTIONS_MAX: Final = 32
-
-ENCODING_PLAIN: Final = 0
-ENCODING_CONSTANT: Final = 1
-ENCODING_INT32: Final = 2
-ENCODING_INT64: Final = 3
-
-DIRECTORY_ENTRY: Final = struct.Struct("<HHI")
-STORED: Final = struct.Struct("<II")
 _VECTOR_FROM: Final = 32
 """From this many records on numpy is faster than `array` for the offsets (measured)."""
 _PAD: Final = bytes(64)
-_PLAIN_START: Final = DIRECTORY_ENTRY.pack(SECTION_TIMESTAMPS, ENCODING_CONSTANT, 0)
-_DIRECTORY_END: Final = DIRECTORY_ENTRY.pack(0, 0, 0)
+_PLAIN_START: Final = sc.DIRECTORY_ENTRY.pack(sc.SECTION_TIMESTAMPS, sc.ENCODING_CONSTANT, 0)
+_DIRECTORY_END: Final = sc.DIRECTORY_ENTRY.pack(0, 0, 0)
 PLAIN_ONE: Final = struct.Struct("<18sHIQII")
 PLAIN_ONE_START: Final = (
     _PLAIN_START
-    + DIRECTORY_ENTRY.pack(SECTION_VALUE_OFFSETS, ENCODING_PLAIN, 8)
-    + SECTION_VALUE_BYTES.to_bytes(2, "little")
+    + sc.DIRECTORY_ENTRY.pack(sc.SECTION_VALUE_OFFSETS, sc.ENCODING_PLAIN, 8)
+    + sc.SECTION_VALUE_BYTES.to_bytes(2, "little")
 )
 """The directory and the offsets of a plain body of one value, as a whole: these 18 bytes, encoding,
 length, the directory's end, and the offsets 0 and length."""
@@ -168,16 +130,16 @@ def _binary(
         bitmap = _bitmap(column)
         filled = [item if item is not None else b"" for item in column]
         offsets, total = _offsets(filled)
-        sections.append(Section(validity_id, ENCODING_PLAIN, len(bitmap), (bitmap,)))
-    sections.append(Section(offsets_id, ENCODING_PLAIN, len(offsets), (offsets,)))
-    sections.append(Section(bytes_id, ENCODING_PLAIN, total, filled))
+        sections.append(Section(validity_id, sc.ENCODING_PLAIN, len(bitmap), (bitmap,)))
+    sections.append(Section(offsets_id, sc.ENCODING_PLAIN, len(offsets), (offsets,)))
+    sections.append(Section(bytes_id, sc.ENCODING_PLAIN, total, filled))
     return sections
 
 
 def _timestamps(timestamps: Sequence[int] | None, base: int) -> tuple[Section, int, int]:
     """The timestamp section with its base and maximum."""
     if timestamps is None:
-        return Section(SECTION_TIMESTAMPS, ENCODING_CONSTANT, 0, ()), base, base
+        return Section(sc.SECTION_TIMESTAMPS, sc.ENCODING_CONSTANT, 0, ()), base, base
     base, top = min(timestamps), max(timestamps)
     stamps = np.fromiter(timestamps, np.int64, len(timestamps)) if base != top else None
     return timestamp_section(stamps, base, top)
@@ -188,12 +150,12 @@ def timestamp_section(
 ) -> tuple[Section, int, int]:
     """The section of timestamps from `base` to `top`; returns these too."""
     if timestamps is None or base == top:
-        return Section(SECTION_TIMESTAMPS, ENCODING_CONSTANT, 0, ()), base, top
+        return Section(sc.SECTION_TIMESTAMPS, sc.ENCODING_CONSTANT, 0, ()), base, top
     deltas = timestamps - base
     narrow = top - base < 1 << 31
     data = deltas.astype(np.int32 if narrow else np.int64).tobytes()
-    encoding = ENCODING_INT32 if narrow else ENCODING_INT64
-    return Section(SECTION_TIMESTAMPS, encoding, len(data), (data,)), base, top
+    encoding = sc.ENCODING_INT32 if narrow else sc.ENCODING_INT64
+    return Section(sc.SECTION_TIMESTAMPS, encoding, len(data), (data,)), base, top
 
 
 def _header_sections(headers: Sequence[Headers | None]) -> list[Section]:
@@ -203,13 +165,13 @@ def _header_sections(headers: Sequence[Headers | None]) -> list[Section]:
     names = [name.encode() for name, _ in flat]
     values = [value for _, value in flat]
     return [
-        Section(SECTION_HEADER_LISTS, ENCODING_PLAIN, len(offsets), (offsets,)),
-        *_binary(names, 0, SECTION_HEADER_NAME_OFFSETS, SECTION_HEADER_NAME_BYTES),
+        Section(sc.SECTION_HEADER_LISTS, sc.ENCODING_PLAIN, len(offsets), (offsets,)),
+        *_binary(names, 0, sc.SECTION_HEADER_NAME_OFFSETS, sc.SECTION_HEADER_NAME_BYTES),
         *_binary(
             values,
-            SECTION_HEADER_VALUE_VALIDITY,
-            SECTION_HEADER_VALUE_OFFSETS,
-            SECTION_HEADER_VALUE_BYTES,
+            sc.SECTION_HEADER_VALUE_VALIDITY,
+            sc.SECTION_HEADER_VALUE_OFFSETS,
+            sc.SECTION_HEADER_VALUE_BYTES,
         ),
     ]
 
@@ -228,12 +190,18 @@ def _sections(
     sections = [time_section]
     if offset_deltas is not None:
         deltas = array("i", offset_deltas).tobytes()
-        sections.append(Section(SECTION_OFFSET_DELTAS, ENCODING_PLAIN, len(deltas), (deltas,)))
+        sections.append(
+            Section(sc.SECTION_OFFSET_DELTAS, sc.ENCODING_PLAIN, len(deltas), (deltas,))
+        )
         attributes |= hd.ATTR_SPARSE_OFFSETS
     if keys is not None:
-        sections += _binary(keys, SECTION_KEY_VALIDITY, SECTION_KEY_OFFSETS, SECTION_KEY_BYTES)
+        sections += _binary(
+            keys, sc.SECTION_KEY_VALIDITY, sc.SECTION_KEY_OFFSETS, sc.SECTION_KEY_BYTES
+        )
         attributes |= hd.ATTR_HAS_KEYS
-    sections += _binary(values, SECTION_VALUE_VALIDITY, SECTION_VALUE_OFFSETS, SECTION_VALUE_BYTES)
+    sections += _binary(
+        values, sc.SECTION_VALUE_VALIDITY, sc.SECTION_VALUE_OFFSETS, sc.SECTION_VALUE_BYTES
+    )
     if headers is not None:
         sections += _header_sections(headers)
         attributes |= hd.ATTR_HAS_HEADERS
@@ -245,11 +213,11 @@ def _pieces(sections: Sequence[Section], tail_align: int) -> list[Piece]:
     parts: list[Iterable[Piece]] = []
     directory = bytearray()
     for ident, encoding, length, pieces in sections:
-        directory += DIRECTORY_ENTRY.pack(ident, encoding, length)
+        directory += sc.DIRECTORY_ENTRY.pack(ident, encoding, length)
         parts.append(pieces)
         if rest := -length & 7:
             parts.append((_PAD[:rest],))
-    directory += DIRECTORY_ENTRY.pack(0, 0, 0)
+    directory += sc.DIRECTORY_ENTRY.pack(0, 0, 0)
     raw_length = len(directory) + sum((section.length + 7) & -8 for section in sections)
     tail = _PAD[: -raw_length & (tail_align - 1)]
     return list(chain((directory,), chain.from_iterable(parts), (tail,)))
@@ -265,8 +233,8 @@ def _plain_body(values: Sequence[bytes | None], codec: int) -> tuple[bytes, int]
     start = b"".join(
         (
             _PLAIN_START,
-            DIRECTORY_ENTRY.pack(SECTION_VALUE_OFFSETS, ENCODING_PLAIN, len(offsets)),
-            DIRECTORY_ENTRY.pack(SECTION_VALUE_BYTES, ENCODING_PLAIN, total),
+            sc.DIRECTORY_ENTRY.pack(sc.SECTION_VALUE_OFFSETS, sc.ENCODING_PLAIN, len(offsets)),
+            sc.DIRECTORY_ENTRY.pack(sc.SECTION_VALUE_BYTES, sc.ENCODING_PLAIN, total),
             _DIRECTORY_END,
             offsets,
             _PAD[: -len(offsets) & 7],
@@ -403,7 +371,7 @@ def encode_one(
         _check_total(unpadded + 2 * hd.HEADER_BYTES, 1)
     body = b"".join(
         (
-            PLAIN_ONE.pack(PLAIN_ONE_START, ENCODING_PLAIN, total, 0, 0, total),
+            PLAIN_ONE.pack(PLAIN_ONE_START, sc.ENCODING_PLAIN, total, 0, 0, total),
             value,
             _PAD[: -unpadded & (hd.BATCH_ALIGN - 1)],
         )
@@ -424,10 +392,10 @@ def _compress(codec: int, body: bytes) -> tuple[int, bytes]:
     codecs.require(codec)
     if len(body) <= hd.RAW_BODY_MAX:
         packed = codecs.compress(codec, body)
-        stored = STORED.size + len(packed)
+        stored = sc.STORED.size + len(packed)
         if hd.aligned(stored) < hd.aligned(len(body)):
             tail = _PAD[: -stored & (hd.BATCH_ALIGN - 1)]
-            return codec, b"".join((STORED.pack(len(packed), 0), packed, tail))
+            return codec, b"".join((sc.STORED.pack(len(packed), 0), packed, tail))
     return hd.CODEC_NONE, body + _PAD[: -len(body) & (hd.BATCH_ALIGN - 1)]
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from penstock.core import encode as en
 from penstock.core import header as hd
+from penstock.core import sections as sc
 from penstock.core.columns import BinaryColumn
 from penstock.core.gather import ranges, take
 
@@ -103,16 +104,16 @@ def encode_columns(
     if offset_deltas is not None:
         deltas = offset_deltas.tobytes()
         sections.append(
-            en.Section(en.SECTION_OFFSET_DELTAS, en.ENCODING_PLAIN, len(deltas), (deltas,))
+            en.Section(sc.SECTION_OFFSET_DELTAS, sc.ENCODING_PLAIN, len(deltas), (deltas,))
         )
         attributes |= hd.ATTR_SPARSE_OFFSETS
     if records.keys is not None:
         sections += _binary(
-            records.keys, en.SECTION_KEY_VALIDITY, en.SECTION_KEY_OFFSETS, en.SECTION_KEY_BYTES
+            records.keys, sc.SECTION_KEY_VALIDITY, sc.SECTION_KEY_OFFSETS, sc.SECTION_KEY_BYTES
         )
         attributes |= hd.ATTR_HAS_KEYS
     sections += _binary(
-        records.values, en.SECTION_VALUE_VALIDITY, en.SECTION_VALUE_OFFSETS, en.SECTION_VALUE_BYTES
+        records.values, sc.SECTION_VALUE_VALIDITY, sc.SECTION_VALUE_OFFSETS, sc.SECTION_VALUE_BYTES
     )
     if records.headers is not None:
         sections += _headers(records.headers)
@@ -148,12 +149,12 @@ def _binary(
     sections = []
     if column.valid is not None and not column.valid.all():
         bitmap = np.packbits(column.valid, bitorder="little").tobytes()
-        sections.append(en.Section(validity_id, en.ENCODING_PLAIN, len(bitmap), (bitmap,)))
+        sections.append(en.Section(validity_id, sc.ENCODING_PLAIN, len(bitmap), (bitmap,)))
     first, last = int(column.offsets[0]), int(column.offsets[-1])
     offsets = _from_zero(column.offsets)
-    sections.append(en.Section(offsets_id, en.ENCODING_PLAIN, len(offsets), (offsets,)))
+    sections.append(en.Section(offsets_id, sc.ENCODING_PLAIN, len(offsets), (offsets,)))
     data = column.data[first:last]
-    sections.append(en.Section(bytes_id, en.ENCODING_PLAIN, last - first, (data,)))
+    sections.append(en.Section(bytes_id, sc.ENCODING_PLAIN, last - first, (data,)))
     return sections
 
 
@@ -165,17 +166,17 @@ def _headers(headers: HeaderColumns) -> list[en.Section]:
     first, last = int(headers.bounds[0]), int(headers.bounds[-1])
     bounds = _from_zero(headers.bounds)
     return [
-        en.Section(en.SECTION_HEADER_LISTS, en.ENCODING_PLAIN, len(bounds), (bounds,)),
+        en.Section(sc.SECTION_HEADER_LISTS, sc.ENCODING_PLAIN, len(bounds), (bounds,)),
         *_binary(
             headers.names[first:last],
             0,
-            en.SECTION_HEADER_NAME_OFFSETS,
-            en.SECTION_HEADER_NAME_BYTES,
+            sc.SECTION_HEADER_NAME_OFFSETS,
+            sc.SECTION_HEADER_NAME_BYTES,
         ),
         *_binary(
             headers.values[first:last],
-            en.SECTION_HEADER_VALUE_VALIDITY,
-            en.SECTION_HEADER_VALUE_OFFSETS,
-            en.SECTION_HEADER_VALUE_BYTES,
+            sc.SECTION_HEADER_VALUE_VALIDITY,
+            sc.SECTION_HEADER_VALUE_OFFSETS,
+            sc.SECTION_HEADER_VALUE_BYTES,
         ),
     ]

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.core import header as hd
+from penstock.core.control import ControlType, encode_control
 from penstock.core.encode import EncodedBatch, encode_batch
 
 FOLDER = Path(__file__).parent / "golden"
@@ -48,6 +49,19 @@ def _stamped() -> EncodedBatch:
     return encoded
 
 
+def _control(kind: ControlType, epoch: int) -> EncodedBatch:
+    image = encode_control(
+        kind,
+        producer_id=0x1122334455667788,
+        producer_epoch=epoch,
+        coordinator_epoch=0x0A0B0C0D,
+        timestamp=BASE_TIME,
+        topic_id=TOPIC_ID,
+        partition=7,
+    )
+    return EncodedBatch(bytearray(image[: hd.HEADER_BYTES]), image[hd.HEADER_BYTES :])
+
+
 CASES: dict[str, Callable[[], EncodedBatch]] = {
     "values": lambda: _batch([b"one", b"", b"three"]),
     "stamped": _stamped,
@@ -57,6 +71,9 @@ CASES: dict[str, Callable[[], EncodedBatch]] = {
         [b"a", b"b", b"c", b"d"],
         headers=[(("trace", b"\x00\xff"), ("naïve", None)), None, (), (("", b""),)],
     ),
+    "control-begin": lambda: _control(ControlType.BEGIN, 3),
+    "control-commit": lambda: _control(ControlType.COMMIT, 4),
+    "control-abort": lambda: _control(ControlType.ABORT, 4),
     "sparse": lambda: _batch([b"a", b"b"], offset_deltas=[1, 5], last_offset_delta=8),
     "empty": lambda: _batch([], offset_deltas=[], last_offset_delta=4),
     "timestamps-constant": lambda: _batch([b"a", b"b"], timestamps=[BASE_TIME - 5] * 2),

@@ -56,7 +56,7 @@ CLUSTER_SHELL: dict[str, str] = {}
 
 # Modules whose import must not load numpy: it costs each writer process memory and start-up time.
 # Importing anything of Penstock imports `penstock`; the mains of node and writers belong here too.
-WITHOUT_NUMPY = ["penstock"]
+WITHOUT_NUMPY = ["penstock", "penstock.core.plain", "penstock.core.control"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,16 @@ def test_golden_batches_are_read_whatever_wrote_them(name):
             [(("trace", b"\x00\xff"), ("naïve", None)), (), (), (("", b""),)],
         ),
         "sparse": ([1, 5], [base] * 2, [None] * 2, [b"a", b"b"], None),
+        **{
+            f"control-{kind}": (
+                [0],
+                [base],
+                [bytes((1, 0, number, 0))],
+                [b"\0\0\0\0\x0d\x0c\x0b\x0a"],
+                None,
+            )
+            for number, kind in enumerate(("begin", "commit", "abort"), 1)
+        },
         "empty": ([], [], [], [], None),
         "timestamps-constant": ([0, 1], [base - 5] * 2, [None] * 2, [b"a", b"b"], None),
         "timestamps-int32": ([0, 1], [base + 9, base - 4], [None] * 2, [b"a", b"b"], None),

@@ -1,0 +1,207 @@
+"""Batches of keyed records without numpy: for the node and the writers, which do not load it.
+
+The bytes are exactly those that `encode` makes of the same records, and what `columns` reads out of
+a batch this reads too; a test holds both to that. Meant for few small records: a coordinator's
+decisions, a control batch.
+
+Owns nothing but the way there and back. Reads any batch (compressed, sparse, emptied); writes dense
+ones without codec and headers, all of one timestamp.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from penstock.core import codecs
+from penstock.core import header as hd
+from penstock.core import sections as sc
+from penstock.core.errors import CorruptBatchError, RecordTooLargeError
+
+_PAD: Final = bytes(64)
+
+Pair = tuple[bytes, bytes | None]
+
+
+class PlainRecord(NamedTuple):
+    """A record as `decode_records` gives it. `value` None: a tombstone."""
+
+    offset: int
+    key: bytes | None
+    value: bytes | None
+
+
+def encode_records(
+    pairs: Sequence[Pair],
+    *,
+    base_timestamp: int,
+    topic_id: bytes,
+    partition: int,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    attributes: int = 0,
+) -> bytes:
+    """One sealed batch image of these (key, value) pairs, at least one.
+
+    Raises `RecordTooLargeError` above the format's bound; where a lane or a topic has a lower one,
+    its owner says so.
+    """
+    keys, values = [key for key, _ in pairs], [value for _, value in pairs]
+    body, raw_length = _body(keys, values)
+    head = hd.pack_header(
+        length=hd.HEADER_BYTES + len(body),
+        attributes=attributes | hd.ATTR_HAS_KEYS,
+        last_offset_delta=len(pairs) - 1,
+        record_count=len(pairs),
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        base_timestamp=base_timestamp,
+        max_timestamp=base_timestamp,
+        raw_body_length=raw_length,
+        partition=partition,
+        topic_id=topic_id,
+    )
+    hd.seal_header(head, crc32c(body, crc32c(memoryview(head)[hd.BODY_CRC_FROM :])))
+    return bytes(head) + body
+
+
+def _body(keys: list[bytes], values: list[bytes | None]) -> tuple[bytes, int]:
+    """The body, padded, and its length without the padding of the batch."""
+    parts: list[tuple[int, int, bytes]] = [(sc.SECTION_TIMESTAMPS, sc.ENCODING_CONSTANT, b"")]
+    parts += _binary(keys, sc.SECTION_KEY_OFFSETS, sc.SECTION_KEY_BYTES)
+    filled = [value or b"" for value in values]
+    if None in values:
+        bits = "".join(["01"[value is not None] for value in reversed(values)])
+        bitmap = int(bits, 2).to_bytes((len(values) + 7) // 8, "little")
+        parts.append((sc.SECTION_VALUE_VALIDITY, sc.ENCODING_PLAIN, bitmap))
+    parts += _binary(filled, sc.SECTION_VALUE_OFFSETS, sc.SECTION_VALUE_BYTES)
+    pieces = [sc.DIRECTORY_ENTRY.pack(ident, kind, len(data)) for ident, kind, data in parts]
+    pieces.append(sc.DIRECTORY_ENTRY.pack(0, 0, 0))
+    for _, _, data in parts:
+        pieces += (data, _PAD[: -len(data) & 7])
+    body = b"".join(pieces)
+    if len(body) > hd.BATCH_BYTES_MAX - 2 * hd.HEADER_BYTES:
+        raise RecordTooLargeError(
+            f"a batch of {len(keys)} records would need {len(body)} bytes; the format's bound is "
+            f"{hd.BATCH_BYTES_MAX}: send fewer or smaller records"
+        )
+    return body + _PAD[: -len(body) & (hd.BATCH_ALIGN - 1)], len(body)
+
+
+def _binary(column: list[bytes], offsets_id: int, bytes_id: int) -> list[tuple[int, int, bytes]]:
+    data = b"".join(column)
+    if len(data) > hd.BATCH_BYTES_MAX:  # before the int32 offsets could wrap
+        raise RecordTooLargeError(
+            f"{len(column)} items of one column hold {len(data)} bytes; the format's bound for a "
+            f"batch is {hd.BATCH_BYTES_MAX}: send fewer or smaller records"
+        )
+    offsets = array("i", accumulate(map(len, column), initial=0)).tobytes()
+    return [
+        (offsets_id, sc.ENCODING_PLAIN, offsets),
+        (bytes_id, sc.ENCODING_PLAIN, data),
+    ]
+
+
+# ---- back
+
+
+def decode_records(view: hd.Buffer, position: int, head: hd.BatchHeader) -> list[PlainRecord]:
+    """The records of the batch at `position`, whose header was checked (`header.checked`).
+
+    Raises `CorruptBatchError`, and `UnsupportedVersionError` for a codec that this build lacks.
+    """
+    with memoryview(view) as whole:
+        if len(whole) - position < head.length:
+            raise CorruptBatchError(
+                f"batch at byte {position} is {head.length} bytes long, {len(whole) - position} "
+                "are there"
+            )
+        if not hd.body_is_good(whole, position, head):
+            raise CorruptBatchError(
+                f"body checksum of the batch at byte {position} (base offset {head.base_offset}) "
+                "is wrong"
+            )
+        body = bytes(whole[position + hd.HEADER_BYTES : position + head.length])
+    if not head.record_count:
+        return []
+    if head.codec != hd.CODEC_NONE:
+        body = _expanded(body, head)
+    found = sc.directory(body)
+    count = head.record_count
+    values = _column(
+        body,
+        found,
+        sc.SECTION_VALUE_VALIDITY,
+        sc.SECTION_VALUE_OFFSETS,
+        sc.SECTION_VALUE_BYTES,
+        count,
+    )
+    keys: Sequence[bytes | None] = [None] * count
+    if head.attributes & hd.ATTR_HAS_KEYS:
+        keys = _column(
+            body,
+            found,
+            sc.SECTION_KEY_VALIDITY,
+            sc.SECTION_KEY_OFFSETS,
+            sc.SECTION_KEY_BYTES,
+            count,
+        )
+    return list(map(PlainRecord, _offsets(body, found, head), keys, values))
+
+
+def _expanded(stored: bytes, head: hd.BatchHeader) -> bytes:
+    packed, _ = sc.STORED.unpack_from(stored) if len(stored) >= sc.STORED.size else (-1, 0)
+    if not 0 <= packed <= len(stored) - sc.STORED.size:
+        raise CorruptBatchError("a compressed body is longer than its batch")
+    block = memoryview(stored)[sc.STORED.size : sc.STORED.size + packed]
+    return bytes(codecs.expand(head.codec, block, head.raw_body_length))
+
+
+def _ints(body: bytes, found: sc.Directory, ident: int, count: int) -> tuple[int, ...]:
+    if ident not in found:
+        raise CorruptBatchError(f"the batch lacks its section {ident}")
+    _, start, length = found[ident]
+    if length != 4 * count:
+        raise CorruptBatchError(f"section {ident} holds {length} bytes where {4 * count} belong")
+    return struct.unpack_from(f"<{count}i", body, start)
+
+
+def _offsets(body: bytes, found: sc.Directory, head: hd.BatchHeader) -> Sequence[int]:
+    base, count = head.base_offset, head.record_count
+    if not head.attributes & hd.ATTR_SPARSE_OFFSETS:
+        if count != head.last_offset_delta + 1:
+            raise CorruptBatchError("a dense batch has fewer records than offsets")
+        return range(base, base + count)
+    deltas = _ints(body, found, sc.SECTION_OFFSET_DELTAS, count)
+    rises = list(deltas) == sorted(set(deltas))
+    if not rises or deltas[0] < 0 or deltas[-1] > head.last_offset_delta:
+        raise CorruptBatchError("offset deltas do not rise within their batch")
+    return [base + delta for delta in deltas]
+
+
+def _column(
+    body: bytes, found: sc.Directory, validity_id: int, offsets_id: int, bytes_id: int, count: int
+) -> list[bytes | None]:
+    bounds = _ints(body, found, offsets_id, count + 1)
+    if bytes_id not in found:
+        raise CorruptBatchError(f"the batch lacks its section {bytes_id}")
+    _, start, length = found[bytes_id]
+    if bounds[0] != 0 or bounds[-1] != length or list(bounds) != sorted(bounds):
+        raise CorruptBatchError("column offsets do not rise from 0 to the length of their bytes")
+    data = body[start : start + length]
+    items: list[bytes | None] = list(map(data.__getitem__, map(slice, bounds, bounds[1:])))
+    if validity_id in found:
+        _, start, length = found[validity_id]
+        if length != (count + 7) // 8:
+            raise CorruptBatchError("a validity bitmap has the wrong length")
+        bits = int.from_bytes(body[start : start + length], "little")
+        valid = format(bits, f"0{count}b")[: -count - 1 : -1]
+        items = [item if bit == "1" else None for item, bit in zip(items, valid, strict=True)]
+    return items
