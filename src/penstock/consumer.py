@@ -12,7 +12,6 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import chain
-from operator import length_hint
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal
@@ -22,6 +21,7 @@ from penstock.arguments import check_consumer_options
 from penstock.assigned import AssignedPartition, TopicPartition
 from penstock.core import errors as er
 from penstock.core.storage import Storage
+from penstock.handout import HandOut
 from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import Backoff, fence, spin
 from penstock.ipc.messages import TopicInfo
@@ -99,7 +99,7 @@ class Consumer:
         self._lost_at: float | None = None
         self._lost_why = ""
         self._retry_at = 0.0
-        self._live: tuple[AssignedPartition, Chunk, Iterator[Record]] | None = None
+        self._handout = HandOut(self._assigned)
         self._closed = False
         self._forked = False
         self._counts = dict.fromkeys(
@@ -137,19 +137,25 @@ class Consumer:
             if kept is not None and kept.topic_id == info.topic_id:
                 assigned[topic, number] = kept
                 continue
-            folder = self._session.data_folder / f"{info.topic_id.hex()}-{number}"
-            page = self._session.page(info.pages[number])
-            partition = AssignedPartition(
-                (topic, number), info.topic_id, page, self._storage, str(folder),
-                self._latest_only,
-            )  # fmt: skip
+            partition = self._partition((topic, number), info.topic_id, info.pages[number])
             partition.jump(partition.resolve(self._start))
             assigned[topic, number] = partition
-        self._settle_live()
+        self._handout.settle()
+        self._adopt(assigned)
+
+    def _partition(self, name: TopicPartition, topic_id: bytes, page: int) -> AssignedPartition:
+        folder = self._session.data_folder / f"{topic_id.hex()}-{name[1]}"
+        return AssignedPartition(
+            name, topic_id, self._session.page(page), self._storage, str(folder), self._latest_only
+        )
+
+    def _adopt(self, assigned: dict[TopicPartition, AssignedPartition]) -> None:
+        """Read these from now on; others are closed."""
         for name, partition in self._assigned.items():
             if assigned.get(name) is not partition:
                 partition.close()
-        self._assigned = assigned
+        self._assigned.clear()
+        self._assigned.update(assigned)
         self._watch()
 
     def assignment(self) -> list[TopicPartition]:
@@ -157,13 +163,12 @@ class Consumer:
 
     def position(self, topic: str, partition: int) -> int:
         """The offset of the next record that iteration or `poll` will bring."""
-        self._settle_live()
-        return self._of(topic, partition).offset
+        return self._handout.offset_of(self._of(topic, partition))
 
     def seek(self, topic: str, partition: int, to: Start) -> int:
         """Go on elsewhere; returns the offset that `to` meant."""
         self._check_usable()
-        self._settle_live()
+        self._handout.settle()
         found = self._of(topic, partition)
         offset = found.resolve(Offset.of(to))
         found.jump(offset)
@@ -194,9 +199,8 @@ class Consumer:
 
     def lag(self) -> dict[TopicPartition, int]:
         """Offsets between position and high watermark, from shared memory."""
-        self._settle_live()
         return {
-            name: max(0, partition.page.high_watermark - partition.offset)
+            name: max(0, partition.page.high_watermark - self._handout.offset_of(partition))
             for name, partition in self._assigned.items()
         }
 
@@ -219,7 +223,7 @@ class Consumer:
         that one is sought elsewhere.
         """
         self._check_usable()
-        self._settle_live()
+        self._handout.settle()
         if self._touched:
             self._tell_positions()
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -252,40 +256,13 @@ class Consumer:
 
     def __iter__(self) -> Iterator[Record]:
         """Every record, one by one; ends as `batches()` does."""
-        return chain.from_iterable(run for batch in self.batches() for run in self._runs(batch))
+        return chain.from_iterable(
+            run for batch in self.batches() for run in self._handout.runs(batch)
+        )
 
     def unpack(self, batch: RecordBatch) -> Iterator[Record]:
         """The records of a batch, the position following each of them."""
-        return chain.from_iterable(self._runs(batch))
-
-    def _runs(self, batch: RecordBatch) -> Iterator[Iterator[Record]]:
-        """The records chunk by chunk; what `_live` has left of a chunk is not handed out yet."""
-        chunks = batch.chunks
-        for chunk in reversed(chunks):  # nothing counts as brought until it is handed out
-            self._assigned[chunk.topic, chunk.partition].offset = chunk.row_offset(chunk.start)
-        for chunk in chunks:
-            partition = self._assigned[chunk.topic, chunk.partition]
-            records = iter(chunk.records())
-            self._live = (partition, chunk, records)
-            yield records
-            partition.offset = chunk.next_offset
-        self._live = None
-
-    def _settle_live(self) -> None:
-        """Turn what iteration has handed out of its current chunk into a position.
-
-        What was fetched and not handed out is fetched again.
-        """
-        if self._live is None:
-            return
-        partition, chunk, records = self._live
-        self._live = None
-        row = chunk.stop - length_hint(records)
-        offset = chunk.next_offset if row == chunk.stop else chunk.row_offset(row)
-        partition.jump(offset)
-        for other in self._assigned.values():
-            if other is not partition and other.is_ahead:
-                other.jump(other.offset)
+        return chain.from_iterable(self._handout.runs(batch))
 
     def _gather(self, max_records: int | None) -> RecordBatch:
         """What is there now, partitions taking turns."""
@@ -324,7 +301,7 @@ class Consumer:
         partition.jump(target)
 
     def _reached(self, ends: dict[TopicPartition, int]) -> bool:
-        self._settle_live()
+        self._handout.settle()
         self._tell_positions()
         return all(
             self._assigned[name].offset >= end
@@ -333,20 +310,24 @@ class Consumer:
         )
 
     # --- waiting ---------------------------------------------------------------------------------
+    def _has_news(self) -> bool:
+        """Whether there is something not to sleep for."""
+        return self._turns.has_more()
+
     def _sleep(self, bound: float) -> None:
         """Wait for a doorbell by the protocol of rule 13."""
         slot = self._session.slot
         if slot is None:
             time.sleep(min(bound, 0.02))
             return
-        if self._spin and spin(min(self._spin, bound), self._turns.has_more):
+        if self._spin and spin(min(self._spin, bound), self._has_news):
             return
         doorbell = self._session.doorbell
         doorbell.clear()
         self._ticket += 1
         slot.publish_sleeping(self._ticket)
         fence()
-        if not self._turns.has_more():
+        if not self._has_news():
             doorbell.wait(bound, clear=False)
         slot.publish_sleeping(0)
 
@@ -464,8 +445,8 @@ class Consumer:
         self._closed = True
         for partition in self._assigned.values():
             partition.close()
-        self._assigned = {}
-        self._live = None
+        self._assigned.clear()
+        self._handout.end()
         self._session.close(polite=not self._forked)
         forks.forget(self)
 

@@ -1,0 +1,102 @@
+"""What was consumed, as a transaction commits it beside its records.
+
+Owns the batch of a group, which knows under whose grants it was read, and the two calls that a
+transactional producer needs: `consumed_offsets` before the commit, `rewind` after an abort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from penstock.assigned import TopicPartition
+from penstock.core.errors import ConfigError
+from penstock.ipc.coordination import GroupOffsets, OffsetCommit, Owned
+from penstock.records import Chunk, RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """What a member owned at some time, and under which grants. Never changed: replaced."""
+
+    group: str = ""
+    member_id: str = ""
+    owned: Mapping[TopicPartition, Owned] = field(default_factory=dict)
+
+    def commit_of(self, name: TopicPartition, offset: int, leader_epoch: int) -> OffsetCommit:
+        owned = self.owned[name]
+        return OffsetCommit(owned.topic_id, owned.partition, owned.grant, offset, leader_epoch)
+
+
+class Source(Protocol):
+    """The group's consumer, as far as a transaction needs it."""
+
+    def offsets_of(self, batch: GroupBatch | None = None) -> GroupOffsets: ...
+
+    def rewind(self, batch: GroupBatch | None = None) -> None: ...
+
+
+class GroupBatch(RecordBatch):
+    """A `RecordBatch` that a group's consumer brought. `ownership`: under which grants."""
+
+    __slots__ = ("ownership", "source")
+
+    def __init__(
+        self, chunks: Sequence[Chunk], ownership: Ownership, source: Source | None = None
+    ) -> None:
+        super().__init__(chunks)
+        self.ownership = ownership
+        self.source = source
+
+    @property
+    def consumed(self) -> GroupOffsets:
+        """The offsets behind its records, to be committed by who owned them when they were read."""
+        ends = {(chunk.topic, chunk.partition): chunk for chunk in self.chunks}
+        owner = self.ownership
+        return GroupOffsets(
+            owner.group,
+            owner.member_id,
+            [
+                owner.commit_of(name, chunk.next_offset, chunk.leader_epoch)
+                for name, chunk in ends.items()
+            ],
+        )
+
+
+Consumed: TypeAlias = "GroupBatch | Source | Iterable[GroupBatch | Source]"
+"""What a transaction takes: a batch of a group, a group's consumer (all it handed out), several."""
+
+
+def _each(consumed: Consumed | None) -> list[GroupBatch | Source]:
+    if consumed is None:
+        return []
+    if isinstance(consumed, GroupBatch) or hasattr(consumed, "offsets_of"):
+        return [consumed]  # type: ignore[list-item]
+    if isinstance(consumed, RecordBatch) or not isinstance(consumed, Iterable):
+        raise ConfigError(
+            f"consumed={consumed!r}: a transaction commits what a consumer of a group brought: a "
+            "batch of `client.consumer(..., group=...)`, or that consumer"
+        )
+    return [item for each in consumed for item in _each(each)]
+
+
+def consumed_offsets(consumed: Consumed | None) -> list[GroupOffsets]:
+    """What to commit with a transaction's records. Raises `ConfigError` for what no group's
+    consumer brought."""
+    found = [
+        each.consumed if isinstance(each, GroupBatch) else each.offsets_of()
+        for each in _each(consumed)
+    ]
+    return [offsets for offsets in found if offsets.offsets]
+
+
+def rewind(consumed: Consumed | None) -> None:
+    """After an abort: let the consumers bring it again. Partitions that others own by now are left
+    to them."""
+    for each in _each(consumed):
+        if isinstance(each, GroupBatch):
+            if each.source is not None:
+                each.source.rewind(each)
+        else:
+            each.rewind()

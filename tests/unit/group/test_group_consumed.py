@@ -1,0 +1,71 @@
+"""What a transaction commits beside its records."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.core.columns import decode
+from penstock.core.encode import encode_batch
+from penstock.core.errors import ConfigError
+from penstock.core.header import checked
+from penstock.group.consumed import GroupBatch, Ownership, consumed_offsets, rewind
+from penstock.ipc.coordination import GroupOffsets, OffsetCommit, Owned
+from penstock.records import Chunk, RecordBatch
+
+OWNED = {
+    ("orders", 0): Owned("orders", b"o" * 16, 0, 3, 7, revoked=False),
+    ("orders", 1): Owned("orders", b"o" * 16, 1, 4, 9, revoked=False),
+}
+OWNERSHIP = Ownership("billing", "member-1", OWNED)
+
+
+def chunk(partition, count=3):
+    image = memoryview(
+        encode_batch(
+            [b"x"] * count, base_timestamp=0, topic_id=b"o" * 16, partition=partition
+        ).image()
+    )
+    return Chunk("orders", partition, decode(image, 0, checked(image, 0)))
+
+
+class Source:
+    def __init__(self):
+        self.rewound = []
+
+    def offsets_of(self, batch=None):
+        return GroupOffsets("audit", "member-2", [OffsetCommit(b"c" * 16, 0, 1, 5, 0)])
+
+    def rewind(self, batch=None):
+        self.rewound.append(batch)
+
+
+def test_a_batch_commits_the_end_of_each_partition_under_the_grants_it_was_read_under():
+    first, second = chunk(0).cut(0, 2), chunk(1)
+    [offsets] = consumed_offsets(GroupBatch([first, chunk(0).cut(0, 3), second], OWNERSHIP))
+    assert offsets == GroupOffsets(
+        "billing",
+        "member-1",
+        [OffsetCommit(b"o" * 16, 0, 7, 3, 0), OffsetCommit(b"o" * 16, 1, 9, 3, 0)],
+    )
+
+
+def test_several_groups_commit_in_one_transaction_and_nothing_consumed_commits_nothing():
+    source = Source()
+    batch = GroupBatch([chunk(0)], OWNERSHIP, source)
+    assert [found.group for found in consumed_offsets([batch, source])] == ["billing", "audit"]
+    assert consumed_offsets(None) == []
+    assert consumed_offsets(GroupBatch([], OWNERSHIP)) == []
+
+
+def test_rewind_reaches_the_consumer_that_brought_it():
+    source = Source()
+    batch = GroupBatch([chunk(0)], OWNERSHIP, source)
+    rewind([batch, source])
+    assert source.rewound == [batch, None]
+
+
+def test_what_no_group_brought_is_refused():
+    with pytest.raises(ConfigError, match="consumer of a group"):
+        consumed_offsets(RecordBatch([chunk(0)]))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="consumer of a group"):
+        consumed_offsets(7)  # type: ignore[arg-type]
