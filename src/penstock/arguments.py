@@ -7,9 +7,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from penstock.core import errors as er
-from penstock.core.codecs import CODECS, require
 from penstock.core.encode import Headers
-from penstock.ipc import layout as lo
 
 HeadersLike = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
 
@@ -27,32 +25,6 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
 def check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed:
         raise er.ConfigError(f"{name}={value!r} must be one of {', '.join(map(repr, allowed))}")
-
-
-def check_options(
-    linger: float,
-    batch_bytes: int,
-    compression: str,
-    acks: object,
-    durability: str | None,
-    buffer_bytes_max: int,
-    on_full: str,
-    block_timeout: float,
-    delivery_timeout: float,
-) -> None:
-    """The options of a producer. Raises `ConfigError` naming option, value and what is allowed."""
-    check_range("linger", linger, 0.0, 60.0)
-    check_range("batch_bytes", batch_bytes, 1 << 10, lo.LANE_CAPACITY_MAX // lo.FRAME_SHARE)
-    check_range("buffer_bytes_max", buffer_bytes_max, batch_bytes, 1 << 34)
-    check_range("delivery_timeout", delivery_timeout, 0.01, 86400.0)
-    check_range("block_timeout", block_timeout, 0.0, 86400.0)
-    check_choice("compression", compression, tuple(CODECS))
-    require(CODECS[compression])
-    check_choice("acks", acks, (0, 1, "all"))
-    check_choice("durability", durability, (None, "fsynced"))
-    check_choice("on_full", on_full, ON_FULL)
-    if acks == 0 and durability is not None:
-        raise er.ConfigError("acks=0 waits for no writer, so durability='fsynced' needs acks=1")
 
 
 def check_consumer_options(

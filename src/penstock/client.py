@@ -28,7 +28,7 @@ class Client:
         Session.attach(self._socket, lo.KIND_ADMIN, client_id=client_id, timeout=timeout).close()
 
     def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
-        """A new producer; see `Producer` for the options."""
+        """A new producer; its options are those of `ProducerConfig`."""
         self._check_open()
         options.setdefault("client_id", self._client_id)
         producer = Producer(self._socket, **options)

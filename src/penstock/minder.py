@@ -20,6 +20,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import Backoff, Doorbell, fence
 from penstock.ipc.messages import TopicInfo
 from penstock.outbox import Outbox
+from penstock.retrying import Retries
 from penstock.routes import LaneLink
 from penstock.session import Session
 
@@ -34,14 +35,14 @@ CALLER_WAIT_MAX: Final = 0.1
 BLIND: Final = 0.005
 """Seconds the thread sleeps without a ticket while callers post: rings would only make it compete
 with them for the interpreter (measured 100 ns a record)."""
-RETRY_FIRST: Final = 0.05
-RETRY_LAST: Final = 1.0
 
 
 class Minder:
     """See the module. One per producer (and per forked child of it)."""
 
-    def __init__(self, producer: Producer, lock: threading.Lock, outbox: Outbox) -> None:
+    def __init__(
+        self, producer: Producer, lock: threading.Lock, outbox: Outbox, retries: Retries
+    ) -> None:
         self._producer = producer
         self._lock = lock
         self._changed = threading.Condition(lock)
@@ -57,7 +58,7 @@ class Minder:
         self._busy = False
         self._next_expiry = 0.0
         self._retry_at = 0.0
-        self._retry_delay = RETRY_FIRST
+        self._retries = retries
         self.reconnects = 0
 
     def start(self, session: Session) -> None:
@@ -207,8 +208,7 @@ class Minder:
                 self._producer.callbacks.run()
             due = self._outbox.lost is not None and time.monotonic() >= self._retry_at
             if due and not self._reattach():
-                self._retry_at = time.monotonic() + self._retry_delay
-                self._retry_delay = min(self._retry_delay * 2, RETRY_LAST)
+                self._retry_at = time.monotonic() + self._retries.next()
 
     def _mind(self, backoff: Backoff) -> bool:
         """One round of duties, then sleep if there were none. True if there were."""
@@ -247,7 +247,8 @@ class Minder:
             self._outbox.lost = self._session.farewell()
             if self._outbox.lost is not None:
                 logger.warning("lost the node at %s: %s", self._producer.socket, self._outbox.lost)
-                self._retry_at, self._retry_delay = now, RETRY_FIRST
+                self._retries.reset()
+                self._retry_at = now
 
     def _attach(self, resume: int | None) -> Session:
         producer = self._producer

@@ -6,23 +6,25 @@ from typing import Literal, TypedDict
 
 from penstock.consumer import Start
 from penstock.latest import LatestOnly
-from penstock.pressure import OnFull
+from penstock.producerconfig import Acks, OnFull
 
 
 class ProducerOptions(TypedDict, total=False):
-    """See `Producer` for meanings and units."""
+    """See `penstock.producerconfig` for meanings and units."""
 
     client_id: str
     linger: float
     batch_bytes: int
     compression: str
-    acks: Literal[0, 1, "all"]
+    acks: Acks
     durability: Literal["fsynced"] | None
     idempotent: bool
     buffer_bytes_max: int
     on_full: OnFull
     block_timeout: float
     delivery_timeout: float
+    retry_backoff: float
+    retry_backoff_max: float
     timeout: float
 
 

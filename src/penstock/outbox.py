@@ -21,6 +21,7 @@ from penstock.core.storage import advice
 from penstock.delivery import Batch
 from penstock.ipc import layout as lo
 from penstock.ipc.lane import Ack
+from penstock.retrying import Retries
 from penstock.routes import LaneLink, PartitionRoute, TopicRoutes
 from penstock.session import Session
 
@@ -40,8 +41,6 @@ IN_FLIGHT_EAGER: Final = 8
 """With linger 0, batches of one record leave at once until so many are unacknowledged; then records
 gather until answers come (Nagle's rule, in batches)."""
 
-LANE_RETRY: Final = 0.5
-
 OpenLane = Callable[[int], "LaneLink | None"]
 
 
@@ -57,6 +56,7 @@ class Outbox:
         delivery_timeout: float,
         open_lane: OpenLane,
         finished: Callable[[Batch], None],
+        retries: Retries,
     ) -> None:
         self._socket = socket
         self.level = level
@@ -71,6 +71,7 @@ class Outbox:
         self.lost: str | None = None
         self.buffered = 0
         self.no_lane = ""
+        self._retries = retries
         self._lane_retry_at = 0.0
         self.resent = 0
         self.refused_late = 0
@@ -160,10 +161,11 @@ class Outbox:
             return None
         try:
             link = self._open_lane(writer)
+            self._retries.reset()
             self.no_lane = ""
             return link
         except er.PenstockError as error:
-            self._lane_retry_at = now + LANE_RETRY
+            self._lane_retry_at = now + self._retries.next()
             self.no_lane = str(error)
             logger.warning("no lane to writer %d: %s", writer, error)
             return None

@@ -20,12 +20,13 @@ import heapq
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from penstock.core import errors as er
 from penstock.delivery import Batch, Box
 from penstock.minder import Minder
 from penstock.outbox import Outbox
+from penstock.producerconfig import OnFull
 from penstock.routes import PartitionRoute
 from penstock.session import Session
 
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from penstock.producer import Producer
 
 logger = logging.getLogger("penstock.producer")
-
-OnFull = Literal["block", "error", "drop_newest", "drop_oldest"]
 
 LOG_EVERY: Final = 5.0
 """Seconds between two lines of the log about drops, however many there are."""

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock import forks, sealing
 from penstock.arguments import (
@@ -23,7 +23,6 @@ from penstock.arguments import (
     as_headers,
     as_microseconds,
     check_columns,
-    check_options,
 )
 from penstock.arrow.sending import send_arrow
 from penstock.boxes import Boxes
@@ -35,70 +34,33 @@ from penstock.express import express
 from penstock.ipc import layout as lo
 from penstock.minder import Minder
 from penstock.outbox import Outbox
-from penstock.pressure import OnFull, Pressure
+from penstock.pressure import Pressure
+from penstock.producerconfig import ProducerConfig
+from penstock.retrying import Retries
 from penstock.routes import BATCH_OVERHEAD, TopicRoutes, learn
 from penstock.session import Session
+
+if TYPE_CHECKING:
+    from penstock.options import ProducerOptions
 
 logger = logging.getLogger("penstock.producer")
 
 _blank = Delivery.__new__
 
-Acks = Literal[0, 1, "all"]
-
 
 class Producer:
-    """Sends records to topics. Made by `Client.producer`. Thread-safe.
-
-    Args:
-        linger: seconds a record may wait for company. 0 sends at once.
-        batch_bytes: a box is sealed at this size. At most a quarter of the lane.
-        compression: "none", "lz4" or "zstd" (the extra `zstd`), per batch.
-        acks: 0 = accepted into shared memory ("ring"), 1 = appended, "all" = on every in-sync
-            replica (the same as 1 where there is one copy).
-        durability: "fsynced" makes deliveries wait until their records are on stable storage.
-        idempotent: False means: a batch whose outcome is unknown is failed, not sent again.
-        buffer_bytes_max: bound of unacknowledged bytes in this producer.
-        on_full: what to do then. "block" waits up to `block_timeout`, "error" raises
-            `BufferFullError`. "drop_newest" gives back a delivery that fails with `DroppedError`,
-            "drop_oldest" fails so what has waited longest (see `penstock.pressure`); what is
-            dropped so is counted and logged, and `flush` and `close` do not raise it.
-        delivery_timeout: seconds after which an unacknowledged delivery fails.
-        timeout: bound of each request to the node, in seconds.
+    """Sends records to topics. Made by `Client.producer`. Thread-safe. Its options are the fields
+    of `penstock.producerconfig.ProducerConfig`.
     """
 
-    def __init__(
-        self,
-        socket: Path,
-        *,
-        client_id: str = "",
-        linger: float = 0.002,
-        batch_bytes: int = 512 << 10,
-        compression: str = "none",
-        acks: Acks = 1,
-        durability: Literal["fsynced"] | None = None,
-        idempotent: bool = True,
-        buffer_bytes_max: int = 32 << 20,
-        on_full: OnFull = "block",
-        block_timeout: float = 30.0,
-        delivery_timeout: float = 30.0,
-        timeout: float = 5.0,
-    ) -> None:
-        check_options(
-            linger, batch_bytes, compression, acks, durability, buffer_bytes_max, on_full,
-            block_timeout, delivery_timeout,
-        )  # fmt: skip
+    def __init__(self, socket: Path, **options: Unpack[ProducerOptions]) -> None:
+        self.config = ProducerConfig(**options)
         self.socket = socket
-        self.client_id = client_id
-        self._linger = linger
-        self._batch_bytes = batch_bytes
-        self._codec = CODECS[compression]
-        self._level = durability or ("ring" if acks == 0 else "appended")
-        self._idempotent = idempotent
-        self._buffer_max = buffer_bytes_max
-        self._on_full: OnFull = on_full
-        self._block_timeout = block_timeout
-        self._delivery_timeout = delivery_timeout
-        self.timeout = timeout
+        self.client_id = self.config.client_id
+        self._codec = CODECS[self.config.compression]
+        self._linger = self.config.linger
+        self._delivery_timeout = self.config.delivery_timeout
+        self.timeout = self.config.timeout
         self._closed = False
         self.incarnation = 0
         self._reset()
@@ -107,10 +69,11 @@ class Producer:
 
     def _reset(self) -> None:
         """Everything that a forked child must not inherit."""
+        config = self.config
         self._lock = threading.Lock()
         self.boxes = Boxes(
             self,
-            room=self._batch_bytes - BATCH_OVERHEAD,
+            room=config.batch_bytes - BATCH_OVERHEAD,
             linger=self._linger,
             delivery_timeout=self._delivery_timeout,
         )
@@ -118,18 +81,21 @@ class Producer:
         self._session: Session | None = None
         self._outbox = Outbox(
             self.socket,
-            level=self._level,
-            idempotent=self._idempotent,
-            delivery_timeout=self._delivery_timeout,
+            level=config.level,
+            idempotent=config.idempotent,
+            delivery_timeout=config.delivery_timeout,
+            retries=Retries(config.retry_backoff, config.retry_backoff_max),
             open_lane=lambda writer: self._minder.open_lane(writer),
             finished=self._finished,
         )
-        self._minder = Minder(self, self._lock, self._outbox)
+        self._minder = Minder(
+            self, self._lock, self._outbox, Retries(config.retry_backoff, config.retry_backoff_max)
+        )
         self._failed: list[Batch | Box] = []
         self.callbacks = Callbacks()
         self.pressure = Pressure(
-            self, self._outbox, self._minder, policy=self._on_full, bytes_max=self._buffer_max,
-            block_timeout=self._block_timeout,
+            self, self._outbox, self._minder, policy=config.on_full,
+            bytes_max=config.buffer_bytes_max, block_timeout=config.block_timeout,
         )  # fmt: skip
         self._counts = dict.fromkeys(("records", "batches", "bytes", "acknowledged", "failed"), 0)
 
@@ -426,7 +392,7 @@ class Producer:
     def adopt(self, session: Session) -> None:
         """Work with this attachment from now on (lock held, or nobody else there yet)."""
         self._session = session
-        self._settings = sealing.SealSettings.at(session, self._codec, self._batch_bytes)
+        self._settings = sealing.SealSettings.at(session, self._codec, self.config.batch_bytes)
         self.pressure.publish(session)
 
     def metrics(self) -> dict[str, int]:

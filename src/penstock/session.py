@@ -27,6 +27,7 @@ from penstock.ipc.doorbell import Doorbell
 from penstock.ipc.lane import LaneSender
 from penstock.ipc.shm import Region
 from penstock.ipc.state import StatePage
+from penstock.retrying import Retries
 
 Reply = TypeVar("Reply", bound=msgspec.Struct)
 
@@ -104,16 +105,16 @@ class Session:
         when it refused.
         """
         deadline = time.monotonic() + timeout
-        delay = RETRY_FIRST
+        retries = Retries(RETRY_FIRST, RETRY_LAST)
         while True:
             left = deadline - time.monotonic()
             try:
                 return cls._once(socket, kind, client_id, max(left, 0.05), resume)
             except er.NotConnectedError:
+                delay = retries.next()
                 if left - delay <= 0:
                     raise
             time.sleep(delay)
-            delay = min(delay * 2, RETRY_LAST)
 
     @classmethod
     def _once(

@@ -27,6 +27,7 @@ from penstock.ipc import state
 from penstock.ipc.doorbell import Doorbell
 from penstock.ipc.state import StatePage
 from penstock.outbox import Outbox
+from penstock.retrying import Retries
 from penstock.routes import LaneLink, PartitionRoute, TopicRoutes
 
 PAGES = 2
@@ -47,7 +48,7 @@ class DropMachine(RuleBasedStateMachine):
         self.finished: list[Batch] = []
         self.outbox = Outbox(
             Path("/nowhere"), level="appended", idempotent=True, delivery_timeout=60.0,
-            open_lane=lambda _: link, finished=self.finished.append,
+            open_lane=lambda _: link, finished=self.finished.append, retries=Retries(0.05, 1.0),
         )  # fmt: skip
         self.outbox.links[0] = link
         self.routes = [

@@ -14,12 +14,12 @@ from craft import batch, body_of, int32s
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.arguments import check_options
 from penstock.core import codecs
 from penstock.core import header as hd
 from penstock.core.columns import decode
 from penstock.core.encode import encode_batch
 from penstock.core.errors import ConfigError, CorruptBatchError, UnsupportedVersionError
+from penstock.producerconfig import ProducerConfig
 
 zstd = pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 
@@ -121,6 +121,6 @@ def test_without_the_library_both_sides_name_the_extra(without_a_library):
     with pytest.raises(ConfigError, match=r"penstock\[zstd\]"):
         encode_batch([b"x" * 100], codec=hd.CODEC_ZSTD, **FIELDS)
     with pytest.raises(ConfigError, match=r"penstock\[zstd\]"):
-        check_options(0.0, 1 << 20, "zstd", 1, None, 1 << 25, "block", 1.0, 1.0)
+        ProducerConfig(compression="zstd")
     with pytest.raises(UnsupportedVersionError, match=r"penstock\[zstd\]"):
         values_of(packed(RAW, b"whatever"))
