@@ -10,7 +10,6 @@ from __future__ import annotations
 import array
 import errno
 import fcntl
-import math
 import os
 import select
 import socket
@@ -33,11 +32,14 @@ from penstock.core.errors import (
     ResourceLimitError,
 )
 from penstock.ipc.liveness import descriptor_limit_error
+from penstock.ipc.waits import Wait, Waits, run
 
 MESSAGE_BYTES_MAX: Final = 60 * 1024  # well below the kernel's default socket buffer
 FDS_MAX: Final = 80
 BACKLOG: Final = 128
 SEND_TIMEOUT: Final = 5.0
+SEND_RETRY: Final = 0.002  # while the peer's buffer is full
+RECEIVE_LOOK: Final = 60.0  # a wait without a bound looks again so often
 CONNECT_RETRY: Final = 0.005  # while the node's backlog is full, which cannot be polled for
 ADDRESS_LOCK_TIMEOUT: Final = 5.0
 SUN_PATH_MAX: Final = 107
@@ -67,8 +69,9 @@ def _decoder(inbound: Any) -> msgspec.msgpack.Decoder[Any]:
 class Channel:
     """One connection. `inbound` is the union of the tagged structs that the peer may send.
 
-    The socket is non-blocking from here on. `recv` and `send` wait with a bound; `recv_nowait` and
-    `send_nowait` are for event loops and raise BlockingIOError instead of waiting.
+    The socket is non-blocking from here on. `recv` and `send` wait with a bound, `receiving` and
+    `sending` let another one wait (see `penstock.ipc.waits`); `recv_nowait` and `send_nowait` raise
+    BlockingIOError instead of waiting.
     """
 
     __slots__ = ("_decoder", "_sock")
@@ -103,17 +106,25 @@ class Channel:
         PenstockTimeout when the peer does not read for `timeout` seconds (nothing was sent then),
         NotConnectedError when it is gone.
         """
+        run(self.sending(obj, fds, timeout))
+
+    def sending(
+        self, obj: msgspec.Struct, fds: Sequence[int] = (), timeout: float = SEND_TIMEOUT
+    ) -> Waits[None]:
+        """`send`, with the waiting left to another one."""
         data = _encode(obj, fds)
         deadline = time.monotonic() + timeout
         while True:
             try:
                 return self._send(data, fds)
             except BlockingIOError:
-                if not self._ready(select.POLLOUT, deadline):
+                left = deadline - time.monotonic()
+                if left <= 0:
                     raise PenstockTimeout(
                         f"the peer (pid {self.peer().pid}) has not read its messages for "
                         f"{timeout:g} s, so {type(obj).__name__} was not sent"
                     ) from None
+            yield Wait(min(left, SEND_RETRY))
 
     def _send(self, data: bytes, fds: Sequence[int]) -> None:
         self._check_open()
@@ -141,13 +152,19 @@ class Channel:
         PenstockTimeout after `timeout` seconds (None: without bound), ChannelError for a message
         that cannot be one.
         """
+        return run(self.receiving(timeout))
+
+    def receiving(self, timeout: float | None) -> Waits[tuple[Any, list[int]] | None]:
+        """`recv`, with the waiting left to another one."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             try:
                 return self.recv_nowait()
             except BlockingIOError:
-                if not self._ready(select.POLLIN, deadline):
+                left = RECEIVE_LOOK if deadline is None else deadline - time.monotonic()
+                if left <= 0:
                     raise PenstockTimeout(f"no message came for {timeout:g} s") from None
+            yield Wait(left, self)
 
     def recv_nowait(self) -> tuple[Any, list[int]] | None:
         """As `recv`, but BlockingIOError when nothing is there."""
@@ -184,13 +201,6 @@ class Channel:
         poll = select.poll()
         poll.register(self._sock, select.POLLRDHUP)
         return bool(poll.poll(0))
-
-    def _ready(self, events: int, deadline: float | None) -> bool:
-        poll = select.poll()
-        poll.register(self._sock, events)
-        if deadline is None:
-            return bool(poll.poll())
-        return bool(poll.poll(max(0, math.ceil((deadline - time.monotonic()) * 1000))))
 
     def _check_open(self) -> None:
         if self._sock.fileno() < 0:
@@ -365,6 +375,11 @@ def connect(path: str | os.PathLike[str], timeout: float) -> socket.socket:
 
     `timeout` bounds the wait for a node that is there but does not accept.
     """
+    return run(connecting(path, timeout))
+
+
+def connecting(path: str | os.PathLike[str], timeout: float) -> Waits[socket.socket]:
+    """`connect`, with the waiting left to another one."""
     path = os.fspath(path)
     sock = _socket()
     try:
@@ -374,14 +389,14 @@ def connect(path: str | os.PathLike[str], timeout: float) -> socket.socket:
         except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
             raise _no_node(path, error) from error
         with place as address:
-            _connect(sock, address, path, timeout)
+            yield from _connect(sock, address, path, timeout)
     except BaseException:
         sock.close()
         raise
     return sock
 
 
-def _connect(sock: socket.socket, address: str, path: str, timeout: float) -> None:
+def _connect(sock: socket.socket, address: str, path: str, timeout: float) -> Waits[None]:
     deadline = time.monotonic() + timeout
     while True:
         try:
@@ -400,7 +415,7 @@ def _connect(sock: socket.socket, address: str, path: str, timeout: float) -> No
                 f"the node at {path} has not accepted a connection for {timeout:g} s: it is "
                 "stopped or overloaded"
             )
-        time.sleep(CONNECT_RETRY)
+        yield Wait(CONNECT_RETRY)
 
 
 def _no_node(path: str, error: OSError) -> NotConnectedError:

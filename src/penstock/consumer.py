@@ -14,17 +14,17 @@ from datetime import datetime
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal
+from typing import Literal
 
 from penstock import forks
 from penstock.arguments import check_consumer_options
 from penstock.assigned import AssignedPartition, TopicPartition
+from penstock.attachment import RECONNECT_MAX, Attachment
 from penstock.core import errors as er
 from penstock.core.storage import Storage
 from penstock.handout import HandOut
-from penstock.ipc import layout as lo
-from penstock.ipc.doorbell import Backoff, fence, spin
-from penstock.ipc.messages import TopicInfo
+from penstock.ipc.doorbell import Backoff
+from penstock.ipc.waits import Waits, run
 from penstock.latest import LatestOnly
 from penstock.offsets import Offset
 from penstock.records import Chunk, Record, RecordBatch
@@ -33,17 +33,7 @@ from penstock.turns import Turns
 
 logger = logging.getLogger("penstock.consumer")
 
-RECONNECT_EVERY: Final = 0.5
-RECONNECT_MIN: Final = 0.02
-RECONNECT_MAX: Final = 0.25
-"""Seconds that one try may take, within what is left of the poll that makes it."""
 Start = Offset | str | int | datetime
-
-
-class _OtherNodeError(er.NotConnectedError):
-    """What answers at the address has another data folder."""
-
-    retriable = False
 
 
 class Consumer:
@@ -80,51 +70,58 @@ class Consumer:
         spin: float = 0.0,
         node_timeout: float = 30.0,
         timeout: float = 5.0,
+        session: Session | None = None,
     ) -> None:
         check_consumer_options(on_out_of_range, prefetch_bytes, latest_only, spin)
-        self._socket = socket
-        self._client_id = client_id
         self._start = Offset.of(start)
         self._follow = follow
         self._on_out_of_range = on_out_of_range
         self._latest_only = latest_only
         self._spin = spin
-        self._node_timeout = node_timeout
         self._timeout = timeout
         self._storage = Storage()
         self._assigned: dict[TopicPartition, AssignedPartition] = {}
         self._touched: list[AssignedPartition] = []
         self._turns = Turns(prefetch_bytes, whole=latest_only == "key")
-        self._ticket = time.monotonic_ns()  # never one that a predecessor used
-        self._lost_at: float | None = None
-        self._lost_why = ""
-        self._retry_at = 0.0
         self._handout = HandOut(self._assigned)
         self._closed = False
         self._forked = False
         self._counts = dict.fromkeys(
             ("records", "batches", "bytes", "skipped", "paused", "out_of_range", "reconnects"), 0
         )
-        self._session = Session.attach(
-            socket, lo.KIND_CONSUMER, client_id=client_id, timeout=timeout
-        )
+        if session is None:
+            session = run(Attachment.attaching(socket, client_id=client_id, timeout=timeout))
+        self._attachment = Attachment(session, client_id=client_id, node_timeout=node_timeout)
         forks.remember(self)
         if topics:
             try:
-                found = self._find_all(topics)
-                self.assign(
-                    (topic, number) for topic in topics for number in range(len(found[topic].pages))
-                )
+                run(self.assigning_all(topics))
             except BaseException:
                 self.close()
                 raise
 
+    @property
+    def _session(self) -> Session:
+        return self._attachment.session
+
     # --- assignment and positions ----------------------------------------------------------------
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these (topic, partition) pairs; the ones kept keep their positions."""
+        run(self.assigning(partitions))
+
+    def assigning_all(self, topics: Collection[str]) -> Waits[None]:
+        """`assign` all partitions of these topics, with the waiting left to another one."""
+        found = yield from self._attachment.finding(self, topics, self._timeout)
+        yield from self.assigning(
+            (topic, number) for topic in topics for number in range(len(found[topic].pages))
+        )
+
+    def assigning(self, partitions: Iterable[TopicPartition]) -> Waits[None]:
+        """`assign`, with the waiting left to another one."""
         self._check_usable()
         wanted = list(dict.fromkeys(partitions))
-        found = self._find_all({topic for topic, _ in wanted})
+        topics = {topic for topic, _ in wanted}
+        found = yield from self._attachment.finding(self, topics, self._timeout)
         assigned: dict[TopicPartition, AssignedPartition] = {}
         for topic, number in wanted:
             info = found[topic]
@@ -222,10 +219,16 @@ class Consumer:
         `node_timeout`). An error of one partition is raised with no other moved, and again until
         that one is sought elsewhere.
         """
+        return run(self.polling(max_records, timeout))
+
+    def polling(self, max_records: int | None, timeout: float | None) -> Waits[RecordBatch]:
+        """`poll`, with the waiting left to another one. What it brings it returns at once: given up
+        at a wait, it has brought nothing."""
         self._check_usable()
         self._handout.settle()
         if self._touched:
             self._tell_positions()
+        attachment = self._attachment
         deadline = None if timeout is None else time.monotonic() + timeout
         backoff = Backoff()
         while True:
@@ -233,11 +236,11 @@ class Consumer:
             if batch:
                 return batch
             left = None if deadline is None else deadline - time.monotonic()
-            self._check_node(RECONNECT_MAX if left is None else left)
+            yield from attachment.minding(self, RECONNECT_MAX if left is None else left)
             if left is not None and left <= 0:
                 return batch
-            bound = backoff.bound()
-            self._sleep(bound if left is None else min(bound, left))
+            bound = backoff.bound() if left is None else min(backoff.bound(), left)
+            yield from attachment.sleeping(bound, self._spin, self._has_news)
 
     def batches(
         self, max_records: int | None = None, timeout: float | None = None
@@ -309,28 +312,11 @@ class Consumer:
             if name in self._assigned and not self._assigned[name].paused
         )
 
-    # --- waiting ---------------------------------------------------------------------------------
     def _has_news(self) -> bool:
         """Whether there is something not to sleep for."""
         return self._turns.has_more()
 
-    def _sleep(self, bound: float) -> None:
-        """Wait for a doorbell by the protocol of rule 13."""
-        slot = self._session.slot
-        if slot is None:
-            time.sleep(min(bound, 0.02))
-            return
-        if self._spin and spin(min(self._spin, bound), self._has_news):
-            return
-        doorbell = self._session.doorbell
-        doorbell.clear()
-        self._ticket += 1
-        slot.publish_sleeping(self._ticket)
-        fence()
-        if not self._has_news():
-            doorbell.wait(bound, clear=False)
-        slot.publish_sleeping(0)
-
+    # --- what others see -------------------------------------------------------------------------
     def _watch(self) -> None:
         """Tell writers what wakes this consumer, and onlookers where it stands."""
         for place, partition in enumerate(self._assigned.values()):
@@ -362,70 +348,19 @@ class Consumer:
                 slot.publish_position(partition.place, partition.page.index, partition.offset)
         self._touched.clear()
 
-    def _check_node(self, left: float) -> None:
-        """Notice that the node went away; look for it again now and then."""
-        now = time.monotonic()
-        if self._lost_at is None:
-            farewell = self._session.farewell()
-            if farewell is None:
-                return
-            self._lost_at, self._lost_why = now, farewell
-            logger.warning("lost the node at %s: %s", self._socket, farewell)
-        if now < self._retry_at:
-            return
-        self._retry_at = now + RECONNECT_EVERY
-        try:
-            self._reconnect(min(max(left, RECONNECT_MIN), RECONNECT_MAX))
-        except (_OtherNodeError, er.UnknownTopicError):
-            raise
-        except er.PenstockError as error:
-            if now - self._lost_at > self._node_timeout:
-                raise er.NotConnectedError(
-                    f"no node at {self._socket} for {now - self._lost_at:.0f} s "
-                    f"({self._lost_why}); last try: {error}"
-                ) from error
+    def paging(self, session: Session, timeout: float) -> Waits[dict[TopicPartition, int]]:
+        """The pages of what is assigned, at another attachment (for `Attachment`)."""
+        pages = {}
+        for topic in {topic for topic, _ in self._assigned}:
+            pages[topic] = (yield from session.finding_topic(topic, timeout)).pages
+        return {(topic, number): pages[topic][number] for topic, number in self._assigned}
 
-    def _reconnect(self, timeout: float) -> None:
-        """Attach anew and go on with the same partitions there. When it raises, nothing changed."""
-        session = Session.attach(
-            self._socket, lo.KIND_CONSUMER, client_id=self._client_id, timeout=timeout
-        )
-        old = self._session
-        try:
-            if session.node_uuid != old.node_uuid:
-                raise _OtherNodeError(
-                    f"another node (another data folder) answers at {self._socket} now; make a new "
-                    "consumer to read from it"
-                )
-            pages = [
-                session.find_topic(topic, timeout).pages[number] for topic, number in self._assigned
-            ]
-        except BaseException:
-            session.close()
-            raise
-        self._session = session
-        self._lost_at = None
+    def moved(self, session: Session, pages: dict[TopicPartition, int]) -> None:
+        """The node came back: the same partitions, on these pages (for `Attachment`)."""
+        for name, partition in self._assigned.items():
+            partition.page = session.page(pages[name])
         self._counts["reconnects"] += 1
-        for partition, page in zip(self._assigned.values(), pages, strict=True):
-            partition.page = session.page(page)
-        old.close(polite=False)
         self._watch()
-
-    # --- looking up ------------------------------------------------------------------------------
-    def _find_all(self, topics: Collection[str]) -> dict[str, TopicInfo]:
-        """What the node knows of these topics, all of it by one attachment, whose pages they name;
-        within `timeout` also across the node's restart."""
-        deadline = time.monotonic() + self._timeout
-        pauses = Backoff(first=0.005, last=0.25)  # what hangs up on every try is not asked at once
-        while True:
-            left = max(0.0, deadline - time.monotonic())
-            try:
-                return {topic: self._session.find_topic(topic, left) for topic in topics}
-            except er.NotConnectedError:
-                if left <= 0.0:
-                    raise
-            time.sleep(min(pauses.bound(), left))
-            self._reconnect(left)
 
     def _of(self, topic: str, partition: int) -> AssignedPartition:
         try:

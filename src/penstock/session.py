@@ -3,6 +3,9 @@
 Owns descriptors and mappings that came with the attachment and gives them back on `close`. Knows
 nothing of records. A session is never repaired: when its node goes away a new one is made
 (`resume` names the producer id to keep) and the old one is closed.
+
+What has to wait is there twice: `attach` and `request` block, `attaching` and `requesting` let
+another one wait (see `penstock.ipc.waits`).
 """
 
 from __future__ import annotations
@@ -21,12 +24,13 @@ from penstock.ipc import clients as client_table
 from penstock.ipc import liveness, paths
 from penstock.ipc import messages as ms
 from penstock.ipc import state as state_table
-from penstock.ipc.channel import Channel, close_fds, connect
+from penstock.ipc.channel import Channel, close_fds, connecting
 from penstock.ipc.clients import ClientSlot
 from penstock.ipc.doorbell import Doorbell
 from penstock.ipc.lane import LaneSender
 from penstock.ipc.shm import Region
 from penstock.ipc.state import StatePage
+from penstock.ipc.waits import Wait, Waits, run
 from penstock.retrying import Retries
 
 Reply = TypeVar("Reply", bound=msgspec.Struct)
@@ -104,31 +108,45 @@ class Session:
         Raises `NotConnectedError` when none came, `AttachRefusedError` (or what the node named)
         when it refused.
         """
+        return run(cls.attaching(socket, kind, client_id=client_id, timeout=timeout, resume=resume))
+
+    @classmethod
+    def attaching(
+        cls,
+        socket: Path,
+        kind: int,
+        *,
+        client_id: str,
+        timeout: float,
+        resume: int | None = None,
+    ) -> Waits[Session]:
+        """`attach`, with the waiting left to another one."""
         deadline = time.monotonic() + timeout
         retries = Retries(RETRY_FIRST, RETRY_LAST)
         while True:
             left = deadline - time.monotonic()
             try:
-                return cls._once(socket, kind, client_id, max(left, 0.05), resume)
+                return (yield from cls._once(socket, kind, client_id, max(left, 0.05), resume))
             except er.NotConnectedError:
                 delay = retries.next()
                 if left - delay <= 0:
                     raise
-            time.sleep(delay)
+            yield Wait(delay)
 
     @classmethod
     def _once(
         cls, socket: Path, kind: int, client_id: str, timeout: float, resume: int | None
-    ) -> Session:
-        channel = Channel(connect(socket, timeout), inbound=ms.NodeMessage)
+    ) -> Waits[Session]:
+        channel = Channel((yield from connecting(socket, timeout)), inbound=ms.NodeMessage)
         try:
             start_time = liveness.start_time(os.getpid())
             if start_time is None:
                 raise er.AttachRefusedError(
                     "/proc is not readable, so nobody can tell whether this process lives: use tcp"
                 )
-            channel.send(ms.Hello(ms.PROTOCOL_VERSION, kind, start_time, client_id, resume))
-            received = channel.recv(timeout)
+            hello = ms.Hello(ms.PROTOCOL_VERSION, kind, start_time, client_id, resume)
+            yield from channel.sending(hello)
+            received = yield from channel.receiving(timeout)
         except BaseException:
             channel.close()
             raise
@@ -150,19 +168,26 @@ class Session:
 
     def request(self, message: msgspec.Struct, expect: type[Reply], timeout: float) -> Reply:
         """Ask the node; raises what a `Refused` names, `PenstockTimeout`, `NotConnectedError`."""
-        reply, fds = self._ask(message, timeout)
+        return run(self.requesting(message, expect, timeout))
+
+    def requesting(
+        self, message: msgspec.Struct, expect: type[Reply], timeout: float
+    ) -> Waits[Reply]:
+        """`request`, with the waiting left to another one."""
+        reply, fds = yield from self._asking(message, timeout)
         close_fds(fds)
         if not isinstance(reply, expect):
             raise refusal(reply, self.socket)
         return reply
 
-    def _ask(self, message: msgspec.Struct, timeout: float) -> tuple[Any, list[int]]:
+    def _asking(self, message: msgspec.Struct, timeout: float) -> Waits[tuple[Any, list[int]]]:
         deadline = time.monotonic() + timeout
         try:
-            self._channel.send(message, timeout=timeout)
+            yield from self._channel.sending(message, timeout=timeout)
             self._owed += 1
             while True:
-                received = self._channel.recv(max(0.0, deadline - time.monotonic()))
+                left = max(0.0, deadline - time.monotonic())
+                received = yield from self._channel.receiving(left)
                 if received is None:
                     raise er.NotConnectedError(f"the node at {self.socket} hung up")
                 self._owed -= 1
@@ -179,7 +204,7 @@ class Session:
 
     def open_lane(self, writer: int, timeout: float) -> tuple[LaneSender, Doorbell]:
         """A lane to one writer process, with the doorbell that wakes it."""
-        reply, fds = self._ask(ms.OpenLane(writer), timeout)
+        reply, fds = run(self._asking(ms.OpenLane(writer), timeout))
         if not isinstance(reply, ms.LaneOpened) or len(fds) != 2:
             close_fds(fds)
             raise refusal(reply, self.socket)
@@ -197,7 +222,12 @@ class Session:
             raise
 
     def find_topic(self, name: str, timeout: float) -> ms.TopicInfo:
-        return self.request(ms.FindTopic(as_topic(name)), ms.TopicFound, timeout).topic
+        return run(self.finding_topic(name, timeout))
+
+    def finding_topic(self, name: str, timeout: float) -> Waits[ms.TopicInfo]:
+        """`find_topic`, with the waiting left to another one."""
+        message = ms.FindTopic(as_topic(name))
+        return (yield from self.requesting(message, ms.TopicFound, timeout)).topic
 
     def page(self, index: int) -> StatePage:
         return StatePage(self.state, index)

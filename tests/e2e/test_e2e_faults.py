@@ -31,6 +31,7 @@ from penstock.embedded import EmbeddedNode
 from penstock.ipc import layout as lo
 from penstock.ipc.messages import TopicInfo
 from penstock.ipc.shm import Region, open_existing
+from penstock.ipc.waits import Waits
 from penstock.session import Session
 from penstock.testing import wait_until
 
@@ -530,9 +531,9 @@ def test_a_node_that_is_replaced_between_two_look_ups_leaves_no_page_of_the_old_
             client.admin().create_topic(topic)
             with client.producer() as producer:
                 producer.send(topic, topic.encode())
-        find, asked = Session.find_topic, []
+        find, asked = Session.finding_topic, []
 
-        def replaced(self: Session, topic: str, timeout: float) -> TopicInfo:
+        def replaced(self: Session, topic: str, timeout: float) -> Waits[TopicInfo]:
             asked.append(topic)
             if len(asked) == 2:
                 node.kill()
@@ -540,6 +541,6 @@ def test_a_node_that_is_replaced_between_two_look_ups_leaves_no_page_of_the_old_
             return find(self, topic, timeout)
 
         with client.consumer(timeout=30.0) as consumer:
-            monkeypatch.setattr(Session, "find_topic", replaced)
+            monkeypatch.setattr(Session, "finding_topic", replaced)
             consumer.assign([("a", 0), ("b", 0)])
             assert {record.value for record in consumer.poll(timeout=10.0)} == {b"a", b"b"}
