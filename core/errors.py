@@ -167,3 +167,8 @@ class TransactionError(PenstockError):
 
 class ProducerFencedError(TransactionError):
     """Another producer took the transactional id over: this one is to end."""
+
+
+class StageDecidedError(TransactionError):
+    """The epoch of this stage is decided already, so its records are to be left out: the work was
+    done by an earlier try, or given up."""

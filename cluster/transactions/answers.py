@@ -1,0 +1,92 @@
+"""What the transaction machine answers, and what it tells its shell to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from penstock.cluster.decisions import Record
+from penstock.cluster.transactions.records import ASKED, STALE, TAKEN_OVER, Place
+from penstock.core.errors import (
+    PenstockError,
+    ProducerFencedError,
+    StaleGenerationError,
+    TransactionError,
+)
+
+
+class Identity(NamedTuple):
+    """Who a producer is in its next transaction."""
+
+    producer_id: int
+    epoch: int
+
+
+class Ended(NamedTuple):
+    """What was decided of a transaction. `why`: empty when it went as its producer asked first;
+    else `stale`, `timeout`, `taken over` or `gone`. `detail`: the first answer's words on that."""
+
+    committed: bool
+    next_epoch: int
+    why: str = ASKED
+    detail: str = ""
+
+    def error(self, transactional_id: str, commit: bool) -> PenstockError | None:
+        """What a producer is told that asked for `commit`; None: it got what it asked for, or it
+        asked for an abort, which every transaction that is not committed has had."""
+        if self.committed or not commit:
+            return None
+        said = f"the transaction of {transactional_id!r} was aborted"
+        if self.why == STALE:
+            detail = self.detail or "a partition it consumed from belongs to another member by now"
+            return StaleGenerationError(f"{said}: {detail}")
+        if self.why == TAKEN_OVER:
+            return ProducerFencedError(f"{said}: another producer took this id over")
+        reason = {"timeout": "it was open for too long", "gone": "its producer was gone"}
+        return TransactionError(f"{said}: {reason.get(self.why, 'an abort was asked for first')}")
+
+
+class StagesDecided(NamedTuple):
+    """What was decided of the epoch that was asked for, and the last epoch that is decided."""
+
+    committed: bool
+    epoch: int
+
+
+class Marking(NamedTuple):
+    """Markers that are missing. `epoch` is the transaction's: its markers carry `epoch + 1`."""
+
+    producer_id: int
+    epoch: int
+    commit: bool
+    places: frozenset[Place]
+
+
+class Listed(NamedTuple):
+    """`state`: ready, open, committing, aborting or staged. `opened_at`: of the oldest open one."""
+
+    transactional_id: str
+    state: str
+    producer_id: int
+    epoch: int
+    partitions: int
+    opened_at: float | None
+
+
+class ConsumedOffsets(NamedTuple):
+    """Offsets of a group that are committed with a transaction, as the group machine takes them."""
+
+    group: str
+    member_id: str
+    offsets: Sequence[Any]
+
+
+class OffsetKeeper(Protocol):
+    """What transactions need of the group machine."""
+
+    def check_offsets(self, group: str, member_id: str, offsets: Sequence[Any]) -> None:
+        """Raises StaleGenerationError, UnknownMemberError or GroupError if one does not count."""
+
+    def offset_records(
+        self, now: float, group: str, offsets: Sequence[Any]
+    ) -> tuple[Record, ...]: ...

@@ -1,0 +1,53 @@
+"""What a coordinator's transactions may take, and for how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from penstock.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionLimits:
+    """Every bound names itself in the error of who hits it."""
+
+    transactions_max: int = 10_000
+    """Transactional ids that are remembered at once, those of stages included. Each costs a record
+    in the coordinator's log."""
+
+    transaction_partitions_max: int = 1_000
+    """Partitions of one transaction, or of one stage."""
+
+    endings_max: int = 8
+    """Decided transactions of one id that still wait for markers. A producer that decides faster
+    than its partitions take markers is held back here."""
+
+    stages_max: int = 256
+    """Stages of one transaction id that nobody has decided yet."""
+
+    name_bytes_max: int = 200
+    """Length of a transactional id or the name of a stage, in UTF-8."""
+
+    timeout_max: float = 900.0
+    """Seconds that a producer may ask for between the first partition of a transaction and its
+    end."""
+
+    stage_timeout: float = 900.0
+    """Seconds after its beginning after which a stage that nobody decided is aborted: so long it
+    can hold readers of committed records back."""
+
+    idle_max: float = 7 * 86_400.0
+    """Seconds without use after which a transactional id is forgotten. What was decided of stages
+    is never forgotten by itself."""
+
+    ranges_max: int = 64
+    """Runs of consecutive committed epochs that are remembered of a transaction id with stages, to
+    answer repeated commits."""
+
+    tick_max: int = 100
+    """Timeouts that one decision carries out; the others follow at once in the next."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) <= 0:
+                raise ConfigError(f"{field.name}={getattr(self, field.name)}: must be positive")

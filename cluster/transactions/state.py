@@ -1,0 +1,143 @@
+"""Transactions as their records say: the only mutator is `replay`.
+
+Beside the values of the keys there are three indexes made of them: whose a producer id is, what
+still misses markers, and what is due when.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from penstock.cluster.decisions import Record
+from penstock.cluster.transactions import records as rec
+from penstock.cluster.transactions.answers import Marking
+from penstock.cluster.transactions.limits import TransactionLimits
+from penstock.cluster.transactions.records import Decided, Key, Stage, Transactional, Value
+
+
+class State:
+    def __init__(self, limits: TransactionLimits) -> None:
+        self._limits = limits
+        self.transactional: dict[str, Transactional] = {}
+        self.stages: dict[str, dict[str, Stage]] = {}
+        self.decided: dict[str, Decided] = {}
+        # Derived. An id whose epochs ran out has several producer ids while it misses markers.
+        self._owners: dict[int, Key] = {}
+        self._unmarked: dict[Key, None] = {}
+        self._due: list[tuple[float, Key]] = []
+
+    def replay(self, record: Record) -> None:
+        """Any record of the coordinator's log, in its order; twice is as good as once."""
+        if (parsed := rec.parse(record)) is None:
+            return
+        key, value = parsed
+        if (old := self.get(key)) is not None:
+            self._forget(key, old)
+        self._set(key, value)
+        if value is not None:
+            self._index(key, value)
+
+    def get(self, key: Key) -> Value | None:
+        match key:
+            case (rec.TRANSACTION, name):
+                return self.transactional.get(name)
+            case (rec.STAGE, name, stage):
+                return self.stages.get(name, {}).get(stage)
+            case (rec.DECIDED, name):
+                return self.decided.get(name)
+        return None
+
+    def _set(self, key: Key, value: Value | None) -> None:
+        match key:
+            case (rec.STAGE, name, stage):
+                stages = self.stages.setdefault(name, {})
+                stages.pop(stage, None)
+                if isinstance(value, Stage):
+                    stages[stage] = value
+                if not stages:
+                    del self.stages[name]
+            case (rec.TRANSACTION, name):
+                self.transactional.pop(name, None)
+                if isinstance(value, Transactional):
+                    self.transactional[name] = value
+            case (rec.DECIDED, name):
+                self.decided.pop(name, None)
+                if isinstance(value, Decided):
+                    self.decided[name] = value
+
+    # --- indexes ----------------------------------------------------------------------------------
+    def _index(self, key: Key, value: Value) -> None:
+        for producer_id in producers_of(value):
+            self._owners[producer_id] = key
+        if any(True for _ in markings_of(value)):
+            self._unmarked[key] = None
+        if (when := self._due_at(value)) is not None:
+            insort(self._due, (when, key))
+
+    def _forget(self, key: Key, value: Value) -> None:
+        for producer_id in producers_of(value):
+            self._owners.pop(producer_id, None)
+        self._unmarked.pop(key, None)
+        if (when := self._due_at(value)) is not None:
+            del self._due[bisect_left(self._due, (when, key))]
+
+    def _due_at(self, value: Value) -> float | None:
+        match value:
+            case Transactional(opened_at=float(opened_at), timeout=timeout):
+                return opened_at + timeout
+            case Transactional(endings=(), used_at=used_at):
+                return used_at + self._limits.idle_max
+            case Stage(commit=None, begun_at=begun_at):
+                return begun_at + self._limits.stage_timeout
+        return None
+
+    # --- questions --------------------------------------------------------------------------------
+    def owner(self, producer_id: int) -> Key | None:
+        return self._owners.get(producer_id)
+
+    def due(self, now: float) -> list[Key]:
+        """What timed out, oldest first, `tick_max` at most."""
+        return [key for when, key in self._due[: self._limits.tick_max] if when <= now]
+
+    def deadline(self) -> float | None:
+        return self._due[0][0] if self._due else None
+
+    def unmarked(self) -> Iterator[Marking]:
+        for key in list(self._unmarked):
+            if (value := self.get(key)) is not None:
+                yield from markings_of(value)
+
+    def ids(self) -> set[str]:
+        return self.transactional.keys() | self.stages.keys() | self.decided.keys()
+
+    def values(self) -> dict[Key, Value]:
+        """All there is, by key: what compaction leaves of the log."""
+        found: dict[Key, Value] = {}
+        for name, transactional in self.transactional.items():
+            found[rec.TRANSACTION, name] = transactional
+        for name, stages in self.stages.items():
+            for stage, value in stages.items():
+                found[rec.STAGE, name, stage] = value
+        for name, decided in self.decided.items():
+            found[rec.DECIDED, name] = decided
+        return found
+
+
+def producers_of(value: Value) -> set[int]:
+    match value:
+        case Transactional():
+            return {value.producer_id, *(ending.producer_id for ending in value.endings)}
+        case Stage():
+            return {value.producer_id}
+    return set()
+
+
+def markings_of(value: Value) -> Iterator[Marking]:
+    match value:
+        case Transactional():
+            for ending in value.endings:
+                places = rec.unpack(ending.places)
+                yield Marking(ending.producer_id, ending.epoch, ending.commit, places)
+        case Stage(commit=bool(commit)):
+            yield Marking(value.producer_id, value.producer_epoch, commit, rec.unpack(value.places))
