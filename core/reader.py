@@ -29,6 +29,7 @@ from penstock.core.storage import Storage
 WINDOW_BYTES: Final = 16 << 20
 PAGE_BYTES: Final = 4096
 _NO_MAGIC: Final = bytes(4)
+_NOT_ALONE: Final = hd.ATTR_CONTROL | hd.ATTR_TRANSACTIONAL
 
 
 class Limit(NamedTuple):
@@ -107,6 +108,28 @@ class LogReader:
             if not found:
                 raise  # else the next call does: it begins where this one could not go on
         return found
+
+    def alone(self, offset: int, base: int, valid_bytes: int) -> Found | None:
+        """The next batch, where it is nothing but the record at `offset`, in the segment that is
+        open and mapped already: a record that somebody waits for. None: see `fetch`. Raises
+        `CorruptBatchError`, with the cursor where it was."""
+        at, view = self._at, self._view
+        position = at - self._view_start
+        end = min(valid_bytes, self._view_start + len(view))
+        if self.offset != offset or self._base != base or at + hd.HEADER_BYTES > end:
+            return None
+        head = hd.checked(view, position)
+        if (
+            head.base_offset != offset
+            or head.last_offset_delta
+            or not head.record_count
+            or head.attributes & _NOT_ALONE
+            or at + head.length > end
+        ):
+            return None
+        self._at = at + head.length
+        self.offset = offset + 1
+        return Found(head, view, position)
 
     def _next(self, end: int | None) -> Found | None:
         """The batch at the cursor; None at the end of the segment's valid bytes.

@@ -129,6 +129,33 @@ class AssignedPartition:
             self.offset = self._reader.offset  # only batches without records stood there
         return taken
 
+    def take_alone(self) -> Chunk | None:
+        """The one record that came since the last one, by as little code as it takes: nothing of
+        it is in the caches then (decision 0017). None where it is not that; `take` tells."""
+        page, offset = self.page, self.offset
+        if (
+            page.high_watermark != offset + 1
+            or page.leader_epoch != self._epoch
+            or self._carry
+            or self._latest is not None
+            or self._is_gone
+        ):
+            return None
+        try:
+            found = self._reader.alone(offset, *page.segment())
+            if found is None:
+                return None
+            head = found.head
+            columns = decode(found.view, found.position, head)
+        except er.PenstockError:
+            columns = None
+        if columns is None or page.log_start > offset:
+            self._reader.seek(offset)
+            return None
+        self.offset = offset + 1
+        self._epoch = head.leader_epoch
+        return Chunk(*self.name, columns, 0)
+
     def _bring(self, bytes_max: int) -> list[Chunk]:
         """What is next, or of all that is there only the newest."""
         if self._latest is None:

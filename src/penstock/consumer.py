@@ -273,6 +273,15 @@ class Consumer:
             raise ValueError(f"max_records={max_records} must be at least 1")
         if not self._assigned:
             raise er.ConfigError("nothing is assigned: name topics, or call assign() first")
+        alone = self._turns.alone() if max_records is None else None
+        if alone is not None:
+            partition, chunk = alone
+            self._touched.append(partition)
+            counts = self._counts
+            counts["batches"] += 1
+            counts["records"] += 1
+            counts["bytes"] += chunk.values.nbytes
+            return RecordBatch([chunk])
         chunks = self._turns.gather(max_records, self._take)
         if chunks:
             self._counts["batches"] += len(chunks)

@@ -6,6 +6,7 @@ made once its writer was rung, and so while the writer already works.
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -59,8 +60,8 @@ def express(
         else:
             route.next_to_fly = route.next_sequence
         raise
-    if flight is not None:
-        link.wake_writer()
+    if flight is not None and not link.wake_writer():
+        os.sched_yield()  # it looks for records, and may wait for this very processor to do so
     now = time.monotonic()
     box = Box(owner, route.topic, 0, now_us, now, now + timeout, owner.incarnation)
     box.sealed, box.count = True, 1

@@ -174,6 +174,9 @@ class RecordBatch:
     def __init__(self, chunks: Sequence[Chunk] = ()) -> None:
         self.chunks = tuple(chunks)
 
+    def __bool__(self) -> bool:
+        return any(map(len, self.chunks))
+
     def __len__(self) -> int:
         return sum(map(len, self.chunks))
 

@@ -77,13 +77,14 @@ class LaneLink:
             self.held.pop(batch.flight[2], None)
             batch.flight = None
 
-    def wake_writer(self) -> None:
-        """Ring the writer if it sleeps (after a fence), once per sleep."""
+    def wake_writer(self) -> bool:
+        """Ring the writer if it sleeps (after a fence), once per sleep; whether it does."""
         fence()
         ticket = self.sender.writer_ticket()
         if ticket and ticket != self.rung:
             self.rung = ticket
             self.doorbell.ring()
+        return bool(ticket)
 
     def detach(self) -> None:
         self.sender.detach()

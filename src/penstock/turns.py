@@ -7,9 +7,13 @@ all partitions: where the bound is reached, the next poll begins with whoever ca
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from penstock.assigned import FETCH_BYTES, AssignedPartition
 from penstock.records import Chunk
+
+ALONE_MAX: Final = 8
+"""Among more partitions nobody looks for a record that came alone."""
 
 Take = Callable[[AssignedPartition, int | None, int], list[Chunk]]
 
@@ -33,6 +37,19 @@ class Turns:
             if partition.has_more:
                 return True
         return False
+
+    def alone(self) -> tuple[AssignedPartition, Chunk] | None:
+        """The only record that is there, with its partition, where it can be had the short way."""
+        if self._holding or len(self.active) > ALONE_MAX:
+            return None
+        only = None
+        for partition in self.active:
+            if partition.has_more:
+                if only is not None:
+                    return None
+                only = partition
+        chunk = only.take_alone() if only is not None else None
+        return (only, chunk) if only is not None and chunk is not None else None
 
     def gather(self, room: int | None, take: Take) -> list[Chunk]:
         """What is there now, at most `room` records of it."""
