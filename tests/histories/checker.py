@@ -1,0 +1,74 @@
+"""The judgement of a history: every check, and what it found, by name.
+
+    report = check(load({"p0": lines, "c0": lines}))
+    assert not report.broken, report
+
+Definitions are those of Jepsen's Kafka workload, where it has them; each check's module says them
+in its first lines. Pure: lines in, findings out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from histories import (
+    guarantee_checks,
+    log_checks,
+    poll_checks,
+    transaction_checks,
+)
+from histories.anomalies import Anomaly
+from histories.events import History
+from histories.facts import Facts
+
+INTERLEAVING: Final = frozenset({"G0", "G1c with writes"})
+"""Told and not promised: a log takes concurrent transactions' records as they come."""
+
+CHECKS: Final = (
+    *log_checks.CHECKS,
+    *poll_checks.CHECKS,
+    *transaction_checks.CHECKS,
+    *guarantee_checks.CHECKS,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found in a history, and how much of it there was to look at."""
+
+    anomalies: tuple[Anomaly, ...]
+    figures: Mapping[str, int]
+    noted: tuple[Anomaly, ...] = field(default=())
+    """What is allowed, and worth knowing."""
+
+    @property
+    def broken(self) -> bool:
+        return bool(self.anomalies)
+
+    @property
+    def names(self) -> set[str]:
+        return {each.name for each in self.anomalies}
+
+    def __str__(self) -> str:
+        head = ", ".join(f"{count} {name}" for name, count in self.figures.items())
+        return "\n".join([f"of {head}", *map(str, self.anomalies or ("nothing is wrong",))])
+
+
+def check(history: History) -> Report:
+    """Run every check."""
+    facts = Facts(history)
+    anomalies = [anomaly for each in CHECKS for anomaly in each(facts)]
+    return Report(
+        tuple(each for each in anomalies if each.name not in INTERLEAVING),
+        {
+            "lines": history.lines,
+            "sends": len(history.sends),
+            "acknowledgements": len(history.acks),
+            "reads": len(history.polls),
+            "transactions": len(history.transactions),
+            "commits": len(history.commits) + len(history.claims),
+        },
+        tuple(each for each in anomalies if each.name in INTERLEAVING),
+    )
