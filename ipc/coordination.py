@@ -49,11 +49,13 @@ class Release(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SyncGroup(msgspec.Struct, frozen=True, tag="sync_group"):
-    """What is mine now? `released` has been let go of: nothing of it is processed any more."""
+    """What is mine now? `released` has been let go of: nothing of it is processed any more.
+    `skip`: partitions of the answer that are known already, where that said `more`."""
 
     group: str
     member_id: str
     released: list[Release]
+    skip: int = 0
 
 
 class LeaveGroup(msgspec.Struct, frozen=True, tag="leave_group"):
@@ -153,12 +155,16 @@ class Owned(msgspec.Struct, frozen=True, array_like=True):
 
 class GroupAssignment(msgspec.Struct, frozen=True, tag="group_assignment"):
     """All that a member owns. A change is announced by the notice in its client slot, see
-    `ipc.clients`; `notice` is what stood there when this was decided."""
+    `ipc.clients`; `notice` is what stood there when this was decided.
+
+    `more`: a message takes no more of it; the rest comes by `SyncGroup(skip=...)` with how many are
+    known. In another generation or with another notice it is another list: begin with `skip=0`."""
 
     member_id: str
     generation: int
     partitions: list[Owned]
     notice: int = 0
+    more: bool = False
 
 
 class Committed(msgspec.Struct, frozen=True, tag="committed"):
@@ -284,7 +290,11 @@ class ListTransactions(msgspec.Struct, frozen=True, tag="list_transactions"):
 
 # --- transactions: node -> client ---------------------------------------------------------------
 class TransactionReady(msgspec.Struct, frozen=True, tag="transaction_ready"):
-    """Who the producer is in its next transaction. `stage`: its name, for a stage."""
+    """Who the producer is in its next transaction. `stage`: its name, for a stage.
+
+    Lanes that are opened by this attachment from now on are for this producer id (a writer refuses
+    batches of others in them), and `Hello(resume=...)` names it. So it is asked for before the
+    first lane, and an attachment has one transactional id or one stage in its life."""
 
     producer_id: int
     producer_epoch: int

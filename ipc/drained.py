@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from penstock.core.header import HEADER_BYTES
+from penstock.core.header import ATTR_CONTROL, HEADER_BYTES
+from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import Doorbell
 from penstock.ipc.lane import LANE_KIND, LaneReceiver
 from penstock.ipc.shm import listing, object_name
 
 RETRY_MIN: Final = 0.05
 _PRODUCER_ID: Final = slice(64, 72)
+_ATTRIBUTES_AT: Final = 50
 
 
 def producers_with_lanes(node_uuid_hex: str) -> set[int]:
@@ -35,11 +37,14 @@ class DrainedLane:
         self.stop_at: int | None = None
 
     def owns(self, batch: memoryview) -> bool:
-        """Whether the batch names the producer that the lane was granted to."""
+        """Whether the batch names the producer that the lane was granted to. The coordinator also
+        writes the control batches of others, which begin and end their transactions."""
         if len(batch) < HEADER_BYTES:
             return False
         granted = self.receiver.identity.producer_id
-        return int.from_bytes(batch[_PRODUCER_ID], "little") == granted
+        if int.from_bytes(batch[_PRODUCER_ID], "little") == granted:
+            return True
+        return lo.is_coordinators(granted) and bool(batch[_ATTRIBUTES_AT] & ATTR_CONTROL)
 
     @property
     def is_ready(self) -> bool:

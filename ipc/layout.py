@@ -89,6 +89,10 @@ LANE_CAPACITY_MAX: Final = 1 << 30
 FRAME_SHARE: Final = 4
 """A frame takes at most capacity / FRAME_SHARE bytes, so that a lane always streams."""
 
+PRODUCER_COUNTER_BITS: Final = 40
+"""A producer id is 24 bits of the data folder's uuid and a counter; the node's own coordinator has
+the counter 0."""
+
 FRAME_BYTES: Final = 64
 FRAME_ALIGN: Final = 64
 FRAME: Final = struct.Struct("<IIQIHHI")  # length, page, sequence, fetch epoch, kind, flags, batch
@@ -195,6 +199,11 @@ KIND_PRODUCER: Final = 1
 KIND_CONSUMER: Final = 2
 KIND_ADMIN: Final = 3
 KIND_CLEANER: Final = 4
+
+
+def is_coordinators(producer_id: int) -> bool:
+    """Whether this is the producer id of a node's coordinator."""
+    return not producer_id & ((1 << PRODUCER_COUNTER_BITS) - 1)
 
 
 def lane_bytes(capacity: int) -> int:

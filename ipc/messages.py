@@ -76,9 +76,11 @@ class FindTopic(msgspec.Struct, frozen=True, tag="find_topic"):
 
 
 class ListTopics(msgspec.Struct, frozen=True, tag="list_topics"):
-    """At most `TOPICS_PER_PAGE` topics whose names sort after `after`."""
+    """At most `TOPICS_PER_PAGE` topics whose names sort after `after`. `internal`: the node's own
+    as well, which are for the cleaner."""
 
     after: str = ""
+    internal: bool = False
 
 
 class CreateTopic(msgspec.Struct, frozen=True, tag="create_topic"):
@@ -199,6 +201,7 @@ class NodeDescription(msgspec.Struct, frozen=True, tag="node"):
     clients: int
     lanes: int
     partitions: int = 0
+    coordinator: dict[str, int] = {}
     versions: dict[str, str] = {}
     settings: dict[str, str | int | float | None] = {}
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+RESERVED_PREFIX: Final = "__"
+
 
 class PartitionName(str):
     """`topic-partition` for people."""
@@ -14,3 +18,8 @@ class PartitionName(str):
         name = super().__new__(cls, f"{topic}-{partition}")
         name.log_fields = {"topic": topic, "partition": partition}
         return name
+
+
+def is_internal(topic: str) -> bool:
+    """Whether a topic is the node's own: users neither make, change nor see it."""
+    return topic.startswith(RESERVED_PREFIX)

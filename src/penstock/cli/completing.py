@@ -171,10 +171,15 @@ class _Line:
             return []
         import msgspec
 
+        from penstock.ipc.names import is_internal
         from penstock.observe.sample import Catalogue
 
         topics = msgspec.json.decode(data, type=Catalogue).topics
-        return sorted((topic.name, f"{len(topic.pages)} partitions") for topic in topics)
+        return sorted(
+            (topic.name, f"{len(topic.pages)} partitions")
+            for topic in topics
+            if not is_internal(topic.name)
+        )
 
 
 def _matching(words: Iterable[tuple[str, str]], start: str) -> Words:

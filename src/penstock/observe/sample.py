@@ -13,6 +13,7 @@ from penstock.core.errors import PenstockError
 from penstock.ipc import layout as lo
 from penstock.ipc.clients import ClientSlot
 from penstock.ipc.hostslots import CleanerSlot, CleanerState, Disk, DiskSlot
+from penstock.ipc.names import is_internal
 from penstock.ipc.state import WriterSlot
 from penstock.observe.place import Place, find_node
 from penstock.observe.processes import Process, command_of, look_at
@@ -176,7 +177,8 @@ class Observer:
             found = path.stat()
             identity = found.st_ino, found.st_mtime_ns
             if identity != self._catalogue_is:
-                self.topics = msgspec.json.decode(path.read_bytes(), type=Catalogue).topics
+                topics = msgspec.json.decode(path.read_bytes(), type=Catalogue).topics
+                self.topics = [topic for topic in topics if not is_internal(topic.name)]
                 self._catalogue_is = identity
         except FileNotFoundError:
             self.topics = []

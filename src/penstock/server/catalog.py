@@ -25,6 +25,7 @@ from penstock.core.errors import (
 from penstock.core.storage import Storage
 from penstock.ipc import layout as lo
 from penstock.ipc.messages import TopicInfo, TopicSettings
+from penstock.ipc.names import RESERVED_PREFIX, is_internal
 from penstock.server.config import NodeConfig
 from penstock.server.datafolder import (
     TOPICS_FILE,
@@ -35,7 +36,6 @@ from penstock.server.datafolder import (
 
 CATALOG_SCHEMA: Final = 1
 TOPIC_NAME_MAX: Final = 200
-RESERVED_PREFIX: Final = "__"
 SEGMENT_BYTES_MIN: Final = 4096
 SEGMENT_BYTES_MAX: Final = 1 << 40
 DURATION_MAX: Final = 100 * 365 * 86_400.0
@@ -60,6 +60,10 @@ class TopicRecord(msgspec.Struct, frozen=True):
     @property
     def info(self) -> TopicInfo:
         return TopicInfo(self.name, bytes.fromhex(self.topic_id), self.pages, self.settings)
+
+    @property
+    def is_internal(self) -> bool:
+        return is_internal(self.name)
 
     def folder(self, data_folder: str, partition: int) -> str:
         return os.path.join(data_folder, f"{self.topic_id}-{partition}")
@@ -101,6 +105,11 @@ class Catalog:
         self.topics = {topic.name: topic for topic in self._document.topics}
         self.deleting = {topic.topic_id: topic for topic in self._document.deleting}
 
+    @property
+    def count(self) -> int:
+        """The topics that users made."""
+        return sum(not topic.is_internal for topic in self._document.topics)
+
     def find(self, name: str) -> TopicRecord:
         topic = self.topics.get(name)
         if topic is None:
@@ -120,17 +129,32 @@ class Catalog:
     ) -> tuple[CatalogDocument, TopicRecord]:
         check_topic_name(name)
         check_settings(settings, config)
+        if self.count >= config.topics_max:
+            raise ResourceLimitError(
+                f"the node has {self.count} topics, its bound topics_max: delete some, or start "
+                "the node with a larger one"
+            )
+        return self._created(name, settings, config.partitions_max, is_page_free)
+
+    def plan_internal(
+        self, name: str, settings: TopicSettings, is_page_free: Callable[[int], bool]
+    ) -> tuple[CatalogDocument, TopicRecord]:
+        """A topic of the node's own, which no bound on those of users keeps out."""
+        return self._created(name, settings, lo.PAGES_MAX, is_page_free)
+
+    def _created(
+        self,
+        name: str,
+        settings: TopicSettings,
+        partitions_max: int,
+        is_page_free: Callable[[int], bool],
+    ) -> tuple[CatalogDocument, TopicRecord]:
         if name in self.topics:
             raise TopicExistsError(
                 f"topic {name!r} exists with {len(self.topics[name].pages)} partitions: choose "
                 "another name, or delete it first"
             )
-        if len(self.topics) >= config.topics_max:
-            raise ResourceLimitError(
-                f"the node has {len(self.topics)} topics, its bound topics_max: delete some, or "
-                "start the node with a larger one"
-            )
-        pages = self._pages(settings.partitions, config.partitions_max, is_page_free)
+        pages = self._pages(settings.partitions, partitions_max, is_page_free)
         topic = TopicRecord(name, os.urandom(16).hex(), pages, settings)
         return self._with(topics=[*self._document.topics, topic]), topic
 
@@ -177,9 +201,10 @@ class Catalog:
     ) -> list[int]:
         """The lowest free pages; neighbours belong to different writers."""
         live = {page for topic in self._document.topics for page in topic.pages}
-        if len(live) + count > partitions_max:
+        known = sum(len(topic.pages) for topic in self.topics.values() if not topic.is_internal)
+        if known + count > partitions_max:
             raise ResourceLimitError(
-                f"{count} more partitions would make {len(live) + count} on this node, over its "
+                f"{count} more partitions would make {known + count} on this node, over its "
                 f"bound partitions_max={partitions_max}: delete topics, ask for fewer, or start "
                 "the node with a larger one"
             )
@@ -214,10 +239,19 @@ def check_topic_name(name: str) -> None:
             f"topic name {name[:250]!r} is not allowed: 1 to {TOPIC_NAME_MAX} characters of "
             "[a-zA-Z0-9._-], but not '.' or '..'"
         )
-    if name.startswith(RESERVED_PREFIX):
+    if is_internal(name):
         raise ConfigError(
             f"topic name {name!r} is not allowed: names that begin with {RESERVED_PREFIX!r} are "
             "the node's own"
+        )
+
+
+def check_not_internal(name: str) -> None:
+    """Refuse what users must not do to a topic of the node's own."""
+    if is_internal(name):
+        raise ConfigError(
+            f"topic {name!r} is the node's own: nobody else may write to it, change, trim or "
+            "delete it"
         )
 
 

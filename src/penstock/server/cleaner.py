@@ -88,7 +88,9 @@ class Cleaner:
     def _topics(self) -> Iterator[ms.TopicInfo]:
         after, more = "", True
         while more:
-            answer = self._session.request(ms.ListTopics(after), ms.Topics, ASK_TIMEOUT)
+            answer = self._session.request(
+                ms.ListTopics(after, internal=True), ms.Topics, ASK_TIMEOUT
+            )
             yield from answer.topics
             more = answer.more
             after = answer.topics[-1].name if answer.topics else after

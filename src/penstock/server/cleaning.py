@@ -14,6 +14,7 @@ from typing import Any
 from penstock.core import errors as er
 from penstock.ipc import messages as ms
 from penstock.ipc.cleaning import CleaningOrder
+from penstock.server.catalog import check_not_internal
 from penstock.server.config import NodeConfig
 from penstock.server.partitions import Partitions, Post
 from penstock.server.topics import Topics
@@ -34,6 +35,7 @@ class Cleaning:
 
     async def trim(self, request: ms.TrimPartition) -> ms.Cleaned:
         """Let a partition's log start elsewhere. Raises what the writer refused it with."""
+        check_not_internal(request.name)
         page = await self._page(request.name, request.partition, request.topic_id)
         if request.before < 0:
             raise er.ConfigError(f"before is {request.before}: offsets begin at 0")

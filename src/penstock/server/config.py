@@ -31,6 +31,9 @@ _SECONDS: Final = {
     "lock_timeout": (0.0, 3600.0),
     "hello_timeout": (0.1, 600.0),
     "topic_timeout": (0.1, 600.0),
+    "coordinator_timeout": (0.1, 600.0),
+    "stall_timeout": (0.05, 3600.0),
+    "offsets_retention": (1.0, 100 * 365 * 86_400.0),
     "cleaner_interval": (0.05, 86_400.0),
     "writer_spin": (0.0, 0.1),
 }
@@ -105,6 +108,18 @@ class NodeConfig:
     topic_timeout: float = 10.0
     """How long a request to create, grow or find a topic waits for the next of its partitions to
     open, and one to delete it for its files to go."""
+
+    coordinator_timeout: float = 10.0
+    """How long a request of a group or a transaction waits until it is decided and in the
+    coordinator's log. It may still be decided after that: such requests can be repeated."""
+
+    stall_timeout: float = 10.0
+    """A member of a group whose process is stopped (SIGSTOP, a debugger's break) for so long loses
+    its partitions to others. Slow members lose nothing, however long they take."""
+
+    offsets_retention: float = 7 * 86_400.0
+    """How long a group without members keeps its committed offsets. At-most-once groups keep them
+    until they are deleted: without them a record could be handed out twice."""
 
     cleaner_interval: float = 10.0
     """Seconds between two looks of the cleaner process at the topics that have a retention or are

@@ -15,13 +15,15 @@ import msgspec
 
 from penstock.core.errors import DataFolderError
 from penstock.core.storage import Storage
+from penstock.ipc import layout as lo
 from penstock.ipc.paths import private_folder
 
 NODE_SCHEMA: Final = 1
 GENERATION_BLOCK: Final = 1000
 GENERATIONS_MAX: Final = (1 << 32) - 1
 PRODUCER_BLOCK: Final = 10_000
-PRODUCER_COUNTER_BITS: Final = 40
+COORDINATOR_BLOCK: Final = 100
+EPOCHS_MAX: Final = (1 << 32) - 1
 LOCK_FILE: Final = "lock"
 NODE_FILE: Final = "node.json"
 TOPICS_FILE: Final = "topics.json"
@@ -30,7 +32,8 @@ _Document = TypeVar("_Document", bound=msgspec.Struct)
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
-    """node.json. `generations` and `producers` are the first numbers beyond the reserved blocks."""
+    """node.json. `generations`, `producers` and `coordinators` (epochs of the coordinator) are the
+    first numbers beyond the reserved blocks."""
 
     schema: int
     uuid: str
@@ -39,6 +42,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     writers: int
     generations: int
     producers: int
+    coordinators: int = 1
 
 
 class FolderLock:
@@ -95,6 +99,7 @@ class DataFolder:
         """Whether the run before ended with every log closed."""
         self._generation = record.generations
         self._producer = record.producers
+        self._coordinator = record.coordinators
 
     @classmethod
     def open(cls, path: str, boot_id: str, storage: Storage | None = None) -> DataFolder:
@@ -126,11 +131,17 @@ class DataFolder:
             writers=writers,
             generations=self._generation + GENERATION_BLOCK,
             producers=self._producer + PRODUCER_BLOCK,
+            coordinators=self._coordinator + COORDINATOR_BLOCK,
         )
 
     def mark_clean(self) -> None:
         """Every log was synced and closed; unused numbers go back."""
-        self._write(clean=True, generations=self._generation, producers=self._producer)
+        self._write(
+            clean=True,
+            generations=self._generation,
+            producers=self._producer,
+            coordinators=self._coordinator,
+        )
 
     def make_folders(self, paths: Iterable[str]) -> None:
         """Have these folders in it, on the device. Any one of them that a killed node left unsynced
@@ -157,6 +168,20 @@ class DataFolder:
         self._producer += 1
         return self._prefix | (self._producer - 1)
 
+    def next_coordinator_epoch(self) -> int:
+        """An epoch that no coordinator of this folder has used before (rule 17)."""
+        if self._coordinator >= self.record.coordinators:
+            self._write(coordinators=self._coordinator + COORDINATOR_BLOCK)
+        if self._coordinator > EPOCHS_MAX:
+            raise DataFolderError("the 2**32 coordinator epochs of this data folder are used up")
+        self._coordinator += 1
+        return self._coordinator - 1
+
+    @property
+    def coordinator_id(self) -> int:
+        """The producer id that the coordinator writes under: the one whose counter is 0."""
+        return self._prefix
+
     def may_be_ours(self, producer_id: int) -> bool:
         """Whether this folder can have given out that producer id."""
         counter = producer_id - self._prefix
@@ -168,7 +193,7 @@ class DataFolder:
 
     @property
     def _prefix(self) -> int:
-        return int(self.record.uuid[:6], 16) << PRODUCER_COUNTER_BITS
+        return int(self.record.uuid[:6], 16) << lo.PRODUCER_COUNTER_BITS
 
     def _write(self, **changes: object) -> None:
         record = msgspec.structs.replace(self.record, **changes)

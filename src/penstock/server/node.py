@@ -20,6 +20,7 @@ from typing import Any
 
 from penstock import __version__
 from penstock.core.errors import NotConnectedError
+from penstock.ipc import coordination as co
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.channel import FDS_MAX, Peer
@@ -27,10 +28,12 @@ from penstock.ipc.hostslots import DiskSlot
 from penstock.ipc.liveness import raise_descriptor_limit
 from penstock.ipc.paths import remember_folder, socket_in, socket_path
 from penstock.server.attached import Attached
+from penstock.server.catalog import check_not_internal
 from penstock.server.cleanerproc import CLEANER_COMMAND, CleanerProcess
 from penstock.server.cleaning import Cleaning
 from penstock.server.clients import Client
 from penstock.server.config import NodeConfig
+from penstock.server.coordinator.coordinator import Coordinator
 from penstock.server.diskguard import DiskGuard
 from penstock.server.grants import Grants
 from penstock.server.hostcheck import remove_ipc_warning
@@ -110,6 +113,7 @@ class Node:
             await self._end()
         finally:
             self._server.close()
+            self._coordinator.close()
             await self._topics.close()
             self._attached.close()
             self._cleaner.close()
@@ -131,7 +135,12 @@ class Node:
         )
         self._partitions = Partitions(ground.folder, ground.writers, self._supervisor.post)
         self._topics = Topics(
-            config, ground.folder, ground.tables, ground.catalog, self._partitions
+            config,
+            ground.folder,
+            ground.tables,
+            ground.catalog,
+            self._partitions,
+            lambda: self._coordinator.topics_changed(),
         )
         self._cleaning = Cleaning(config, self._topics, self._partitions, self._supervisor.post)
         self._grants = Grants(ground.book, self._supervisor)
@@ -145,10 +154,21 @@ class Node:
         self._attached = Attached(
             config, ground.folder, ground.tables, self._grants, self._supervisor
         )
+        self._coordinator = Coordinator(
+            config,
+            ground.folder,
+            ground.tables,
+            ground.writers,
+            self._topics,
+            self._grants,
+            self._supervisor,
+            topic_made=self._cleaner.ensure,
+        )
 
     def _admit(self, ready: Callable[[], None] | None) -> None:
         self._server.admit()
         self._cleaner.ensure()
+        self._coordinator.begin()
         logger.info(
             "node %s serves %s: pid %d, %d topics, up to %d writers",
             self.config.name or "without a name", self.config.data_folder, os.getpid(),
@@ -163,6 +183,7 @@ class Node:
         logger.info("stopping: writers drain and close their logs")
         self._stopping = True
         self._server.stop_accepting()
+        await self._coordinator.stop(self.config.drain_timeout)
         await self._cleaner.stop()
         ground = self._ground
         are_open = self._partitions.all_are_open() and self._are_online()
@@ -241,9 +262,11 @@ class Node:
             case ms.OpenLane():
                 return self._open_lane(client, message)
             case ms.FindTopic():
+                if client.kind == lo.KIND_PRODUCER:
+                    check_not_internal(message.name)
                 return self._topics.find(message.name)
             case ms.ListTopics():
-                return Reply(self._topics.listed(message.after))
+                return Reply(self._topics.listed(message))
             case ms.CreateTopic():
                 return self._then_clean(self._topics.create(message))
             case ms.AlterTopic():
@@ -256,6 +279,8 @@ class Node:
                 return self._cleaning.swap(message)
             case ms.DescribeNode():
                 return Reply(self._describe())
+            case _ if isinstance(message, co.Request):
+                return self._coordinator.answer(client, message)
             case _:
                 raise AssertionError(f"{type(message).__name__} is no request")
 
@@ -270,6 +295,7 @@ class Node:
         client = session.client
         assert isinstance(client, Client)
         if client.connection is session:
+            self._coordinator.client_ended(client, goodbye=goodbye)
             if goodbye:
                 self._attached.closed(client)
             else:
@@ -308,7 +334,8 @@ class Node:
             topics=self._topics.count,
             clients=self._attached.count,
             lanes=len(lanes),
-            partitions=len(owners),
+            partitions=sum(len(topic.pages) for topic in self._topics.infos),
+            coordinator=self._coordinator.counts(),
             versions={
                 "penstock": __version__,
                 "python": sys.version.split()[0],

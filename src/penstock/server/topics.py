@@ -8,6 +8,7 @@ from the catalogue: the next node opens what is in it and removes what was delet
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import shutil
@@ -20,10 +21,11 @@ from penstock.core.errors import (
     PenstockError,
     PenstockTimeout,
     StorageError,
+    TopicExistsError,
     UnknownTopicError,
 )
 from penstock.ipc import messages as ms
-from penstock.server.catalog import Catalog, CatalogDocument, TopicRecord
+from penstock.server.catalog import Catalog, CatalogDocument, TopicRecord, check_not_internal
 from penstock.server.config import NodeConfig
 from penstock.server.datafolder import DataFolder
 from penstock.server.partitions import Partitions
@@ -50,12 +52,14 @@ class Topics:
         tables: Tables,
         catalog: Catalog,
         partitions: Partitions,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
         self._folder = folder
         self._tables = tables
         self._catalog = catalog
         self._partitions = partitions
+        self._on_change = on_change
         self._lock = asyncio.Lock()
         self._deletions: dict[str, asyncio.Task[None]] = {}
         self._jobs: set[asyncio.Future[None]] = set()
@@ -67,7 +71,15 @@ class Topics:
 
     @property
     def count(self) -> int:
-        return len(self._catalog.topics)
+        return self._catalog.count
+
+    @property
+    def infos(self) -> list[ms.TopicInfo]:
+        """The topics that users made."""
+        return [topic.info for topic in self._catalog.topics.values() if not topic.is_internal]
+
+    def has(self, name: str) -> bool:
+        return name in self._catalog.topics
 
     @property
     def are_cleaned(self) -> bool:
@@ -82,9 +94,13 @@ class Topics:
         await self._wait_open(topic, topic.pages)
         return ms.TopicFound(self._catalog.find(name).info)
 
-    def listed(self, after: str) -> ms.Topics:
+    def listed(self, request: ms.ListTopics) -> ms.Topics:
         """The topics behind `after`, as many as one message takes."""
-        names = sorted(name for name in self._catalog.topics if name > after)
+        names = sorted(
+            name
+            for name, topic in self._catalog.topics.items()
+            if name > request.after and (request.internal or not topic.is_internal)
+        )
         found: list[ms.TopicInfo] = []
         room = TOPICS_BYTES_MAX
         for name in names[: ms.TOPICS_PER_PAGE]:
@@ -96,10 +112,29 @@ class Topics:
         return ms.Topics(found, more=len(found) < len(names))
 
     async def create(self, request: ms.CreateTopic) -> ms.TopicFound:
-        async with self._lock:
-            document, topic = self._catalog.plan_create(
+        return await self._create(
+            lambda: self._catalog.plan_create(
                 request.name, request.settings, self._config, self._tables.is_page_free
             )
+        )
+
+    async def ensure_internal(self, name: str, settings: ms.TopicSettings) -> ms.TopicInfo:
+        """A topic of the node's own, made if it is not there, open. Raises `LogOfflineError`."""
+        if not self.has(name):
+            with contextlib.suppress(TopicExistsError):  # somebody else was faster
+                await self._create(
+                    lambda: self._catalog.plan_internal(name, settings, self._tables.is_page_free)
+                )
+        found = await self.find(name)
+        topic = self._catalog.find(name)
+        self._raise_failure(topic, topic.pages, "opened")
+        return found.topic
+
+    async def _create(
+        self, plan: Callable[[], tuple[CatalogDocument, TopicRecord]]
+    ) -> ms.TopicFound:
+        async with self._lock:
+            document, topic = plan()
             await self._write(document)
             await self._off_loop(self._make_folders, topic)
             self._partitions.add(topic)
@@ -119,6 +154,7 @@ class Topics:
         return ms.TopicFound(topic.info)
 
     async def alter(self, request: ms.AlterTopic) -> ms.TopicFound:
+        check_not_internal(request.name)
         async with self._lock:
             before = self._catalog.find(request.name)
             document, topic = self._catalog.plan_alter(
@@ -137,6 +173,7 @@ class Topics:
         return ms.TopicFound(topic.info)
 
     async def delete(self, name: str) -> ms.Done:
+        check_not_internal(name)
         task = await self._delete(name)
         done, _ = await asyncio.wait([task], timeout=self._config.topic_timeout)
         if not done:
@@ -209,6 +246,7 @@ class Topics:
         """Make a plan durable, then true."""
         await self._off_loop(self._catalog.write, document)
         self._catalog.apply(document)
+        self._on_change()
 
     def _make_folders(self, topic: TopicRecord) -> None:
         """One sync for all, where each writer would sync for each of its partitions."""

@@ -9,12 +9,16 @@ import msgspec
 import pytest
 
 from penstock.core.swapping import SOURCES_MAX
+from penstock.ipc import coordination as co
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.channel import FDS_MAX, MESSAGE_BYTES_MAX, Channel, ChannelError
 
 U64 = (1 << 64) - 1
+U32 = (1 << 32) - 1
+ID = b"\xff" * 16
 NAME = "n" * 200
+GROUP = co.GroupInfo(NAME, "at-least-once", "stable", U64, 256, 4095)
 REASON = "\N{SNOWMAN}" * 1000
 SETTINGS = ms.TopicSettings(
     *(4096, U64, 1.5, "interval", 0.1, "append", U64, 2.5, U64, "compact,delete", 1.5, 2.5, 0.1)
@@ -31,7 +35,7 @@ CLIENT = [
     ms.Hello(1, lo.KIND_PRODUCER, U64, NAME, U64),
     ms.OpenLane(63, lo.LANE_CAPACITY_MAX),
     ms.FindTopic(NAME),
-    ms.ListTopics(NAME),
+    ms.ListTopics(NAME, True),
     ms.CreateTopic(NAME, SETTINGS),
     ms.AlterTopic(NAME, SETTINGS),
     ms.DeleteTopic(NAME),
@@ -39,7 +43,29 @@ CLIENT = [
     ms.SwapSegments(NAME, 4095, b"\xff" * 16, SEGMENT, U64),
     ms.DescribeNode(),
     ms.Bye(),
-]
+    co.JoinGroup(NAME, NAME, [NAME] * co.NAMES_MAX, NAME, "at-least-once", NAME, 1.5, 1.5),
+    co.SyncGroup(NAME, NAME, [co.Release(ID, 4095, U64)] * co.PARTITIONS_MAX, 4095),
+    co.LeaveGroup(NAME, NAME),
+    co.CommitOffsets(
+        NAME, NAME, [co.OffsetCommit(ID, 4095, U64, U64, U32)] * co.PARTITIONS_MAX
+    ),
+    co.ClaimOffsets(
+        NAME, NAME, U64, [co.Claim(ID, 4095, U64, U64, U64, U32)] * co.PARTITIONS_MAX, U64
+    ),
+    co.ListGroups(NAME),
+    co.DescribeGroup(NAME, 4095),
+    co.SeekGroup(NAME, [co.OffsetSeek(ID, 4095, U64, U32)] * co.PARTITIONS_MAX, True),
+    co.DeleteGroup(NAME, [(ID, 4095)] * co.PARTITIONS_MAX),
+    co.InitTransactions(NAME, 1.5),
+    co.AddPartitions(NAME, U64, U32, [(ID, 4095)] * co.PARTITIONS_MAX),
+    co.EndTransaction(
+        NAME, U64, U32, True,
+        [co.GroupOffsets(NAME, NAME, [co.OffsetCommit(ID, 4095, U64, U64, U32)] * 250)] * 4,
+    ),
+    co.BeginStage(NAME, U64),
+    co.CommitTransaction(NAME, U64, [NAME] * co.NAMES_MAX, False),
+    co.ListTransactions(NAME),
+]  # fmt: skip
 NODE = [
     ms.Welcome(1, b"\xff" * 16, "b" * 36, "/" + "d" * 4095, 1023, lo.WRITERS_MAX, U64, U64,
                [ms.LaneInfo(NAME, number) for number in range(lo.WRITERS_MAX)]),
@@ -51,6 +77,21 @@ NODE = [
                        [ms.WriterInfo(*[U64] * 6)] * lo.WRITERS_MAX, U64, U64, U64),
     ms.Cleaned(U64, U64, U64),
     ms.Done(),
+    co.GroupAssignment(
+        NAME, U64, [co.Owned(NAME, ID, 4095, 4095, U64, True, U64, U32)] * 180, U64, True
+    ),
+    co.Committed(list(range(co.PARTITIONS_MAX))),
+    co.Claimed([True] * co.PARTITIONS_MAX, [U64] * co.PARTITIONS_MAX),
+    co.Groups([GROUP] * 180, True),
+    co.GroupDescription(
+        GROUP,
+        [co.MemberInfo(NAME, NAME, NAME, U32, 1023, 4095)] * 36,
+        [co.GroupPartition(NAME, ID, 4095, 4095, NAME, U64, U64, U32, U64)] * 50,
+        *(True, U64, {NAME: U64}),
+    ),
+    co.TransactionReady(U64, U32, NAME),
+    co.TransactionEnded(True, U32, U64),
+    co.Transactions([co.TransactionInfo(NAME, "committing", U64, U32, 4095, 1.5)] * 170, True),
     ms.Refused("RecordTooLargeError", "\N{SNOWMAN}" * 4000),
 ]  # fmt: skip
 ORDERS = [
@@ -82,9 +123,15 @@ DIRECTIONS: dict[str, tuple[typing.Any, list[msgspec.Struct]]] = {
 TAGS = {
     "client to node": ["hello", "open_lane", "find_topic", "list_topics", "create_topic",
                        "alter_topic", "delete_topic", "trim_partition", "swap_segments",
-                       "describe_node", "bye"],
+                       "describe_node", "bye", "join_group", "sync_group", "leave_group",
+                       "commit_offsets", "claim_offsets", "list_groups", "describe_group",
+                       "seek_group", "delete_group", "init_transactions", "add_partitions",
+                       "end_transaction", "begin_stage", "commit_transaction",
+                       "list_transactions"],
     "node to client": ["welcome", "lane_opened", "topic_found", "topics", "node", "cleaned",
-                       "done", "refused"],
+                       "done", "group_assignment", "committed", "claimed", "groups",
+                       "group_description", "transaction_ready", "transaction_ended",
+                       "transactions", "refused"],
     "node to writer": ["open_partition", "close_partition", "add_lane", "retire_lane",
                        "add_client", "remove_client", "trim_log", "swap_log", "stop_writer"],
     "writer to node": ["partition_opened", "partition_failed", "partition_closed",

@@ -1,0 +1,257 @@
+"""What clients ask of groups, as calls of the group machine, and its answers as messages.
+
+Each request is made into a `Plan`: what the machine is to decide, and how its answer is said. A
+plan is carried out elsewhere. Owns the translation and the bounds of lists; decides nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from penstock.cluster import groups as gr
+from penstock.cluster.decisions import Decision
+from penstock.core.errors import ConfigError, ResourceLimitError
+from penstock.ipc import coordination as co
+from penstock.ipc import messages as ms
+from penstock.server.clients import Client
+from penstock.server.coordinator.members import Members
+
+NO_PAGE: Final = -1
+PAGE_BYTES: Final = 48 * 1024
+"""About how much of a message its lists take."""
+
+
+class Plan(NamedTuple):
+    """`decide` calls the machine, given the time; `say` makes the answer, right after that."""
+
+    decide: Callable[[float], Decision[Any]]
+    say: Callable[[Any], ms.NodeMessage]
+
+
+class GroupRequests:
+    """The translation for one life of the machine. `pages`: those of each topic there is."""
+
+    def __init__(
+        self, groups: gr.Groups, members: Members, pages: Mapping[bytes, Sequence[int]]
+    ) -> None:
+        self._groups = groups
+        self._members = members
+        self._pages = pages
+
+    def plan(self, client: Client, request: co.Request) -> Plan:
+        match request:
+            case co.JoinGroup():
+                return self._join(client, request)
+            case co.SyncGroup():
+                return self._sync(client, request)
+            case co.LeaveGroup():
+                return self._leave(request)
+            case co.CommitOffsets():
+                return self._commit(request)
+            case co.ClaimOffsets():
+                return self._claim(request)
+            case co.SeekGroup():
+                return self._seek(request)
+            case co.DeleteGroup():
+                return self._delete(request)
+            case co.ListGroups():
+                return _look(lambda: self._listed(request))
+            case co.DescribeGroup():
+                return _look(lambda: self._described(request))
+            case _:
+                raise AssertionError(f"{type(request).__name__} is not of groups")
+
+    # --- membership ---
+    def _join(self, client: Client, request: co.JoinGroup) -> Plan:
+        check_count("topics", len(request.topics), co.NAMES_MAX)
+        fresh = f"{client.name or 'member'}-{os.urandom(8).hex()}"
+
+        def say(assignment: gr.Assignment) -> ms.NodeMessage:
+            self._members.joined(request.group, assignment.member_id, client)
+            return self._assigned(client, assignment, 0)
+
+        return Plan(
+            lambda now: self._groups.join(
+                now,
+                request.group,
+                request.member_id,
+                fresh,
+                request.topics,
+                request.pattern,
+                request.guarantee,
+                request.instance_id,
+                request.session_timeout,
+                request.processing_timeout,
+                self._members.identity(client),
+            ),
+            say,
+        )
+
+    def _sync(self, client: Client, request: co.SyncGroup) -> Plan:
+        check_count("released", len(request.released), co.PARTITIONS_MAX)
+        released = [gr.Release(*_fields(each)) for each in request.released]
+        return Plan(
+            lambda now: self._groups.sync(now, request.group, request.member_id, released),
+            lambda assignment: self._assigned(client, assignment, request.skip),
+        )
+
+    def _leave(self, request: co.LeaveGroup) -> Plan:
+        def say(_: None) -> ms.NodeMessage:
+            self._members.left(request.member_id)
+            return ms.Done()
+
+        return Plan(lambda now: self._groups.leave(now, request.group, request.member_id), say)
+
+    def _assigned(self, client: Client, assignment: gr.Assignment, skip: int) -> co.GroupAssignment:
+        page = [self._owned(each) for each in assignment.partitions[max(skip, 0) :]]
+        fits = fitting(page)
+        return co.GroupAssignment(
+            assignment.member_id,
+            assignment.generation,
+            page[:fits],
+            self._members.notice_of(client),
+            fits < len(page),
+        )
+
+    def _owned(self, owned: gr.OwnedPartition) -> co.Owned:
+        return co.Owned(
+            owned.topic,
+            owned.topic_id,
+            owned.partition,
+            self._page(owned.topic_id, owned.partition),
+            owned.grant,
+            owned.revoked,
+            owned.offset,
+            owned.leader_epoch,
+        )
+
+    def _page(self, topic_id: bytes, partition: int) -> int:
+        pages = self._pages.get(topic_id, ())
+        return pages[partition] if 0 <= partition < len(pages) else NO_PAGE
+
+    # --- offsets ---
+    def _commit(self, request: co.CommitOffsets) -> Plan:
+        offsets = commits(request.offsets)
+        return Plan(
+            lambda now: self._groups.commit(now, request.group, request.member_id, offsets),
+            lambda stale: co.Committed(list(stale)),
+        )
+
+    def _claim(self, request: co.ClaimOffsets) -> Plan:
+        check_count("claims", len(request.claims), co.PARTITIONS_MAX)
+        claims = [gr.Claim(*_fields(each)) for each in request.claims]
+        return Plan(
+            lambda now: self._groups.claim(
+                now, request.group, request.member_id, request.claim_id, claims, request.skipped
+            ),
+            lambda claimed: co.Claimed(list(claimed.granted), list(claimed.committed)),
+        )
+
+    # --- administration ---
+    def _seek(self, request: co.SeekGroup) -> Plan:
+        check_count("offsets", len(request.offsets), co.PARTITIONS_MAX)
+        offsets = [gr.OffsetSeek(*_fields(each)) for each in request.offsets]
+        return Plan(
+            lambda now: self._groups.seek(now, request.group, offsets, request.allow_redelivery),
+            _done,
+        )
+
+    def _delete(self, request: co.DeleteGroup) -> Plan:
+        check_count("offsets", len(request.offsets), co.PARTITIONS_MAX)
+        return Plan(lambda now: self._groups.delete(now, request.group, request.offsets), _done)
+
+    def _listed(self, request: co.ListGroups) -> co.Groups:
+        found = self._groups.list_groups(request.after)
+        infos = [_info(each) for each in found.groups]
+        fits = fitting(infos)
+        return co.Groups(infos[:fits], found.more or fits < len(infos))
+
+    def _described(self, request: co.DescribeGroup) -> co.GroupDescription:
+        found = self._groups.describe(request.group, request.skip)
+        members = [
+            co.MemberInfo(
+                each.member_id,
+                each.instance_id,
+                each.client.client_id,
+                each.client.pid,
+                self._members.slot_of(each.member_id),
+                each.partitions,
+            )
+            for each in found.members
+        ]
+        partitions = [
+            co.GroupPartition(
+                each.topic,
+                each.topic_id,
+                each.partition,
+                self._page(each.topic_id, each.partition),
+                each.member_id,
+                each.grant,
+                each.offset,
+                each.leader_epoch,
+                each.committed_at,
+            )
+            for each in found.partitions
+        ]
+        members = members[: fitting(members, PAGE_BYTES // 2)]
+        fits = fitting(partitions, PAGE_BYTES // 2)
+        return co.GroupDescription(
+            _info(found.info),
+            members,
+            partitions[:fits],
+            found.more or fits < len(partitions),
+            found.skipped,
+            dict(found.counts),
+        )
+
+
+def commits(offsets: Sequence[co.OffsetCommit]) -> list[gr.OffsetCommit]:
+    check_count("offsets", len(offsets), co.PARTITIONS_MAX)
+    for each in offsets:
+        if each.offset < 0:
+            raise ConfigError(
+                f"offset {each.offset} of partition {each.partition} cannot be committed: offsets "
+                "begin at 0"
+            )
+    return [gr.OffsetCommit(*_fields(each)) for each in offsets]
+
+
+def fitting(items: Sequence[msgspec.Struct], room: int = PAGE_BYTES) -> int:
+    """How many of these a message has room for, from the first on."""
+    for count, item in enumerate(items):
+        room -= len(msgspec.msgpack.encode(item))
+        if room < 0:
+            return count
+    return len(items)
+
+
+def check_count(what: str, count: int, most: int) -> None:
+    """Lists of requests are bounded."""
+    if count > most:
+        raise ResourceLimitError(
+            f"{what} names {count}, and a request {most} at most: send several requests"
+        )
+
+
+def _fields(struct: msgspec.Struct) -> tuple[Any, ...]:
+    """The same fields in the same order: messages and machine name them alike."""
+    return msgspec.structs.astuple(struct)
+
+
+def _look(say: Callable[[], ms.NodeMessage]) -> Plan:
+    """A question that decides nothing."""
+    return Plan(lambda _: Decision((), None), lambda _: say())
+
+
+def _done(_: object) -> ms.NodeMessage:
+    return ms.Done()
+
+
+def _info(info: gr.GroupInfo) -> co.GroupInfo:
+    return co.GroupInfo(
+        info.group, info.guarantee, info.state, info.generation, info.members, info.partitions
+    )
