@@ -1,11 +1,56 @@
-"""The group machine: signatures first, so that its shell can be built beside it."""
+"""The group machine: who owns which partition of which group, and what is committed.
+
+**Theory.** A partition of a group has one owner or none. What the owner does is valid under its
+*grant*, the generation in which the partition was given to it; a generation is never used twice, so
+whoever held the partition before is refused by one comparison. A partition changes hands only after
+its owner let go of it (`sync` with `released`, `leave`), was fenced, or was taken over as a static
+member: so nobody has to stop for a partition that stays where it is. Handlers decide records and
+change nothing; `replay` alone does, from records alone, and the newest record of each key is all
+that counts. What is not in records is volatile and said to be so: the catalogue of topics, counts,
+and who was heard of when (`liveness`).
+
+**A group**, by what `GroupInfo.state` says:
+
+| state | event | becomes |
+|---|---|---|
+| (none) | join, seek | stable, empty |
+| empty | join | stable, or moving where a static member is among them |
+| empty | offsets_retention, delete | (none) |
+| stable | join, leave, fence, topics changed: owners have to let go | moving |
+| stable | the same, but only what is free is handed out | stable |
+| moving | the last of those partitions is released, or its owner dropped | stable |
+| stable, moving | the last member leaves or is fenced | empty |
+| stable, moving | delete | refused |
+
+**A partition**, by owner and whom it is meant for:
+
+| owner, meant for | event | becomes |
+|---|---|---|
+| -, B | the same decision | B, B under a new grant |
+| A, A | assignment changed | A, B: revoked |
+| A, B | A releases, leaves, is fenced or succeeded | B, B under a new grant |
+| A, B | assignment changed back | A, A under the old grant |
+| A, A | A releases it all the same, or seek | A, A under a new grant |
+
+**An offset** is moved by who owns the partition under its current grant, by nobody else but `seek`.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from penstock.cluster.decisions import Decision, Record
+from penstock.cluster.groups import described, records, requests
+from penstock.cluster.groups import offsets as kept
+from penstock.cluster.groups.draft import Draft
+from penstock.cluster.groups.liveness import Liveness, Timers
+from penstock.cluster.groups.patterns import matches
+from penstock.cluster.groups.records import Member
+from penstock.cluster.groups.state import Group
 from penstock.cluster.groups.types import (
+    AT_MOST_ONCE,
     Assignment,
     Claim,
     Claimed,
@@ -18,17 +63,46 @@ from penstock.cluster.groups.types import (
     Release,
     Topics,
 )
+from penstock.core.errors import GroupError, ResourceLimitError, UnknownMemberError
+
+RECORDS_MAX: Final = 2000
+"""Records after which a decision about many groups leaves the rest to the next `tick`."""
+_KINDS: Final = frozenset(
+    {records.GROUP, records.MEMBER, records.OWNERS, records.OFFSET, records.SKIPPED}
+)
 
 
 class Groups:
-    """All groups of a node."""
+    """All groups of a node. The first call after the replay is `topics_changed`."""
 
     def __init__(self, limits: GroupLimits | None = None) -> None:
-        raise NotImplementedError
+        self._limits = limits or GroupLimits()
+        self._groups: dict[str, Group] = {}
+        # Volatile from here on.
+        self._topics: Topics | None = None
+        self._liveness = Liveness()
+        self._expiry = Timers()
+        self._unsettled: dict[str, None] = {}  # groups that have not followed the catalogue yet
+        self._counts: dict[str, Counter[str]] = {}
 
     def replay(self, record: Record) -> None:
-        """The only mutator. Records that are not of groups are passed over."""
-        raise NotImplementedError
+        """The only mutator of groups. Records of other machines are passed over."""
+        kind, *rest = records.decode_key(record.key)
+        if kind not in _KINDS:
+            return
+        name = rest.pop(0)
+        group = self._groups.get(name) or self._groups.setdefault(name, Group(name))
+        group.replay(kind, rest, record.value)
+        if kind == records.MEMBER:
+            if record.value is None:
+                self._liveness.forget((name, rest[0]))
+            else:
+                self._liveness.replayed((name, rest[0]))
+        elif kind == records.GROUP:
+            self._watch_expiry(group)
+        if group.void:
+            del self._groups[name]
+            self._counts.pop(name, None)
 
     # --- membership ---
     def join(
@@ -46,44 +120,98 @@ class Groups:
         client: ClientIdentity,
     ) -> Decision[Assignment]:
         """`member_id` is empty at first (then `new_member_id` is taken), and known afterwards."""
-        raise NotImplementedError
+        requests.check_name("the group", group)
+        if instance_id is not None:
+            requests.check_name(f"the instance_id of a member of group {group!r},", instance_id)
+        requests.check_guarantee(group, guarantee)
+        requests.check_subscription(group, topics, pattern, self._limits)
+        requests.check_timeouts(group, session_timeout, processing_timeout, self._limits)
+        there = self._groups.get(group) or Group(group)
+        old = self._known(group, member_id) if member_id else None
+        if old is not None:
+            _check_same(there, old, instance_id, client)
+        before = None if old else _predecessor(there, instance_id)
+        _check_guarantee(there, guarantee)
+        if not old and not before:
+            self._check_room(there)
+        draft = Draft(there, None if there.members else guarantee)
+        member = Member(
+            old.member_id if old else new_member_id,
+            old.number if old else draft.next_number,
+            instance_id,
+            tuple(sorted(set(topics))),
+            pattern,
+            session_timeout,
+            processing_timeout,
+            client,
+        )
+        if before is not None:
+            draft.succeed(before.member_id, member)
+        else:
+            draft.enter(member)
+        self._place(draft)
+        decision = self._answer(now, draft, member)
+        self._liveness.heard(now, (group, member.member_id), member)
+        return decision
 
     def sync(
         self, now: float, group: str, member_id: str, released: Sequence[Release]
     ) -> Decision[Assignment]:
-        raise NotImplementedError
+        """What is the member's now, after it let go of `released`."""
+        requests.check_places(group, released)
+        member = self._known(group, member_id)
+        self._liveness.heard(now, (group, member_id), member)
+        draft = Draft(self._groups[group])
+        draft.release(member, released)
+        return self._answer(now, draft, member)
 
     def leave(self, now: float, group: str, member_id: str) -> Decision[None]:
         """Unknown members have left already: no records."""
-        raise NotImplementedError
+        decision = self._drop(now, group, member_id, "left")
+        return decision._replace(notify=decision.notify - {member_id})
 
     def fence(self, now: float, group: str, member_id: str, why: str) -> Decision[None]:
-        """It lost everything at once: stalled, or its time ran out."""
-        raise NotImplementedError
+        """It lost everything at once: stalled, or its time ran out. `why` is what it is counted
+        as. Of members that are unknown nothing is decided."""
+        return self._drop(now, group, member_id, why)
 
     def died(self, now: float, group: str, member_id: str) -> Decision[None]:
         """Its process is gone. Fenced, but for a static member: its successor has the session
         timeout to come."""
-        raise NotImplementedError
+        member = self._find(group, member_id)
+        if member is None or member.instance_id is None:
+            return self._drop(now, group, member_id, "died")
+        self.disconnected(now, group, member_id)
+        return Decision((), None)
 
     def connected(self, now: float, group: str, member_id: str) -> None:
         """Volatile: stops the session timeout. Every request of a member does so too."""
-        raise NotImplementedError
+        if member := self._find(group, member_id):
+            self._liveness.heard(now, (group, member_id), member)
 
     def disconnected(self, now: float, group: str, member_id: str) -> None:
         """Volatile: starts the session timeout."""
-        raise NotImplementedError
+        if member := self._find(group, member_id):
+            self._liveness.lost(now, (group, member_id), member)
 
     def members(self) -> Iterator[tuple[str, str, ClientIdentity]]:
         """(group, member id, process) of every member: whom to watch after a reload."""
-        raise NotImplementedError
+        for group in self._groups.values():
+            for member in group.members.values():
+                yield group.name, member.member_id, member.client
 
     # --- offsets ---
     def commit(
         self, now: float, group: str, member_id: str, offsets: Sequence[OffsetCommit]
     ) -> Decision[list[int]]:
         """Answers the places in `offsets` whose grant is not current."""
-        raise NotImplementedError
+        requests.check_places(group, offsets)
+        member = self._known(group, member_id)
+        self._liveness.heard(now, (group, member_id), member)
+        decided, stale = kept.commit(self._groups[group], member, offsets, now)
+        if stale:
+            self._count(group, "stale_commits", len(stale))
+        return Decision(decided, stale)
 
     def claim(
         self,
@@ -95,45 +223,266 @@ class Groups:
         skipped: int,
     ) -> Decision[Claimed]:
         """Rule 18; durable. The ids of a member's claims grow."""
-        raise NotImplementedError
+        requests.check_places(group, claims)
+        member = self._known(group, member_id)
+        self._liveness.heard(now, (group, member_id), member)
+        there = self._groups[group]
+        decided, claimed, counts = kept.claim(there, member, claim_id, claims, skipped, now)
+        self._counts.setdefault(group, Counter()).update(counts)
+        return Decision(decided, claimed, durable=True)
 
     def check_offsets(self, group: str, member_id: str, offsets: Sequence[OffsetCommit]) -> None:
-        """For transactions: raises StaleGenerationError or UnknownMemberError."""
-        raise NotImplementedError
+        """For transactions: raises StaleGenerationError, UnknownMemberError or GroupError."""
+        member = self._known(group, member_id)
+        kept.check_current(self._groups[group], member, offsets)
 
     def offset_records(
         self, now: float, group: str, offsets: Sequence[OffsetCommit]
     ) -> tuple[Record, ...]:
-        """Of offsets that were checked: what commits them."""
-        raise NotImplementedError
+        """Of offsets that were checked in the same decision: what commits them."""
+        return kept.commit_records(self._groups[group], offsets, now)
 
     # --- administration ---
     def seek(
         self, now: float, group: str, offsets: Sequence[OffsetSeek], allow_redelivery: bool
     ) -> Decision[None]:
-        raise NotImplementedError
+        """Set offsets. Members keep their partitions, under new grants. Makes a group that is not
+        there."""
+        requests.check_name("the group", group)
+        requests.check_places(group, offsets)
+        there = self._groups.get(group) or Group(group)
+        if there.meta is None:
+            self._check_room(there)
+        decided = kept.seek(there, offsets, allow_redelivery, self._catalogue, now)
+        draft = Draft(there)
+        for offset in offsets:
+            draft.regrant(offset.topic_id, offset.partition)
+        return Decision(self._finish(now, draft) + decided, None, draft.notify)
 
     def delete(
         self, now: float, group: str, offsets: Sequence[tuple[bytes, int]]
     ) -> Decision[None]:
         """The whole group, or with `offsets` only these (topic id, partition)."""
-        raise NotImplementedError
+        requests.check_places(group, offsets)
+        there = self._existing(group)
+        if offsets:
+            return Decision(kept.delete(there, offsets), None)
+        if there.members:
+            raise GroupError(
+                f"group {group!r} was not deleted: it has {len(there.members)} members; stop them "
+                "first"
+            )
+        return Decision(tuple(_removal(there)), None)
 
     def list_groups(self, after: str) -> GroupList:
-        raise NotImplementedError
+        return described.list_groups(self._groups, after)
 
-    def describe(self, group: str, skip: int) -> GroupDescription:
-        raise NotImplementedError
+    def describe(
+        self, group: str, skip: int, partitions_max: int = requests.PLACES_MAX
+    ) -> GroupDescription:
+        """Partitions from the `skip`-th on; members with the first page."""
+        names = {topic_id: name for name, (topic_id, _) in self._catalogue.items()}
+        there, counts = self._existing(group), self._counts.get(group, Counter())
+        return described.describe(there, names, self._liveness, counts, skip, partitions_max)
 
     # --- the world ---
     def topics_changed(self, now: float, topics: Topics) -> Decision[None]:
         """`topics` is the whole catalogue, also the first one after a reload: groups drop what is
         not in it. What does not fit into one decision is left to `tick`."""
-        raise NotImplementedError
+        old, self._topics = self._topics, dict(topics)
+        names = {n for n in (old or {}).keys() | topics if not old or old.get(n) != topics.get(n)}
+        there = {topic_id for topic_id, _ in topics.values()}
+        for group in self._groups.values():
+            if _concerns(group, names, there):
+                self._unsettled[group.name] = None
+        return self._follow(now, {})
 
     def tick(self, now: float) -> Decision[None]:
-        raise NotImplementedError
+        """What is due: members whose time is up, groups that have to follow the catalogue, offsets
+        that nobody wants any more."""
+        for key in self._liveness.unseen():
+            if member := self._find(*key):
+                self._liveness.lost(now, key, member)
+        drafts: dict[str, Draft] = {}
+        for group, member_id in self._liveness.timers.due(now, RECORDS_MAX):
+            member = self._find(group, member_id)
+            why = member and self._liveness.expired(now, (group, member_id), member)
+            if why:
+                draft = drafts.get(group) or drafts.setdefault(group, Draft(self._groups[group]))
+                draft.drop(member_id)
+                self._count(group, why, 1)
+        return self._follow(now, drafts)
 
     def deadline(self) -> float | None:
         """When `tick` is wanted next; it may be in the past."""
-        raise NotImplementedError
+        if self._unsettled:
+            return 0.0
+        both = (self._liveness.deadline(), self._expiry.next())
+        return min((at for at in both if at is not None), default=None)
+
+    # --- deciding ---
+    def _answer(self, now: float, draft: Draft, member: Member) -> Decision[Assignment]:
+        decided = self._finish(now, draft)
+        notify = draft.notify - {member.member_id}
+        return Decision(decided, draft.assignment(member), notify)
+
+    def _finish(self, now: float, draft: Draft) -> tuple[Record, ...]:
+        decided = draft.finish(now)
+        if decided:
+            self._count(draft.group.name, "rebalances", 1)
+        return decided
+
+    def _drop(self, now: float, group: str, member_id: str, why: str) -> Decision[None]:
+        if self._find(group, member_id) is None:
+            return Decision((), None)
+        draft = Draft(self._groups[group])
+        draft.drop(member_id)
+        self._count(group, why, 1)
+        self._place(draft)
+        decided = self._finish(now, draft)
+        return Decision(decided, None, draft.notify)
+
+    def _place(self, draft: Draft) -> None:
+        draft.place(self._catalogue, self._limits.member_partitions_max)
+
+    def _follow(self, now: float, drafts: dict[str, Draft]) -> Decision[None]:
+        """Finish these drafts; then groups that have to follow the catalogue, then those whose
+        offsets expire, as far as one decision takes them."""
+        decided: list[Record] = []
+        notify: frozenset[str] = frozenset()
+        there = {topic_id for topic_id, _ in self._topics.values()} if self._topics else set()
+        for name in [*drafts, *(name for name in self._unsettled if name not in drafts)]:
+            if name not in drafts and len(decided) >= RECORDS_MAX:
+                break
+            if group := self._groups.get(name):
+                draft = drafts.get(name) or Draft(group)
+                self._place(draft)
+                decided += self._finish(now, draft)
+                notify |= draft.notify
+                if name in self._unsettled:
+                    decided += kept.orphaned(group, there)
+            self._unsettled.pop(name, None)
+        later = []
+        while len(decided) < RECORDS_MAX and (due := self._expiry.due(now, 1)):
+            later += due
+            if due[0][0] not in drafts:
+                decided += self._expire(now, self._groups[due[0][0]])
+        for name, _ in later:
+            self._watch_expiry(self._groups[name], now)
+        return Decision(tuple(decided), None, notify)
+
+    def _expire(self, now: float, group: Group) -> Iterator[Record]:
+        retention = self._limits.offsets_retention
+        at = kept.expires_at(group, retention)
+        if at is not None and at <= now:
+            gone = tuple(kept.expired(group, now, retention))
+            self._count(group.name, "expired_offsets", len(gone))
+            everything = len(gone) == sum(1 for _ in group.all_offsets())
+            yield from _removal(group) if everything else gone
+
+    # --- looking up ---
+    @property
+    def _catalogue(self) -> Topics:
+        if self._topics is None:
+            raise RuntimeError("groups were asked for something before topics_changed was called")
+        return self._topics
+
+    def _find(self, group: str, member_id: str) -> Member | None:
+        there = self._groups.get(group)
+        return there.members.get(member_id) if there else None
+
+    def _known(self, group: str, member_id: str) -> Member:
+        if member := self._find(group, member_id):
+            return member
+        raise UnknownMemberError(
+            f"group {group!r} has no member {member_id!r} (any more): it was away for longer than "
+            "its session_timeout, fenced, or replaced; join anew"
+        )
+
+    def _existing(self, group: str) -> Group:
+        there = self._groups.get(group)
+        if there is None or there.meta is None:
+            raise GroupError(f"there is no group {group!r}")
+        return there
+
+    def _count(self, group: str, what: str, by: int) -> None:
+        self._counts.setdefault(group, Counter())[what] += by
+
+    def _watch_expiry(self, group: Group, not_before: float = 0.0) -> None:
+        if group.meta is None or group.meta.empty_since is None:
+            self._expiry.forget((group.name, ""))
+            return
+        retention = self._limits.offsets_retention
+        at = kept.expires_at(group, retention)
+        self._expiry.schedule((group.name, ""), not_before + retention if at is None else at)
+
+    def _check_room(self, group: Group) -> None:
+        if group.meta is None and len(self._groups) >= self._limits.groups_max:
+            raise ResourceLimitError(
+                f"group {group.name!r} was not made: there are {len(self._groups)} groups, the "
+                "most there may be (groups_max): delete groups that nobody uses"
+            )
+        if len(group.members) >= self._limits.members_max:
+            raise ResourceLimitError(
+                f"nobody more may join group {group.name!r}: it has {len(group.members)} members, "
+                "the most there may be (members_max)"
+            )
+
+
+def _check_same(
+    group: Group, member: Member, instance_id: str | None, client: ClientIdentity
+) -> None:
+    """A member comes back as the process and the instance that it is."""
+    was = member.client
+    if (was.pid, was.start_time, was.boot_id) != (client.pid, client.start_time, client.boot_id):
+        raise UnknownMemberError(
+            f"member {member.member_id!r} of group {group.name!r} is process {was.pid}, and not "
+            f"{client.pid}: join anew"
+        )
+    if member.instance_id != instance_id:
+        raise GroupError(
+            f"member {member.member_id!r} of group {group.name!r} joined as instance "
+            f"{member.instance_id!r} and comes back as {instance_id!r}: join anew"
+        )
+
+
+def _check_guarantee(group: Group, guarantee: str) -> None:
+    if group.members and not requests.go_together(group.guarantee, guarantee):
+        raise GroupError(
+            f"nobody may join group {group.name!r} with guarantee {guarantee!r}: its members have "
+            f"{group.guarantee!r}; use another group"
+        )
+    if group.at_most_once and guarantee != AT_MOST_ONCE:
+        raise GroupError(
+            f"nobody may join group {group.name!r} with guarantee {guarantee!r}: it is "
+            "at-most-once until it is deleted; use another group"
+        )
+
+
+def _predecessor(group: Group, instance_id: str | None) -> Member | None:
+    if instance_id is None:
+        return None
+    found = (m for m in group.members.values() if m.instance_id == instance_id)
+    return next(found, None)
+
+
+def _concerns(group: Group, names: set[str], there: set[bytes]) -> bool:
+    """Whether these changed topics, or that only the topics of `there` are left, is anything to
+    this group."""
+    if not (group.owners.keys() <= there and group.offsets.keys() <= there):
+        return True
+    return any(
+        not names.isdisjoint(member.topics)
+        or (member.pattern is not None and any(matches(member.pattern, name) for name in names))
+        for member in group.members.values()
+    )
+
+
+def _removal(group: Group) -> Iterator[Record]:
+    for topic_id, partition, _ in group.all_offsets():
+        yield records.offset_record(group.name, topic_id, partition, None)
+    for topic_id in group.owners:
+        yield records.owners_record(group.name, topic_id, None)
+    if group.skipped:
+        yield records.skipped_record(group.name, None)
+    yield records.group_record(group.name, None)
