@@ -1,4 +1,4 @@
-"""Topics and their settings, and what the node says of itself."""
+"""Topics and their settings, groups, and what the node says of itself."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import msgspec
 
 from penstock import forks
 from penstock.core import errors as er
+from penstock.group.admin import GroupAdmin, GroupDescription, GroupListing, OffsetReset
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.hostslots import DiskSlot
@@ -22,7 +23,16 @@ from penstock.session import Reply, Session, as_topic
 from penstock.topicconfig import SETTABLE, TopicConfig, altered
 from penstock.trimming import Trim, TrimResult, chosen
 
-__all__ = ["Admin", "PartitionDescription", "TopicConfig", "TopicDescription", "TrimResult"]
+__all__ = [
+    "Admin",
+    "GroupDescription",
+    "GroupListing",
+    "OffsetReset",
+    "PartitionDescription",
+    "TopicConfig",
+    "TopicDescription",
+    "TrimResult",
+]
 
 ATTACH_MAX: Final = 5.0
 
@@ -56,7 +66,7 @@ class TopicDescription:
 
 
 class Admin:
-    """Administers the topics of one node. Made by `Client.admin`. For one thread at a time."""
+    """Administers topics and groups of a node. Made by `Client.admin`. For one thread at a time."""
 
     def __init__(self, socket: Path, *, client_id: str = "", timeout: float = 15.0) -> None:
         self._timeout = timeout
@@ -154,6 +164,49 @@ class Admin:
             page.cleaning(),
         )
 
+    # --- groups ---
+    def list_groups(self) -> list[GroupListing]:
+        """All groups that have members or committed offsets, sorted by name."""
+        return self._groups().listed()
+
+    def describe_group(self, group: str, *, sample: float = 0.0) -> GroupDescription:
+        """A group: its members, what it has committed, its lag in records and in seconds. With
+        `sample` the movements of so many seconds give `drain_seconds`. Raises `GroupError` for a
+        group that is not there."""
+        return self._groups().describe(group, sample)
+
+    def reset_offsets(
+        self,
+        group: str,
+        topic: str,
+        *,
+        to: Offset | str | int | datetime,
+        partitions: int | Sequence[int] | None = None,
+        dry_run: bool = False,
+        allow_redelivery: bool = False,
+    ) -> list[OffsetReset]:
+        """Let a group go on elsewhere, also while it has members: they go on there, and what they
+        had in their hands they cannot commit any more.
+
+        `to` is "earliest", "latest", an offset, a time (the first batch at or after it), or an
+        `Offset`; `Offset.relative` counts from what is committed (nothing: from the log start).
+        `dry_run` only tells what would change. Raises `OffsetOutOfRangeError`, `UnknownTopicError`,
+        and `GroupError` for an at-most-once group that would go back without `allow_redelivery`.
+        """
+        return self._groups().reset(
+            group, topic, Offset.of(to), partitions, dry_run=dry_run,
+            allow_redelivery=allow_redelivery,
+        )  # fmt: skip
+
+    def delete_group(self, group: str, *, topic: str | None = None) -> None:
+        """Forget what a group has committed (of `topic`: only there). Raises `GroupError` while it
+        has members."""
+        self._groups().delete(group, topic)
+
+    def _groups(self) -> GroupAdmin:
+        self._check_attached()
+        return GroupAdmin(self._ask, self._session, self._find)
+
     def describe_node(self) -> ms.NodeDescription:
         """The node's process, its writers and how much is attached to it."""
         return self._ask(ms.DescribeNode(), ms.NodeDescription)
@@ -162,6 +215,10 @@ class Admin:
         return self._ask(ms.FindTopic(as_topic(name)), ms.TopicFound).topic
 
     def _ask(self, message: msgspec.Struct, expect: type[Reply]) -> Reply:
+        self._check_attached()
+        return self._session.request(message, expect, self._timeout)
+
+    def _check_attached(self) -> None:
         if self._forked:
             raise er.ForkedClientError(
                 "this admin was made before fork(); make a new one in the child process"
@@ -172,7 +229,6 @@ class Admin:
             session = self._attach()
             self._session.close(polite=False)
             self._session = session
-        return self._session.request(message, expect, self._timeout)
 
     def close(self) -> None:
         if not self._closed:

@@ -90,11 +90,17 @@ class AssignedPartition:
         base, valid_bytes = self.page.segment()
         return Limit(high_watermark, base, valid_bytes, self.page.log_start)
 
-    def jump(self, offset: int) -> None:
-        """Go on at `offset`; what was fetched ahead is forgotten."""
+    @property
+    def leader_epoch(self) -> int:
+        """Of what was read before `offset`; `EPOCH_UNKNOWN` where nothing was."""
+        return self._epoch
+
+    def jump(self, offset: int, leader_epoch: int = EPOCH_UNKNOWN) -> None:
+        """Go on at `offset`, which follows a record of that epoch; what was fetched ahead is
+        forgotten."""
         self._carry = []
         self.offset = offset
-        self._epoch = EPOCH_UNKNOWN
+        self._epoch = leader_epoch
         self._reader.seek(offset)
 
     def take(self, room: int | None, bytes_max: int = FETCH_BYTES) -> list[Chunk]:

@@ -59,6 +59,11 @@ class Attachment:
         self._lost_why = ""
         self._retry_at = 0.0
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the node went away and did not come back yet."""
+        return self._lost_at is not None
+
     @staticmethod
     def attaching(socket: Path, *, client_id: str, timeout: float) -> Waits[Session]:
         return Session.attaching(socket, lo.KIND_CONSUMER, client_id=client_id, timeout=timeout)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import weakref
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
 from penstock.admin import Admin
 from penstock.consumer import Consumer
 from penstock.core import errors as er
+from penstock.group.consumer import GroupConsumer
 from penstock.ipc import layout as lo
-from penstock.options import ConsumerOptions, ProducerOptions
+from penstock.options import ConsumerOptions, GroupOptions, ProducerOptions
 from penstock.producer import Producer
 from penstock.session import Session, socket_of
 
@@ -35,11 +36,20 @@ class Client:
         self._made.add(producer)
         return producer
 
-    def consumer(self, *topics: str, **options: Unpack[ConsumerOptions]) -> Consumer:
-        """A new consumer of all partitions of `topics` (none: call `assign`); see `Consumer`."""
+    @overload
+    def consumer(self, *topics: str, **options: Unpack[GroupOptions]) -> GroupConsumer: ...
+    @overload
+    def consumer(self, *topics: str, **options: Unpack[ConsumerOptions]) -> Consumer: ...
+    def consumer(self, *topics: str, **options: Any) -> Consumer | GroupConsumer:
+        """A new consumer of all partitions of `topics` (none: call `assign`); see `Consumer`. With
+        `group=` a member of that group, which is given its partitions; see `GroupConsumer`."""
         self._check_open()
         options.setdefault("client_id", self._client_id)
-        consumer = Consumer(self._socket, topics, **options)
+        consumer: Consumer | GroupConsumer
+        if options.get("group") is None:
+            consumer = Consumer(self._socket, topics, **options)
+        else:
+            consumer = GroupConsumer(self._socket, topics, **options)
         self._made.add(consumer)
         return consumer
 

@@ -225,6 +225,8 @@ class Consumer:
         """`poll`, with the waiting left to another one. What it brings it returns at once: given up
         at a wait, it has brought nothing."""
         self._check_usable()
+        if not self._assigned:
+            raise er.ConfigError("nothing is assigned: name topics, or call assign() first")
         self._handout.settle()
         if self._touched:
             self._tell_positions()
@@ -271,8 +273,6 @@ class Consumer:
         """What is there now, partitions taking turns."""
         if max_records is not None and max_records < 1:
             raise ValueError(f"max_records={max_records} must be at least 1")
-        if not self._assigned:
-            raise er.ConfigError("nothing is assigned: name topics, or call assign() first")
         alone = self._turns.alone() if max_records is None else None
         if alone is not None:
             partition, chunk = alone

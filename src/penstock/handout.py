@@ -41,6 +41,10 @@ class HandOut:
         self._live = (partition, chunk, records)
         return records
 
+    @property
+    def is_live(self) -> bool:
+        return self._live is not None
+
     def end(self) -> None:
         """What was live is handed out, or belongs to nobody any more."""
         self._live = None
@@ -61,15 +65,20 @@ class HandOut:
         _, chunk, left = live
         return chunk.row_offset(chunk.stop - left) if left else chunk.next_offset
 
+    def abandon(self) -> None:
+        """The rest of the live run is not handed out: the loop that walks through it goes on."""
+        if self._live is not None:
+            deque(self._live[2], maxlen=0)
+            self._live = None
+
     def settle(self) -> None:
         """Turn what was handed out into positions. What was fetched and not handed out leaves the
         loop that walks through it, and is fetched again."""
         if self._live is None:
             return
-        partition, _, records = self._live
-        partition.jump(self.offset_of(partition))
-        self._live = None
-        deque(records, maxlen=0)
+        partition, chunk, _ = self._live
+        partition.jump(self.offset_of(partition), chunk.leader_epoch)
+        self.abandon()
         for other in self._assigned.values():
             if other is not partition and other.is_ahead:
-                other.jump(other.offset)
+                other.jump(other.offset, other.leader_epoch)

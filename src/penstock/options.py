@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Literal, Required, TypedDict
 
 from penstock.consumer import Start
+from penstock.group.changes import Listener
+from penstock.group.options import Guarantee
 from penstock.latest import LatestOnly
 from penstock.producerconfig import Acks, OnFull
 
@@ -40,3 +42,18 @@ class ConsumerOptions(TypedDict, total=False):
     spin: float
     node_timeout: float
     timeout: float
+
+
+class GroupOptions(ConsumerOptions, total=False):
+    """See `penstock.group.consumer.GroupConsumer` for meanings and units."""
+
+    group: Required[str]
+    guarantee: Guarantee
+    pattern: str | None
+    instance_id: str | None
+    commit_interval: float
+    session_timeout: float
+    processing_timeout: float | None
+    on_assigned: Listener | None
+    on_revoked: Listener | None
+    on_lost: Listener | None

@@ -1,0 +1,231 @@
+"""At most once (rule 18): records are claimed, and the claim is acknowledged, before any of them is
+handed out.
+
+A claim moves what is committed of a partition from where it stands to the end of what was fetched:
+compare-and-advance, granted only to the partition's owner, idempotent by its id. Records are handed
+out only on a grant that this object received itself. While a claim's outcome is unknown the very
+same claim is asked again, across reconnects; what stays unknown is dropped. What was granted, or
+may have been, and was not handed out is counted `skipped` and told to the coordinator.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from penstock.assigned import TopicPartition
+from penstock.consumer import Start
+from penstock.core import errors as er
+from penstock.group.membership import Membership
+from penstock.group.reader import UNSEEN, GroupReader
+from penstock.ipc import coordination as co
+from penstock.ipc.waits import Waits
+from penstock.records import Chunk
+
+logger = logging.getLogger("penstock.consumer")
+
+CLAIM_BYTES: Final = 4 << 20
+"""What one claim takes at most of a loop that is fast enough; a claim costs a sync of the disk."""
+
+
+class _Asked(NamedTuple):
+    """A claim, and what would be handed out for each of its parts."""
+
+    request: co.ClaimOffsets
+    names: list[TopicPartition]
+    chunks: dict[TopicPartition, list[Chunk]]
+
+
+class Claims:
+    """See the module. `queue`: granted, and not handed out yet."""
+
+    def __init__(
+        self, reader: GroupReader, member: Membership, counts: dict[str, int], node_timeout: float
+    ) -> None:
+        self._reader = reader
+        self._member = member
+        self._counts = counts
+        self._node_timeout = node_timeout
+        self._heads: dict[TopicPartition, int] = {}
+        self._asked: _Asked | None = None
+        self._last_id = 0
+        self._unreported = 0
+        self.queue: deque[Chunk] = deque()
+
+    def place(self, owned: Iterable[co.Owned]) -> None:
+        for one in owned:
+            self._heads[one.topic, one.partition] = one.offset
+
+    def drop(self, names: Sequence[TopicPartition]) -> None:
+        """These went: what was granted of them and not handed out is skipped."""
+        gone = set(names)
+        kept = [chunk for chunk in self.queue if (chunk.topic, chunk.partition) not in gone]
+        self._skip(sum(map(len, self.queue)) - sum(map(len, kept)), "its partition went")
+        self.queue = deque(kept)
+        for name in names:
+            self._heads.pop(name, None)
+
+    def committed(self) -> dict[TopicPartition, int | None]:
+        return {name: None if head == co.NO_OFFSET else head for name, head in self._heads.items()}
+
+    def position(self, name: TopicPartition) -> int:
+        live = self._reader.handout.live
+        if live is not None and live[0].name == name and live[2]:
+            return live[1].row_offset(live[1].stop - live[2])
+        for chunk in self.queue:
+            if (chunk.topic, chunk.partition) == name:
+                return chunk.row_offset(chunk.start)
+        return self._reader.position(*name)
+
+    def seek(self, name: TopicPartition, to: Start) -> int:
+        """Forwards only. What is passed over is the caller's wish and not counted."""
+        self.settle()
+        before = self._reader.position(*name)
+        offset = self._reader.seek(*name, to)
+        if offset < self._heads[name]:
+            self._reader.seek(*name, before)
+            raise er.GroupError(
+                f"{name[0]}-{name[1]}: group {self._member.group!r} is at-most-once and committed "
+                f"up to {self._heads[name]}; going back to {offset} would deliver twice. An admin "
+                "can: reset_offsets(..., allow_redelivery=True)"
+            )
+        kept = [chunk for chunk in self.queue if (chunk.topic, chunk.partition) != name]
+        self._skip(sum(map(len, self.queue)) - sum(map(len, kept)), "it was sought past")
+        self.queue = deque(kept)
+        return offset
+
+    # --- records ---
+    def settle(self) -> None:
+        """What a loop was left with is the first to be handed out next."""
+        handout = self._reader.handout
+        live = handout.live
+        if live is None:
+            return
+        _, chunk, left = live
+        handout.abandon()
+        if left:
+            self.queue.appendleft(chunk.cut(chunk.stop - left, chunk.stop))
+
+    def taking(self, max_records: int | None) -> Waits[list[Chunk]]:
+        """Granted records, as many as are asked for; without a number what one claim takes."""
+        if self._asked is not None:
+            yield from self._resolving()
+        if not self.queue:
+            yield from self._claiming(self._fetch(max_records))
+        taken: list[Chunk] = []
+        room = max_records
+        while self.queue and (room is None or room > 0):
+            chunk = self.queue.popleft()
+            if room is not None:
+                if len(chunk) > room:
+                    self.queue.appendleft(chunk.cut(chunk.start + room, chunk.stop))
+                    chunk = chunk.cut(chunk.start, chunk.start + room)
+                room -= len(chunk)
+            taken.append(chunk)
+        return taken
+
+    def _fetch(self, max_records: int | None) -> list[Chunk]:
+        """What is there, up to so many records or about `CLAIM_BYTES`."""
+        chunks: list[Chunk] = []
+        room, size = max_records, 0
+        while size < CLAIM_BYTES and (room is None or room > 0):
+            found = self._reader.gather(room)
+            if not found:
+                break
+            chunks += found
+            size += sum(chunk.size for chunk in found)
+            if room is not None:
+                room -= sum(map(len, found))
+        return chunks
+
+    # --- claims ---
+    def _claiming(self, chunks: Sequence[Chunk]) -> Waits[None]:
+        """Claim them all at once; what is granted stands in the queue afterwards."""
+        if not chunks:
+            return
+        named: dict[TopicPartition, list[Chunk]] = {}
+        for chunk in chunks:
+            named.setdefault((chunk.topic, chunk.partition), []).append(chunk)
+        owned = self._member.ownership.owned
+        claims = []
+        for name, found in named.items():
+            head = self._heads[name]
+            start = found[0].row_offset(found[0].start) if head == co.NO_OFFSET else head
+            one, last = owned[name], found[-1]
+            claims.append(
+                co.Claim(one.topic_id, one.partition, one.grant, start, last.next_offset,
+                         last.leader_epoch)
+            )  # fmt: skip
+        self._last_id += 1
+        request = co.ClaimOffsets(
+            self._member.group, self._member.member_id, self._last_id, claims, self._unreported
+        )
+        self._asked = _Asked(request, list(named), named)
+        yield from self._resolving()
+
+    def _resolving(self) -> Waits[None]:
+        """Learn what became of the claim that was asked. What cannot be learnt is dropped."""
+        asked = self._asked
+        assert asked is not None
+        deadline = time.monotonic() + self._node_timeout
+        try:
+            answer = yield from self._member.asking(asked.request, co.Claimed, deadline)
+        except er.PenstockError as error:
+            self._asked = None
+            self._skip(
+                sum(len(chunk) for chunks in asked.chunks.values() for chunk in chunks),
+                f"nobody knows what became of a claim: {error}",
+            )
+            self._counts["skipped_claims"] += 1
+            self._reader.notice = UNSEEN
+            if isinstance(error, er.UnknownMemberError):
+                return  # the next look at the group joins anew
+            raise
+        self._asked = None
+        self._unreported -= asked.request.skipped
+        told = zip(asked.names, asked.request.claims, answer.granted, answer.committed, strict=True)
+        for name, claim, granted, committed in told:
+            if granted:
+                self._heads[name] = claim.end
+                self.queue.extend(asked.chunks[name])
+                continue
+            self._counts["refused_claims"] += 1
+            self._reader.notice = UNSEEN
+            logger.warning(
+                "group %s: %s-%d from %d to %d was not granted: the group stands at %d",
+                self._member.group, *name, claim.start, claim.end, committed,
+            )  # fmt: skip
+            partition = self._reader.partitions.get(name)
+            if partition is not None:
+                first = asked.chunks[name][0]
+                self._heads[name] = committed
+                partition.jump(
+                    first.row_offset(first.start) if committed == co.NO_OFFSET else committed
+                )
+
+    def _skip(self, records: int, why: str) -> None:
+        if records:
+            self._counts["skipped"] += records
+            self._unreported += records
+            logger.warning("group %s: skipped %d records: %s", self._member.group, records, why)
+
+    def closing(self, timeout: float) -> Waits[None]:
+        """Nothing more is handed out: count and tell what is left."""
+        self.settle()
+        if self._asked is not None:
+            chunks = [chunk for found in self._asked.chunks.values() for chunk in found]
+            self._asked = None
+            self._skip(sum(map(len, chunks)), "it was closed during a claim")
+        self._skip(sum(map(len, self.queue)), "it was closed with them in its hands")
+        self.queue.clear()
+        if self._unreported:
+            self._last_id += 1
+            request = co.ClaimOffsets(
+                self._member.group, self._member.member_id, self._last_id, [], self._unreported
+            )
+            deadline = time.monotonic() + timeout
+            yield from self._member.asking(request, co.Claimed, deadline)
+            self._unreported = 0

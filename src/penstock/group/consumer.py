@@ -1,0 +1,484 @@
+"""The consumer of a group: the verbs, and what happens between two batches.
+
+The coordinator in the node says which partitions are this member's; a change is announced by one
+word in shared memory, looked at once a batch. Whatever follows from it - commits, letting go,
+listeners - happens in the caller's thread, inside `poll` or between two runs of a loop. Asking for
+more says that all that was handed out before is done.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from penstock import forks
+from penstock.assigned import TopicPartition
+from penstock.attachment import RECONNECT_MAX
+from penstock.consumer import Start
+from penstock.core import errors as er
+from penstock.group.atmostonce import Claims
+from penstock.group.changes import Changes, Listener
+from penstock.group.committing import Commits
+from penstock.group.consumed import GroupBatch
+from penstock.group.membership import Membership, stale_error
+from penstock.group.options import Guarantee, check_group_options
+from penstock.group.pace import Pace
+from penstock.group.reader import GroupReader
+from penstock.ipc import coordination as co
+from penstock.ipc.doorbell import Backoff
+from penstock.ipc.waits import Waits, run
+from penstock.records import Chunk, Record
+from penstock.session import Session, as_topic
+
+logger = logging.getLogger("penstock.consumer")
+
+CLOSE_TIMEOUT: Final = 2.0
+"""Seconds that closing waits for the last commit."""
+
+
+class GroupConsumer:
+    """Reads what a group gives it. Made by `Client.consumer(..., group=...)`. For one thread.
+
+    Args:
+        group: its name. Members of a group share its partitions and its guarantee.
+        guarantee: "at-least-once" commits what was handed out once more is asked for,
+            "at-most-once" before it is handed out, "manual" when `commit` is called,
+            "exactly-once" with a producer's transaction (`consumed=`).
+        pattern: a regular expression for whole topic names, beside `topics`.
+        instance_id: makes the member static: who comes with the same id takes its partitions over.
+        start: where partitions begin for which the group has committed nothing.
+        commit_interval: seconds between commits of at-least-once, at most.
+        session_timeout: seconds for which a member that lost its connection keeps its partitions
+            while its process lives.
+        processing_timeout: seconds without a sign of life (a poll, a commit) after which it loses
+            them; None: as long as its process lives.
+        on_assigned, on_revoked, on_lost: called with a list of (topic, partition), in the caller's
+            thread: after partitions came, before they go (what is done is committed after it), and
+            when others have them already.
+        isolation: "read_committed" (default for exactly-once) or "read_uncommitted".
+        timeout: seconds that a request to the coordinator may take.
+
+    `follow`, `on_out_of_range`, `prefetch_bytes`, `latest_only`, `spin` and `node_timeout` are
+    those of `Consumer`; `follow=False` ends at the high watermarks that its partitions had when
+    they were given to it.
+    """
+
+    def __init__(
+        self,
+        socket: Path,
+        topics: Sequence[str] = (),
+        *,
+        group: str,
+        guarantee: Guarantee = "at-least-once",
+        pattern: str | None = None,
+        instance_id: str | None = None,
+        start: Start = "earliest",
+        commit_interval: float = 1.0,
+        session_timeout: float = 30.0,
+        processing_timeout: float | None = None,
+        on_assigned: Listener | None = None,
+        on_revoked: Listener | None = None,
+        on_lost: Listener | None = None,
+        node_timeout: float = 30.0,
+        timeout: float = 5.0,
+        session: Session | None = None,
+        **reading: Any,
+    ) -> None:
+        topics = [as_topic(topic) for topic in topics]
+        check_group_options(
+            group, guarantee, topics, pattern, commit_interval, session_timeout, processing_timeout
+        )
+        self.group = group
+        self.guarantee = guarantee
+        self._counts = dict.fromkeys(
+            ("rebalances", "assigned", "revoked", "lost", "commits", "commit_failures",
+             "stale_commits", "skipped", "skipped_claims", "refused_claims"), 0,
+        )  # fmt: skip
+        self._closed = False
+        self._out: GroupBatch | None = None
+        self._ends: dict[TopicPartition, int] | None = None
+        self._due = 0.0
+        self._sign_every = None if processing_timeout is None else processing_timeout / 3
+        self._pace = Pace()
+        self._reader = GroupReader(
+            socket,
+            start=start,
+            node_timeout=node_timeout,
+            timeout=timeout,
+            session=session,
+            **reading,
+        )
+        self._handout = self._reader.handout
+        join = co.JoinGroup(
+            group, "", topics, pattern, guarantee, instance_id, session_timeout, processing_timeout
+        )
+        self._member = Membership(self._reader, join, timeout)
+        listeners = (on_assigned, on_revoked, on_lost)
+        self._commits = Commits(self._reader, self._member, self._counts, commit_interval)
+        self._claims = (
+            Claims(self._reader, self._member, self._counts, node_timeout)
+            if guarantee == "at-most-once" else None
+        )  # fmt: skip
+        self._changes = Changes(self._reader, self._member, self._counts, listeners, self)
+        self._topics = topics
+        forks.remember(self)
+        if session is None:
+            run(self.joining())
+
+    def joining(self) -> Waits[None]:
+        """Become a member; done by the constructor, unless it was given a session. What it owns is
+        taken on by the first poll."""
+        try:
+            yield from self._reader.finding(self._topics)
+            yield from self._member.syncing()
+        except BaseException:
+            run(self.closing())
+            raise
+
+    # --- reading ---------------------------------------------------------------------------------
+    def poll(self, max_records: int | None = None, timeout: float | None = 0.0) -> GroupBatch:
+        """Records that are there, or come within `timeout` seconds (None: wait for ever).
+
+        What earlier polls brought counts as done from here on. Nothing there is an empty batch, and
+        so is a member without partitions. Raises what `Consumer.poll` raises, and what listeners
+        raise.
+        """
+        return run(self.polling(max_records, timeout))
+
+    def polling(self, max_records: int | None, timeout: float | None) -> Waits[GroupBatch]:
+        """`poll`, with the waiting left to another one."""
+        reader = self._reader
+        reader.check_usable()
+        self._settle()
+        self._out = None
+        reader.begin()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        backoff = Backoff()
+        while True:
+            if reader.is_disturbed() or time.monotonic() >= self._due:
+                yield from self.attending()
+            chunks: Sequence[Chunk]
+            if self._claims is None:
+                chunks = reader.gather(max_records)
+            else:
+                chunks = yield from self._claims.taking(max_records)
+            if chunks:
+                self._out = batch = GroupBatch(chunks, self._member.ownership, self)
+                return batch
+            now = time.monotonic()
+            left = None if deadline is None else deadline - now
+            yield from reader.minding(RECONNECT_MAX if left is None else left)
+            if left is not None and left <= 0:
+                return GroupBatch((), self._member.ownership, self)
+            bound = min(backoff.bound(), max(self._due - now, 0.001))
+            yield from reader.sleeping(bound if left is None else min(bound, left))
+
+    def batches(
+        self, max_records: int | None = None, timeout: float | None = None
+    ) -> Iterator[GroupBatch]:
+        """Polls that brought something, until none does for `timeout` seconds (None: for ever; with
+        `follow=False`: until the high watermarks that its partitions had when they came)."""
+        return self._batches(lambda: max_records, timeout)
+
+    def _batches(
+        self, size: Callable[[], int | None], timeout: float | None
+    ) -> Iterator[GroupBatch]:
+        if not self._reader.follows:
+            if self._reader.is_disturbed():
+                run(self.attending())
+            self._ends = self._reader.end_offsets()
+        while True:
+            if self._ends is not None and self._reached(self._ends):
+                return
+            batch = self.poll(size(), timeout if self._ends is None else 1.0)
+            if batch:
+                yield batch
+                self._out = None
+            elif self._ends is None:
+                return
+
+    def _reached(self, ends: dict[TopicPartition, int]) -> bool:
+        self._settle()
+        if self._claims is not None and self._claims.queue:
+            return False
+        return all(
+            partition.offset >= ends.setdefault(name, partition.page.high_watermark)
+            for name, partition in self._reader.partitions.items()
+            if not partition.paused
+        )
+
+    def __iter__(self) -> Iterator[Record]:
+        """Every record, one by one; ends as `batches()` does. A record is done once the next one is
+        asked for: one that an exception or a `break` left the loop with is not."""
+        if self._claims is not None:
+            batches = self._batches(lambda: self._pace.records, None)
+            return chain.from_iterable(
+                run for batch in batches for run in self._claimed_runs(batch)
+            )
+        return chain.from_iterable(run for batch in self.batches() for run in self._runs(batch))
+
+    def unpack(self, batch: GroupBatch) -> Iterator[Record]:
+        """The records of a batch, the position following each of them."""
+        if self._claims is not None:
+            return iter(batch)
+        return chain.from_iterable(self._runs(batch))
+
+    def _runs(self, batch: GroupBatch) -> Iterator[Iterator[Record]]:
+        """The records in runs of about a tenth of a second; between two of them partitions may go
+        and commits are made."""
+        reader, handout, pace = self._reader, self._handout, self._pace
+        self._out = None
+        todo = [
+            (reader.partitions[name], chunk)
+            for chunk in batch.chunks
+            if (name := (chunk.topic, chunk.partition)) in reader.partitions
+        ]
+        for partition, chunk in reversed(todo):  # nothing is brought until it is handed out
+            partition.offset = chunk.row_offset(chunk.start)
+        for partition, chunk in todo:
+            records: list[Record] = []
+            at, count = 0, len(chunk)
+            while at < count and reader.reads(partition):
+                size = pace.records
+                if size >= count and not at:
+                    piece, rows, size = chunk, iter(chunk.records()), count
+                else:
+                    records = records or chunk.records()
+                    size = min(size, count - at)
+                    piece = chunk.cut(chunk.start + at, chunk.start + at + size)
+                    rows = iter(records[at : at + size])
+                begun = time.monotonic()
+                yield handout.begin(partition, piece, rows)
+                if not handout.is_live:
+                    return  # settled meanwhile: the next poll brings the rest
+                handout.end()
+                partition.offset = piece.next_offset
+                at += size
+                now = time.monotonic()
+                pace.note(size, now - begun)
+                if now >= self._due or reader.is_disturbed():
+                    run(self.attending())
+
+    def _claimed_runs(self, batch: GroupBatch) -> Iterator[Iterator[Record]]:
+        """What was claimed, as large as the loop works in a tenth of a second."""
+        claims, handout, pace = self._claims, self._handout, self._pace
+        assert claims is not None
+        self._out = None
+        claims.queue.extendleft(reversed(batch.chunks))
+        begun = time.monotonic()
+        while claims.queue:
+            chunk = claims.queue.popleft()
+            partition = self._reader.partitions[chunk.topic, chunk.partition]
+            yield handout.begin(partition, chunk, iter(chunk.records()))
+            if not handout.is_live:
+                return
+            handout.end()
+        pace.note(len(batch), time.monotonic() - begun)
+
+    def _settle(self) -> None:
+        if self._claims is not None:
+            self._claims.settle()
+        else:
+            self._handout.settle()
+
+    # --- between two batches ---------------------------------------------------------------------
+    def attending(self) -> Waits[None]:
+        """What falls due between two batches: a commit, another assignment, a sign of life."""
+        self._reader.check_usable()
+        now = time.monotonic()
+        self._due = now + self._commits.interval
+        if self._sign_every is not None:
+            self._due = min(self._due, now + self._sign_every)
+        if self.guarantee == "at-least-once" and now >= self._commits.at:
+            yield from self._commits.finishing(now)
+        changes = self._changes
+        if (
+            self._reader.is_disturbed()
+            or self._sign_every is not None
+            or (changes.retry_at is not None and now >= changes.retry_at)
+        ):
+            yield from changes.following()
+        if changes.retry_at is not None:
+            self._due = min(self._due, changes.retry_at)
+
+    def letting_go(self, names: Sequence[TopicPartition], *, lost: bool) -> Waits[None]:
+        """These go: commit what is done of them, unless others have them already."""
+        if self._claims is not None:
+            self._claims.drop(names)
+        elif self.guarantee == "at-least-once" and not lost:
+            yield from self._commits.finishing(time.monotonic(), names)
+        self._commits.forget(names)
+        self._reader.drop(names)
+        for name in names:
+            if self._ends is not None:
+                self._ends.pop(name, None)
+
+    def take_on(self, owned: Sequence[co.Owned]) -> None:
+        """These came: read them from what the group has committed."""
+        fresh = self._reader.place(owned)
+        if self._claims is not None:
+            self._claims.place(owned)
+        self._commits.place(owned)
+        if fresh and self.guarantee == "at-least-once":
+            # Where "latest" was is kept, lest a crash before the first commit moves it on.
+            self._commits.at = self._due = 0.0
+
+    # --- offsets ---------------------------------------------------------------------------------
+    def commit(self, batch: GroupBatch | None = None) -> None:
+        """Commit what a batch brought, or all that was handed out so far.
+
+        Raises `StaleGenerationError` naming the partitions that others own by now; the rest is
+        committed. `ConfigError` where the guarantee commits otherwise.
+        """
+        run(self.committing(batch))
+
+    def committing(self, batch: GroupBatch | None = None) -> Waits[None]:
+        """`commit`, with the waiting left to another one."""
+        self._reader.check_usable()
+        if self.guarantee in ("at-most-once", "exactly-once"):
+            how = (
+                "before records are handed out" if self._claims is not None
+                else "with a transaction: producer.transaction(consumed=batch)"
+            )  # fmt: skip
+            raise er.ConfigError(f"group {self.group!r} is {self.guarantee}: it commits {how}")
+        if batch is not None and batch.ownership.member_id != self._member.member_id:
+            raise stale_error(self.group, batch.ownership.owned)
+        yield from self._commits.explicitly(batch)
+        if batch is None or batch is self._out:
+            self._out = None
+
+    def offsets_of(self, batch: GroupBatch | None = None) -> co.GroupOffsets:
+        """What a transaction has to commit for a batch, or for all that was handed out."""
+        if batch is not None:
+            return batch.consumed
+        return self._commits.handed_out()
+
+    def rewind(self, batch: GroupBatch | None = None) -> None:
+        """Bring it again: a batch, or all above what is committed. Partitions that others own by
+        now are left to them. Refused at-most-once."""
+        run(self.rewinding(batch))
+
+    def rewinding(self, batch: GroupBatch | None = None) -> Waits[None]:
+        """`rewind`, with the waiting left to another one."""
+        self._reader.check_usable()
+        if self._claims is not None:
+            raise er.ConfigError(f"group {self.group!r} is at-most-once: nothing comes again")
+        out, self._out = self._out, None
+        if batch is None:
+            yield from self._commits.going_back(out, self.guarantee)
+            return
+        firsts: dict[TopicPartition, int] = {}
+        owned = self._member.ownership.owned
+        for chunk in reversed(batch.chunks):
+            name = chunk.topic, chunk.partition
+            if (
+                owned.get(name) == batch.ownership.owned.get(name)
+                and name in self._reader.partitions
+            ):
+                firsts[name] = chunk.row_offset(chunk.start)
+        self._reader.back_to(firsts)
+
+    def position(self, topic: str, partition: int) -> int:
+        """The offset of the next record that iteration or `poll` will bring."""
+        if self._claims is not None:
+            return self._claims.position((topic, partition))
+        return self._reader.position(topic, partition)
+
+    def committed(self) -> dict[TopicPartition, int | None]:
+        """What is committed of its partitions (None: nothing yet), as this member knows it."""
+        if self._claims is not None:
+            return self._claims.committed()
+        return self._commits.committed()
+
+    def assignment(self) -> list[TopicPartition]:
+        """The partitions that are its own now."""
+        if not self._handout.is_live and self._reader.is_disturbed():
+            run(self.attending())
+        return self._reader.assignment()
+
+    def seek(self, topic: str, partition: int, to: Start) -> int:
+        """Go on elsewhere; returns the offset that `to` meant. What is committed follows with the
+        next commit. At-most-once only forwards."""
+        self._reader.check_usable()
+        self.assignment()
+        if self._claims is not None:
+            return self._claims.seek((topic, partition), to)
+        self._out = None
+        return self._reader.seek(topic, partition, to)
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Fetch nothing of these partitions (none given: of all) until `resume`; they stay its
+        own."""
+        self._reader.pause(*partitions)
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        self._reader.resume(*partitions)
+
+    def lag(self) -> dict[TopicPartition, int]:
+        """Offsets between position and high watermark, from shared memory."""
+        return self._reader.lag()
+
+    # --- life ------------------------------------------------------------------------------------
+    @property
+    def member_id(self) -> str:
+        """By which the coordinator knows it."""
+        return self._member.member_id
+
+    def metrics(self) -> dict[str, int]:
+        """Counters since the consumer was made."""
+        counts = self._reader.metrics()
+        skipped = counts["skipped"] + self._counts["skipped"]
+        return {**counts, **self._counts, "skipped": skipped}
+
+    def close(self) -> None:
+        """Commit what is done (at-least-once), leave the group, give the attachment back.
+
+        What was handed out last is done only if more was asked for, or `commit` was called.
+        """
+        run(self.closing())
+
+    def closing(self) -> Waits[None]:
+        """`close`, with the waiting left to another one."""
+        if self._closed:
+            return
+        self._closed = True
+        forks.forget(self)
+        try:
+            if not self._reader.was_forked:
+                yield from self._saying_goodbye()
+        finally:
+            self._reader.close()
+
+    def _saying_goodbye(self) -> Waits[None]:
+        try:
+            self._changes.leaving()
+            if self._claims is not None:
+                yield from self._claims.closing(CLOSE_TIMEOUT)
+            elif self.guarantee == "at-least-once":
+                yield from self._commits.finishing(
+                    time.monotonic(), out=self._out, timeout=CLOSE_TIMEOUT
+                )
+        except er.PenstockError as error:
+            logger.warning("closing a member of group %s: %s", self.group, error)
+        finally:
+            yield from self._member.leaving()
+
+    def __enter__(self) -> GroupConsumer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def after_fork_in_child(self) -> None:
+        """The member stays the parent's: the child is told to make its own (rule 7)."""
+        self._closed = True

@@ -1,0 +1,175 @@
+"""The reading half of a group's consumer: a `Consumer` that is told what to read, and from where.
+
+Owns cursors and sleeping. What belongs to whom is decided elsewhere; here the notice word of the
+client slot is only looked at, so that a change ends a sleep.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.assigned import AssignedPartition, TopicPartition
+from penstock.consumer import Consumer
+from penstock.core import errors as er
+from penstock.handout import HandOut
+from penstock.ipc.coordination import NO_OFFSET, Owned
+from penstock.ipc.waits import Waits
+from penstock.records import Chunk
+from penstock.session import Session
+
+logger = logging.getLogger("penstock.consumer")
+
+UNSEEN = -1
+"""A notice that no slot has: the coordinator is asked what is ours."""
+
+
+class GroupReader(Consumer):
+    """See the module."""
+
+    def __init__(self, socket: Path, **options: Any) -> None:
+        self.notice = UNSEEN
+        super().__init__(socket, (), **options)
+        self._counts.update(deleted=0, truncated=0)
+
+    @property
+    def session(self) -> Session:
+        return self._session
+
+    @property
+    def follows(self) -> bool:
+        return self._follow
+
+    @property
+    def handout(self) -> HandOut:
+        return self._handout
+
+    @property
+    def partitions(self) -> dict[TopicPartition, AssignedPartition]:
+        """What is read, by name."""
+        return self._assigned
+
+    def reads(self, partition: AssignedPartition) -> bool:
+        return self._assigned.get(partition.name) is partition
+
+    # --- what is read ---
+    def place(self, owned: Sequence[Owned]) -> list[TopicPartition]:
+        """Read these too, from where the group stands; those where it stands nowhere yet begin
+        at `start`, and are returned."""
+        assigned = dict(self._assigned)
+        fresh = []
+        for one in owned:
+            name = (one.topic, one.partition)
+            partition = self._partition(name, one.topic_id, one.page)
+            if one.offset == NO_OFFSET:
+                partition.jump(partition.resolve(self._start))
+                fresh.append(name)
+            else:
+                partition.jump(one.offset, one.leader_epoch)
+            assigned[name] = partition
+        self._adopt(assigned)
+        return fresh
+
+    def drop(self, names: Iterable[TopicPartition]) -> None:
+        """Read these no more: what was fetched and not handed out is forgotten."""
+        gone = set(names)
+        self._touched = [part for part in self._touched if part.name not in gone]
+        self._adopt({name: part for name, part in self._assigned.items() if name not in gone})
+
+    def back_to(self, offsets: dict[TopicPartition, int]) -> None:
+        """Go on there, and forget what was fetched ahead."""
+        self._handout.settle()
+        for name, offset in offsets.items():
+            partition = self._assigned[name]
+            partition.jump(offset, partition.leader_epoch)
+            self._touched.append(partition)
+
+    # --- one poll, step by step ---
+    def is_disturbed(self) -> bool:
+        """Whether the coordinator has something to say: one load."""
+        slot = self._session.slot
+        return slot is not None and slot.notice != self.notice
+
+    def begin(self) -> None:
+        """The caller asks for more: publish where it stands."""
+        self._check_usable()
+        if self._touched:
+            self._tell_positions()
+
+    def gather(self, max_records: int | None) -> Sequence[Chunk]:
+        """What is there now."""
+        return self._gather(max_records).chunks
+
+    def minding(self, left: float) -> Waits[None]:
+        """Notice that the node went away; look for it again now and then."""
+        return self._attachment.minding(self, left)
+
+    def sleeping(self, bound: float) -> Waits[None]:
+        return self._attachment.sleeping(bound, self._spin, self._has_news)
+
+    def reattaching(self, timeout: float) -> Waits[None]:
+        """Attach anew if the node hung up, within `timeout` seconds."""
+        if self.is_lost or self._session.farewell() is not None:
+            yield from self._attachment.reconnecting(self, timeout)
+
+    def finding(self, topics: Collection[str]) -> Waits[None]:
+        """Raises `UnknownTopicError` for a topic that is not there."""
+        yield from self._attachment.finding(self, topics, self._timeout)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the node went away and did not come back yet."""
+        return self._attachment.is_lost
+
+    @property
+    def noticed(self) -> int:
+        """What stands in the notice word now."""
+        slot = self._session.slot
+        return UNSEEN if slot is None else slot.notice
+
+    def hush(self) -> None:
+        """Not now: what the notice says is asked for later."""
+        self.notice = self.noticed
+
+    @property
+    def was_forked(self) -> bool:
+        return self._forked
+
+    def check_usable(self) -> None:
+        self._check_usable()
+
+    # --- what a group sees differently ---
+    def _has_news(self) -> bool:
+        return self._turns.has_more() or self.is_disturbed()
+
+    def _take(self, partition: AssignedPartition, room: int | None, bytes_max: int) -> list[Chunk]:
+        try:
+            return super()._take(partition, room, bytes_max)
+        except er.UnknownTopicError as error:  # the group lets go of it in its own time
+            logger.warning("%s: %s", partition, error)
+            self._counts["deleted"] += 1
+            partition.pause()
+            self._watch_pages()
+            return []
+        except er.LogTruncatedError:
+            self._counts["truncated"] += 1
+            raise
+
+    def paging(self, session: Session, timeout: float) -> Waits[dict[TopicPartition, int]]:
+        """Topics that are gone when the node comes back are left out, and dropped by `moved`."""
+        pages = {}
+        for topic in {topic for topic, _ in self._assigned}:
+            try:
+                pages[topic] = (yield from session.finding_topic(topic, timeout)).pages
+            except er.UnknownTopicError:
+                logger.warning("topic %s was deleted while the node was away", topic)
+        return {name: pages[name[0]][name[1]] for name in self._assigned if name[0] in pages}
+
+    def moved(self, session: Session, pages: dict[TopicPartition, int]) -> None:
+        for name in [name for name in self._assigned if name not in pages]:
+            self._counts["deleted"] += 1
+            self._assigned.pop(name).close()
+        super().moved(session, pages)
+        self.notice = UNSEEN
