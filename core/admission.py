@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from penstock.core.control import read_control
 from penstock.core.errors import CorruptBatchError, ErrorCode, UnsupportedVersionError
-from penstock.core.header import HEADER_BYTES, BatchHeader, body_is_good, checked_private
+from penstock.core.header import (
+    ATTR_CONTROL,
+    HEADER_BYTES,
+    BatchHeader,
+    body_is_good,
+    checked_private,
+)
 
 
 class AppendResult(NamedTuple):
@@ -58,8 +65,22 @@ def verify(
         and head.base_timestamp <= head.max_timestamp
         and body_is_good(batch, 0, head)
     ):
+        if head.attributes & ATTR_CONTROL:
+            return _verify_control(batch, private, head)
         return private, head
     return Refusal(_why(batch, head, topic_id, partition, batch_bytes_max), head)
+
+
+def _verify_control(
+    batch: memoryview, private: bytearray, head: BatchHeader
+) -> tuple[bytearray, BatchHeader] | Refusal:
+    try:
+        read_control(bytes(batch), 0, head)
+    except CorruptBatchError as error:
+        return Refusal(refused(ErrorCode.CORRUPT_BATCH, str(error)), head)
+    except UnsupportedVersionError as error:
+        return Refusal(refused(ErrorCode.UNSUPPORTED_VERSION, str(error)), head)
+    return private, head
 
 
 def _why(

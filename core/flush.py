@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from penstock.core.aborted import AbortedWriter, txn_path
 from penstock.core.chain import Chain
 from penstock.core.errors import LogOfflineError, StorageError
 from penstock.core.index import index_paths
@@ -59,6 +60,9 @@ class SyncJob:
     failed: list[OpenSegment] = field(default_factory=list)
     error: StorageError | None = None
     folder_error: StorageError | None = None
+    aborted: set[int] = field(default_factory=set)
+    """Segments whose `.txn` goes along: it must be on the device before the recovery point passes
+    what it speaks of, since it is not looked for again below."""
     ran: bool = False
 
     def run(self) -> None:
@@ -73,6 +77,11 @@ class SyncJob:
         if self.folder_changed:
             try:
                 self.storage.fsync_folder(self.folder)
+            except StorageError as error:
+                self.folder_error = error
+        for base in sorted(self.aborted):
+            try:
+                self.storage.sync_file(txn_path(self.folder, base))
             except StorageError as error:
                 self.folder_error = error
         for path in self.derived:
@@ -102,6 +111,7 @@ class Syncs:
         folder: str,
         chain: Chain,
         point_file: PointFile,
+        aborted: AbortedWriter,
         *,
         durable: int,
         point: RecoveryPoint,
@@ -112,6 +122,7 @@ class Syncs:
         self._folder = folder
         self._chain = chain
         self._point_file = point_file
+        self._aborted = aborted
         # Those of a process that was killed may not be on the device yet.
         self._fresh_snapshots = list_snapshots(storage, folder)
         self._fresh_points = 0  # written since the file was last synced
@@ -150,6 +161,7 @@ class Syncs:
             return None
         for segment, _ in targets:
             flush_index(segment, self._folder)
+        self._aborted.flush()
         self.job = SyncJob(
             storage=self._storage,
             folder=self._folder,
@@ -157,6 +169,7 @@ class Syncs:
             targets=targets,
             derived=self._derived(config),
             folder_changed=chain.folder_changed,
+            aborted=self._aborted.take_unsynced(),
         )
         chain.folder_changed = False
         self.batches_above_point = 0
@@ -188,6 +201,8 @@ class Syncs:
         if job is not self.job or not job.ran:
             raise ValueError("finish_sync wants the job that begin_sync gave, after it ran")
         self.job = None
+        if job.folder_error is not None:
+            self._aborted.unsynced |= job.aborted
         if job.folder_error is not None and not job.folder_error.retriable:
             raise job.folder_error
         for segment, reached in job.targets:

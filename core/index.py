@@ -55,9 +55,14 @@ def lookup_time(times: Buffer, base_offset: int, timestamp: int) -> int:
         return words[2 * reached - 1] if reached else base_offset
 
 
+def stem_path(folder: str, base_offset: int) -> str:
+    """What the names of all files of a segment begin with."""
+    return f"{folder}/{base_offset:020d}"
+
+
 def index_paths(folder: str, base_offset: int) -> tuple[str, str]:
     """The paths of a segment's .index and .time."""
-    stem = f"{folder}/{base_offset:020d}"
+    stem = stem_path(folder, base_offset)
     return stem + ".index", stem + ".time"
 
 

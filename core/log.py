@@ -22,13 +22,20 @@ import logging
 from collections.abc import Callable, Container, Sequence
 from typing import Final, NoReturn
 
+from penstock.core.aborted import AbortedWriter
 from penstock.core.admission import AppendResult, Refusal, refused, verify
 from penstock.core.chain import Chain
 from penstock.core.cleanup import Cleanup
 from penstock.core.epochs import save_epochs
 from penstock.core.errors import ErrorCode, LogOfflineError, StorageError
 from penstock.core.flush import SyncJob, Syncs, flush_index
-from penstock.core.header import FLAG_APPEND_TIME, HEADER_BYTES, BatchHeader, stamp
+from penstock.core.header import (
+    ATTR_CONTROL,
+    FLAG_APPEND_TIME,
+    HEADER_BYTES,
+    BatchHeader,
+    stamp,
+)
 from penstock.core.index import FLUSH_ENTRIES
 from penstock.core.logconfig import LogConfig
 from penstock.core.logview import LogView
@@ -48,7 +55,12 @@ logger = logging.getLogger("penstock.core.log")
 
 # Refusals that do not poison what follows: the batch is in the log or fenced, or poisoned already.
 _HARMLESS: Final = frozenset(
-    {ErrorCode.STALE_PRODUCER_EPOCH, ErrorCode.POISONED, ErrorCode.DUPLICATE_TOO_OLD}
+    {
+        ErrorCode.STALE_PRODUCER_EPOCH,
+        ErrorCode.POISONED,
+        ErrorCode.DUPLICATE_TOO_OLD,
+        ErrorCode.TRANSACTION_NOT_OPEN,
+    }
 )
 
 
@@ -71,11 +83,13 @@ class Log(LogView):
         self._producers = recovered.producers
         self._epochs = recovered.epochs
         self._leader_epoch = recovered.epochs.latest
+        self._aborted = AbortedWriter(storage, folder)
         self._syncs = Syncs(
             storage,
             folder,
             self._chain,
             recovered.point_file,
+            self._aborted,
             durable=recovered.durable,
             point=recovered.point,
             is_settled=recovered.is_settled,
@@ -194,7 +208,20 @@ class Log(LogView):
                 self._judge(error)
             self._appended(offset, now_us, notes)
         self._producers.commit()
+        if self._producers.transactions.aborted:
+            self._note_aborted()
         return results
+
+    def _note_aborted(self) -> None:
+        """After the log and before anybody may read so far. What cannot be written now holds the
+        last stable offset back; the next sync or abort tries again."""
+        self._chain.folder_changed = True
+        taken = self._producers.transactions.take_aborted()
+        self._aborted.note(self._chain.active.base_offset, taken)
+
+    def note_held_aborts(self) -> bool:
+        """Try once more what held the last stable offset back; whether that is over now."""
+        return self._aborted.held is not None and self._aborted.flush()
 
     def _appended(self, log_end: int, now_us: int, notes: list[tuple[int, int, int]]) -> None:
         self._log_end = log_end
@@ -214,7 +241,7 @@ class Log(LogView):
 
     def _refuse(self, refusal: Refusal) -> AppendResult:
         head = refusal.head
-        if head is not None:
+        if head is not None and not head.attributes & ATTR_CONTROL:
             self._producers.poison(head.producer_id, head.producer_epoch)
         # Without a header to trust nobody can be poisoned; the sequence gap that the batch leaves
         # refuses what follows.
@@ -224,7 +251,7 @@ class Log(LogView):
         if answer.error is ErrorCode.NONE:
             _, base, following, at, _ = answer
             return AppendResult(base, following, at, 0, True, "")
-        if answer.error not in _HARMLESS:
+        if answer.error not in _HARMLESS and not head.attributes & ATTR_CONTROL:
             self._producers.poison(head.producer_id, head.producer_epoch)
         logger.warning(
             "%s: refused: %s",
@@ -248,17 +275,6 @@ class Log(LogView):
 
     # ---- segments
 
-    def needs_roll(self, now_us: int) -> bool:
-        """Whether the active segment has reached its age or size."""
-        active, config = self._chain.active, self._config
-        if not active.valid or self._offline:
-            return False
-        if active.valid >= config.segment_bytes:
-            return True
-        if config.segment_age is None or active.first_append is None:
-            return False
-        return now_us - active.first_append >= config.segment_age * 1e6
-
     def roll(self, now_us: int) -> None:
         """Close the active segment and begin the next at the log's end. An empty one stays.
 
@@ -273,6 +289,8 @@ class Log(LogView):
             self._chain.roll(self._log_end, self._config.index_interval_bytes)
         except StorageError as error:
             self._judge(error)
+        if self._producers.transactions.aborted_from is not None:
+            self._aborted.roll(active.base_offset, self._log_end)
         age = (now_us - (active.first_append or now_us)) / 1e6
         logger.info(
             "%s: segment %d closed with %d bytes after %.0f s",
@@ -291,15 +309,10 @@ class Log(LogView):
         if self._attached is not None and self._producers.is_older(before):
             count = self._producers.expire(before, self._attached())
             logger.info("%s: %d producers forgotten after 7 days", self._folder, count)
-        self._syncs.snapshot(self._producers, self._log_end)
+        if self._aborted.flush():  # the log below a snapshot is not looked through for aborts again
+            self._syncs.snapshot(self._producers, self._log_end)
 
     # ---- sync
-
-    def sync_due(self, seconds_since_last: float) -> bool:
-        """Whether the flush mode, a closed segment or the bound on recovery asks for a sync."""
-        return not self._offline and self._syncs.due(
-            self._config, self._log_end, seconds_since_last
-        )
 
     def sync(self) -> None:
         """Everything appended is on the device when this returns (rule 16 applied if needed)."""
@@ -455,7 +468,9 @@ class Log(LogView):
         self._epochs.assign(self._leader_epoch, end)
         save_epochs(storage, folder, self._epochs)
         kept = self._config.producer_batches_kept
-        self._producers = rebuild_producers(storage, folder, chain.bases, end, kept)
+        self._producers, _ = rebuild_producers(storage, folder, chain.bases, end, kept)
+        self._producers.transactions.take_aborted()
+        self._aborted.cut(chain.bases, end)
         self._syncs.move(self._point())
         return end
 

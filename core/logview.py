@@ -6,6 +6,7 @@ that does.
 
 from __future__ import annotations
 
+from penstock.core.aborted import AbortedWriter
 from penstock.core.chain import Chain
 from penstock.core.cleanup import Cleanup
 from penstock.core.epochs import EpochCache
@@ -14,6 +15,7 @@ from penstock.core.flush import Syncs
 from penstock.core.header import BatchHeader
 from penstock.core.logconfig import LogConfig
 from penstock.core.lookup import find_timestamp, read_batches
+from penstock.core.opentransactions import OpenTransaction
 from penstock.core.producers import ProducerTable
 from penstock.core.storage import Storage
 
@@ -31,6 +33,7 @@ class LogView:
     _log_end: int
     _append_timestamp: int
     _producers: ProducerTable
+    _aborted: AbortedWriter
     _epochs: EpochCache
     _leader_epoch: int
     _offline: str
@@ -85,6 +88,42 @@ class LogView:
     def offline(self) -> str:
         """Why the log takes nothing any more; empty while it does."""
         return self._offline
+
+    @property
+    def last_stable(self) -> int:
+        """Below it every transaction is decided, and readers can tell which were aborted: the first
+        offset of the oldest open one, or the log's end."""
+        transactions, aborted = self._producers.transactions, self._aborted
+        if not transactions and not aborted.pending:
+            return self._log_end
+        end, oldest, held = self._log_end, transactions.oldest, aborted.held
+        if oldest is not None:
+            end = oldest.first_offset
+        if held is not None:
+            end = min(end, held)
+        return max(end, self.log_start)
+
+    @property
+    def oldest_open(self) -> OpenTransaction | None:
+        """The transaction that holds `last_stable` back."""
+        return self._producers.transactions.oldest
+
+    def needs_roll(self, now_us: int) -> bool:
+        """Whether the active segment has reached its age or size."""
+        active, config = self._chain.active, self._config
+        if not active.valid or self._offline:
+            return False
+        if active.valid >= config.segment_bytes:
+            return True
+        if config.segment_age is None or active.first_append is None:
+            return False
+        return now_us - active.first_append >= config.segment_age * 1e6
+
+    def sync_due(self, seconds_since_last: float) -> bool:
+        """Whether the flush mode, a closed segment or the bound on recovery asks for a sync."""
+        return not self._offline and self._syncs.due(
+            self._config, self._log_end, seconds_since_last
+        )
 
     # ---- reading, for tools and tests
 

@@ -13,9 +13,28 @@ recovery.
     exactly the next sequence (0 for an unknown producer, new epoch)    accepted
     below the oldest kept one                                           DUPLICATE_TOO_OLD
     anything else                                                       OUT_OF_ORDER_SEQUENCE
+    transactional, and no transaction of its very epoch is open         TRANSACTION_NOT_OPEN
+    not transactional, while a transaction of its producer is open      TRANSACTION_NOT_OPEN
+
+Control batches (`control`) begin and end transactions. One at a time is open of a producer:
+
+    BEGIN e    none open, producer at e or below        opens; the producer is at e
+               e is open                                duplicate
+               the producer is above e                  STALE_PRODUCER_EPOCH
+               another one is open, below e             OUT_OF_ORDER_SEQUENCE: it has to end first
+    COMMIT,    e is open                                closes; the producer is at e + 1
+    ABORT      none open, producer at e or below        taken: what is late of e is refused then
+    of e       producer at e + 1                        duplicate, also if it is another outcome
+               producer above e + 1                     STALE_PRODUCER_EPOCH
+               one below e is open                      ABORT closes it; COMMIT:
+                                                        TRANSACTION_NOT_OPEN
+
+A repeated one is answered with its offset while it is remembered, whatever stands above; one of an
+older coordinator epoch than the producer's last is refused as stale.
 
 Sequences count offsets from 0 in every epoch and never wrap (u64). A batch takes `last_offset_delta
-+ 1` of them and not `record_count`, so that compaction changes no sequence.
++ 1` of them and not `record_count`, so that compaction changes no sequence. A control batch takes
+none. Its type stands where others have their sequence, and is remembered there above all sequences.
 """
 
 from __future__ import annotations
@@ -26,22 +45,32 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from penstock.core.errors import CorruptBatchError, ErrorCode
-from penstock.core.header import BatchHeader
+from penstock.core.control import ControlType, control_of
+from penstock.core.errors import CorruptBatchError, ErrorCode, UnsupportedVersionError
+from penstock.core.header import ATTR_CONTROL, ATTR_TRANSACTIONAL, BatchHeader
+from penstock.core.opentransactions import OpenTransaction, OpenTransactions, decode_open
 
 KEPT: Final = struct.Struct("<QQqII")
 """A remembered batch: base sequence, base offset, append timestamp, span in offsets, epoch."""
 _KEPT_BYTES: Final = KEPT.size
+_CONTROL_KEPT: Final = 1 << 63
+"""Plus the type of a control batch: what is remembered as its base sequence."""
+_KIND: Final = ATTR_TRANSACTIONAL | ATTR_CONTROL
 
 PRODUCER_TTL_US: Final = 7 * 24 * 3600 * 1_000_000
 """A producer without a lane is forgotten so long after its last append (rule 3)."""
 
 SNAPSHOT_HEAD: Final = struct.Struct("<4sHHIIQ")
 """Magic, version, reserved, crc32c of all with itself zeroed, producers, offset."""
-SNAPSHOT_PRODUCER: Final = struct.Struct("<QIIQq")
-"""Producer id, epoch, remembered batches that follow, next sequence, last append timestamp."""
+SNAPSHOT_TRANSACTIONS: Final = struct.Struct("<qII")
+"""From version 2 on, behind the head: offset of the log's first ABORT marker (-1: none), open
+transactions, reserved. The open ones (`opentransactions.OPEN_ENTRY`) stand behind all producers."""
+SNAPSHOT_PRODUCER_V1: Final = struct.Struct("<QIIQq")
+SNAPSHOT_PRODUCER: Final = struct.Struct("<QIIQqII")
+"""Producer id, epoch, remembered batches that follow, next sequence, last append timestamp; from
+version 2 on the newest coordinator epoch of its control batches, reserved."""
 SNAPSHOT_MAGIC: Final = b"PSPR"
-SNAPSHOT_VERSION: Final = 1
+SNAPSHOT_VERSION: Final = 2
 
 
 class Answer(NamedTuple):
@@ -55,10 +84,14 @@ class Answer(NamedTuple):
 
 
 class _Producer:
-    __slots__ = ("epoch", "last_append", "next_sequence", "recent")
+    __slots__ = (
+        "coordinator_epoch", "epoch", "last_append", "next_sequence", "recent", "transactional"
+    )  # fmt: skip
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
+        self.coordinator_epoch = 0
+        self.transactional = 0  # ATTR_TRANSACTIONAL while a transaction of `epoch` is open
         self.next_sequence = 0
         self.last_append = 0
         # Remembered batches packed back to back, oldest first: a tenth of the memory of tuples.
@@ -77,6 +110,8 @@ class ProducerTable:
         self._poisoned: dict[int, int] = {}
         self._undo: list[tuple[int, _Producer, bool, int, int, int]] = []
         self._undo_poison: list[tuple[int, int | None]] = []
+        self._undo_coordinator: list[tuple[_Producer, int, int]] = []
+        self.transactions = OpenTransactions()
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -98,17 +133,25 @@ class ProducerTable:
             producer is None
             or producer.epoch != epoch
             or producer.next_sequence != head.base_sequence
+            or producer.transactional != head.attributes & _KIND
             or producer_id in self._poisoned
         ):
+            if head.attributes & ATTR_CONTROL:
+                return self._admit_control(producer, head, base_offset, append_timestamp)
             answer = self._judge(producer, head)
             if answer is not None:
                 return answer
+        self._take(self._undoable(producer, head), head, base_offset, append_timestamp)
+        return None
+
+    def _undoable(self, producer: _Producer | None, head: BatchHeader) -> _Producer:
+        """The producer, made if it is new, with its state noted for a rollback."""
         new = producer is None
         if producer is None:
-            producer = self._producers[producer_id] = _Producer(epoch)
+            producer = self._producers[head.producer_id] = _Producer(head.producer_epoch)
         self._undo.append(
             (
-                producer_id,
+                head.producer_id,
                 producer,
                 new,
                 producer.epoch,
@@ -116,8 +159,54 @@ class ProducerTable:
                 producer.last_append,
             )
         )
-        self._take(producer, head, base_offset, append_timestamp)
-        return None
+        return producer
+
+    def _admit_control(
+        self, producer: _Producer | None, head: BatchHeader, base_offset: int, at: int
+    ) -> Answer | None:
+        """`admit` for a control batch, which poison and sequences do not concern."""
+        try:
+            control = control_of(head)
+        except (CorruptBatchError, UnsupportedVersionError) as error:
+            return _refused(ErrorCode.CORRUPT_BATCH, str(error))
+        known = None
+        if producer is not None:
+            wanted = _CONTROL_KEPT | control.type
+            for seq, offset, time, _, epoch in KEPT.iter_unpack(self._kept(producer)):
+                if seq == wanted and epoch == head.producer_epoch:
+                    return Answer(ErrorCode.NONE, offset, offset + 1, time, "")
+            known = (producer.epoch, producer.coordinator_epoch)
+        judged = self.transactions.judge(control, known)
+        if judged is None:
+            producer = self._undoable(producer, head)
+            self._undo_coordinator.append(
+                (producer, producer.coordinator_epoch, producer.transactional)
+            )
+            self._take_control(producer, head, base_offset, at)
+            return None
+        if judged[0] is not ErrorCode.NONE:
+            return _refused(*judged)
+        # Where it stands is forgotten, but it is all below here: who waits for it to be durable
+        # waits for enough.
+        return Answer(ErrorCode.NONE, max(0, base_offset - 1), max(1, base_offset), at, "")
+
+    def _take_control(self, producer: _Producer, head: BatchHeader, offset: int, at: int) -> None:
+        control, transactions = control_of(head), self.transactions
+        if control.type is ControlType.BEGIN:
+            transactions.begin(OpenTransaction(head.producer_id, control.epoch, offset, at))
+        elif control.type is ControlType.ABORT:
+            transactions.abort(control, offset)
+        else:
+            transactions.end(head.producer_id)
+        if head.producer_epoch != producer.epoch:
+            producer.epoch = head.producer_epoch
+            producer.next_sequence = 0
+        producer.transactional = ATTR_TRANSACTIONAL * (control.type is ControlType.BEGIN)
+        producer.coordinator_epoch = control.coordinator_epoch
+        producer.last_append = at
+        producer.recent += KEPT.pack(
+            _CONTROL_KEPT | control.type, offset, at, 1, head.producer_epoch
+        )
 
     @staticmethod
     def _take(producer: _Producer, head: BatchHeader, base_offset: int, at: int) -> None:
@@ -135,7 +224,7 @@ class ProducerTable:
         if producer is not None:
             span = head.last_offset_delta + 1
             for seq, offset, at, length, of_epoch in KEPT.iter_unpack(self._kept(producer)):
-                if of_epoch == epoch:
+                if of_epoch == epoch and seq < _CONTROL_KEPT:
                     oldest = seq if oldest is None else oldest
                     if seq == sequence and length == span:
                         return Answer(ErrorCode.NONE, offset, offset + span, at, "")
@@ -149,6 +238,20 @@ class ProducerTable:
                 ErrorCode.POISONED,
                 f"{who}: an earlier batch of this epoch was refused for good; raise the producer "
                 "epoch and resend from the first unacknowledged batch",
+            )
+        is_open = producer is not None and producer.transactional
+        if head.attributes & ATTR_TRANSACTIONAL:
+            if producer is None or not is_open or producer.epoch != epoch:
+                return _refused(
+                    ErrorCode.TRANSACTION_NOT_OPEN,
+                    f"{who}: no transaction of that epoch is open in this partition; it has to be "
+                    "registered first, and may have ended",
+                )
+        elif is_open:
+            return _refused(
+                ErrorCode.TRANSACTION_NOT_OPEN,
+                f"{who}: its producer has a transaction open here, and this batch is not part of "
+                "it",
             )
         if producer is None:
             if sequence:
@@ -192,9 +295,17 @@ class ProducerTable:
                     del self._poisoned[producer_id]
         self._undo.clear()
         self._undo_poison.clear()
+        if self._undo_coordinator:
+            self._undo_coordinator.clear()
+            self.transactions.commit()
 
     def rollback(self) -> None:
         """The append failed: everything since the last commit did not happen."""
+        self.transactions.rollback()
+        for producer, coordinator_epoch, transactional in reversed(self._undo_coordinator):
+            producer.coordinator_epoch = coordinator_epoch
+            producer.transactional = transactional
+        self._undo_coordinator.clear()
         for producer_id, producer, new, epoch, sequence, last_append in reversed(self._undo):
             if new:
                 del self._producers[producer_id]
@@ -214,13 +325,38 @@ class ProducerTable:
 
     def replay(self, head: BatchHeader) -> None:
         """A batch stands in the log: it was judged when it was appended, and compaction may have
-        removed what stood before it."""
+        removed what stood before it. Transactional data whose BEGIN is gone opens its transaction,
+        and a later epoch closes one whose marker is. Raises `CorruptBatchError` or
+        `UnsupportedVersionError` for a control batch that this build does not know."""
         producer = self._producers.get(head.producer_id)
         if producer is None:
             producer = self._producers[head.producer_id] = _Producer(head.producer_epoch)
-        self._take(producer, head, head.base_offset, head.append_timestamp)
+        offset, at = head.base_offset, head.append_timestamp
+        if producer.transactional or head.attributes & _KIND:
+            self._replay_transaction(producer, head)
+        if head.attributes & ATTR_CONTROL:
+            self._take_control(producer, head, offset, at)
+            self.transactions.commit()
+        else:
+            self._take(producer, head, offset, at)
         if len(producer.recent) > 2 * self._kept_bytes:
             del producer.recent[: -self._kept_bytes]
+
+    def _replay_transaction(self, producer: _Producer, head: BatchHeader) -> None:
+        """See to it that what is open fits to a batch of the log."""
+        transactions, producer_id, epoch = self.transactions, head.producer_id, head.producer_epoch
+        is_open = transactions.get(producer_id)
+        if head.attributes & ATTR_CONTROL:
+            return  # says itself what is open
+        if is_open is not None and is_open.epoch != epoch:
+            transactions.end(producer_id)
+            is_open = None
+        if is_open is None and head.attributes & ATTR_TRANSACTIONAL and head.record_count:
+            transactions.begin(
+                OpenTransaction(producer_id, epoch, head.base_offset, head.append_timestamp)
+            )
+        transactions.commit()
+        producer.transactional = ATTR_TRANSACTIONAL * (producer_id in transactions)
 
     def forget(self, producer_id: int) -> None:
         """Drop a producer whose lane is gone and whose retries have ended."""
@@ -229,15 +365,20 @@ class ProducerTable:
 
     def is_older(self, before_us: int) -> bool:
         """Whether any producer appended nothing since `before_us`."""
-        return any(producer.last_append < before_us for producer in self._producers.values())
+        return any(
+            producer.last_append < before_us and not producer.transactional
+            for producer in self._producers.values()
+        )
 
     def expire(self, before_us: int, attached: Container[int]) -> int:
-        """Drop producers that appended nothing since `before_us` and are not `attached` (a lane of
-        theirs exists); how many were dropped."""
+        """Drop producers that appended nothing since `before_us`, are not `attached` (a lane of
+        theirs exists) and have no open transaction; how many were dropped."""
         gone = [
             producer_id
             for producer_id, producer in self._producers.items()
-            if producer.last_append < before_us and producer_id not in attached
+            if producer.last_append < before_us
+            and producer_id not in attached
+            and not producer.transactional
         ]
         for producer_id in gone:
             self.forget(producer_id)
@@ -245,7 +386,9 @@ class ProducerTable:
 
     def encode(self, offset: int) -> bytes:
         """The snapshot of this state, which holds all batches below `offset`."""
-        parts = [b""]
+        transactions = self.transactions
+        first = -1 if transactions.aborted_from is None else transactions.aborted_from
+        parts = [b"", SNAPSHOT_TRANSACTIONS.pack(first, len(transactions), 0)]
         for producer_id, producer in sorted(self._producers.items()):
             kept = self._kept(producer)
             parts.append(
@@ -255,9 +398,12 @@ class ProducerTable:
                     len(kept) // _KEPT_BYTES,
                     producer.next_sequence,
                     producer.last_append,
+                    producer.coordinator_epoch,
+                    0,
                 )
             )
             parts.append(kept)
+        parts += transactions.encode()
         head = [SNAPSHOT_MAGIC, SNAPSHOT_VERSION, 0, 0, len(self._producers), offset]
         parts[0] = SNAPSHOT_HEAD.pack(*head)
         head[3] = crc32c(b"".join(parts))
@@ -271,19 +417,28 @@ class ProducerTable:
             magic, version, reserved, crc, count, offset = SNAPSHOT_HEAD.unpack_from(data)
             blank = SNAPSHOT_HEAD.pack(magic, version, reserved, 0, count, offset)
             rest = memoryview(data)[SNAPSHOT_HEAD.size :]
-            if magic != SNAPSHOT_MAGIC or version != SNAPSHOT_VERSION:
+            if magic != SNAPSHOT_MAGIC or not 1 <= version <= SNAPSHOT_VERSION:
                 raise CorruptBatchError(f"no producer snapshot: {magic!r} version {version}")
             if crc32c(rest, crc32c(blank)) != crc:
                 raise CorruptBatchError("the producer snapshot's checksum is wrong")
             table = cls(batches_kept)
-            at = 0
+            transactions, at, opened = table.transactions, 0, 0
+            if version > 1:
+                first, opened, _ = SNAPSHOT_TRANSACTIONS.unpack_from(rest)
+                transactions.aborted_from = None if first < 0 else first
+                at = SNAPSHOT_TRANSACTIONS.size
+            entry = SNAPSHOT_PRODUCER if version > 1 else SNAPSHOT_PRODUCER_V1
             for _ in range(count):
-                producer_id, epoch, kept, sequence, last = SNAPSHOT_PRODUCER.unpack_from(rest, at)
-                at += SNAPSHOT_PRODUCER.size
+                producer_id, epoch, kept, sequence, last, *more = entry.unpack_from(rest, at)
+                at += entry.size
                 producer = table._producers[producer_id] = _Producer(epoch)
                 producer.next_sequence, producer.last_append = sequence, last
+                producer.coordinator_epoch = more[0] if more else 0
                 producer.recent += rest[at : at + kept * _KEPT_BYTES]
                 at += kept * _KEPT_BYTES
+            transactions.restore(decode_open(rest[at:], opened))
+            for producer_id, producer in table._producers.items():
+                producer.transactional = ATTR_TRANSACTIONAL * (producer_id in transactions)
         except struct.error as error:
             raise CorruptBatchError("the producer snapshot is cut short") from error
         return table, offset

@@ -23,10 +23,15 @@ import time
 from dataclasses import dataclass
 
 from penstock.core.epochs import EpochCache, save_epochs
-from penstock.core.errors import LogOfflineError, StorageError
+from penstock.core.errors import (
+    CorruptBatchError,
+    LogOfflineError,
+    StorageError,
+    UnsupportedVersionError,
+)
 from penstock.core.producers import ProducerTable
 from penstock.core.recoverypoint import PointFile, RecoveryPoint, check_boot_id
-from penstock.core.replay import damaged
+from penstock.core.replay import damaged, settle_aborted
 from penstock.core.rescue import dirty_again, remove_mark, rescue_segment, sync_or_mark
 from penstock.core.segment import (
     OpenSegment,
@@ -125,7 +130,8 @@ class Recovery:
         except Exception as error:
             for segment in found.scanned:
                 self._ask.storage.close(segment.fd)
-            if isinstance(error, StorageError) and not error.retriable:
+            unreadable = isinstance(error, CorruptBatchError | UnsupportedVersionError)
+            if unreadable or (isinstance(error, StorageError) and not error.retriable):
                 raise LogOfflineError(
                     f"cannot open the log in {self._ask.folder}: {error}"
                 ) from error
@@ -218,6 +224,15 @@ class Recovery:
             active = create_segment(storage, folder, log_end, self._ask.config.index_interval_bytes)
             self._found.scanned.append(active)
             folder_changed = True
+        folder_changed |= settle_aborted(
+            storage,
+            folder,
+            list_segments(storage, folder),
+            log_end,
+            self._found.producers,
+            self._found.replayed_from,
+            is_trusted=self._found.point is not None,
+        )
         if folder_changed:
             storage.fsync_folder(folder)
         remove_mark(storage, folder)

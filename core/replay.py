@@ -6,9 +6,11 @@ they do not hold, the log is damaged and goes offline. Owns no file and changes 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from itertools import pairwise
 
+from penstock.core.aborted import Aborted, decode_aborted, encode_aborted, txn_path
 from penstock.core.epochs import EpochCache
 from penstock.core.errors import LogOfflineError
 from penstock.core.header import BatchHeader
@@ -24,6 +26,8 @@ from penstock.core.segment import (
 )
 from penstock.core.snapshots import load_snapshot
 from penstock.core.storage import Storage
+
+logger = logging.getLogger("penstock.core.recovery")
 
 
 def damaged(path: str, scan: Scan, wanted: str) -> LogOfflineError:
@@ -59,13 +63,81 @@ def headers_between(
 
 def rebuild_producers(
     storage: Storage, folder: str, bases: list[int], until: int, batches_kept: int
-) -> ProducerTable:
-    """The producer state below offset `until`: the newest good snapshot, and the log above it."""
+) -> tuple[ProducerTable, int]:
+    """The producer state below offset `until`: the newest good snapshot, and the log above it; and
+    the offset from which on that was replayed."""
     found = load_snapshot(storage, folder, until, batches_kept)
     table, start = found if found is not None else (ProducerTable(batches_kept), bases[0])
-    for head in headers_between(storage, folder, bases, max(start, bases[0]), until):
+    start = max(start, bases[0])
+    for head in headers_between(storage, folder, bases, start, until):
         table.replay(head)
-    return table
+    return table, start
+
+
+def settle_aborted(
+    storage: Storage,
+    folder: str,
+    bases: list[int],
+    log_end: int,
+    producers: ProducerTable,
+    replayed_from: int,
+    *,
+    is_trusted: bool,
+) -> bool:
+    """Bring the `.txn` files to what the log says, now that it was replayed from `replayed_from`
+    on: what stands below that is taken from them, or if a file is missing (or not `is_trusted`)
+    from the log once more. Whether any was changed."""
+    transactions = producers.transactions
+    fresh, first = transactions.take_aborted(), transactions.aborted_from
+    lost, changed = [], False
+    for base, end in pairwise((*bases, max(log_end, bases[-1]) + 1)):
+        path = txn_path(folder, base)
+        wanted = first is not None and end > first
+        if end <= replayed_from and is_trusted and (not wanted or storage.exists(path)):
+            continue
+        data = storage.read_file(path)
+        below = first is not None and wanted and max(base, first) < min(end, replayed_from)
+        if below and (data is None or not is_trusted):
+            lost.append(base)
+            continue
+        kept = [each for each in decode_aborted(data or b"") if each.last_offset < replayed_from]
+        kept += [each for each in fresh if base <= each.last_offset < end]
+        changed |= _write_aborted(storage, path, data, kept if wanted else None)
+    if lost:
+        logger.warning("%s: .txn files of segments %s are made again", folder, lost)
+        found = _aborted_between(storage, folder, bases, lost, log_end)
+        for base, end in pairwise((*bases, log_end + 1)):
+            if base in lost:
+                path = txn_path(folder, base)
+                entries = [each for each in found if base <= each.last_offset < end]
+                changed |= _write_aborted(storage, path, storage.read_file(path), entries)
+    return changed
+
+
+def _write_aborted(
+    storage: Storage, path: str, data: bytes | None, entries: list[Aborted] | None
+) -> bool:
+    """Have exactly these entries in a file that holds `data`; None: have no file."""
+    wanted = None if entries is None else encode_aborted(entries)
+    if data == wanted:
+        return False
+    if wanted is None:
+        storage.unlink(path)
+    else:
+        storage.write_file(path, wanted, durable=True)
+    return True
+
+
+def _aborted_between(
+    storage: Storage, folder: str, bases: list[int], lost: list[int], until: int
+) -> list[Aborted]:
+    """What ABORT markers there are in the segments `lost`, and maybe in others."""
+    found = load_snapshot(storage, folder, lost[0], 1)
+    table, start = found if found is not None else (ProducerTable(1), bases[0])
+    behind = next((base for base in bases if base > lost[-1]), until)
+    for head in headers_between(storage, folder, bases, max(start, bases[0]), min(behind, until)):
+        table.replay(head)
+    return table.transactions.take_aborted()
 
 
 def rebuild_epochs(storage: Storage, folder: str, bases: list[int]) -> EpochCache:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Final
 
+from penstock.core.aborted import txn_path
 from penstock.core.errors import CorruptBatchError, StorageError, UnsupportedVersionError
 from penstock.core.header import (
     FLAG_APPEND_TIME,
@@ -32,7 +33,7 @@ READ_BODIES: Final = 2 << 20
 READ_HEADERS: Final = 16 << 10
 ALLOCATE_FIRST: Final = 64 << 10
 _NAME: Final = re.compile(r"(\d{20})\.log")
-_INDEX_NAME: Final = re.compile(r"(\d{20})\.(?:index|time)")
+_INDEX_NAME: Final = re.compile(r"(\d{20})\.(?:index|time|txn)")
 _NO_HEADER: Final = bytes(HEADER_BYTES)
 
 
@@ -51,9 +52,15 @@ def list_segments(storage: Storage, folder: str) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
+def segment_files(folder: str, base_offset: int) -> tuple[str, ...]:
+    """A segment's log, and what stands beside it."""
+    log, txn = segment_path(folder, base_offset), txn_path(folder, base_offset)
+    return log, *index_paths(folder, base_offset), txn
+
+
 def remove_segment(storage: Storage, folder: str, base_offset: int) -> None:
     """Remove a segment and its indexes. Readers that have them mapped keep what they map."""
-    for path in (segment_path(folder, base_offset), *index_paths(folder, base_offset)):
+    for path in segment_files(folder, base_offset):
         storage.unlink(path)
 
 

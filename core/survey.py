@@ -86,14 +86,18 @@ class Survey:
         interval = self._ask.config.index_interval_bytes
         restore_missing_indexes(storage, folder, bases, start.segment_base, interval)
         kept = self._ask.config.producer_batches_kept
-        self.producers = rebuild_producers(storage, folder, bases, start.offset, kept)
+        self.producers, self.replayed_from = rebuild_producers(
+            storage, folder, bases, start.offset, kept
+        )
         self._scan(start)
         known = self.point is not None and (
             not bases[0] or load_snapshot(storage, folder, start.offset, kept) is not None
         )
         if not known:
             # A newer snapshot may know producers from before the log's start.
-            self.producers = rebuild_producers(storage, folder, bases, self.end.offset, kept)
+            self.producers, self.replayed_from = rebuild_producers(
+                storage, folder, bases, self.end.offset, kept
+            )
 
     def _prepare(self) -> bool:
         """Have a folder with a segment, without leftovers; whether the log is new."""

@@ -16,13 +16,14 @@ from typing import Final, Protocol
 from penstock.core.admission import refused
 from penstock.core.errors import ErrorCode, LogOfflineError, StorageError
 from penstock.core.log import AppendResult, Log, LogConfig, SyncJob
+from penstock.core.opentransactions import OpenTransaction
 from penstock.core.segment import list_segments
 from penstock.core.storage import Storage
 from penstock.core.swapping import Prepared, drop_prepared
 from penstock.ipc import layout as lo
 from penstock.ipc.cleaning import Freed, segment_sizes
 from penstock.ipc.messages import OpenPartition, TopicSettings
-from penstock.ipc.state import StatePage
+from penstock.ipc.state import OpenSince, StatePage
 
 logger = logging.getLogger("penstock.writer")
 
@@ -115,6 +116,7 @@ class AloneRole:
         self._settings = order.settings
         self._syncing = False
         self._is_held = False
+        self._oldest_open: OpenTransaction | None = None
         self._seen_at = 0
         self._last_sync = 0.0
         self._segment_base = log.segment_base
@@ -130,6 +132,7 @@ class AloneRole:
         self._shown = min(shown, log.log_end) if state.leader_epoch == log.leader_epoch else 0
         state.publish_epoch(log.leader_epoch)
         state.publish_log_start(log.log_start)
+        state.publish_oldest_open(None)  # a page that is reused shows a predecessor's
         self._publish()
         self._publish_durable()
         state.publish_status(lo.STATUS_ONLINE)
@@ -263,7 +266,12 @@ class AloneRole:
         log, state = self._log, self._state
         state.publish_segment(log.segment_base, log.valid_bytes)
         end = log.log_end
-        state.publish_ends(end, end, end)
+        state.publish_ends(end, end, log.last_stable)
+        if log.oldest_open is not self._oldest_open:
+            self._oldest_open = oldest = log.oldest_open
+            state.publish_oldest_open(
+                oldest and OpenSince(oldest.producer_id, oldest.epoch, oldest.began_us)
+            )
 
     def _publish_durable(self) -> None:
         self._state.publish_durable(max(self._log.durable, self._shown))
@@ -293,6 +301,8 @@ class AloneRole:
                 log.roll(now_us)
                 self._segment_base = log.segment_base
                 self._sync_wanted = True
+                self._show()
+            if log.note_held_aborts():
                 self._show()
             due = self._sync_wanted or log.sync_due(now - self._last_sync)
             if due and not self._syncing:

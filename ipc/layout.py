@@ -26,7 +26,7 @@ State table: one a data folder and boot; read by everybody
            0 magic u32, version u32 │ topic id (16) │ partition │ generation │ leader epoch
           64 seqlock │ segment base │ valid bytes
          128 log end │ high watermark │ last stable │ durable │ log start
-         256 reserved │ status │ errno
+         256 reserved │ status │ errno │ oldest open transaction: producer id │ epoch │ began
          320 records │ bytes │ batches │ duplicates │ refusals │ throttles
          384 cleanings │ segments and bytes deleted │ records compacted │ errors │ time of the last
 
@@ -152,6 +152,9 @@ Q_PAGE_DURABLE: Final = 152 // 8
 Q_PAGE_LOG_START: Final = 160 // 8
 Q_PAGE_STATUS: Final = 264 // 8
 Q_PAGE_ERRNO: Final = 272 // 8
+Q_PAGE_OPEN_PRODUCER: Final = 280 // 8
+Q_PAGE_OPEN_EPOCH: Final = 288 // 8
+Q_PAGE_OPEN_BEGAN: Final = 296 // 8
 Q_PAGE_RECORDS: Final = 320 // 8
 Q_PAGE_BYTES: Final = 328 // 8
 Q_PAGE_BATCHES: Final = 336 // 8

@@ -53,6 +53,15 @@ def check_table(region: Region, node_uuid: bytes | None = None) -> bool:
     return fits and (node_uuid is None or uuid == node_uuid)
 
 
+class OpenSince(NamedTuple):
+    """The transaction that holds a partition's last stable offset back; `began_us` in microseconds
+    since the epoch."""
+
+    producer_id: int
+    epoch: int
+    began_us: int
+
+
 class StatePage:
     """One partition's page. Readers use the properties, its writer the `publish_*` methods."""
 
@@ -114,6 +123,18 @@ class StatePage:
     @property
     def errno(self) -> int:
         return int(self._q[self._base + lo.Q_PAGE_ERRNO])
+
+    @property
+    def oldest_open(self) -> OpenSince | None:
+        """The oldest open transaction, None if there is none (or it is just being replaced)."""
+        q, at = self._q, self._base + lo.Q_PAGE_OPEN_BEGAN
+        began = int(q[at])
+        found = OpenSince(
+            int(q[self._base + lo.Q_PAGE_OPEN_PRODUCER]),
+            int(q[self._base + lo.Q_PAGE_OPEN_EPOCH]),
+            began,
+        )
+        return found if began and q[at] == began else None
 
     def counters(self) -> dict[str, int]:
         """records, bytes, batches, duplicates, refusals, throttles since the table was made."""
@@ -192,6 +213,14 @@ class StatePage:
         q[base + lo.Q_PAGE_LOG_END] = log_end
         q[base + lo.Q_PAGE_HIGH_WATERMARK] = high_watermark
         q[base + lo.Q_PAGE_LAST_STABLE] = last_stable
+
+    def publish_oldest_open(self, transaction: OpenSince | None) -> None:
+        q, base = self._q, self._base
+        q[base + lo.Q_PAGE_OPEN_BEGAN] = 0  # readers take nothing that belongs to two of them
+        if transaction is not None:
+            q[base + lo.Q_PAGE_OPEN_PRODUCER] = transaction.producer_id
+            q[base + lo.Q_PAGE_OPEN_EPOCH] = transaction.epoch
+            q[base + lo.Q_PAGE_OPEN_BEGAN] = max(1, transaction.began_us)
 
     def publish_durable(self, durable: int) -> None:
         self._q[self._base + lo.Q_PAGE_DURABLE] = durable

@@ -198,6 +198,10 @@ class _Check:
             return
         else:
             expected = known[1] if epoch == known[0] else 0
+        if head.attributes & ATTR_CONTROL:  # takes no sequence, but may begin an epoch
+            same = known is not None and epoch == known[0]
+            self._sequences[head.producer_id] = (epoch, known[1] if known and same else 0)
+            return
         if sequence < expected:
             self.result.find(
                 "producer",

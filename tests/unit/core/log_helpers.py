@@ -13,8 +13,15 @@ from typing import Any
 
 from crc32c import crc32c
 
+from penstock.core.control import ControlType, encode_control
 from penstock.core.errors import ErrorCode
-from penstock.core.header import HEADER_BYTES, aligned, pack_header, seal_header
+from penstock.core.header import (
+    ATTR_TRANSACTIONAL,
+    HEADER_BYTES,
+    aligned,
+    pack_header,
+    seal_header,
+)
 from penstock.core.log import AppendResult, Log, LogConfig, RecoveryReport
 from penstock.core.storage import Storage, storage_error
 
@@ -37,12 +44,14 @@ def make_batch(
     topic_id: bytes = TOPIC,
     partition: int = 0,
     delta: int | None = None,
+    attributes: int = 0,
 ) -> memoryview:
     """A sealed batch as a producer hands it over. `body` is its bytes, or how many."""
     payload = bytes([0xA0 + sequence % 64]) * body if isinstance(body, int) else body
     payload = payload.ljust(aligned(len(payload)), b"\0")
     head = pack_header(
         length=HEADER_BYTES + len(payload),
+        attributes=attributes,
         last_offset_delta=records - 1 if delta is None else delta,
         record_count=records,
         producer_id=producer,
@@ -56,6 +65,39 @@ def make_batch(
     )
     seal_header(head, crc32c(payload, crc32c(bytes(head[48:]))))
     return memoryview(bytes(head) + payload)
+
+
+def control(
+    kind: ControlType, epoch: int = 0, *, producer: int = 1, coordinator: int = 1, at: int = 1_000
+) -> memoryview:
+    """A control batch for the transaction of that epoch."""
+    image = encode_control(
+        kind,
+        producer_id=producer,
+        producer_epoch=epoch + (kind is not ControlType.BEGIN),
+        coordinator_epoch=coordinator,
+        timestamp=at,
+        topic_id=TOPIC,
+        partition=0,
+    )
+    return memoryview(image)
+
+
+def begin(epoch: int = 0, **options: Any) -> memoryview:
+    return control(ControlType.BEGIN, epoch, **options)
+
+
+def commit(epoch: int = 0, **options: Any) -> memoryview:
+    return control(ControlType.COMMIT, epoch, **options)
+
+
+def abort(epoch: int = 0, **options: Any) -> memoryview:
+    return control(ControlType.ABORT, epoch, **options)
+
+
+def within(sequence: int, epoch: int = 0, **options: Any) -> memoryview:
+    """A batch of a transaction."""
+    return make_batch(sequence, epoch=epoch, attributes=ATTR_TRANSACTIONAL, **options)
 
 
 def open_log(

@@ -15,7 +15,7 @@ from unit.core.compacting import (
     newest,
     records,
 )
-from unit.core.log_helpers import FOLDER, MemoryStorage, open_log
+from unit.core.log_helpers import FOLDER, MemoryStorage, begin, commit, open_log
 
 from penstock.core import header as hd
 from penstock.core.columns import decode
@@ -228,13 +228,14 @@ def test_keyless_records_stay_and_are_counted():
 def test_control_batches_stay():
     world = Keyed()
     world.put((b"a", b"1"))
-    world.put((b"a", b"2"), attributes=hd.ATTR_CONTROL, producer=2)
-    world.put((b"a", b"3"), producer=2)
+    world.log.append([begin(0, producer=2)], world.at)
+    world.put((b"a", b"3"), producer=2, attributes=hd.ATTR_TRANSACTIONAL)
+    world.log.append([commit(0, producer=2)], world.at)
     world.put((b"a", b"4"))
     world.close_segment()
     compact(world.storage, world.log)
     assert [(head.base_offset, head.record_count) for head, _ in world.log.read(0, 1 << 20)] == [
-        (1, 1), (2, 0), (3, 1),
+        (1, 1), (3, 1), (4, 1),
     ]  # fmt: skip
 
 

@@ -6,13 +6,25 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from unit.core.log_helpers import make_batch
+from unit.core.log_helpers import abort, begin, make_batch
 
 from penstock.core.errors import CorruptBatchError, ErrorCode
 from penstock.core.header import parse
 from penstock.core.producers import ProducerTable
 
 NONE = ErrorCode.NONE
+GOLDEN = (
+    "5053505202000000 c7e9804603000000 0102000000000000 1400000000000000 "
+    "0100000000000000 0900000000000000 0500000001000000 0000000000000000 "
+    "6400000000000000 0400000000000000 0100000000000080 1300000000000000 "
+    "6400000000000000 0100000005000000 0a00000000000000 0100000001000000 "
+    "0000000000000000 6500000000000000 0300000000000000 0300000000000080 "
+    "1400000000000000 6500000000000000 0100000001000000 0201000000000000 "
+    "0700000002000000 0300000000000000 6300000000000000 0000000000000000 "
+    "0100000000000000 1100000000000000 6300000000000000 0100000007000000 "
+    "0200000000000000 1200000000000000 6300000000000000 0100000007000000 "
+    "0900000000000000 0500000000000000 1300000000000000 6400000000000000"
+)
 
 
 def head(sequence, records=1, *, producer=1, epoch=0, delta=None):
@@ -195,12 +207,27 @@ def test_golden_snapshot():
     for i in range(3):
         table.admit(head(i, producer=258, epoch=7), 16 + i, 99)
     table.commit()
-    assert table.encode(513) == bytes.fromhex(
-        "50535052 0100 0000 3018b8cd 01000000 0102000000000000"
-        "0201000000000000 07000000 02000000 0300000000000000 6300000000000000"
-        "0100000000000000 1100000000000000 6300000000000000 01000000 07000000"
-        "0200000000000000 1200000000000000 6300000000000000 01000000 07000000"
+    assert table.admit(parse(begin(5, producer=9, coordinator=4)), 19, 100) is None
+    assert table.admit(parse(abort(0, producer=10, coordinator=3)), 20, 101) is None
+    table.commit()
+    assert table.encode(513).hex(" ", 8) == GOLDEN
+
+
+def test_a_snapshot_of_version_1_is_read():
+    table, offset = ProducerTable.decode(
+        bytes.fromhex(
+            "50535052 0100 0000 3018b8cd 01000000 0102000000000000"
+            "0201000000000000 07000000 02000000 0300000000000000 6300000000000000"
+            "0100000000000000 1100000000000000 6300000000000000 01000000 07000000"
+            "0200000000000000 1200000000000000 6300000000000000 01000000 07000000"
+        ),
+        2,
     )
+    assert (offset, table.next_sequence(258)) == (513, (7, 3))
+    assert (len(table.transactions), table.transactions.aborted_from) == (0, None)
+    answer = table.admit(head(2, producer=258, epoch=7), 600, 1)
+    assert answer is not None
+    assert answer.base_offset == 18
 
 
 def test_damaged_snapshots_are_refused():

@@ -7,7 +7,17 @@ import os
 
 import pytest
 from dying import memory
-from unit.core.log_helpers import FOLDER, TOPIC, MemoryStorage, numbered, refuse
+from unit.core.log_helpers import (
+    FOLDER,
+    TOPIC,
+    MemoryStorage,
+    abort,
+    begin,
+    commit,
+    numbered,
+    refuse,
+    within,
+)
 
 from penstock.core.errors import StorageError
 from penstock.ipc import layout as lo
@@ -167,3 +177,53 @@ def test_a_page_that_was_another_partitions_says_nothing_of_this_one(page):
     role = opened(MemoryStorage(), page, generation=3)
     assert role.log_end == 0
     assert page.status == lo.STATUS_ONLINE
+
+
+# --- transactions --------------------------------------------------------------------------------
+def test_the_page_shows_the_last_stable_offset_and_the_oldest_open_transaction(page):
+    storage = MemoryStorage()
+    role = opened(storage, page)
+    role.append([begin(3), within(0, 3)], 1 * SECOND)
+    role.append([begin(0, producer=2)], 2 * SECOND)
+    assert (page.high_watermark, page.last_stable) == (3, 0)
+    assert page.oldest_open == (1, 3, 1 * SECOND)
+    role.append([commit(3)], 3 * SECOND)
+    assert (page.high_watermark, page.last_stable) == (4, 2)
+    assert page.oldest_open == (2, 0, 2 * SECOND)
+    role.append([abort(0, producer=2)], 4 * SECOND)
+    assert (page.last_stable, page.oldest_open) == (5, None)
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+def test_a_successor_shows_what_its_predecessor_showed_of_transactions(page, durability):
+    storage = MemoryStorage()
+    role = opened(storage, page, durability=durability)
+    role.append([*numbered(1, producer=9), begin(3), within(0, 3)], 1 * SECOND)
+    shown = (page.high_watermark, page.last_stable, page.oldest_open)
+    assert shown == (3, 1, (1, 3, 1 * SECOND))
+    again = opened(storage.killed(), page, 2, durability=durability)
+    assert (page.high_watermark, page.last_stable, page.oldest_open) == shown
+    again.append([abort(3)], 2 * SECOND)
+    assert (page.last_stable, page.oldest_open) == (4, None)
+
+
+def test_a_trim_beyond_an_open_transaction_keeps_the_last_stable_offset_above_the_start(page):
+    storage = MemoryStorage()
+    role = opened(storage, page)
+    role.append([begin(3), within(0, 3), *numbered(2, producer=9)], 1 * SECOND)
+    role.trim(3, 1 * SECOND)
+    assert (page.log_start, page.last_stable) == (3, 3)
+    assert page.oldest_open == (1, 3, 1 * SECOND)
+
+
+def test_an_abort_that_found_no_room_is_shown_once_a_tick_could_note_it(page):
+    storage = MemoryStorage()
+    role = opened(storage, page)
+    storage.fault = no_descriptor_for(".txn")
+    role.append([begin(3), within(0, 3), abort(3)], 1 * SECOND)
+    assert (page.high_watermark, page.last_stable, page.oldest_open) == (3, 0, None)
+    role.tick(1.0, 2 * SECOND)
+    assert page.last_stable == 0
+    storage.fault = None
+    role.tick(2.0, 3 * SECOND)
+    assert page.last_stable == 3
