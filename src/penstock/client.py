@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Unpack, overload
 
@@ -11,9 +12,17 @@ from penstock.consumer import Consumer
 from penstock.core import errors as er
 from penstock.group.consumer import GroupConsumer
 from penstock.ipc import layout as lo
-from penstock.options import ConsumerOptions, GroupOptions, ProducerOptions
+from penstock.options import (
+    ConsumerOptions,
+    GroupOptions,
+    ProducerOptions,
+    StageOptions,
+    TransactionOptions,
+)
 from penstock.producer import Producer
 from penstock.session import Session, socket_of
+from penstock.transactions.producer import TransactionalProducer
+from penstock.transactions.stages import Stage, StagesOutcome, commit_stages
 
 
 class Client:
@@ -28,13 +37,54 @@ class Client:
         self._closed = False
         Session.attach(self._socket, lo.KIND_ADMIN, client_id=client_id, timeout=timeout).close()
 
-    def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
-        """A new producer; its options are those of `ProducerConfig`."""
+    @overload
+    def producer(self, **options: Unpack[TransactionOptions]) -> TransactionalProducer: ...
+
+    @overload
+    def producer(self, **options: Unpack[ProducerOptions]) -> Producer: ...
+
+    def producer(self, **options: Any) -> Producer:
+        """A new producer; its options are those of `ProducerConfig`. With a `transactional_id` it
+        sends in transactions: see `TransactionalProducer`, which has three more."""
         self._check_open()
         options.setdefault("client_id", self._client_id)
-        producer = Producer(self._socket, **options)
+        producer = (
+            TransactionalProducer(self._socket, **options)
+            if "transactional_id" in options
+            else Producer(self._socket, **options)
+        )
         self._made.add(producer)
         return producer
+
+    def stage(self, transactional_id: str, epoch: int, **options: Unpack[StageOptions]) -> Stage:
+        """A producer whose records wait until `commit_transaction` names it; see `Stage`."""
+        self._check_open()
+        options.setdefault("client_id", self._client_id)
+        stage = Stage(self._socket, transactional_id, epoch, **options)
+        self._made.add(stage)
+        return stage
+
+    def commit_transaction(
+        self,
+        transactional_id: str,
+        epoch: int,
+        stages: Iterable[str],
+        *,
+        commit: bool = True,
+        timeout: float = 30.0,
+    ) -> StagesOutcome:
+        """Commit these stages (see `Stage.name`) and abort all others of the id up to this epoch;
+        `commit=False` aborts all. Done again, by whomever, it changes nothing: the answer is what
+        was decided first.
+
+        Raises `TransactionError` if a stage is not there any more, with nothing decided;
+        `PenstockTimeout` or `NotConnectedError` without an answer in `timeout` seconds: ask again.
+        """
+        self._check_open()
+        return commit_stages(
+            self._socket, transactional_id, epoch, stages, commit=commit,
+            client_id=self._client_id, timeout=timeout,
+        )  # fmt: skip
 
     @overload
     def consumer(self, *topics: str, **options: Unpack[GroupOptions]) -> GroupConsumer: ...

@@ -30,6 +30,19 @@ class ProducerOptions(TypedDict, total=False):
     timeout: float
 
 
+class StageOptions(ProducerOptions, total=False):
+    """See `penstock.transactions.stages.Stage`."""
+
+    transaction_durability: Literal["fsynced", "appended"]
+
+
+class TransactionOptions(StageOptions, total=False):
+    """See `penstock.transactions.producer.TransactionalProducer`."""
+
+    transactional_id: Required[str]
+    transaction_timeout: float
+
+
 class ConsumerOptions(TypedDict, total=False):
     """See `Consumer` for meanings and units."""
 

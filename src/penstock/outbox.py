@@ -258,7 +258,7 @@ class Outbox:
             self.resent += len(again)
             self._renew(route)
 
-    def _refusal(self, batch: Batch, code: er.ErrorCode) -> er.ProduceError:
+    def _refusal(self, batch: Batch, code: er.ErrorCode) -> er.PenstockError:
         return er.ProduceError(
             f"{batch.route!r} at {self._socket} refused a batch of {batch.count} records: "
             f"{code.name.lower()}{_ADVICE.get(code, '')}",
@@ -310,6 +310,10 @@ class Outbox:
         if known is not None and route in known.routes:
             del self.topics[route.topic]
             self.retired += known.routes
+        self._lose(route, error)
+
+    def _lose(self, route: PartitionRoute, error: Exception | None) -> None:
+        """Fail all that is not settled."""
         lost = [*route.waiting_durable, *route.in_flight.values(), *route.pending]
         route.waiting_durable.clear()
         route.in_flight.clear()

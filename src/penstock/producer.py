@@ -79,15 +79,7 @@ class Producer:
         )
         self._open = self.boxes.seen
         self._session: Session | None = None
-        self._outbox = Outbox(
-            self.socket,
-            level=config.level,
-            idempotent=config.idempotent,
-            delivery_timeout=config.delivery_timeout,
-            retries=Retries(config.retry_backoff, config.retry_backoff_max),
-            open_lane=lambda writer: self._minder.open_lane(writer),
-            finished=self._finished,
-        )
+        self._outbox = self._new_outbox()
         self._minder = Minder(
             self, self._lock, self._outbox, Retries(config.retry_backoff, config.retry_backoff_max)
         )
@@ -98,6 +90,18 @@ class Producer:
             bytes_max=config.buffer_bytes_max, block_timeout=config.block_timeout,
         )  # fmt: skip
         self._counts = dict.fromkeys(("records", "batches", "bytes", "acknowledged", "failed"), 0)
+
+    def _new_outbox(self) -> Outbox:
+        config = self.config
+        return Outbox(
+            self.socket,
+            level=config.level,
+            idempotent=config.idempotent,
+            delivery_timeout=config.delivery_timeout,
+            open_lane=lambda writer: self._minder.open_lane(writer),
+            finished=self._finished,
+            retries=Retries(config.retry_backoff, config.retry_backoff_max),
+        )
 
     # --- sending ---------------------------------------------------------------------------------
     def send(

@@ -42,6 +42,7 @@ class SealSettings:
     codec: int
     batch_bytes: int
     batch_bytes_max: int
+    attributes: int = 0
     records_trusted: int = 1 << 15
 
     @classmethod
@@ -60,6 +61,7 @@ class Address(TypedDict):
     producer_epoch: int
     base_sequence: int
     codec: int
+    attributes: int
 
 
 def address(route: PartitionRoute, settings: SealSettings) -> Address:
@@ -71,6 +73,7 @@ def address(route: PartitionRoute, settings: SealSettings) -> Address:
         producer_epoch=route.epoch,
         base_sequence=route.next_sequence,
         codec=settings.codec,
+        attributes=settings.attributes,
     )
 
 
@@ -167,7 +170,8 @@ def seal_one(
     """A batch of one record (value, key, headers); moves the route's sequence on. Raises
     `RecordTooLargeError` with nothing changed."""
     value, key, headers = record
-    if value is not None and key is None and headers is None and not settings.codec:
+    is_plain = key is None and headers is None and not (settings.codec or settings.attributes)
+    if value is not None and is_plain:
         encoded = encode_one(
             value, stamp, route.topic_id, route.partition, settings.producer_id, route.epoch,
             route.next_sequence,

@@ -110,7 +110,7 @@ def run_and_cut(
     client = node.connect()
     senders = []
     for topic, (_, options) in TOPICS.items():
-        producer = client.producer(linger=0.001, delivery_timeout=1.0, **options)  # type: ignore[arg-type]
+        producer = client.producer(linger=0.001, delivery_timeout=1.0, **options)  # type: ignore[call-overload]
         senders.append(Sender(producer, topic, cut * 1_000_000, sent[topic]))
     for sender in senders:
         sender.start()

@@ -154,7 +154,7 @@ def test_a_full_disk_blocks_a_producer_whose_memory_is_bounded(
 ) -> None:
     admin.create_topic("t")
     options = {"linger": 0.0, "batch_bytes": 1 << 10, "buffer_bytes_max": 16 << 10}
-    with client.producer(on_full="error", **options) as producer:  # type: ignore[arg-type]
+    with client.producer(on_full="error", **options) as producer:  # type: ignore[call-overload]
         producer.send_and_wait("t", b"before", timeout=WITHIN)
         faults.set("pwritev", errno.ENOSPC, path=r"\.log$")
         producer.send("t", b"meets it")

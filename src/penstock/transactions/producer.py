@@ -1,0 +1,267 @@
+"""The transactional producer: what it sends, and what was consumed for it, counts together or not.
+
+    begin ──send──> batches under (transactional producer id, epoch), invisible to read_committed,
+      │             each partition registered before its first batch
+      ├─commit: all acknowledged and on stable storage ──> EndTransaction, offsets ──> ready
+      └─abort:  nothing more leaves                    ──> EndTransaction          ──> ready
+
+Every transaction has an epoch of its own, and its markers the one after: what arrives late, from a
+lane that was drained slowly or a producer that was stopped for hours, is refused by the log.
+Lanes are those of this producer's own attachment; its transactional id only names its batches.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Unpack
+
+from penstock.arguments import check_range
+from penstock.core import errors as er
+from penstock.group.consumed import consumed_offsets, rewind
+from penstock.ipc import coordination as co
+from penstock.transactions.life import Life, State
+from penstock.transactions.link import CoordinatorLink
+from penstock.transactions.transacting import (
+    Identity,
+    Transacting,
+    TransactionDurability,
+    checked,
+)
+
+if TYPE_CHECKING:
+    from penstock.group.consumed import Consumed
+    from penstock.options import ProducerOptions
+
+logger = logging.getLogger("penstock.transactions")
+
+TIMEOUT_MAX: Final = 900.0
+
+
+class TransactionalProducer(Transacting):
+    """Sends records in transactions. Made by `Client.producer(transactional_id=...)`.
+
+    Records may be sent from any thread; transactions are begun and ended by one at a time.
+
+    Args:
+        transactional_id: who this is, across restarts. At most one producer has it: a new one
+            aborts what an older left open, and fences it.
+        transaction_timeout: seconds from a transaction's first record after which the coordinator
+            aborts it.
+        transaction_durability: "fsynced": a commit waits until all records of the transaction are
+            on stable storage. "appended" does not: a power cut may take records of a committed
+            transaction, though not its consumed offsets.
+        options: as for every producer. `delivery_timeout` bounds each request to the coordinator,
+            too. `acks=0`, `idempotent=False` and dropping records make no transactions.
+
+    Raises `ConfigError`, `NotConnectedError`, `PenstockTimeout`.
+    """
+
+    def __init__(
+        self,
+        socket: Path,
+        *,
+        transactional_id: str,
+        transaction_timeout: float = 60.0,
+        transaction_durability: TransactionDurability = "fsynced",
+        **options: Unpack[ProducerOptions],
+    ) -> None:
+        check_range("transaction_timeout", transaction_timeout, 0.1, TIMEOUT_MAX)
+        config = checked(transaction_durability, options)
+        link = CoordinatorLink(socket, config.client_id)
+        try:
+            ready = link.ask(
+                co.InitTransactions(transactional_id, transaction_timeout),
+                co.TransactionReady,
+                config.delivery_timeout,
+            )
+            self._life = Life(transactional_id)
+            super().__init__(
+                socket,
+                link,
+                transactional_id,
+                Identity(ready.producer_id, ready.producer_epoch),
+                transaction_durability,
+                **options,
+            )
+        except BaseException:
+            link.close()
+            raise
+        self._consumed: Consumed | None = None
+        self._counts |= dict.fromkeys(("transactions_committed", "transactions_aborted"), 0)
+
+    @property
+    def epoch(self) -> int:
+        """The producer epoch of the transaction that is open, or else of the next one."""
+        return self._identity.epoch
+
+    # --- the transaction -------------------------------------------------------------------------
+    @contextmanager
+    def transaction(self, *, consumed: Consumed | None = None) -> Iterator[None]:
+        """A transaction around a block: left by an exception it is aborted, else committed together
+        with the offsets behind `consumed`, a batch of a group's consumer, that consumer itself, or
+        several of them. After an abort these are rewound, so that they come again.
+
+        Raises what `commit_transaction` raises.
+        """
+        self.begin_transaction()
+        try:
+            yield
+            self.commit_transaction(consumed=consumed)
+        except BaseException:
+            if self._life.state in (State.OPEN, State.SETTLING):
+                self._abort_quietly(consumed)
+            raise
+
+    def _abort_quietly(self, consumed: Consumed | None = None) -> None:
+        """Where an error is on its way already, or nobody waits for one."""
+        try:
+            self.abort_transaction(consumed=consumed)
+        except er.PenstockError as error:
+            logger.warning(
+                "no answer to the abort of a transaction of %r, which times out now: %s",
+                self.transactional_id,
+                error,
+            )
+
+    def begin_transaction(self) -> None:
+        """Open a transaction. Costs nothing: the coordinator learns of it with the first record.
+
+        Raises `TransactionError` while another one is open or its outcome is unknown,
+        `ProducerFencedError`.
+        """
+        self._check_usable()
+        if self._life.state is State.ABORTING:
+            self.abort_transaction()  # the answer to the last abort was lost
+        with self._lock:
+            self._check_usable()
+            self._life.begin()
+            self._outbox.begin(self._identity.epoch)
+
+    def commit_transaction(self, *, consumed: Consumed | None = None) -> None:
+        """Commit all that was sent since `begin_transaction`, and the offsets behind `consumed`
+        with it. Returns once that is decided for good.
+
+        Whatever is raised but `PenstockTimeout` and `NotConnectedError`, nothing of it counts, and
+        the next transaction may begin: `TransactionError` (a record failed, or the transaction took
+        too long), `StaleGenerationError` (a consumed partition belongs to another member by now),
+        `ProducerFencedError` (another producer has the id: end this one).
+        `PenstockTimeout`, `NotConnectedError`: nobody answered, so the outcome is not known. Called
+        again this asks for it; a new producer with the same id settles it as well.
+        """
+        self._check_usable()
+        if consumed is None:
+            consumed = self._consumed
+        offsets = consumed_offsets(consumed)
+        with self._lock:
+            self._life.commit()
+            self._consumed = consumed
+            failure = self._settle_all()
+            if failure is None:
+                self._life.settled()
+            else:
+                self._life.cannot_commit()
+        if failure is not None:
+            self._abort(consumed)
+            known = failure if isinstance(failure, er.TransactionError) else None
+            raise known or er.TransactionError(
+                f"the transaction of {self.transactional_id!r} was aborted, because a record of it "
+                f"was not delivered: {failure}"
+            ) from failure
+        if not (offsets or self._outbox.is_touched):
+            self._over(committed=True)
+            return
+        try:
+            answer = self._end(True, offsets)
+        except (er.PenstockTimeout, er.NotConnectedError, er.ProducerFencedError):
+            raise
+        except er.PenstockError:
+            with self._lock:
+                self._life.cannot_commit()
+            self._abort(consumed)
+            raise
+        if not answer.committed:
+            self._over(committed=False)
+            rewind(consumed)
+            raise er.TransactionError(
+                f"the transaction of {self.transactional_id!r} was aborted by the coordinator: it "
+                "took longer than transaction_timeout, or what it consumed belongs to others by now"
+            )
+        self._over(committed=True)
+
+    def abort_transaction(self, *, consumed: Consumed | None = None) -> None:
+        """Give up all that was sent since `begin_transaction`: its deliveries fail, and readers of
+        committed records never see it. `consumed` is rewound. Does nothing where none is open.
+
+        Raises `ProducerFencedError`; `PenstockTimeout` or `NotConnectedError` where nobody answers.
+        The transaction is aborted then all the same, once it times out.
+        """
+        self._check_usable()
+        with self._lock:
+            if not self._life.abort():
+                return
+        self._abort(consumed if consumed is not None else self._consumed)
+
+    def _abort(self, consumed: Consumed | None) -> None:
+        """End a transaction that is ABORTING."""
+        with self._lock:
+            self._consumed = consumed
+            touched = self._outbox.is_touched
+            self._drop_open(self._outbox.failure or self._gone())
+        if touched:
+            self._end(False, [])
+        self._over(committed=False)
+        rewind(consumed)
+
+    def _end(self, commit: bool, offsets: list[co.GroupOffsets]) -> co.TransactionEnded:
+        """The coordinator's answer, which is the same however often it is asked."""
+        who, epoch = self._identity
+        request = co.EndTransaction(self.transactional_id, who, epoch, commit, offsets)
+        wish = "commit" if commit else "abort"
+        try:
+            answer = self._link.ask(request, co.TransactionEnded, self._delivery_timeout)
+        except er.ProducerFencedError as error:
+            with self._lock:
+                self._life.fenced(str(error))
+                self._drop_open(error)
+            raise
+        except (er.PenstockTimeout, er.NotConnectedError) as error:
+            raise type(error)(
+                f"nobody answered the {wish} of the transaction of {self.transactional_id!r} "
+                f"(epoch {epoch}) within {self._delivery_timeout} s: {error}. Its outcome is not "
+                f"known: call {wish}_transaction() again to learn it, or make a new producer with "
+                "the same transactional_id, which settles it"
+            ) from error
+        self._identity = Identity(who, answer.next_epoch)
+        return answer
+
+    def _over(self, *, committed: bool) -> None:
+        """The outcome is known."""
+        with self._lock:
+            self._drop_open(self._gone())
+            self._life.ended()
+            self._consumed = None
+            self._counts["transactions_committed" if committed else "transactions_aborted"] += 1
+
+    def _gone(self) -> er.TransactionError:
+        return er.TransactionError(
+            f"the transaction of {self.transactional_id!r} was aborted before this was acknowledged"
+        )
+
+    # --- sending and life ------------------------------------------------------------------------
+    def _check_may_send(self) -> None:
+        self._life.check_may_send()
+        super()._check_may_send()
+
+    def close(self, timeout: float | None = 30.0) -> None:
+        """Leave. A transaction that is open is aborted."""
+        if self._closed or self._is_forked:
+            return
+        if self._life.state in (State.OPEN, State.SETTLING):
+            logger.warning(
+                "%r is closed with a transaction open, which is aborted", self.transactional_id
+            )
+            self._abort_quietly()
+        super().close(timeout)

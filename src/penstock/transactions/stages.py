@@ -1,0 +1,150 @@
+"""Stages: one transaction of many producers, in many processes, that a driver commits (rule 20).
+
+    worker   with client.stage("job-7", epoch=3) as stage: stage.send(...)   -> stage.name
+    worker   ...                                                            -> stage.name
+    driver   client.commit_transaction("job-7", 3, [names of the stages that are to count])
+
+Who commits decides once for the epoch: the listed stages count, all others of the id up to this
+epoch do not. Repeating it changes nothing and answers what was decided first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from penstock.core import errors as er
+from penstock.ipc import coordination as co
+from penstock.transactions.link import CoordinatorLink
+from penstock.transactions.transacting import (
+    Identity,
+    Transacting,
+    TransactionDurability,
+    checked,
+)
+
+if TYPE_CHECKING:
+    from penstock.options import ProducerOptions
+
+logger = logging.getLogger("penstock.transactions")
+
+
+@dataclass(frozen=True, slots=True)
+class StagesOutcome:
+    """What was decided. `committed`: of the epoch that was asked for, by whoever asked first.
+    `decided`: the last epoch of the transaction id that is decided."""
+
+    committed: bool
+    decided: int
+
+
+class Stage(Transacting):
+    """A producer whose records wait for `commit_transaction`. Made by `Client.stage`. Thread-safe.
+
+    Args:
+        transactional_id, epoch: the transaction of which this is a part. The epochs of an id are
+            decided in growing order, each once.
+        transaction_durability: "fsynced": closing waits until all records are on stable storage.
+            Only so does what is committed later survive a power cut.
+        options: as for every producer, but for `acks=0`, `idempotent=False` and dropping records.
+
+    Raises `StageDecidedError` where the epoch is decided already: its work is done, or given up.
+    """
+
+    def __init__(
+        self,
+        socket: Path,
+        transactional_id: str,
+        epoch: int,
+        *,
+        transaction_durability: TransactionDurability = "fsynced",
+        **options: Unpack[ProducerOptions],
+    ) -> None:
+        config = checked(transaction_durability, options)
+        link = CoordinatorLink(socket, config.client_id)
+        try:
+            ready = link.ask(
+                co.BeginStage(transactional_id, epoch),
+                co.TransactionReady,
+                config.delivery_timeout,
+            )
+            self.epoch = epoch
+            self._name = ready.stage
+            self._is_whole = False
+            identity = Identity(ready.producer_id, ready.producer_epoch)
+            super().__init__(
+                socket, link, transactional_id, identity, transaction_durability, **options
+            )
+        except BaseException:
+            link.close()
+            raise
+        self._outbox.begin(identity.epoch)
+
+    @property
+    def name(self) -> str:
+        """What `commit_transaction` knows it by. Raises `TransactionError` before the stage is
+        closed, and for one that lost a record: it is not to be committed."""
+        if not self._is_whole:
+            raise er.TransactionError(
+                f"the stage of {self.transactional_id!r} (epoch {self.epoch}) has no name to "
+                "commit: " + ("it was given up" if self._closed else "close it first")
+            )
+        return self._name
+
+    def close(self, timeout: float | None = 30.0) -> None:
+        """Wait until all records are acknowledged (and on stable storage), then leave; `name` is
+        there after it. Raises `TransactionError` if one of them failed, `PenstockTimeout`."""
+        if self._closed or self._is_forked:
+            return
+        try:
+            self.flush(timeout)
+            with self._lock:
+                self._check_may_send()  # failures that somebody has looked at count as well
+            self._is_whole = True
+        finally:
+            self._leave()
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Leave without sending what is open. Never raises. No record of the stage ever counts."""
+        if self._closed or self._is_forked:
+            return
+        with self._lock:
+            self._drop_open(er.TransactionError(f"the stage {self._name!r} was given up"))
+        request = co.EndTransaction(self.transactional_id, *self._identity, commit=False)
+        try:
+            self._link.ask(request, co.TransactionEnded, self.timeout)
+        except er.PenstockError as failure:
+            logger.warning("stage %r is swept once it timed out: %s", self._name, failure)
+        self._leave()
+
+
+def commit_stages(
+    socket: Path,
+    transactional_id: str,
+    epoch: int,
+    stages: Iterable[str],
+    *,
+    commit: bool,
+    client_id: str,
+    timeout: float,
+) -> StagesOutcome:
+    """See `Client.commit_transaction`."""
+    link = CoordinatorLink(socket, client_id)
+    try:
+        answer = link.ask(
+            co.CommitTransaction(transactional_id, epoch, list(stages), commit),
+            co.TransactionEnded,
+            timeout,
+        )
+    finally:
+        link.close()
+    return StagesOutcome(answer.committed, answer.decided)

@@ -1,0 +1,165 @@
+"""The outbox of a transaction over a real lane; the test plays the node and the writer."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+from lane_bytes import MANY
+from outbox_world import World
+
+from penstock.core import header as hd
+from penstock.core.errors import ErrorCode, TransactionError
+from penstock.ipc.lane import Ack
+from penstock.retrying import Retries
+from penstock.transactions.outbox import TransactionalOutbox
+
+
+class Transaction(World):
+    """`wants`: how often partitions were asked for."""
+
+    outbox: TransactionalOutbox
+
+    def __init__(self) -> None:
+        self.wants = 0
+        super().__init__(
+            random.Random(7), None, Retries(1e-9, 1e-9), kind=TransactionalOutbox, want=self._want
+        )
+        self.outbox.begin(4)
+
+    def _want(self) -> None:
+        self.wants += 1
+
+    def register(self) -> None:
+        self.outbox.admitted(self.outbox.take_wanted(1000), self.outbox.epoch)
+
+    def take(self, error: ErrorCode = ErrorCode.NONE) -> list[hd.BatchHeader]:
+        """What is in the lane, answered alike."""
+        if self.receiver is None:
+            return []
+        taken = self.receiver.frames(128, MANY)
+        heads = [hd.checked(memoryview(bytes(frame.batch)), 0) for frame in taken]
+        if taken:
+            answers = [Ack(frame.sequence, 1000, 5, int(error), 0) for frame in taken]
+            self.receiver.finish(taken, answers)
+        return heads
+
+    def outcomes(self) -> list[str]:
+        return [type(batch.error).__name__ if batch.done else "waits" for batch in self.sent]
+
+
+@pytest.fixture
+def world():
+    made = Transaction()
+    yield made
+    for doorbell in made.doorbells:
+        doorbell.close()
+
+
+def test_nothing_leaves_for_a_partition_before_it_is_registered(world):
+    world.post(3)
+    world.outbox.reap()
+    assert world.take() == []
+    assert world.wants
+    assert world.outbox.take_wanted(1000) == [world.route]
+    world.post(2)
+    world.outbox.reap()
+    assert world.outbox.take_wanted(1000) == []  # asked for once
+    assert world.take() == []
+    world.outbox.admitted([world.route], 3)  # an answer for a transaction of before
+    assert world.take() == []
+    world.outbox.admitted([world.route], 4)
+    heads = world.take()
+    assert [head.producer_epoch for head in heads] == [4] * 5
+    assert [head.base_sequence for head in heads] == [batch.sequence for batch in world.sent]
+    world.outbox.reap()
+    assert world.outcomes() == ["NoneType"] * 5
+
+
+def test_a_registered_partition_is_remembered_until_the_next_transaction(world):
+    world.post(1)
+    world.register()
+    world.take()
+    world.outbox.reap()
+    world.post(1)
+    assert len(world.take()) == 1
+    world.outbox.reap()
+    world.outbox.end(TransactionError("over"))
+    world.outbox.begin(5)
+    world.post(1)
+    assert world.take() == []
+    world.register()
+    (head,) = world.take()
+    assert (head.producer_epoch, head.base_sequence) == (5, 0)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [ErrorCode.TRANSACTION_NOT_OPEN, ErrorCode.STALE_PRODUCER_EPOCH, ErrorCode.CORRUPT_BATCH],
+)
+def test_a_refused_batch_fails_the_transaction_and_nothing_more_leaves(world, code):
+    world.post(2)
+    world.register()
+    world.take(code)
+    world.post(1)
+    world.outbox.reap()
+    assert isinstance(world.outbox.failure, Exception)
+    world.post(1)
+    world.outbox.reap()
+    assert "waits" not in world.outcomes()
+    assert "NoneType" not in world.outcomes()
+    assert len(world.take()) == 1  # what was in the lane before the refusal was read
+    assert world.outbox.buffered == 0
+    assert world.route.epoch == 4  # never raised within a transaction
+
+
+def test_a_delivery_timeout_fails_the_transaction(world):
+    world.post(1)
+    world.register()
+    world.sent[0].deadline = 0.0
+    world.post(1)
+    world.outbox.expire(time.monotonic())
+    assert world.outcomes() == ["DeliveryTimeout", "TransactionError"]
+
+
+def test_late_answers_to_an_aborted_transaction_do_not_touch_the_next(world):
+    """Both have batches of the same sequences in the same lane."""
+    world.post(3)
+    world.register()
+    world.outbox.end(TransactionError("aborted"))
+    assert world.outcomes() == ["TransactionError"] * 3
+    world.outbox.begin(5)
+    world.post(3)
+    world.register()
+    taken = world.receiver.frames(128, MANY)
+    assert len(taken) == 6
+    late = [Ack(f.sequence, -1, 5, int(ErrorCode.STALE_PRODUCER_EPOCH), 0) for f in taken[:3]]
+    world.receiver.finish(taken[:3], late)
+    world.outbox.reap()
+    assert world.outbox.failure is None
+    assert world.outcomes()[3:] == ["waits"] * 3
+    assert len(world.take()) == 3
+    world.outbox.reap()
+    assert world.outcomes()[3:] == ["NoneType"] * 3
+
+
+def test_a_lane_that_is_lost_is_sent_again_in_the_same_epoch(world):
+    world.post(3)
+    world.register()
+    world.lane_is_lost()
+    world.outbox.reap()
+    heads = world.take()
+    assert [(head.producer_epoch, head.base_sequence) for head in heads] == [
+        (4, batch.sequence) for batch in world.sent
+    ]
+    world.outbox.reap()
+    assert world.outcomes() == ["NoneType"] * 3
+
+
+def test_without_a_transaction_nothing_leaves(world):
+    world.outbox.end(TransactionError("over"))
+    world.post(1)
+    world.outbox.reap()
+    assert world.outcomes() == ["TransactionError"]
+    assert world.outbox.take_wanted(10) == []
