@@ -1,0 +1,283 @@
+"""The transaction machine against a model of what its clients and partitions may ever see.
+
+Holders of ids keep their identity for ever, so most of them are zombies soon; ends are repeated and
+arrive late; the machine is made again from its log, whole or compacted, at any moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from hypothesis import seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from seeds import fresh_seed
+from transaction_world import T, U, World
+
+from penstock.cluster.transactions import ConsumedOffsets, TransactionLimits
+from penstock.core.errors import (
+    ProducerFencedError,
+    ResourceLimitError,
+    StageDecidedError,
+    TransactionError,
+)
+
+PLACES = st.lists(st.sampled_from([(T, 0), (T, 1), (U, 0)]), min_size=1, max_size=3)
+NAMES = st.sampled_from(["a", "b"])
+PICK = st.integers(0, 1 << 16)
+LIMITS = TransactionLimits(endings_max=3, tick_max=2, stages_max=6)
+
+
+class Holder:
+    """A client that got an identity once, and follows the answers it gets from then on."""
+
+    def __init__(self, name: str, producer_id: int, epoch: int) -> None:
+        self.name = name
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self.is_newest = True
+
+    @property
+    def who(self) -> tuple[int, int]:
+        return (self.producer_id, self.epoch)
+
+
+class TransactionsModel(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(LIMITS)
+        self.holders: list[Holder] = []
+        self.ends: list[tuple[str, tuple[int, int], bool]] = []
+        self.outcomes: dict[tuple[int, int], bool] = {}
+        self.registered: set[tuple[tuple[int, int], tuple[bytes, int]]] = set()
+        self.markers: dict[tuple[tuple[int, int], tuple[bytes, int]], bool] = {}
+        self.offsets: dict[int, tuple[int, int]] = {}
+        self.stages: dict[str, tuple[tuple[int, int], int]] = {}  # name -> (who, epoch)
+        self.listed: dict[int, set[str]] = {}  # decided epoch -> the stages it listed
+        self.decided: dict[int, bool] = {}
+
+    # --- what anybody learns ---
+    def learn(self, who: tuple[int, int], committed: bool) -> None:
+        assert self.outcomes.setdefault(who, committed) == committed, f"{who} went both ways"
+
+    def learn_markers(self) -> None:
+        for marking in self.world.machine.unmarked():
+            self.learn((marking.producer_id, marking.epoch), marking.commit)
+
+    def holder(self, pick: int) -> Holder:
+        return self.holders[pick % len(self.holders)]
+
+    # --- producers ---
+    @rule(name=NAMES)
+    def init(self, name: str) -> None:
+        given = {holder.who for holder in self.holders if holder.name == name}
+        producer_id, epoch = self.world.init(name)
+        assert all((producer_id, epoch) > who for who in given if who[0] == producer_id)
+        for holder in self.holders:
+            holder.is_newest &= holder.name != name
+        self.holders.append(Holder(name, producer_id, epoch))
+
+    @precondition(lambda self: self.holders)
+    @rule(pick=PICK, places=PLACES)
+    def add(self, pick: int, places: list[tuple[bytes, int]]) -> None:
+        holder = self.holder(pick)
+        try:
+            self.world.add(holder.who, *places, name=holder.name)
+        except TransactionError:
+            # It timed out or expired under a living holder; a zombie gets nothing else.
+            assert (
+                not holder.is_newest
+                or not self.world.machine.is_open(*holder.who)
+                or (holder.who in self.outcomes)
+            )
+            return
+        except ResourceLimitError:
+            assert self.world.machine.is_marking(holder.name)
+            return
+        assert holder.is_newest, "a zombie wrote"
+        assert holder.who not in self.outcomes, "a partition joined what is decided"
+        self.registered |= {(holder.who, place) for place in places}
+
+    @precondition(lambda self: self.holders)
+    @rule(pick=PICK, commit=st.booleans(), offsets=st.integers(0, 2), stale=st.booleans())
+    def end(self, pick: int, commit: bool, offsets: int, stale: bool) -> None:
+        holder = self.holder(pick)
+        numbers = [len(self.offsets) + more for more in range(offsets)]
+        self.offsets |= dict.fromkeys(numbers, holder.who)
+        self.world.offsets.stale = {"m"} if stale else set()
+        consumed = [ConsumedOffsets("g", "m", numbers)]
+        known = holder.who in self.outcomes
+        try:
+            ended = self.world.end(holder.who, commit, consumed, holder.name)
+        except (ProducerFencedError, TransactionError):
+            assert not holder.is_newest or "not known here" in self.refusal(holder)
+            return
+        assert known or holder.is_newest, "a zombie decided"
+        assert known or ended.committed == (commit and not stale)
+        self.learn(holder.who, ended.committed)
+        self.ends.append((holder.name, holder.who, commit))
+        if known:  # the offsets of a repetition are not looked at: they count if the first did
+            for number in numbers:
+                del self.offsets[number]
+        holder.epoch = ended.next_epoch
+
+    def refusal(self, holder: Holder) -> str:
+        try:
+            self.world.machine.add_partitions(self.world.now, holder.name, *holder.who, [(T, 9)])
+        except TransactionError as error:
+            return str(error)
+        return ""
+
+    @precondition(lambda self: self.ends)
+    @rule(pick=PICK, commit=st.booleans())
+    def end_again(self, pick: int, commit: bool) -> None:
+        name, who, _ = self.ends[pick % len(self.ends)]
+        try:
+            decision = self.world.machine.end(self.world.now, name, *who, commit)
+        except TransactionError:
+            return
+        assert decision.records == (), "a late end decided something"
+        self.learn(who, decision.answer.committed)
+
+    @precondition(lambda self: self.holders)
+    @rule(pick=PICK)
+    def abandon(self, pick: int) -> None:
+        self.world.run(self.world.machine.abandon(self.world.now, self.holder(pick).producer_id))
+
+    # --- stages ---
+    @rule(epoch=st.integers(0, 6), places=PLACES, writes=st.booleans())
+    def begin_stage(self, epoch: int, places: list[tuple[bytes, int]], writes: bool) -> None:
+        name = f"stage-{len(self.stages)}"
+        try:
+            who = self.world.begin_stage(epoch, name)
+        except StageDecidedError:
+            assert epoch <= max(self.decided)
+            return
+        except ResourceLimitError:
+            return
+        assert epoch > max(self.decided, default=-1)
+        self.stages[name] = (who, epoch)
+        if writes:
+            self.world.add(who, *places, name="s")
+            self.registered |= {(who, place) for place in places}
+
+    @rule(epoch=st.integers(0, 6), leave_out=st.sets(PICK, max_size=2), commit=st.booleans())
+    def commit_stages(self, epoch: int, leave_out: set[int], commit: bool) -> None:
+        there = [name for name, (_, of) in self.stages.items() if of == epoch]
+        listed = {name for place, name in enumerate(there) if place not in leave_out}
+        aborted = {name for name in listed if self.outcomes.get(self.stages[name][0]) is False}
+        try:
+            answer = self.world.commit_stages(epoch, *listed, commit=commit)
+        except TransactionError:
+            assert aborted or self.gone(listed), "refused though all of it was there"
+            assert epoch not in self.decided
+            return
+        last = max(self.decided, default=-1)
+        if epoch <= last:
+            assert answer == (self.decided.get(epoch, False), last)
+            return
+        assert answer == (commit, epoch)
+        self.decided[epoch] = commit
+        self.listed[epoch] = listed if commit else set()
+        for name, (who, of) in self.stages.items():
+            if of <= epoch and who not in self.outcomes:
+                self.learn(who, of == epoch and name in self.listed[epoch])
+
+    def gone(self, names: set[str]) -> set[str]:
+        """Stages that were swept before they wrote anything: no marker ever told of them."""
+        shown = {key[2] for key in self.world.machine.state() if key[0] == "stage"}
+        return names - shown
+
+    @precondition(lambda self: self.stages)
+    @rule(pick=PICK)
+    def give_up_stage(self, pick: int) -> None:
+        who, _ = list(self.stages.values())[pick % len(self.stages)]
+        try:
+            ended = self.world.end(who, commit=False, name="s")
+        except TransactionError:
+            return
+        self.learn(who, ended.committed)
+
+    # --- the world ---
+    @rule(pick=PICK, places=PLACES)
+    def mark(self, pick: int, places: list[tuple[bytes, int]]) -> None:
+        if markings := list(self.world.machine.unmarked()):
+            marking = markings[pick % len(markings)]
+            self.write_markers(marking, marking.places & set(places))
+
+    def write_markers(self, marking: Any, places: frozenset[tuple[bytes, int]]) -> None:
+        who = (marking.producer_id, marking.epoch)
+        for place in places:
+            assert (who, place) in self.registered, "a marker where nothing was opened"
+            assert self.markers.setdefault((who, place), marking.commit) == marking.commit
+        self.world.run(self.world.machine.marked(*who, places))
+
+    @rule(seconds=st.sampled_from([1.0, 61.0, 901.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.world.tick(self.world.now + seconds)
+
+    @rule()
+    def a_long_time_passes(self) -> None:
+        """Ids that are not used are forgotten with what they were: nobody repeats anything then."""
+        if not list(self.world.machine.unmarked()):
+            self.world.tick(self.world.now + 8 * 86_400)
+
+    @rule(how=st.sampled_from(["whole", "compacted", "twice"]))
+    def reload(self, how: str) -> None:
+        log = self.world.compacted() if how == "compacted" else self.world.log
+        before = self.world.machine
+        self.world.machine = self.world.replayed(log * 2 if how == "twice" else log)
+        after = self.world.machine
+        assert after.state() == before.state()
+        assert after.deadline() == before.deadline()
+        assert sorted(map(str, after.unmarked())) == sorted(map(str, before.unmarked()))
+
+    @invariant()
+    def one_outcome_each(self) -> None:
+        self.learn_markers()
+
+    @invariant()
+    def open_is_what_was_registered_and_has_no_marker(self) -> None:
+        for who, place in self.registered:
+            if (who, place) not in self.markers:
+                assert self.world.machine.is_open(*who), f"{who} hangs in {place}"
+
+    @invariant()
+    def offsets_are_committed_with_their_transaction(self) -> None:
+        keys = [msgspec.msgpack.decode(record.key) for record in self.world.log]
+        there = {key[2] for key in keys if key[0] == "offset"}
+        wanted = {number for number, who in self.offsets.items() if self.outcomes.get(who)}
+        assert there == wanted
+
+    def teardown(self) -> None:
+        """What heals: time passes, partitions come back. Then each partition that was ever
+        registered has its marker, and nothing is open."""
+        self.world.tick(self.world.now + 1000)
+        for marking in list(self.world.machine.unmarked()):
+            self.learn((marking.producer_id, marking.epoch), marking.commit)
+            self.write_markers(marking, marking.places)
+        assert list(self.world.machine.unmarked()) == []
+        assert self.markers.keys() == self.registered
+        assert all(self.outcomes[who] == said for (who, _), said in self.markers.items())
+        for name, (who, epoch) in self.stages.items():
+            if who in self.outcomes:
+                assert self.outcomes[who] == (name in self.listed.get(epoch, ()))
+
+
+def run(model: Callable[[], RuleBasedStateMachine], examples: int, steps: int) -> None:
+    seeded = seed(fresh_seed("transactions"))(model)
+    run_state_machine_as_test(
+        seeded, settings=settings(max_examples=examples, stateful_step_count=steps)
+    )
+
+
+def test_each_transaction_has_one_outcome_and_every_partition_learns_it() -> None:
+    run(TransactionsModel, examples=120, steps=50)
