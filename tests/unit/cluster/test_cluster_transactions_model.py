@@ -6,7 +6,6 @@ arrive late; the machine is made again from its log, whole or compacted, at any 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -272,7 +271,7 @@ class TransactionsModel(RuleBasedStateMachine):
                 assert self.outcomes[who] == (name in self.listed.get(epoch, ()))
 
 
-def run(model: Callable[[], RuleBasedStateMachine], examples: int, steps: int) -> None:
+def run(model: type[RuleBasedStateMachine], examples: int, steps: int) -> None:
     seeded = seed(fresh_seed("transactions"))(model)
     run_state_machine_as_test(
         seeded, settings=settings(max_examples=examples, stateful_step_count=steps)
