@@ -15,8 +15,9 @@ WANTED := $(if $(filter file,$(origin PYTHON)),,$(PYTHON))
 
 ARGS ?=
 CRASH_ROUNDS ?= 10000
+SIM_ROUNDS ?= 1000
 
-.PHONY: help run test check bench crash clean FORCE
+.PHONY: help run test check bench crash sim clean FORCE
 .DELETE_ON_ERROR:
 
 help:
@@ -25,6 +26,7 @@ help:
 	@echo "make check   ruff, formatting, mypy --strict"
 	@echo "make bench   measure this machine; table and plots go to docs/benchmarks"
 	@echo "make crash   the crash tests with CRASH_ROUNDS=$(CRASH_ROUNDS) rounds each"
+	@echo "make sim     the simulator with SIM_ROUNDS=$(SIM_ROUNDS) seeds"
 	@echo "make clean   remove .venv, builds and caches"
 
 run: $(VENV)/.run
@@ -43,6 +45,9 @@ bench: $(VENV)/.bench
 
 crash: $(VENV)/.test
 	@PENSTOCK_CRASH_ROUNDS=$(CRASH_ROUNDS) $(BIN)/python -m pytest -m crash --timeout=0 $(ARGS) tests/crash
+
+sim: $(VENV)/.test
+	@PENSTOCK_SIM_ROUNDS=$(SIM_ROUNDS) $(BIN)/python -m pytest --timeout=0 $(ARGS) tests/sim
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -263,9 +263,7 @@ class ExactlyOnce(Member, Transactional):
         values = [
             (self.sim.random.choice(self.outputs), f"{place[1]}.{offset}") for offset, _ in records
         ]
-        offsets = ConsumedOffsets(
-            self.group, self.member_id, [OffsetCommit(*place, grant, end)]
-        )
+        offsets = ConsumedOffsets(self.group, self.member_id, [OffsetCommit(*place, grant, end)])
         try:
             if values:
                 yield from self.send_all(values)
@@ -357,7 +355,7 @@ class StageDriver(Client):
         who, name = yield from self.call("begin_stage", "job", epoch)
         place = self.sim.random.choice(self.outputs)
         yield from self.call("add_partitions", "job", *who, [place])
-        said = yield from self.write(Data(place, *who, 0, value, True))
+        said = yield from self.write(Data(place, who[0], who[1], 0, value, True))
         if said != OK:
             raise Refused(Refusal(said, value))
         return name

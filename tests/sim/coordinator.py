@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from sim.partitions import OK, OTHER_OPEN, Begin, Marker, Writer
 
 from penstock.cluster.decisions import Decision, Record
-from penstock.cluster.groups import Groups
+from penstock.cluster.groups import ClientIdentity, Groups
 from penstock.cluster.transactions import Marking, TransactionLimits, Transactions
 from penstock.cluster.transactions.records import Place
 from penstock.core.errors import PenstockError
@@ -42,9 +42,9 @@ class Refusal(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """What happens once `count` batches are in the log, and on the device if it is `durable`."""
+    """What happens once `appends` batches are in the log, and on the device if it is `durable`."""
 
-    count: int
+    appends: int
     durable: bool
     then: Callable[[], None]
 
@@ -92,12 +92,15 @@ class Coordinator(Node):
         self.is_serving = True
         self.carry_out(self.groups.topics_changed(self.sim.now, self.topics))
         for group, member_id, client in list(self.groups.members()):
-            node = self.network.nodes[client.client_id]
-            if not node.is_up or node.life != client.pid:
+            if not self.is_alive(client):
                 self.carry_out(self.groups.died(self.sim.now, group, member_id))
         self.send_markers(len(self.disk.batches))
         self.tick()
         self.sweep()
+
+    def is_alive(self, client: ClientIdentity) -> bool:
+        node = self.network.nodes[client.client_id]
+        return node.is_up and node.life == client.pid
 
     def replay(self, records: tuple[Record, ...]) -> None:
         for record in records:
@@ -123,9 +126,7 @@ class Coordinator(Node):
                 self.carry_out(self.groups.fence(self.sim.now, group, member_id, "stalled"))
 
     # --- decisions --------------------------------------------------------------------------------
-    def carry_out(
-        self, decision: Decision[Any], then: Callable[[], None] = lambda: None
-    ) -> None:
+    def carry_out(self, decision: Decision[Any], then: Callable[[], None] = lambda: None) -> None:
         if decision.records:
             self.sim.note(f"decided {decision.records!r}")
             self.replay(decision.records)
@@ -146,11 +147,11 @@ class Coordinator(Node):
 
     def wake(self) -> None:
         landed, synced = len(self.disk.batches), self.disk.synced
-        ready = [w for w in self._waiting_for if w.count <= (synced if w.durable else landed)]
+        ready = [w for w in self._waiting_for if w.appends <= (synced if w.durable else landed)]
         self._waiting_for = [w for w in self._waiting_for if w not in ready]
         for waiting in ready:
             waiting.then()
-        wanted = any(w.durable and w.count <= landed for w in self._waiting_for)
+        wanted = any(w.durable and w.appends <= landed for w in self._waiting_for)
         if wanted and not self._is_syncing:
             self._is_syncing = True
             self.after(self.sim.random.uniform(*SYNC), "sync", lambda: self.sync(landed))
@@ -165,6 +166,10 @@ class Coordinator(Node):
         if not self.is_serving:
             return
         handler, args = question
+        if handler == "join" and not self.is_alive(args[-1]):
+            return  # it died on the way; its pidfd says so
+        if handler == "join" and any(args[2] == known for _, known, _ in self.groups.members()):
+            args = (args[0], args[2], *args[2:])  # asked again: the answer was lost
         if handler == "init":
             args = (*args, self.sim.number())
         elif handler == "begin_stage":

@@ -97,7 +97,7 @@ class PartitionLog:
         state = self.producers.setdefault(entry.producer_id, ProducerState())
         said = self.outcomes.setdefault(who, entry.commit)
         assert said == entry.commit, f"markers both ways of {who} in {self.place}"
-        if entry.epoch + 1 > state.epoch or (state.open_since is not None and state.epoch == who[1]):
+        if entry.epoch >= state.epoch:
             assert state.open_since is None or state.epoch == entry.epoch, "it ends another one"
             state.epoch, state.next_sequence, state.open_since = entry.epoch + 1, 0, None
             self.entries.append(entry)

@@ -7,14 +7,12 @@ The default suite runs seeds for `SECONDS`; `make sim` runs `PENSTOCK_SIM_ROUNDS
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from collections import Counter
 
 import pytest
 from seeds import fresh_seed
-from sim.world import Trouble, World
+from sim.world import World
 
 ROUNDS = int(os.environ.get("PENSTOCK_SIM_ROUNDS", "0"))
 SECONDS = float(os.environ.get("PENSTOCK_SIM_SECONDS", "10"))

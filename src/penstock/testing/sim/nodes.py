@@ -8,6 +8,8 @@ thrown into a task that gave up.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from functools import partial
+from inspect import GEN_RUNNING, getgeneratorstate
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
@@ -89,7 +91,7 @@ class Node:
             self._waiting.clear()
             tasks, self._tasks = self._tasks, {}
             for task in tasks:
-                if not task.gi_running:
+                if getgeneratorstate(task) != GEN_RUNNING:  # else it crashed its own node
                     task.close()
             self.on_crash()
 
@@ -121,9 +123,7 @@ class Node:
     def receive(self, source: str, message: Message) -> None:
         if self.is_paused:
             life = self.life
-            self._held.append(
-                lambda: self.receive(source, message) if self.life == life else None
-            )
+            self._held.append(lambda: self.receive(source, message) if self.life == life else None)
         elif not message.is_answer:
 
             def reply(body: Any, life: int = self.life) -> None:
@@ -148,7 +148,8 @@ class Node:
         if task not in self._tasks:  # it crashed its own node
             task.close()
         elif isinstance(wanted, Sleep):
-            self.after(wanted.seconds, "wakes", lambda: self._advance(task, lambda: task.send(None)))
+            go_on = partial(self._advance, task, partial(next, task))
+            self.after(wanted.seconds, "wakes", go_on)
         else:
             self._ask(task, wanted)
 
