@@ -35,6 +35,7 @@ _HOMES = {
     "Offset": "offsets",
     "Record": "records",
     "RecordBatch": "records",
+    "TransactionDescription": "transactions.listing",
     "TransactionalProducer": "transactions.producer",
     "Stage": "transactions.stages",
     "StagesOutcome": "transactions.stages",
@@ -102,6 +103,7 @@ __all__ = [
     "TopicConfig",
     "TopicDescription",
     "TopicExistsError",
+    "TransactionDescription",
     "TransactionError",
     "TransactionalProducer",
     "TrimResult",
@@ -157,6 +159,7 @@ if TYPE_CHECKING:
     from penstock.query import sql
     from penstock.records import Record, RecordBatch
     from penstock.topicconfig import TopicConfig
+    from penstock.transactions.listing import TransactionDescription
     from penstock.transactions.producer import TransactionalProducer
     from penstock.transactions.stages import Stage, StagesOutcome
     from penstock.trimming import TrimResult

@@ -1,4 +1,4 @@
-"""Topics and their settings, groups, and what the node says of itself."""
+"""Topics and their settings, groups, transactions, and what the node says of itself."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from penstock.core import errors as er
 from penstock.group.admin import GroupAdmin, GroupDescription, GroupListing, OffsetReset
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
+from penstock.ipc.coordination import Transactions
 from penstock.ipc.hostslots import DiskSlot
 from penstock.ipc.state import StatePage
 from penstock.offsets import Offset
 from penstock.session import Reply, Session, as_topic
 from penstock.topicconfig import SETTABLE, TopicConfig, altered
+from penstock.transactions.listing import TransactionDescription, listed
 from penstock.trimming import Trim, TrimResult, chosen
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "PartitionDescription",
     "TopicConfig",
     "TopicDescription",
+    "TransactionDescription",
     "TrimResult",
 ]
 
@@ -202,6 +205,11 @@ class Admin:
         """Forget what a group has committed (of `topic`: only there). Raises `GroupError` while it
         has members."""
         self._groups().delete(group, topic)
+
+    # --- transactions ---
+    def list_transactions(self) -> list[TransactionDescription]:
+        """All transactional ids, sorted: what is open, and for how long."""
+        return listed(lambda request: self._ask(request, Transactions))
 
     def _groups(self) -> GroupAdmin:
         self._check_attached()

@@ -26,7 +26,7 @@ import msgspec
 
 from penstock.consumer import Consumer
 from penstock.core.errors import PenstockError
-from penstock.delivery import Delivery
+from penstock.delivery import Delivery, Receipt
 from penstock.producer import Producer
 from penstock.records import RecordBatch
 
@@ -101,10 +101,7 @@ class VerifiableProducer:
         """Until the plan is done or a stop is wanted; every send has had its event afterwards."""
         begun = time.monotonic()
         self.events.emit("startup_complete")
-        top = self.plan.max_messages
-        while not self.stopping.requested and (top is None or self.sent < top):
-            self._send_one()
-            self._pace(begun)
+        self._send_all(begun)
         self._drain()
         seconds = max(time.monotonic() - begun, 1e-9)
         self.events.emit("shutdown_complete")
@@ -116,6 +113,17 @@ class VerifiableProducer:
             target_throughput=-1 if throughput is None else int(throughput),
             avg_throughput=self.acked / seconds,
         )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is to be sent."""
+        top = self.plan.max_messages
+        return bool(self.stopping.requested) or (top is not None and self.sent >= top)
+
+    def _send_all(self, begun: float) -> None:
+        while not self.is_over:
+            self._send_one()
+            self._pace(begun)
 
     def _send_one(self) -> None:
         while not self._room.acquire(timeout=PACE_SLICE):
@@ -137,6 +145,9 @@ class VerifiableProducer:
             self._room.release()
             self._tell_error(key, value, error)
             return
+        self._sent(key, value, delivery)
+
+    def _sent(self, key: str | None, value: str, delivery: Delivery) -> None:
         delivery.add_done_callback(partial(self._done, key, value))
 
     def _done(self, key: str | None, value: str, delivery: Delivery) -> None:
@@ -144,8 +155,10 @@ class VerifiableProducer:
         error = delivery.exception(0.0)
         if error is not None:
             self._tell_error(key, value, error)
-            return
-        receipt = delivery.result(0.0)
+        else:
+            self._tell_success(key, value, delivery.result(0.0))
+
+    def _tell_success(self, key: str | None, value: str, receipt: Receipt) -> None:
         self.acked += 1
         self.events.emit(
             "producer_send_success",

@@ -146,7 +146,7 @@ def test_a_reader_that_leaves_ends_the_producer(node):
         (["consumer", "--topic", "ledger", "--reset-policy", "none"], 2, "earliest"),
         (["consumer", "--topic", "nobody"], 1, "nobody"),
         (["consumer", "--topic", "ledger", "-p", "5"], 1, "partitions 0 to 1"),
-        (["producer", "--topic", "ledger", "--transactional-id", "t"], 2, "transactions"),
+        (["producer", "--topic", "ledger", "--transactional-id", "t", "--acks", "0"], 2, "commit"),
         (["producer", "--topic", "ledger", "--acks", "3"], 2, "--acks"),
         (["producer", "--topic", "ledger", "--repeating-keys", "0"], 2, "repeating-keys"),
         (["producer", "--topic", "ledger", "--max-messages", "-2"], 2, "max-messages"),

@@ -25,7 +25,13 @@ COMMANDS: Final = {
     "completion": "completion",
 }
 """Name of a command: module in `penstock.cli`, whose `add_to` registers it."""
-GROUPS: Final = {"topic": "topics", "log": "logs", "node": "node", "verify": "verify"}
+GROUPS: Final = {
+    "topic": "topics",
+    "log": "logs",
+    "node": "node",
+    "transaction": "transactions",
+    "verify": "verify",
+}
 """Name of a command group: module in `penstock.cli`, whose `make` returns it."""
 
 _HELP: Final = ("-h", "--help")

@@ -15,6 +15,7 @@ from penstock.core import errors as er
 if TYPE_CHECKING:
     from penstock.cli.stopping import Stopper
     from penstock.consumer import Consumer
+    from penstock.producer import Producer
     from penstock.records import RecordBatch
 
 DELIVERY_TIMEOUT: Final = 30.0
@@ -57,15 +58,20 @@ def producer(
     ] = None,
     partitions: Partitions = [],  # noqa: B006 - typer copies it
     transactional_id: Annotated[
-        str | None, typer.Option("--transactional-id", help="Needs transactions, not there yet.")
+        str | None, typer.Option("--transactional-id", help="Send in transactions, as this id.")
     ] = None,
+    transaction_duration: Annotated[
+        int, typer.Option("--transaction-duration-ms", min=1, help="How long each is open.")
+    ] = 100,
+    abort_every: Annotated[
+        int, typer.Option("--abort-every", min=0, help="Abort each N-th of them; 0: none.")
+    ] = 0,
 ) -> int:
     """Send the numbers from 0 on, and print the fate of each."""
     from penstock.cli.stopping import Stopper
+    from penstock.transactions.verify import VerifiableTransactions
     from penstock.verify import Events, ProducePlan, VerifiableProducer
 
-    if transactional_id is not None:
-        raise er.ConfigError("this version has no transactions: leave --transactional-id out")
     levels: dict[str, Any] = {"0": 0, "1": 1, "all": "all", "-1": "all"}
     if acks not in levels:
         raise er.ConfigError(f"--acks {acks!r}: use 0, 1, all or -1")
@@ -79,14 +85,21 @@ def producer(
         partitions=tuple(partitions),
     )
     _check_topic(env, topic)
+    options: dict[str, Any] = {
+        "acks": levels[acks], "delivery_timeout": timeout, "block_timeout": timeout,
+    }  # fmt: skip
     with Stopper() as stopper, env.connect() as client:
-        tool = VerifiableProducer(
-            client.producer(acks=levels[acks], delivery_timeout=timeout, block_timeout=timeout),
-            Events(_write(), stopper),
-            stopper,
-            plan,
-            timeout,
-        )
+        sender: Producer
+        tool: VerifiableProducer
+        if transactional_id is None:
+            sender = client.producer(**options)
+            tool = VerifiableProducer(sender, Events(_write(), stopper), stopper, plan, timeout)
+        else:
+            sender = client.producer(transactional_id=transactional_id, **options)
+            tool = VerifiableTransactions(
+                sender, Events(_write(), stopper), stopper, plan, timeout,
+                duration=transaction_duration / 1000, abort_every=abort_every or None,
+            )  # fmt: skip
         tool.run()
     if not tool.failed:
         return ExitCode.DONE
