@@ -290,11 +290,8 @@ class ListTransactions(msgspec.Struct, frozen=True, tag="list_transactions"):
 
 # --- transactions: node -> client ---------------------------------------------------------------
 class TransactionReady(msgspec.Struct, frozen=True, tag="transaction_ready"):
-    """Who the producer is in its next transaction. `stage`: its name, for a stage.
-
-    Lanes that are opened by this attachment from now on are for this producer id (a writer refuses
-    batches of others in them), and `Hello(resume=...)` names it. So it is asked for before the
-    first lane, and an attachment has one transactional id or one stage in its life."""
+    """Who the producer is in its next transaction: what its batches carry, by whichever lane they
+    come. `stage`: its name, for a stage."""
 
     producer_id: int
     producer_epoch: int

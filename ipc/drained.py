@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from penstock.core.header import ATTR_CONTROL, HEADER_BYTES
+from penstock.core.header import ATTR_CONTROL, ATTR_TRANSACTIONAL, HEADER_BYTES
 from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import Doorbell
 from penstock.ipc.lane import LANE_KIND, LaneReceiver
@@ -37,14 +37,18 @@ class DrainedLane:
         self.stop_at: int | None = None
 
     def owns(self, batch: memoryview) -> bool:
-        """Whether the batch names the producer that the lane was granted to. The coordinator also
-        writes the control batches of others, which begin and end their transactions."""
+        """Whether the batch may come by this lane: it names the producer that the lane was granted
+        to. In a transaction it names another, for whom the coordinator has opened it (the log looks
+        after that); only the coordinator begins and ends them."""
         if len(batch) < HEADER_BYTES:
             return False
         granted = self.receiver.identity.producer_id
-        if int.from_bytes(batch[_PRODUCER_ID], "little") == granted:
+        kind = batch[_ATTRIBUTES_AT]
+        if kind & ATTR_CONTROL:
+            return lo.is_coordinators(granted)
+        if kind & ATTR_TRANSACTIONAL:
             return True
-        return lo.is_coordinators(granted) and bool(batch[_ATTRIBUTES_AT] & ATTR_CONTROL)
+        return int.from_bytes(batch[_PRODUCER_ID], "little") == granted
 
     @property
     def is_ready(self) -> bool:

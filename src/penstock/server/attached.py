@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from penstock.core.errors import (
@@ -54,12 +54,14 @@ class Attached:
         tables: Tables,
         grants: Grants,
         supervisor: Supervisor,
+        on_death: Callable[[int, int], None] = lambda _pid, _start_time: None,
     ) -> None:
         self._config = config
         self._folder = folder
         self._tables = tables
         self._grants = grants
         self._supervisor = supervisor
+        self._on_death = on_death
         self._loop = asyncio.get_running_loop()
         self._absence: asyncio.TimerHandle | None = None
         self._producers: dict[int, Client] = {}
@@ -88,6 +90,8 @@ class Attached:
 
     def _living_producer(self, lane: Lane) -> Client | None:
         who = lane.identity
+        if lo.is_coordinators(who.producer_id):
+            return None  # of the node before, even where this process was that
         known = self._producers.get(who.producer_id)
         if known is not None:
             return known if (known.pid, known.start_time) == (who.pid, who.start_time) else None
@@ -229,6 +233,7 @@ class Attached:
         if client.connection is not None:
             client.connection.hang_up()
         self._end(client, "died")
+        self._on_death(client.pid, client.start_time)
 
     def _end(self, client: Client, how: str) -> None:
         if client not in self.clients:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from penstock.core.errors import ConfigError, PenstockError
@@ -31,9 +31,15 @@ LOOK_AGAIN: Final = 1.0
 class Grants:
     """The lanes of the book with their owners; a lane without one is retired."""
 
-    def __init__(self, book: LaneBook, supervisor: Supervisor) -> None:
+    def __init__(
+        self,
+        book: LaneBook,
+        supervisor: Supervisor,
+        on_gone: Callable[[Lane], None] = lambda _: None,
+    ) -> None:
         self._book = book
         self._supervisor = supervisor
+        self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
         self._owners: dict[str, Client] = {}
 
@@ -86,6 +92,11 @@ class Grants:
         lanes = self._book.lanes.values()
         return [lane for lane in lanes if lane.identity.producer_id == producer_id]
 
+    def has_lanes_of(self, pid: int, start_time: int) -> bool:
+        """Whether anything of that process may still be in a lane."""
+        identities = (lane.identity for lane in self._book.lanes.values())
+        return any((who.pid, who.start_time) == (pid, start_time) for who in identities)
+
     def retire(self, client: Client) -> None:
         """The client is dead or closed: its writers drain what its lanes hold."""
         for lane in client.lanes.values():
@@ -117,6 +128,7 @@ class Grants:
         else:
             self._book.remove(lane)
             logger.debug("lane %s is drained and gone", lane.name, extra={"lane": lane.name})
+            self._on_gone(lane)
 
     def _bytes_left(self, lane: Lane) -> int | None:
         """Bytes between head and tail; None when the node has no descriptor left to look."""

@@ -143,7 +143,9 @@ class Node:
             lambda: self._coordinator.topics_changed(),
         )
         self._cleaning = Cleaning(config, self._topics, self._partitions, self._supervisor.post)
-        self._grants = Grants(ground.book, self._supervisor)
+        self._grants = Grants(
+            ground.book, self._supervisor, lambda lane: self._coordinator.lane_gone(lane)
+        )
         self._cleaner = CleanerProcess(
             config,
             ground.folder,
@@ -152,7 +154,12 @@ class Node:
             self._cleaner_command,
         )
         self._attached = Attached(
-            config, ground.folder, ground.tables, self._grants, self._supervisor
+            config,
+            ground.folder,
+            ground.tables,
+            self._grants,
+            self._supervisor,
+            lambda pid, start_time: self._coordinator.process_died(pid, start_time),
         )
         self._coordinator = Coordinator(
             config,

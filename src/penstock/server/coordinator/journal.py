@@ -115,7 +115,7 @@ class Journal:
         if self._failure is not None:
             return
         if ack.error:
-            self.fail(f"batch {number} of epoch {self.epoch} was refused: {_name(ack.error)}")
+            self.fail(f"batch {number} of epoch {self.epoch} was refused: {error_name(ack.error)}")
             return
         self._acked = number
         if number == 1:
@@ -169,6 +169,19 @@ class Journal:
         waiters.append((number, future))
         return future
 
+    def when_durable(self, call: Callable[[], None]) -> None:
+        """Call that once all that has to be on the device, of what was appended so far, is there.
+        Never, where this epoch ends before."""
+        if self._synced >= self._last_sync:
+            call()
+            return
+
+        def done(future: asyncio.Future[None]) -> None:
+            if not future.cancelled() and future.exception() is None:
+                call()
+
+        self._wait(self._sync_waiters, self._last_sync).add_done_callback(done)
+
     # --- the end ---
     def check(self) -> None:
         """Raise why nothing goes on in this epoch, if so."""
@@ -198,7 +211,7 @@ def _release(waiters: deque[tuple[int, asyncio.Future[None]]], number: int) -> N
             future.set_result(None)
 
 
-def _name(error: int) -> str:
+def error_name(error: int) -> str:
     try:
         return ErrorCode(error).name
     except ValueError:

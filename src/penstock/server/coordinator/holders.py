@@ -1,0 +1,52 @@
+"""Which process has which transactional producer, until it is dead and its lanes are drained.
+
+    noted ──its process died──► dying ──no lane of the process is left──► abandoned, forgotten
+
+Only then may what it had open be aborted (rule 19); nothing of it can come after that. Knows what
+this run of the node was told: what an earlier run knew is left to the transactions' timeouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.server.clients import Client
+from penstock.server.grants import Grants
+from penstock.server.lanes import Lane
+
+Process = tuple[int, int]
+"""Pid and start time."""
+
+
+class Holders:
+    """`abandon` aborts what a producer has open; False: not now, `look` is called again then."""
+
+    def __init__(self, grants: Grants, abandon: Callable[[int], bool]) -> None:
+        self._grants = grants
+        self._abandon = abandon
+        self._process_of: dict[int, Process] = {}
+        self._dying: set[Process] = set()
+
+    def note(self, producer_id: int, client: Client) -> None:
+        """That producer belongs to the client's process from now on."""
+        self._process_of[producer_id] = client.pid, client.start_time
+
+    def process_died(self, pid: int, start_time: int) -> None:
+        if (pid, start_time) in self._process_of.values():
+            self._dying.add((pid, start_time))
+            self.look()
+
+    def lane_gone(self, lane: Lane) -> None:
+        if (lane.identity.pid, lane.identity.start_time) in self._dying:
+            self.look()
+
+    def look(self) -> None:
+        """Abandon what can be abandoned."""
+        for process in list(self._dying):
+            if self._grants.has_lanes_of(*process):
+                continue
+            for producer_id, holder in list(self._process_of.items()):
+                if holder == process and self._abandon(producer_id):
+                    del self._process_of[producer_id]
+            if process not in self._process_of.values():
+                self._dying.discard(process)

@@ -1,0 +1,278 @@
+"""Control batches in the partitions of transactions: BEGIN before data, COMMIT or ABORT after.
+
+    decided ──durable──► sent ──acked──► marked, a record of the machine
+       ▲                  │ refused for now (offline, restarting): sent again in a while
+       └── at a start, what the log says is unmarked
+
+What misses a marker follows from the machine's state, so this goes on over deaths of writers and
+restarts of the node until all is marked. Partitions of deleted topics count as marked. One lane a
+writer keeps the order of what concerns a partition. Owns who waits for markers. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+from penstock.cluster.transactions import Marking, Transactions
+from penstock.core.control import ControlType, encode_control
+from penstock.core.errors import (
+    ErrorCode,
+    LogOfflineError,
+    PenstockError,
+    PenstockTimeout,
+    ProducerFencedError,
+    TransactionError,
+    UnknownTopicError,
+)
+from penstock.ipc.lane import Ack
+from penstock.server.coordinator.journal import Journal, error_name
+from penstock.server.coordinator.mailbox import Mailbox
+
+logger = logging.getLogger("penstock.coordinator")
+
+RETRY: Final = 1.0
+"""Seconds until a marker that was refused is sent again."""
+
+Place = tuple[bytes, int]
+Missing = tuple[int, int, Place]
+"""A marker: producer id, epoch of the transaction, where."""
+
+
+class Markers:
+    """For one life of the machine. `pages`: those of each topic there is. `marked`: these
+    partitions have their markers; the coordinator decides so."""
+
+    def __init__(
+        self,
+        transactions: Transactions,
+        mailbox: Mailbox,
+        journal: Journal,
+        pages: Callable[[], Mapping[bytes, Sequence[int]]],
+        marked: Callable[[int, int, set[Place]], None],
+    ) -> None:
+        self._transactions = transactions
+        self._mailbox = mailbox
+        self._journal = journal
+        self._pages = pages
+        self._tell_marked = marked
+        self._loop = asyncio.get_running_loop()
+        self._under_way: set[Missing] = set()
+        self._done: dict[tuple[int, int], set[Place]] = {}
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._opening: set[asyncio.Future[None]] = set()
+        self._retry: asyncio.TimerHandle | None = None
+        self._failure: PenstockError | None = None
+        self.sent = self.refused = 0
+
+    # --- COMMIT and ABORT ---
+    def look(self) -> None:
+        """Something may have been decided: what misses a marker gets it once that is durable."""
+        found = [
+            (marking, missing)
+            for marking in self._transactions.unmarked()
+            if (missing := self._fresh(marking))
+        ]
+        if not found:
+            return
+        for marking, places in found:
+            self._under_way.update((marking.producer_id, marking.epoch, each) for each in places)
+        self._journal.when_durable(lambda: self._send_all(found))
+
+    def _fresh(self, marking: Marking) -> list[Place]:
+        who = marking.producer_id, marking.epoch
+        return sorted(place for place in marking.places if (*who, place) not in self._under_way)
+
+    def _send_all(self, found: list[tuple[Marking, list[Place]]]) -> None:
+        if self._failure is not None:
+            return
+        for marking, places in found:
+            kind = ControlType.COMMIT if marking.commit else ControlType.ABORT
+            for place in places:
+                self._send_marker(kind, marking.producer_id, marking.epoch, place)
+
+    def _send_marker(self, kind: ControlType, producer_id: int, epoch: int, place: Place) -> None:
+        page = self.page(place)
+        if page is None:
+            self._note(producer_id, epoch, place)
+            return
+        self.sent += 1
+        try:
+            self._send(
+                kind,
+                page,
+                place,
+                producer_id,
+                epoch + 1,
+                lambda ack: self._answered(kind, producer_id, epoch, place, ack),
+            )
+        except PenstockError as error:
+            self._again(kind, producer_id, epoch, place, str(error))
+
+    def _send(
+        self,
+        kind: ControlType,
+        page: int,
+        place: Place,
+        producer_id: int,
+        producer_epoch: int,
+        answered: Callable[[Ack], None],
+    ) -> None:
+        topic_id, partition = place
+        image = encode_control(
+            kind,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            coordinator_epoch=self._journal.epoch,
+            timestamp=time.time_ns() // 1000,
+            topic_id=topic_id,
+            partition=partition,
+        )
+        self._mailbox.send(page, [image], answered)
+
+    def _answered(
+        self, kind: ControlType, producer_id: int, epoch: int, place: Place, ack: Ack
+    ) -> None:
+        if self._failure is not None:
+            return
+        # Fenced there by a later epoch: that began only after this marker was in the log.
+        if ack.error in (ErrorCode.NONE, ErrorCode.STALE_PRODUCER_EPOCH):
+            self._note(producer_id, epoch, place)
+        else:
+            self._again(kind, producer_id, epoch, place, error_name(ack.error))
+
+    def _again(
+        self, kind: ControlType, producer_id: int, epoch: int, place: Place, why: str
+    ) -> None:
+        """Not now: the partition is offline, or its topic is being deleted."""
+        self.refused += 1
+        logger.warning(
+            "%s of producer %d epoch %d is sent to partition %d of topic %s again in %g s: %s",
+            kind.name, producer_id, epoch, place[1], place[0].hex(), RETRY, why,
+            extra={"reason": why, "producer_id": producer_id},
+        )  # fmt: skip
+        self._under_way.discard((producer_id, epoch, place))
+        if self._retry is None:
+            self._retry = self._loop.call_later(RETRY, self._look_again)
+
+    def _look_again(self) -> None:
+        self._retry = None
+        self.look()
+
+    def _note(self, producer_id: int, epoch: int, place: Place) -> None:
+        """It is marked there. What comes in one turn is one decision."""
+        if not self._done:
+            self._loop.call_soon(self._decide)
+        self._done.setdefault((producer_id, epoch), set()).add(place)
+
+    def _decide(self) -> None:
+        done, self._done = self._done, {}
+        if self._failure is not None:
+            return
+        for (producer_id, epoch), places in done.items():
+            self._tell_marked(producer_id, epoch, places)
+            self._under_way.difference_update((producer_id, epoch, place) for place in places)
+        self._wake()
+
+    # --- BEGIN ---
+    async def begin(
+        self, producer_id: int, epoch: int, places: Iterable[Place], timeout: float
+    ) -> None:
+        """Open the transaction of this epoch in these partitions, and wait until that is so."""
+        answers: list[asyncio.Future[None]] = []
+        for place in places:
+            page = self.page(place)
+            if page is None:
+                raise UnknownTopicError(f"there is no partition {place[1]} of {place[0].hex()}")
+            answer: asyncio.Future[None] = self._loop.create_future()
+            answers.append(answer)
+            self._opening.add(answer)
+            answer.add_done_callback(self._opening.discard)
+            self._send(
+                ControlType.BEGIN,
+                page,
+                place,
+                producer_id,
+                epoch,
+                lambda ack, answer=answer, place=place: _begun(answer, place, ack),  # type: ignore[misc]
+            )
+        if not answers:
+            return
+        done, late = await asyncio.wait(answers, timeout=timeout)
+        for each in late:
+            each.cancel()
+        failures = [each.exception() for each in done]
+        for failure in failures:
+            if failure is not None:
+                raise failure
+        if late:
+            raise PenstockTimeout(
+                f"the transaction could not be opened in {len(late)} of {len(answers)} partitions "
+                f"within {timeout:.1f} s: their writers restart, or the disk is full. Ask again"
+            )
+
+    # --- who waits ---
+    def page(self, place: Place) -> int | None:
+        """The page of a partition; None when its topic is gone."""
+        pages = self._pages().get(place[0], ())
+        return pages[place[1]] if 0 <= place[1] < len(pages) else None
+
+    def misses(self, producer_id: int, epoch: int | None, places: Iterable[Place] = ()) -> bool:
+        """Whether a marker of that producer is missing: of this epoch (None: any), in one of these
+        partitions (none named: anywhere)."""
+        wanted = set(places)
+        return any(
+            marking.producer_id == producer_id
+            and (epoch is None or marking.epoch == epoch)
+            and (not wanted or not wanted.isdisjoint(marking.places))
+            for marking in self._transactions.unmarked()
+        )
+
+    async def until(self, condition: Callable[[], bool], timeout: float) -> bool:
+        """Wait until markers make that true; False when time ran out."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            if self._failure is not None:
+                raise self._failure
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._waiters.add(waiter)
+            try:
+                await asyncio.wait_for(waiter, max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                return condition()
+            finally:
+                self._waiters.discard(waiter)
+        return True
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def close(self, failure: PenstockError) -> None:
+        """This life of the machine is over: whoever waits is told so."""
+        self._failure = failure
+        if self._retry is not None:
+            self._retry.cancel()
+        for waiter in (*self._waiters, *self._opening):
+            if not waiter.done():
+                waiter.set_exception(failure)
+
+
+def _begun(answer: asyncio.Future[None], place: Place, ack: Ack) -> None:
+    if answer.done():
+        return
+    if not ack.error:
+        answer.set_result(None)
+        return
+    what = f"the transaction cannot be opened in partition {place[1]} of topic {place[0].hex()}"
+    name = error_name(ack.error)
+    kinds: dict[str, type[PenstockError]] = {
+        "PARTITION_OFFLINE": LogOfflineError,
+        "UNKNOWN_PARTITION": UnknownTopicError,
+        "STALE_PRODUCER_EPOCH": ProducerFencedError,
+    }
+    answer.set_exception(kinds.get(name, TransactionError)(f"{what}: {name}"))
