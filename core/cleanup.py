@@ -73,10 +73,15 @@ class Cleanup:
         save_start(self._storage, self._folder, start)
         self.log_start = start
 
+    @property
+    def has_dead(self) -> bool:
+        """Whether segments are there that lie below the log start."""
+        return bool(first_live(self._chain.bases, self.log_start))
+
     def drop_dead(self, epochs: EpochCache) -> None:
         """Remove the segments below the log start. What cannot be removed for want of room or
         descriptors stays for the next time."""
-        if not first_live(self._chain.bases, self.log_start):
+        if not self.has_dead:
             return
         try:
             count = self._chain.drop_below(self.log_start)

@@ -377,9 +377,9 @@ class Log(LogView):
         if self._offline:
             raise LogOfflineError(self._offline)
         cleanup = self._cleanup
-        start = min(offset, self._log_end)
+        start = max(min(offset, self._log_end), cleanup.log_start)
         try:
-            if start > cleanup.log_start:
+            if start > cleanup.log_start or cleanup.has_dead:
                 if start > self.durable:
                     self.sync()
                 if start == self._log_end:

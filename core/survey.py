@@ -65,6 +65,8 @@ class Survey:
         bases = list_segments(storage, folder)
         persisted = load_start(storage, folder)
         live = first_live(bases, persisted)
+        if live and not self._is_kept(bases[live]):
+            live = 0  # what they say of their producers is nowhere else: the next trim sees to it
         self.dead, self.bases = bases[:live], bases[live:]
         bases = self.bases
         self.log_start = max(persisted, bases[0])
@@ -98,6 +100,14 @@ class Survey:
             self.producers, self.replayed_from = rebuild_producers(
                 storage, folder, bases, self.end.offset, kept
             )
+
+    def _is_kept(self, base: int) -> bool:
+        """Whether a good snapshot tells of the producers below offset `base`, where a segment
+        begins, also after a power cut."""
+        kept, end = self._ask.config.producer_batches_kept, 1 << 63
+        limit = end if self.point is None else self.point.offset
+        found = load_snapshot(self._ask.storage, self._ask.folder, limit, kept)
+        return found is not None and found[1] >= base
 
     def _prepare(self) -> bool:
         """Have a folder with a segment, without leftovers; whether the log is new."""

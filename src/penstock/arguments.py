@@ -28,13 +28,14 @@ def check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
 
 
 def check_consumer_options(
-    on_out_of_range: str, prefetch_bytes: int, latest_only: str | None, spin: float
+    on_out_of_range: str, prefetch_bytes: int, latest_only: str | None, spin: float, isolation: str
 ) -> None:
     """The options of a consumer. Raises `ConfigError` naming option, value and what is allowed."""
     check_choice("on_out_of_range", on_out_of_range, ("error", "earliest", "latest"))
     check_range("prefetch_bytes", prefetch_bytes, PREFETCH_MIN, 1 << 34)
     check_choice("latest_only", latest_only, (None, "key", "partition"))
     check_range("spin", spin, 0.0, SPIN_MAX)
+    check_choice("isolation", isolation, ("read_uncommitted", "read_committed"))
 
 
 def check_columns(topic: str, count: int, **columns: Sequence[object] | None) -> None:

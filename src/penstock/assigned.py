@@ -6,10 +6,12 @@ waits and never asks the node.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 from penstock.core import errors as er
 from penstock.core.columns import decode
+from penstock.core.committed import AbortedTransactions
+from penstock.core.header import ATTR_TRANSACTIONAL
 from penstock.core.reader import Limit, LogReader, divergence
 from penstock.core.storage import Storage
 from penstock.ipc import layout as lo
@@ -20,6 +22,7 @@ from penstock.places import resolve
 from penstock.records import Chunk
 
 TopicPartition = tuple[str, int]
+Isolation = Literal["read_uncommitted", "read_committed"]
 
 FETCH_BYTES: Final = 256 << 10
 """What is decoded at once: about one batch, so that its bytes are still in the processor's cache
@@ -28,15 +31,18 @@ EPOCH_UNKNOWN: Final = -1
 
 
 class AssignedPartition:
-    """See the module. `offset` is the next offset that the consumer will hand out."""
+    """See the module. `offset` is the next offset that the consumer will hand out.
 
-    __slots__ = ("_carry", "_epoch", "_folder", "_identity", "_latest", "_reader", "_storage",
-                 "fetched", "name", "offset", "page", "paused", "place", "skipped",
-                 "topic_id")  # fmt: skip
+    Under `read_committed` it ends at the last stable offset and leaves out what was aborted.
+    """
+
+    __slots__ = ("_aborted", "_carry", "_epoch", "_folder", "_identity", "_latest", "_reader",
+                 "_storage", "aborted", "fetched", "name", "offset", "page", "paused", "place",
+                 "skipped", "topic_id")  # fmt: skip
 
     def __init__(
         self, name: TopicPartition, topic_id: bytes, page: StatePage, storage: Storage, folder: str,
-        latest: LatestOnly | None = None,
+        latest: LatestOnly | None = None, isolation: Isolation = "read_uncommitted",
     ) -> None:  # fmt: skip
         self.name = name
         self.topic_id = topic_id
@@ -49,7 +55,10 @@ class AssignedPartition:
         self._identity = lo.PAGE_IDENTITY.pack(lo.PAGE_MAGIC, lo.LAYOUT_VERSION, topic_id, name[1])
         self._carry: list[Chunk] = []
         self._latest = latest
+        committed = isolation == "read_committed"
+        self._aborted = AbortedTransactions(storage, folder) if committed else None
         self.paused = False
+        self.aborted = 0  # records left out, because their transaction was aborted
         self.fetched = 0  # bytes decoded by the last fetch
         self.skipped = 0  # records left out, because a newer one was there
         self.place = 0  # among the positions that its consumer publishes
@@ -58,9 +67,15 @@ class AssignedPartition:
         return f"{self.name[0]}-{self.name[1]}"
 
     @property
+    def end(self) -> int:
+        """Where it ends for this reader: the high watermark, or the last stable offset."""
+        page = self.page
+        return page.high_watermark if self._aborted is None else page.last_stable
+
+    @property
     def has_more(self) -> bool:
         """Whether `take` has something to bring, or to raise."""
-        return bool(self._carry) or self.page.high_watermark > self.offset or self._is_gone
+        return bool(self._carry) or self.end > self.offset or self._is_gone
 
     @property
     def _is_gone(self) -> bool:
@@ -86,9 +101,9 @@ class AssignedPartition:
 
     def limit(self) -> Limit:
         """How far this partition may be read now: the offset first, then the bytes it needs."""
-        high_watermark = self.page.high_watermark
+        end = self.end
         base, valid_bytes = self.page.segment()
-        return Limit(high_watermark, base, valid_bytes, self.page.log_start)
+        return Limit(end, base, valid_bytes, self.page.log_start)
 
     @property
     def leader_epoch(self) -> int:
@@ -140,7 +155,7 @@ class AssignedPartition:
         it is in the caches then (decision 0017). None where it is not that; `take` tells."""
         page, offset = self.page, self.offset
         if (
-            page.high_watermark != offset + 1
+            self.end != offset + 1
             or page.leader_epoch != self._epoch
             or self._carry
             or self._latest is not None
@@ -167,7 +182,7 @@ class AssignedPartition:
         if self._latest is None:
             return self._fetch(bytes_max)
         self._check_page()
-        reader, end = self._reader, self.page.high_watermark
+        reader, end = self._reader, self.end
 
         def fetch() -> list[Chunk]:
             before = reader.offset
@@ -193,6 +208,15 @@ class AssignedPartition:
         return [last]
 
     def _fetch(self, bytes_max: int) -> list[Chunk]:
+        """The next chunks; none where the end is reached."""
+        aborted, at = self.aborted, self._reader.offset
+        while not (chunks := self._fetch_once(bytes_max)):
+            if aborted == self.aborted or at == self._reader.offset:
+                break  # it did not end where all of it was left out
+            aborted, at = self.aborted, self._reader.offset
+        return chunks
+
+    def _fetch_once(self, bytes_max: int) -> list[Chunk]:
         page = self.page
         self._check_page()
         limit = self.limit()
@@ -219,6 +243,13 @@ class AssignedPartition:
                 if size >= bytes_max:  # by what compressed batches expand to
                     self._reader.seek(max(head.base_offset, self.offset))
                     break
+                if (
+                    head.attributes & ATTR_TRANSACTIONAL
+                    and self._aborted is not None
+                    and self._aborted.has(head, limit.offset)
+                ):
+                    self.aborted += head.record_count
+                    continue
                 size += max(head.length, head.raw_body_length)
                 columns = decode(view, position, head)
                 start = columns.first_at(self.offset) if head.base_offset < self.offset else 0
@@ -255,6 +286,8 @@ class AssignedPartition:
                 divergence=parted,
             )
         self._epoch = page.leader_epoch
+        if self._aborted is not None:
+            self._aborted.forget()
 
     def resolve(self, to: Offset) -> int:
         """The offset that a place means now. Raises `OffsetOutOfRangeError` for an exact offset

@@ -18,7 +18,7 @@ from typing import Literal
 
 from penstock import forks
 from penstock.arguments import check_consumer_options
-from penstock.assigned import AssignedPartition, TopicPartition
+from penstock.assigned import AssignedPartition, Isolation, TopicPartition
 from penstock.attachment import RECONNECT_MAX, Attachment
 from penstock.core import errors as er
 from penstock.core.storage import Storage
@@ -43,6 +43,10 @@ class Consumer:
         start: where partitions without a position begin ("earliest", "latest", an offset, a
             datetime, an `Offset`).
         follow: False ends iteration at the high watermark seen when it began.
+        isolation: "read_uncommitted" brings records as soon as they are in the log;
+            "read_committed" ends where the oldest open transaction begins (the last stable offset,
+            also for lag, `end_offsets` and "latest") and leaves out what was aborted, counted as
+            `aborted` in `metrics`.
         on_out_of_range: what happens when retention overtook the position: "error" raises
             `OffsetOutOfRangeError`, "earliest" and "latest" go on there (counted in `metrics`).
         prefetch_bytes: what a poll decodes at most, over all partitions, in bytes (and at least a
@@ -64,6 +68,7 @@ class Consumer:
         client_id: str = "",
         start: Start = "earliest",
         follow: bool = True,
+        isolation: Isolation = "read_uncommitted",
         on_out_of_range: Literal["error", "earliest", "latest"] = "error",
         prefetch_bytes: int = 16 << 20,
         latest_only: LatestOnly | None = None,
@@ -72,9 +77,10 @@ class Consumer:
         timeout: float = 5.0,
         session: Session | None = None,
     ) -> None:
-        check_consumer_options(on_out_of_range, prefetch_bytes, latest_only, spin)
+        check_consumer_options(on_out_of_range, prefetch_bytes, latest_only, spin, isolation)
         self._start = Offset.of(start)
         self._follow = follow
+        self._isolation = isolation
         self._on_out_of_range = on_out_of_range
         self._latest_only = latest_only
         self._spin = spin
@@ -87,7 +93,17 @@ class Consumer:
         self._closed = False
         self._forked = False
         self._counts = dict.fromkeys(
-            ("records", "batches", "bytes", "skipped", "paused", "out_of_range", "reconnects"), 0
+            (
+                "records",
+                "batches",
+                "bytes",
+                "skipped",
+                "aborted",
+                "paused",
+                "out_of_range",
+                "reconnects",
+            ),
+            0,
         )
         if session is None:
             session = run(Attachment.attaching(socket, client_id=client_id, timeout=timeout))
@@ -143,8 +159,9 @@ class Consumer:
     def _partition(self, name: TopicPartition, topic_id: bytes, page: int) -> AssignedPartition:
         folder = self._session.data_folder / f"{topic_id.hex()}-{name[1]}"
         return AssignedPartition(
-            name, topic_id, self._session.page(page), self._storage, str(folder), self._latest_only
-        )
+            name, topic_id, self._session.page(page), self._storage, str(folder),
+            self._latest_only, self._isolation,
+        )  # fmt: skip
 
     def _adopt(self, assigned: dict[TopicPartition, AssignedPartition]) -> None:
         """Read these from now on; others are closed."""
@@ -195,15 +212,15 @@ class Consumer:
         self._watch_pages()
 
     def lag(self) -> dict[TopicPartition, int]:
-        """Offsets between position and high watermark, from shared memory."""
+        """Offsets between position and end (see `end_offsets`), from shared memory."""
         return {
-            name: max(0, partition.page.high_watermark - self._handout.offset_of(partition))
+            name: max(0, partition.end - self._handout.offset_of(partition))
             for name, partition in self._assigned.items()
         }
 
     def end_offsets(self) -> dict[TopicPartition, int]:
-        """The high watermarks."""
-        return {name: part.page.high_watermark for name, part in self._assigned.items()}
+        """The high watermarks, under `read_committed` the last stable offsets."""
+        return {name: part.end for name, part in self._assigned.items()}
 
     def beginning_offsets(self) -> dict[TopicPartition, int]:
         """The log starts."""
@@ -290,7 +307,7 @@ class Consumer:
 
     def _take(self, partition: AssignedPartition, room: int | None, bytes_max: int) -> list[Chunk]:
         """Up to `room` records of one partition."""
-        skipped = partition.skipped
+        skipped, aborted = partition.skipped, partition.aborted
         try:
             taken = partition.take(room, bytes_max)
         except er.OffsetOutOfRangeError:
@@ -301,6 +318,7 @@ class Consumer:
         if taken:
             self._touched.append(partition)
         self._counts["skipped"] += partition.skipped - skipped
+        self._counts["aborted"] += partition.aborted - aborted
         self._counts["bytes"] += sum(chunk.values.nbytes for chunk in taken)
         return taken
 
@@ -308,7 +326,7 @@ class Consumer:
         """Go on where the policy says."""
         self._counts["out_of_range"] += 1
         page = partition.page
-        target = page.log_start if self._on_out_of_range == "earliest" else page.high_watermark
+        target = page.log_start if self._on_out_of_range == "earliest" else partition.end
         logger.warning("%s: offset %d is gone, going on at %d", partition, partition.offset, target)
         partition.jump(target)
 

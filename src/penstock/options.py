@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Required, TypedDict
 
+from penstock.assigned import Isolation
 from penstock.consumer import Start
 from penstock.group.changes import Listener
 from penstock.group.options import Guarantee
@@ -49,6 +50,7 @@ class ConsumerOptions(TypedDict, total=False):
     client_id: str
     start: Start
     follow: bool
+    isolation: Isolation
     on_out_of_range: Literal["error", "earliest", "latest"]
     prefetch_bytes: int
     latest_only: LatestOnly | None

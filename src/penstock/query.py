@@ -1,9 +1,9 @@
 """`penstock.sql`: DuckDB over live topics.
 
 A topic that a query names becomes a view over a scan: the records of all its partitions between
-where it starts and the high watermarks of the moment of the call, read in place, streamed batch by
-batch into DuckDB and never gathered. A relation runs when its result is asked for, and each run
-reads the same span again.
+where it starts and the last stable offsets of the moment of the call, without what transactions
+aborted; read in place, streamed batch by batch into DuckDB and never gathered. A relation runs when
+its result is asked for, and each run reads the same span again.
 """
 
 from __future__ import annotations
@@ -110,7 +110,10 @@ def scans(socket: Path, topics: list[str], start: Start, timeout: float) -> dict
     """A scan of each topic, from `start` to the high watermarks of now."""
     if not topics:
         return {}
-    with Consumer(socket, topics, client_id=CLIENT_ID, start=start, timeout=timeout) as consumer:
+    with Consumer(
+        socket, topics, client_id=CLIENT_ID, start=start, isolation="read_committed",
+        timeout=timeout,
+    ) as consumer:  # fmt: skip
         ends = consumer.end_offsets()
         spans = {name: (consumer.position(*name), end) for name, end in ends.items()}
     return {
@@ -149,7 +152,9 @@ class Scan:
         """The records, chunk by chunk, partitions taking turns."""
         if not self._spans:
             return
-        with Consumer(self._socket, client_id=CLIENT_ID, timeout=self._timeout) as consumer:
+        with Consumer(
+            self._socket, client_id=CLIENT_ID, isolation="read_committed", timeout=self._timeout
+        ) as consumer:
             consumer.assign(self._spans)
             for name, (start, _) in self._spans.items():
                 consumer.seek(*name, start)

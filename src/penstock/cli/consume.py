@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     from penstock.records import RecordBatch
 
 POLL_RECORDS: Final = 10_000
+
+
+class Isolation(StrEnum):
+    READ_UNCOMMITTED = "read-uncommitted"
+    READ_COMMITTED = "read-committed"
 
 
 def add_to(app: typer.Typer) -> None:
@@ -59,6 +65,13 @@ def consume(
         bool,
         typer.Option("--follow", help="Go on at the end; --timeout bounds the silence."),
     ] = False,
+    isolation: Annotated[
+        Isolation,
+        typer.Option(
+            help="read-committed: only what committed transactions wrote (and what was written "
+            "without one), up to the oldest open one."
+        ),
+    ] = Isolation.READ_UNCOMMITTED,
 ) -> int:
     """Write records to stdout, up to the end that the topic had when it began, or on and on."""
     from penstock.cli import showing
@@ -75,7 +88,10 @@ def consume(
     output.binary()
     with Stopper() as stopper, env.connect() as client:
         topics = () if partitions else (topic,)
-        consumer = client.consumer(*topics, start=place, follow=follow, timeout=env.timeout)
+        consumer = client.consumer(
+            *topics, start=place, follow=follow, timeout=env.timeout,
+            isolation="read_committed" if isolation.endswith("-committed") else "read_uncommitted",
+        )  # fmt: skip
         if partitions:
             consumer.assign((topic, number) for number in partitions)
         page = POLL_RECORDS if count is None else min(count, POLL_RECORDS)

@@ -207,7 +207,7 @@ class GroupConsumer:
         if self._claims is not None and self._claims.queue:
             return False
         return all(
-            partition.offset >= ends.setdefault(name, partition.page.high_watermark)
+            partition.offset >= ends.setdefault(name, partition.end)
             for name, partition in self._reader.partitions.items()
             if not partition.paused
         )

@@ -223,7 +223,8 @@ class MemoryStorage(Storage):
 
         if path not in self.names or flags & os.O_TRUNC:
             if path not in self.names and not flags & os.O_CREAT:
-                raise storage_error(FileNotFoundError(errno.ENOENT, "gone"), "open", path)
+                missing = FileNotFoundError(errno.ENOENT, "gone")
+                raise storage_error(missing, "open", path) from missing
             self._enter("create", path)
             if path in self.names:
                 self.names[path].content.clear()

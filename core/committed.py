@@ -1,0 +1,91 @@
+"""What a reader of committed records leaves out: batches of aborted transactions.
+
+Which these are stands in the `.txn` files (`aborted`), segment by segment, each of them in that of
+its marker, which may lie behind the batch. Below the last stable offset all is decided and noted,
+so the files are looked at only where a transactional batch is met above what was known so far, and
+only for what was added to them. Batches without a transaction never come here.
+
+Owns what was read of these files. In the consumer's process and the cleaner's; never writes.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Final
+
+from penstock.core.aborted import TXN_ENTRY_BYTES, decode_aborted, txn_path
+from penstock.core.errors import StorageError
+from penstock.core.header import BatchHeader
+from penstock.core.segment import list_segments
+from penstock.core.storage import READ, Storage
+
+PRUNE_FROM: Final = 4096
+"""Aborted transactions remembered before those behind the reader are let go."""
+_END: Final = 1 << 63
+
+
+class AbortedTransactions:
+    """The aborted transactions of one partition folder, as far as a reader has to know them.
+
+    `_low` and `_known_to`: all that have data between these offsets are among `_last_of`, which has
+    the offset of the marker of each (producer id, epoch).
+    """
+
+    def __init__(self, storage: Storage, folder: str) -> None:
+        self._storage = storage
+        self._folder = folder
+        self._last_of: dict[tuple[int, int], int] = {}
+        self._read: dict[int, int] = {}  # segment -> bytes of its file that are known
+        self._low = 0
+        self._known_to = 0
+
+    def __len__(self) -> int:
+        return len(self._last_of)
+
+    def has(self, head: BatchHeader, last_stable: int) -> bool:
+        """Whether this transactional batch, which lies below the last stable offset `last_stable`
+        of the log, was aborted. Raises `StorageError`."""
+        if not self._low <= head.base_offset < self._known_to:
+            self._look(head.base_offset, last_stable)
+        return (head.producer_id, head.producer_epoch) in self._last_of
+
+    def forget(self) -> None:
+        """The log is another one from some offset on."""
+        self._last_of.clear()
+        self._read.clear()
+        self._low = self._known_to = 0
+
+    def _look(self, offset: int, last_stable: int) -> None:
+        if offset < self._low:
+            self.forget()
+        if not self._known_to:
+            self._low = offset
+        bases = list_segments(self._storage, self._folder)
+        for base, end in pairwise((*bases, _END)):
+            if end > offset:
+                self._add(base)
+        self._known_to = last_stable
+        if len(self._last_of) > PRUNE_FROM:
+            self._low = offset
+            self._last_of = {who: last for who, last in self._last_of.items() if last >= offset}
+
+    def _add(self, base: int) -> None:
+        """What is new in the file of a segment."""
+        storage, path = self._storage, txn_path(self._folder, base)
+        try:
+            fd = storage.open(path, READ)
+        except StorageError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return
+            raise
+        try:
+            size, known = storage.size(fd), self._read.get(base, 0)
+            if size < known:
+                known = 0  # made anew
+            if size == known:
+                return
+            entries = decode_aborted(storage.pread(fd, size - known, known))
+        finally:
+            storage.close(fd)
+        self._last_of.update(((each.producer_id, each.epoch), each.last_offset) for each in entries)
+        self._read[base] = known + len(entries) * TXN_ENTRY_BYTES
