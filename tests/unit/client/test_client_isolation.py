@@ -172,7 +172,7 @@ class Partition:
 
 def drained(reader: AssignedPartition) -> list[tuple[int, bytes]]:
     """All that a reader can bring now."""
-    found: list[tuple[int, bytes]] = []
+    found: list[Any] = []
     while reader.has_more:
         before = reader.offset
         chunks = reader.take(None)
@@ -309,8 +309,8 @@ class Life(RuleBasedStateMachine):
         assert seen == self.at.expected(committed=True)
 
 
-class TestLives(Life.TestCase):  # type: ignore[name-defined,misc]
-    settings = settings(max_examples=LIVES, stateful_step_count=40, deadline=None)
+TestLives = Life.TestCase
+TestLives.settings = settings(max_examples=LIVES, stateful_step_count=40, deadline=None)
 
 
 # --- one by one ----------------------------------------------------------------------------------
@@ -358,15 +358,21 @@ def test_an_abort_in_a_later_segment_is_known_where_its_data_is_read(on_disk):
     assert len(at.expected(committed=True)) == 20
 
 
-def test_a_reader_without_transactions_opens_no_txn_file(on_disk):
+def test_a_reader_without_transactions_opens_no_txn_file(on_disk, monkeypatch):
     at = on_disk()
     reader = at.reader("read_committed")
     opened: list[str] = []
-    original = at.storage.open
-    at.storage.open = lambda path, *more: (opened.append(path), original(path, *more))[1]  # type: ignore[method-assign]
+    original = Storage.open
+
+    def noting(self, path, flags, mode=0o600):
+        opened.append(path)
+        return original(self, path, flags, mode)
+
+    monkeypatch.setattr(Storage, "open", noting)
     for _ in range(30):
         at.write(9, 3)
-        drained(reader)
+        assert len(drained(reader)) == 3
+    assert opened
     assert not [path for path in opened if path.endswith(".txn")]
 
 
@@ -382,22 +388,22 @@ def test_a_reader_that_goes_back_reads_the_aborts_before_it_again(on_disk):
     assert drained(reader) == at.expected(committed=True)
 
 
-def test_a_txn_file_that_cannot_be_read_is_an_error_and_no_record(on_disk):
+def test_a_txn_file_that_cannot_be_read_is_an_error_and_no_record(on_disk, monkeypatch):
     at = on_disk()
     at.begin(1)
     at.write(1, 1)
     at.end(1, committed=False)
     reader = at.reader("read_committed")
-    original = at.storage.open
+    original = Storage.open
 
-    def fails(path: str, *more: Any) -> int:
+    def failing(self, path, flags, mode=0o600):
         if path.endswith(".txn"):
             raise StorageError("no descriptor", retriable=True)
-        return original(path, *more)
+        return original(self, path, flags, mode)
 
-    at.storage.open = fails  # type: ignore[method-assign]
+    monkeypatch.setattr(Storage, "open", failing)
     with pytest.raises(StorageError):
         reader.take(None)
-    at.storage.open = original  # type: ignore[method-assign]
+    monkeypatch.undo()
     assert drained(reader) == []
     assert reader.offset == at.page.log_end
