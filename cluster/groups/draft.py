@@ -185,7 +185,7 @@ class Draft:
         """What is this member's, once the records are replayed."""
         number, group = member.number, self.group
         owned = []
-        for topic_id, table in self.tables.items():
+        for topic_id, table in sorted(self.tables.items(), key=lambda item: item[1].topic):
             for partition, owner in enumerate(table.owners):
                 if owner == number:
                     at = group.committed(topic_id, partition)
