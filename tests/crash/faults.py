@@ -13,9 +13,8 @@ import select
 import signal
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
-from crash.crew import Actor, Crew
 from crash.ground import READY_TIMEOUT, NodeUnderTest
 
 from penstock.admin import Admin, TopicConfig
@@ -48,13 +47,34 @@ END_THE_NODE: Final = (
 )  # fmt: skip
 
 
+class Struck(Protocol):
+    """A process that a fault may strike."""
+
+    @property
+    def pid(self) -> int: ...
+
+
+class Victims(Protocol):
+    """Who writes and who reads. Who is killed is replaced."""
+
+    @property
+    def producers(self) -> Sequence[Struck]: ...
+
+    @property
+    def consumers(self) -> Sequence[Struck]: ...
+
+    def kill_a_producer(self) -> str: ...
+
+    def kill_a_consumer(self) -> str: ...
+
+
 class Faults:
     """See the module. `strike` by a name of `WEIGHTS` says to whom it happened."""
 
     def __init__(
         self,
         node: NodeUnderTest,
-        crew: Crew,
+        crew: Victims,
         topics: Sequence[str],
         rng: random.Random,
         note: Callable[[str], None],
@@ -157,7 +177,7 @@ class Faults:
     def _kill_producer(self) -> str:
         return self._crew.kill_a_producer()
 
-    def _stop_client(self, actors: Sequence[Actor]) -> str:
+    def _stop_client(self, actors: Sequence[Struck]) -> str:
         """Sometimes for so long that nodes and writers come and go meanwhile."""
         longest = 2.0 if self._rng.random() < 0.15 else 0.3
         return self._stop(self._rng.choice(actors).pid, longest)

@@ -22,6 +22,8 @@ nanoseconds of the machine's monotonic clock. A line is written *before* what it
                        asked for at `asked`
     sought     after:  r=[place...] this reader goes on elsewhere, on its own account
     ends       after:  r=[[topic, partition, end]...] and this reader has read all below
+    dying      before: it kills itself
+    left       after:  it ended in good order
     drained    after:  the group has nothing left to read; r=[[topic, partition, committed]...]
 
 Values are unique over a run: the writer's number << 32 | the number of the record there, so the
@@ -331,6 +333,11 @@ class _Source:
             Reset(group, partition(topic, n), start, to, time, asked)
             for topic, n, start, to in line["r"]
         )
+
+    def _dying(self, line: Mapping[str, Any]) -> None:
+        """Nothing follows; for whoever reads the file."""
+
+    _left = _dying
 
     def _ends(self, line: Mapping[str, Any]) -> None:
         for topic, number, end in line["r"]:
