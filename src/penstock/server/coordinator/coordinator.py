@@ -128,6 +128,7 @@ class Coordinator:
         if life is not None:
             found |= {"decisions": life.decisions, "records": life.records}
             found |= {"markers": life.markers.sent, "markers_refused": life.markers.refused}
+            found["swept"] = life.sweep.swept
             found |= life.machines.transactions.counts
         return found
 
@@ -320,6 +321,7 @@ class Coordinator:
             clock=self._now,
             pages=lambda: self._pages,
             notify=self._members.notify,
+            page=self._tables.page,
         )
 
     def _begin_life(self, life: Life) -> None:
@@ -345,6 +347,7 @@ class Coordinator:
                 groups.connected(self._now(), group, member_id)
         self._holders.look()
         life.markers.look()
+        life.sweep.look()
         life.plan_tick()
 
     # --- the log ---

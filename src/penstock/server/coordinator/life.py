@@ -19,9 +19,11 @@ from penstock.cluster.decisions import Decision, Record
 from penstock.cluster.groups import Groups
 from penstock.cluster.transactions import Transactions
 from penstock.core.errors import PenstockError, ResourceLimitError
+from penstock.ipc.state import StatePage
 from penstock.server.coordinator.journal import Journal
 from penstock.server.coordinator.mailbox import Mailbox
 from penstock.server.coordinator.markers import Markers
+from penstock.server.coordinator.sweep import Sweep
 
 logger = logging.getLogger("penstock.coordinator")
 
@@ -60,6 +62,7 @@ class Life:
         clock: Callable[[], float],
         pages: Callable[[], Mapping[bytes, Sequence[int]]],
         notify: Callable[[frozenset[str]], None],
+        page: Callable[[int], StatePage],
     ) -> None:
         self.machines = machines
         self.journal = journal
@@ -72,6 +75,7 @@ class Life:
         self._retries: set[asyncio.TimerHandle] = set()
         self._is_over = False
         self.markers = Markers(machines.transactions, mailbox, journal, pages, self._marked)
+        self.sweep = Sweep(machines.transactions, self.markers, pages, page)
         self.decisions = self.records = 0
 
     # --- for requests ---
@@ -180,4 +184,5 @@ class Life:
         for handle in self._retries:
             handle.cancel()
         self._retries.clear()
+        self.sweep.close()
         self.markers.close(failure)

@@ -144,6 +144,17 @@ class Markers:
         else:
             self._again(kind, producer_id, epoch, place, error_name(ack.error))
 
+    def abort_hung(self, producer_id: int, epoch: int, place: Place) -> None:
+        """Abort what no decision knows of; asked again while it is still open."""
+        page = self.page(place)
+        if page is None:
+            return
+        self.sent += 1
+        try:
+            self._send(ControlType.ABORT, page, place, producer_id, epoch + 1, _ignored)
+        except PenstockError as error:
+            logger.warning("a hung transaction is not aborted yet: %s", error)
+
     def _again(
         self, kind: ControlType, producer_id: int, epoch: int, place: Place, why: str
     ) -> None:
@@ -260,6 +271,10 @@ class Markers:
         for waiter in (*self._waiters, *self._opening):
             if not waiter.done():
                 waiter.set_exception(failure)
+
+
+def _ignored(_: Ack) -> None:
+    """Whether it helped is seen in the state page."""
 
 
 def _begun(answer: asyncio.Future[None], place: Place, ack: Ack) -> None:
