@@ -21,6 +21,7 @@ from penstock.core.storage import READ, Storage
 
 PRUNE_FROM: Final = 4096
 """Aborted transactions remembered before those behind the reader are let go."""
+LISTINGS_MAX: Final = 100
 _END: Final = 1 << 63
 
 
@@ -61,31 +62,44 @@ class AbortedTransactions:
         if not self._known_to:
             self._low = offset
         bases = list_segments(self._storage, self._folder)
-        for base, end in pairwise((*bases, _END)):
-            if end > offset:
-                self._add(base)
+        for _ in range(LISTINGS_MAX):
+            missing = [
+                base
+                for base, end in pairwise((*bases, _END))
+                if end > offset and not self._add(base)
+            ]
+            # One that is missing was never made, or went with its segment while this was reading:
+            # what it said stands in that of the segment before then.
+            before, bases = bases, missing and list_segments(self._storage, self._folder)
+            if not missing or bases == before:
+                break
+        else:
+            raise StorageError(
+                f"the segments of {self._folder} changed at every look at them", retriable=True
+            )
         self._known_to = last_stable
         if len(self._last_of) > PRUNE_FROM:
             self._low = offset
             self._last_of = {who: last for who, last in self._last_of.items() if last >= offset}
 
-    def _add(self, base: int) -> None:
-        """What is new in the file of a segment."""
+    def _add(self, base: int) -> bool:
+        """What is new in the file of a segment; whether there is one."""
         storage, path = self._storage, txn_path(self._folder, base)
         try:
             fd = storage.open(path, READ)
         except StorageError as error:
             if isinstance(error.__cause__, FileNotFoundError):
-                return
+                return False
             raise
         try:
             size, known = storage.size(fd), self._read.get(base, 0)
             if size < known:
                 known = 0  # made anew
             if size == known:
-                return
+                return True
             entries = decode_aborted(storage.pread(fd, size - known, known))
         finally:
             storage.close(fd)
         self._last_of.update(((each.producer_id, each.epoch), each.last_offset) for each in entries)
         self._read[base] = known + len(entries) * TXN_ENTRY_BYTES
+        return True

@@ -11,12 +11,17 @@
     a tombstone (null value), newest of its key     until the delete horizon of its batch
     without a key                                   yes, and is counted: nothing replaces it
     below the log start                             no
-    of a control batch                              yes
+    of an aborted transaction                       no, before its marker goes
+
+Every transaction that reaches into it is decided, and its marker durable. What was committed
+is written as if there had been none: without the flag, it needs neither BEGIN nor COMMIT. Aborted
+batches go, with or before their markers, since markers stand behind their data and groups are
+swapped in order. The files that note aborts stay: readers may still read what was there before.
 
 The delete horizon is stamped when a pass first sees the tombstone: by then nothing older of its key
-is left below, since groups are swapped in order. A batch without records goes, but for the last one
-of each producer, whose sequence a rebuild needs, and the last of a group, so that every segment
-ends where the next begins.
+is left below, since groups are swapped in order. A batch without records goes, and so does a
+control batch, but for the last one of each producer, whose sequence a rebuild needs, and the last
+of a group, so that every segment ends where the next begins.
 
 Owns the choice. Writes only files of its own (`swapping`); the writer puts them in place. Imports
 numpy: for the cleaner's process only.
@@ -25,7 +30,7 @@ numpy: for the cleaner's process only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, repeat
 from typing import Final
 
@@ -34,11 +39,12 @@ import numpy as np
 from penstock.core import header as hd
 from penstock.core.cleanedlog import CleanedWriter
 from penstock.core.columns import BinaryColumn, Columns, decode
+from penstock.core.committed import AbortedTransactions
 from penstock.core.errors import CorruptBatchError
 from penstock.core.segment import Scan, Stop, last_batch, open_for_reading, segment_path
 from penstock.core.storage import Storage
 from penstock.core.swapping import SOURCES_MAX, Prepared, Source, load_cleaned_to, save_cleaned_to
-from penstock.core.thinning import Mask, emptied, stamped, thinned
+from penstock.core.thinning import Mask, emptied, settled, stamped, thinned
 
 KEYS_MAX: Final = 500_000
 """Keys in the map of one pass: some 100 MB with keys of 50 bytes."""
@@ -87,6 +93,7 @@ class Stats:
     bytes_written: int = 0
     records_read: int = 0
     records_kept: int = 0
+    records_aborted: int = 0
     tombstones_dropped: int = 0
     keyless: int = 0
     groups: int = 0
@@ -148,6 +155,10 @@ class Compaction:
     reached: int = 0
     _latest: dict[bytes | None, int] = field(default_factory=dict)
     _last_of: dict[int, int] = field(default_factory=dict)
+    _aborted: AbortedTransactions = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._aborted = AbortedTransactions(self.storage, self.plan.folder)
 
     def prepare(self) -> Iterator[Prepared]:
         """The cleaned segments, lowest first, each of them on the device when it is given.
@@ -155,6 +166,7 @@ class Compaction:
         A segment in which nothing changes is left as it is. Raises `CorruptBatchError` where one is
         damaged and `StorageError` where one is gone; what was swapped by then stays good.
         """
+        self.plan = self._decided()
         self._read()
         for group in self._groups():
             prepared = self._clean(group)
@@ -165,6 +177,25 @@ class Compaction:
                 yield prepared
         if self.reached > self.plan.dirty_from:
             save_cleaned_to(self.storage, self.plan.folder, self.reached)
+
+    def _decided(self) -> Plan:
+        """The plan without the segments that a transaction reaches into whose marker is not within
+        the plan: a power cut may take that marker back, and another outcome come."""
+        undecided: dict[int, int] = {}
+        for segment in self.plan.segments:
+            if segment.end <= self.plan.dirty_from:
+                continue
+            for _, _, head in self._batches(segment, bodies=False):
+                if head.attributes & hd.ATTR_CONTROL:
+                    undecided.pop(head.producer_id, None)
+                elif head.attributes & hd.ATTR_TRANSACTIONAL:
+                    undecided.setdefault(head.producer_id, head.base_offset)
+        if not undecided:
+            return self.plan
+        bound = min(undecided.values())
+        return replace(
+            self.plan, segments=tuple(each for each in self.plan.segments if each.end <= bound)
+        )
 
     # ---- map
 
@@ -184,13 +215,21 @@ class Compaction:
                     full, self.reached = True, head.base_offset
                     continue
                 self.pace(head.length)
-                if head.record_count and not head.attributes & hd.ATTR_CONTROL:
+                if (
+                    head.record_count
+                    and not head.attributes & hd.ATTR_CONTROL
+                    and not self._is_aborted(head)
+                ):
                     columns = decode(scan.body(at, head), 0, head, verify=False)
                     if isinstance(columns.keys, BinaryColumn):
                         latest.update(
                             zip(columns.keys.to_list(), columns.offsets.tolist(), strict=True)
                         )
         latest.pop(None, None)
+
+    def _is_aborted(self, head: hd.BatchHeader) -> bool:
+        is_transactional = bool(head.attributes & hd.ATTR_TRANSACTIONAL)
+        return is_transactional and self._aborted.has(head, self.plan.end)
 
     def _batches(
         self, segment: Cleanable, *, bodies: bool
@@ -264,10 +303,20 @@ class Compaction:
         """What stays of a batch, None if nothing does; and whether that is all of it."""
         needed = is_last or self._last_of[head.producer_id] == head.base_offset
         header, body = bytearray(batch[: hd.HEADER_BYTES]), batch[hd.HEADER_BYTES :]
-        if head.attributes & hd.ATTR_CONTROL:
-            return stamped(header, body, head, None), True
-        if not head.record_count:
+        if head.attributes & hd.ATTR_CONTROL or not head.record_count:
             return (stamped(header, body, head, None), True) if needed else (None, False)
+        is_aborted = self._is_aborted(head)
+        was_transactional = bool(head.attributes & hd.ATTR_TRANSACTIONAL)
+        if was_transactional:
+            head = head._replace(attributes=head.attributes & ~hd.ATTR_TRANSACTIONAL)
+            header = settled(header, body, head)
+        if is_aborted:
+            self.stats.records_read += head.record_count
+            self.stats.records_aborted += head.record_count
+            if not needed:
+                return None, False
+            left = emptied(head)
+            return stamped(left.header, left.body, head, None), False
         columns = decode(batch, 0, head._replace(flags=0), verify=False)
         keep, horizon = self._judge(columns, head)
         kept = int(np.count_nonzero(keep))
@@ -275,7 +324,8 @@ class Compaction:
         self.stats.records_kept += kept
         if kept == head.record_count:
             known = head.delete_horizon if head.flags & hd.FLAG_DELETE_HORIZON else None
-            return stamped(header, body, head, horizon), horizon == known
+            same = horizon == known and not was_transactional
+            return stamped(header, body, head, horizon), same
         if kept:
             batch_left = thinned(columns, keep)
         elif needed:

@@ -4,6 +4,7 @@
     writer    <base>-<end>.swap, a second name of the cleaned log, is the mark: from when the folder
               is fsynced it happens
               indexes renamed, then the log: it now holds all up to <end>
+              what the others note of aborts gathered in the first one's .txn
               the other segments below <end> removed, fsync of the folder
               the mark removed
 
@@ -21,6 +22,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.core.aborted import decode_aborted, encode_aborted, txn_path
 from penstock.core.errors import StorageError
 from penstock.core.index import index_paths
 from penstock.core.logstart import decode_start, encode_start
@@ -100,11 +102,23 @@ def finish_swap(storage: Storage, folder: str, base: int, end: int, *, again: bo
         storage.link(mark, cleaned)
     storage.rename(cleaned, segment_path(folder, base))
     storage.unlink(cleaned)  # a rename to another name of the same file does nothing
+    _gather_aborted(storage, folder, base, end)
     for other in list_segments(storage, folder):
         if base < other < end:
             remove_segment(storage, folder, other)
     storage.fsync_folder(folder)
     storage.unlink(mark)
+
+
+def _gather_aborted(storage: Storage, folder: str, base: int, end: int) -> None:
+    """The first segment's `.txn` says what those of all others below `end` said. What is there
+    stays in front, so that readers go on where they were."""
+    bases = [each for each in list_segments(storage, folder) if base <= each < end]
+    files = [storage.read_file(txn_path(folder, each)) for each in bases]
+    entries = [each for data in files for each in decode_aborted(data or b"")]
+    merged = encode_aborted({each.last_offset: each for each in entries}.values())
+    if files[1:] and any(data is not None for data in files) and merged != files[0]:
+        storage.write_file(txn_path(folder, base), merged, durable=True)
 
 
 def is_half_written(name: str) -> bool:

@@ -2,22 +2,27 @@
 
 Offsets and sequences stay: the base offset, the last offset delta and the base sequence are those
 of the whole batch, and what is left carries its offset deltas. Without any record a header alone is
-left, which still says where its producer stands.
+left, which still says where its producer stands. None of them is part of a transaction any more.
 
 Owns the re-encoding. Never decides what goes. Imports numpy: for the cleaner's process only.
 """
 
 from __future__ import annotations
 
-from typing import TypedDict
+import struct
+from typing import Final, TypedDict
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from penstock.core import encode as en
 from penstock.core import header as hd
 from penstock.core.columns import BinaryColumn, Columns
 from penstock.core.encode_columns import HeaderColumns, RecordColumns, encode_columns
+
+ATTRIBUTES: Final = struct.Struct("<H")
+ATTRIBUTES_AT: Final = 50
 
 Mask = npt.NDArray[np.bool_]
 
@@ -50,6 +55,14 @@ def stamped(
     return [header, body]
 
 
+def settled(header: bytearray, body: hd.Buffer, head: hd.BatchHeader) -> bytearray:
+    """The header with the attributes of `head`: of a batch whose transaction is decided."""
+    ATTRIBUTES.pack_into(header, ATTRIBUTES_AT, head.attributes)
+    crc = crc32c(memoryview(header)[hd.BODY_CRC_FROM :])
+    hd.seal_header(header, crc32c(body, crc))
+    return header
+
+
 def emptied(head: hd.BatchHeader) -> en.EncodedBatch:
     """The batch without any record: its header alone."""
     return en.finish_batch(
@@ -60,7 +73,7 @@ def emptied(head: hd.BatchHeader) -> en.EncodedBatch:
         base_timestamp=head.base_timestamp,
         max_timestamp=head.max_timestamp,
         codec=hd.CODEC_NONE,
-        attributes=head.attributes & hd.ATTR_TRANSACTIONAL | hd.ATTR_SPARSE_OFFSETS,
+        attributes=hd.ATTR_SPARSE_OFFSETS,
         **_identity(head),
     )
 
@@ -82,7 +95,6 @@ def thinned(columns: Columns, keep: Mask) -> en.EncodedBatch:
         offset_deltas=(columns.offsets[rows] - head.base_offset).astype(np.int32),
         last_offset_delta=head.last_offset_delta,
         codec=head.codec,
-        attributes=head.attributes & hd.ATTR_TRANSACTIONAL,
         **_identity(head),
     )
 

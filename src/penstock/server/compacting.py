@@ -93,9 +93,10 @@ def compact(
     stats = work.stats
     logger.info(
         "%s: compacted below offset %d: %d of %d records stay, %d bytes are free, %d tombstones "
-        "went, %d records have no key; %d bytes read and %d written in %.1f s",
+        "went, %d records were aborted, %d have no key; %d bytes read and %d written in %.1f s",
         partition, work.reached, stats.records_kept, stats.records_read, freed,
-        stats.tombstones_dropped, stats.keyless, stats.bytes_read, stats.bytes_written,
+        stats.tombstones_dropped, stats.records_aborted, stats.keyless, stats.bytes_read,
+        stats.bytes_written,
         time.monotonic() - begun,
     )  # fmt: skip
 

@@ -22,9 +22,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from unit.core.log_helpers import FOLDER, TOPIC, MemoryStorage, abort, begin, commit
 
 from penstock.assigned import AssignedPartition, Isolation
+from penstock.core.compaction import Compaction, plan_compaction
 from penstock.core.encode import encode_batch
 from penstock.core.errors import ErrorCode, StorageError
 from penstock.core.header import ATTR_TRANSACTIONAL
+from penstock.core.segment import list_segments
 from penstock.core.storage import Storage
 from penstock.ipc import layout as lo
 from penstock.ipc.alone import AloneRole
@@ -61,6 +63,7 @@ class Written:
     values: list[bytes]
     who: tuple[int, int] | None
     state: str = COMMITTED
+    is_gone: bool = False
 
 
 class Partition:
@@ -164,7 +167,7 @@ class Partition:
         return [
             (one.offset + i, value)
             for one in self.written
-            if one.state == COMMITTED or not committed
+            if one.state == COMMITTED or not (committed or one.is_gone)
             for i, value in enumerate(one.values)
             if start <= one.offset + i < end
         ]
@@ -278,6 +281,27 @@ class Life(RuleBasedStateMachine):
         self.follower = self.at.reader("read_committed", max(offset, self.at.page.log_start))
         self.followed = [pair for pair in self.followed if pair[0] < offset]
 
+    @rule(delete_retention=st.sampled_from([0, 1 << 40]), keys_max=st.sampled_from([3, 1000]))
+    def compact(self, delete_retention: int, keys_max: int) -> None:
+        """Keys are all different: only what was aborted goes, and marks of transactions."""
+        self.at.sync()
+        page = self.at.page
+        bound = min(page.high_watermark, page.last_stable, page.durable)
+        plan = plan_compaction(
+            self.memory, FOLDER, list_segments(self.memory, FOLDER), log_start=page.log_start,
+            bound=bound, now_us=self.at.clock,
+        )  # fmt: skip
+        work = Compaction(
+            self.memory, plan, self.at.clock, delete_retention, self.at.segment_bytes,
+            keys_max=keys_max,
+        )  # fmt: skip
+        for prepared in work.prepare():
+            assert self.at.role.swap(prepared, 0, self.at.clock).done
+        later = [each.base for each in work.plan.segments if each.base >= work.reached]
+        end = min([*later, work.plan.end])
+        for one in self.at.written:
+            one.is_gone |= one.state == ABORTED and one.offset < end
+
     @rule(share=st.floats(0, 1))
     def trim(self, share: float) -> None:
         page = self.at.page
@@ -310,7 +334,9 @@ class Life(RuleBasedStateMachine):
 
 
 TestLives = Life.TestCase
-TestLives.settings = settings(max_examples=LIVES, stateful_step_count=40, deadline=None)
+TestLives.settings = settings(
+    max_examples=LIVES, stateful_step_count=40, deadline=None, derandomize=True
+)
 
 
 # --- one by one ----------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from unit.core.log_helpers import FOLDER, TOPIC, MemoryStorage, open_log
 from penstock.core.columns import decode
 from penstock.core.compaction import Compaction, Stats, plan_compaction
 from penstock.core.encode import encode_batch
+from penstock.core.header import ATTR_CONTROL
 from penstock.core.log import Log, LogConfig
 from penstock.core.segment import list_segments
 
@@ -62,7 +63,7 @@ def records(log: Log, start: int | None = None) -> dict[int, Pair]:
     found: dict[int, Pair] = {}
     start = log.log_start if start is None else start
     for head, data in log.read(start, 1 << 40):
-        if not head.record_count:
+        if not head.record_count or head.attributes & ATTR_CONTROL:
             continue
         columns = decode(memoryview(data), 0, head)
         for offset, key, value in zip(

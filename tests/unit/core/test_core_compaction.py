@@ -15,9 +15,10 @@ from unit.core.compacting import (
     newest,
     records,
 )
-from unit.core.log_helpers import FOLDER, MemoryStorage, begin, commit, open_log
+from unit.core.log_helpers import FOLDER, MemoryStorage, abort, begin, commit, open_log
 
 from penstock.core import header as hd
+from penstock.core.aborted import decode_aborted, txn_path
 from penstock.core.columns import decode
 from penstock.core.compaction import plan_compaction
 from penstock.core.errors import CorruptBatchError, ErrorCode, StorageError
@@ -225,18 +226,65 @@ def test_keyless_records_stay_and_are_counted():
     assert sorted(records(world.log)) == [0, 1, 3, 4]
 
 
-def test_control_batches_stay():
+def test_rule_21_of_transactions_only_committed_records_and_the_last_state_of_producers_stay():
     world = Keyed()
     world.put((b"a", b"1"))
     world.log.append([begin(0, producer=2)], world.at)
     world.put((b"a", b"3"), producer=2, attributes=hd.ATTR_TRANSACTIONAL)
-    world.log.append([commit(0, producer=2)], world.at)
+    world.log.append([abort(0, producer=2)], world.at)
+    world.log.append([begin(0, producer=3)], world.at)
+    world.put((b"b", b"5"), (b"c", b"5"), producer=3, attributes=hd.ATTR_TRANSACTIONAL)
+    world.log.append([commit(0, producer=3)], world.at)
+    world.put((b"b", b"6"), producer=3, producer_epoch=1)
     world.put((b"a", b"4"))
     world.close_segment()
-    compact(world.storage, world.log)
-    assert [(head.base_offset, head.record_count) for head, _ in world.log.read(0, 1 << 20)] == [
-        (1, 1), (3, 1), (4, 1),
+    before = world.log.producers.encode(world.log.log_end)
+    stats = compact(world.storage, world.log)
+    heads = [head for head, _ in world.log.read(0, 1 << 20)]
+    assert [(head.base_offset, head.record_count) for head in heads] == [
+        (3, 1), (5, 1), (8, 1), (9, 1),
     ]  # fmt: skip
+    assert [head.attributes & hd.ATTR_TRANSACTIONAL for head in heads] == [1, 0, 0, 0]
+    assert records(world.log)[6] == (b"c", b"5")
+    assert 5 not in records(world.log)
+    assert stats.records_aborted == 1
+    assert findings(world.storage) == []
+    again, _ = open_log(world.storage.killed(), config=CONFIG)
+    assert again.producers.encode(again.log_end) == before
+
+
+def test_rule_21_a_segment_waits_for_the_durable_end_of_what_reaches_into_it():
+    world = Keyed()
+    world.put((b"a", b"1"))
+    world.log.append([begin(0, producer=2)], world.at)
+    world.put((b"a", b"2"), producer=2, attributes=hd.ATTR_TRANSACTIONAL)
+    world.close_segment()
+    world.log.append([commit(0, producer=2)], world.at)
+    assert world.log.last_stable == world.log.log_end
+    assert compact(world.storage, world.log).records_read == 0
+    world.put((b"b", b"1"))
+    world.close_segment()
+    compact(world.storage, world.log)
+    assert sorted(records(world.log)) == [2, 4]
+
+
+def test_aborts_of_all_sources_are_noted_beside_the_segment_that_takes_their_place():
+    world = Keyed()
+    for epoch in range(6):
+        world.log.append([begin(epoch, producer=2)], world.at)
+        world.put(
+            (b"%d" % epoch, b"v"), producer=2, producer_epoch=epoch,
+            attributes=hd.ATTR_TRANSACTIONAL,
+        )  # fmt: skip
+        world.log.append([abort(epoch, producer=2)], world.at)
+        world.close_segment()
+    compact(world.storage, world.log, segment_bytes=1 << 20)
+    first, last = list_segments(world.storage, FOLDER)
+    noted = decode_aborted(world.storage.read_file(txn_path(FOLDER, first)) or b"")
+    assert [(each.epoch, each.last_offset) for each in noted] == [(i, 3 * i + 2) for i in range(6)]
+    assert {name for name in world.storage.names if name.endswith(".txn")} == {
+        txn_path(FOLDER, first), txn_path(FOLDER, last),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("keys_max", [1, 3, 7])
