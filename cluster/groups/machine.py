@@ -42,15 +42,13 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from penstock.cluster.decisions import Decision, Record
-from penstock.cluster.groups import described, records, requests
+from penstock.cluster.groups import admission, described, records, requests
 from penstock.cluster.groups import offsets as kept
 from penstock.cluster.groups.draft import Draft
 from penstock.cluster.groups.liveness import Liveness, Timers
-from penstock.cluster.groups.patterns import matches
 from penstock.cluster.groups.records import Member
 from penstock.cluster.groups.state import Group
 from penstock.cluster.groups.types import (
-    AT_MOST_ONCE,
     Assignment,
     Claim,
     Claimed,
@@ -63,7 +61,7 @@ from penstock.cluster.groups.types import (
     Release,
     Topics,
 )
-from penstock.core.errors import GroupError, ResourceLimitError, UnknownMemberError
+from penstock.core.errors import GroupError, UnknownMemberError
 
 RECORDS_MAX: Final = 2000
 """Records after which a decision about many groups leaves the rest to the next `tick`."""
@@ -129,11 +127,11 @@ class Groups:
         there = self._groups.get(group) or Group(group)
         old = self._known(group, member_id) if member_id else None
         if old is not None:
-            _check_same(there, old, instance_id, client)
-        before = None if old else _predecessor(there, instance_id)
-        _check_guarantee(there, guarantee)
+            admission.check_same(there, old, instance_id, client)
+        before = None if old else admission.predecessor(there, instance_id)
+        admission.check_guarantee(there, guarantee)
         if not old and not before:
-            self._check_room(there)
+            admission.check_room(there, len(self._groups), self._limits)
         draft = Draft(there, None if there.members else guarantee)
         member = Member(
             old.member_id if old else new_member_id,
@@ -252,7 +250,7 @@ class Groups:
         requests.check_places(group, offsets)
         there = self._groups.get(group) or Group(group)
         if there.meta is None:
-            self._check_room(there)
+            admission.check_room(there, len(self._groups), self._limits)
         decided = kept.seek(there, offsets, allow_redelivery, self._catalogue, now)
         draft = Draft(there)
         for offset in offsets:
@@ -272,7 +270,7 @@ class Groups:
                 f"group {group!r} was not deleted: it has {len(there.members)} members; stop them "
                 "first"
             )
-        return Decision(tuple(_removal(there)), None)
+        return Decision(tuple(kept.removal(there)), None)
 
     def list_groups(self, after: str) -> GroupList:
         return described.list_groups(self._groups, after)
@@ -293,7 +291,7 @@ class Groups:
         names = {n for n in (old or {}).keys() | topics if not old or old.get(n) != topics.get(n)}
         there = {topic_id for topic_id, _ in topics.values()}
         for group in self._groups.values():
-            if _concerns(group, names, there):
+            if group.concerned_by(names, there):
                 self._unsettled[group.name] = None
         return self._follow(now, {})
 
@@ -378,7 +376,7 @@ class Groups:
             gone = tuple(kept.expired(group, now, retention))
             self._count(group.name, "expired_offsets", len(gone))
             everything = len(gone) == sum(1 for _ in group.all_offsets())
-            yield from _removal(group) if everything else gone
+            yield from kept.removal(group) if everything else gone
 
     # --- looking up ---
     @property
@@ -415,74 +413,3 @@ class Groups:
         retention = self._limits.offsets_retention
         at = kept.expires_at(group, retention)
         self._expiry.schedule((group.name, ""), not_before + retention if at is None else at)
-
-    def _check_room(self, group: Group) -> None:
-        if group.meta is None and len(self._groups) >= self._limits.groups_max:
-            raise ResourceLimitError(
-                f"group {group.name!r} was not made: there are {len(self._groups)} groups, the "
-                "most there may be (groups_max): delete groups that nobody uses"
-            )
-        if len(group.members) >= self._limits.members_max:
-            raise ResourceLimitError(
-                f"nobody more may join group {group.name!r}: it has {len(group.members)} members, "
-                "the most there may be (members_max)"
-            )
-
-
-def _check_same(
-    group: Group, member: Member, instance_id: str | None, client: ClientIdentity
-) -> None:
-    """A member comes back as the process and the instance that it is."""
-    was = member.client
-    if (was.pid, was.start_time, was.boot_id) != (client.pid, client.start_time, client.boot_id):
-        raise UnknownMemberError(
-            f"member {member.member_id!r} of group {group.name!r} is process {was.pid}, and not "
-            f"{client.pid}: join anew"
-        )
-    if member.instance_id != instance_id:
-        raise GroupError(
-            f"member {member.member_id!r} of group {group.name!r} joined as instance "
-            f"{member.instance_id!r} and comes back as {instance_id!r}: join anew"
-        )
-
-
-def _check_guarantee(group: Group, guarantee: str) -> None:
-    if group.members and not requests.go_together(group.guarantee, guarantee):
-        raise GroupError(
-            f"nobody may join group {group.name!r} with guarantee {guarantee!r}: its members have "
-            f"{group.guarantee!r}; use another group"
-        )
-    if group.at_most_once and guarantee != AT_MOST_ONCE:
-        raise GroupError(
-            f"nobody may join group {group.name!r} with guarantee {guarantee!r}: it is "
-            "at-most-once until it is deleted; use another group"
-        )
-
-
-def _predecessor(group: Group, instance_id: str | None) -> Member | None:
-    if instance_id is None:
-        return None
-    found = (m for m in group.members.values() if m.instance_id == instance_id)
-    return next(found, None)
-
-
-def _concerns(group: Group, names: set[str], there: set[bytes]) -> bool:
-    """Whether these changed topics, or that only the topics of `there` are left, is anything to
-    this group."""
-    if not (group.owners.keys() <= there and group.offsets.keys() <= there):
-        return True
-    return any(
-        not names.isdisjoint(member.topics)
-        or (member.pattern is not None and any(matches(member.pattern, name) for name in names))
-        for member in group.members.values()
-    )
-
-
-def _removal(group: Group) -> Iterator[Record]:
-    for topic_id, partition, _ in group.all_offsets():
-        yield records.offset_record(group.name, topic_id, partition, None)
-    for topic_id in group.owners:
-        yield records.owners_record(group.name, topic_id, None)
-    if group.skipped:
-        yield records.skipped_record(group.name, None)
-    yield records.group_record(group.name, None)

@@ -20,7 +20,9 @@ from penstock.cluster.groups.records import (
     Committed,
     Member,
     Skipped,
+    group_record,
     offset_record,
+    owners_record,
     skipped_record,
 )
 from penstock.cluster.groups.state import Group
@@ -240,3 +242,14 @@ def expired(group: Group, now: float, retention: float) -> Iterator[Record]:
     for topic_id, partition, committed in group.all_offsets():
         if committed.committed_at / 1e6 + retention <= now:
             yield offset_record(group.name, topic_id, partition, None)
+
+
+def removal(group: Group) -> Iterator[Record]:
+    """Tombstones of all that a group without members is."""
+    for topic_id, partition, _ in group.all_offsets():
+        yield offset_record(group.name, topic_id, partition, None)
+    for topic_id in group.owners:
+        yield owners_record(group.name, topic_id, None)
+    if group.skipped:
+        yield skipped_record(group.name, None)
+    yield group_record(group.name, None)

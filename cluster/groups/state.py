@@ -6,10 +6,11 @@ that counts, in any order of the keys, once or several times.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
 from penstock.cluster.groups import records
+from penstock.cluster.groups.patterns import matches
 from penstock.cluster.groups.records import Committed, Member, Meta, Owners, Skipped
 from penstock.cluster.groups.types import AT_MOST_ONCE, EMPTY, MOVING, STABLE
 
@@ -115,3 +116,14 @@ class Group:
         for topic_id, of_topic in self.offsets.items():
             for partition, committed in of_topic.items():
                 yield topic_id, partition, committed
+
+    def concerned_by(self, names: Set[str], there: Set[bytes]) -> bool:
+        """Whether these changed topics, or that only topics of `there` are left, is anything to
+        it."""
+        if not (self.owners.keys() <= there and self.offsets.keys() <= there):
+            return True
+        return any(
+            not names.isdisjoint(member.topics)
+            or (member.pattern is not None and any(matches(member.pattern, name) for name in names))
+            for member in self.members.values()
+        )

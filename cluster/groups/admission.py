@@ -1,0 +1,60 @@
+"""Who may join a group: room, guarantee, and whether a member that comes back is the one it was."""
+
+from __future__ import annotations
+
+from penstock.cluster.groups.records import Member
+from penstock.cluster.groups.requests import go_together
+from penstock.cluster.groups.state import Group
+from penstock.cluster.groups.types import AT_MOST_ONCE, ClientIdentity, GroupLimits
+from penstock.core.errors import GroupError, ResourceLimitError, UnknownMemberError
+
+
+def check_room(group: Group, groups: int, limits: GroupLimits) -> None:
+    """For a member that is new; `groups`: how many there are."""
+    if group.meta is None and groups >= limits.groups_max:
+        raise ResourceLimitError(
+            f"group {group.name!r} was not made: there are {groups} groups, the most there may be "
+            "(groups_max): delete groups that nobody uses"
+        )
+    if len(group.members) >= limits.members_max:
+        raise ResourceLimitError(
+            f"nobody more may join group {group.name!r}: it has {len(group.members)} members, "
+            "the most there may be (members_max)"
+        )
+
+
+def check_same(
+    group: Group, member: Member, instance_id: str | None, client: ClientIdentity
+) -> None:
+    """A member comes back as the process and the instance that it is."""
+    was = member.client
+    if (was.pid, was.start_time, was.boot_id) != (client.pid, client.start_time, client.boot_id):
+        raise UnknownMemberError(
+            f"member {member.member_id!r} of group {group.name!r} is process {was.pid}, and not "
+            f"{client.pid}: join anew"
+        )
+    if member.instance_id != instance_id:
+        raise GroupError(
+            f"member {member.member_id!r} of group {group.name!r} joined as instance "
+            f"{member.instance_id!r} and comes back as {instance_id!r}: join anew"
+        )
+
+
+def check_guarantee(group: Group, guarantee: str) -> None:
+    if group.members and not go_together(group.guarantee, guarantee):
+        raise GroupError(
+            f"nobody may join group {group.name!r} with guarantee {guarantee!r}: its members have "
+            f"{group.guarantee!r}; use another group"
+        )
+    if group.at_most_once and guarantee != AT_MOST_ONCE:
+        raise GroupError(
+            f"nobody may join group {group.name!r} with guarantee {guarantee!r}: it is "
+            "at-most-once until it is deleted; use another group"
+        )
+
+
+def predecessor(group: Group, instance_id: str | None) -> Member | None:
+    if instance_id is None:
+        return None
+    found = (m for m in group.members.values() if m.instance_id == instance_id)
+    return next(found, None)
