@@ -6,7 +6,8 @@ VerifiableProducer and VerifiableConsumer, so that harnesses made for those judg
     producer   startup_complete, producer_send_success, producer_send_error, shutdown_complete,
                tool_data
     consumer   startup_complete, partitions_assigned, record_data, records_consumed,
-               partitions_revoked, shutdown_complete
+               partitions_revoked, shutdown_complete; of a group also offsets_committed (see
+               `penstock.group.verify`)
 
 Values are the integers from 0 on, with `PREFIX.` before them where one is given; keys cycle through
 0 to N-1. Owns the events; where they go and how the tools are told to stop is the caller's.
@@ -224,44 +225,46 @@ class VerifiableConsumer:
                 if batch is None or not self.events.is_open:
                     break
                 if batch:
-                    self._received(batch)
+                    tell_records(self.events, batch, is_verbose=self.is_verbose)
+                    self.consumed += len(batch)
         finally:
             self.consumer.close()
             self.events.emit("partitions_revoked", partitions=assigned)
             self.events.emit("shutdown_complete")
 
-    def _received(self, batch: RecordBatch) -> None:
-        runs: dict[tuple[str, int], list[int]] = {}
-        for chunk in batch.chunks:
-            first, last = int(chunk.offsets[0]), int(chunk.offsets[-1])
-            run = runs.setdefault((chunk.topic, chunk.partition), [0, first, last])
-            run[0] += len(chunk)
-            run[2] = last
-        if self.is_verbose:
-            for record in batch:
-                self.events.emit(
-                    "record_data",
-                    key=_text(record.key),
-                    value=_text(record.value),
-                    topic=record.topic,
-                    partition=record.partition,
-                    offset=record.offset,
-                )
-        self.consumed += len(batch)
-        self.events.emit(
-            "records_consumed",
-            count=len(batch),
-            partitions=[
-                {
-                    "topic": topic,
-                    "partition": number,
-                    "count": count,
-                    "minOffset": first,
-                    "maxOffset": last,
-                }
-                for (topic, number), (count, first, last) in runs.items()
-            ],
-        )
+
+def tell_records(events: Events, batch: RecordBatch, *, is_verbose: bool) -> None:
+    """What a poll brought: each record if verbose, then how many of each partition."""
+    runs: dict[tuple[str, int], list[int]] = {}
+    for chunk in batch.chunks:
+        first, last = int(chunk.offsets[0]), int(chunk.offsets[-1])
+        run = runs.setdefault((chunk.topic, chunk.partition), [0, first, last])
+        run[0] += len(chunk)
+        run[2] = last
+    if is_verbose:
+        for record in batch:
+            events.emit(
+                "record_data",
+                key=_text(record.key),
+                value=_text(record.value),
+                topic=record.topic,
+                partition=record.partition,
+                offset=record.offset,
+            )
+    events.emit(
+        "records_consumed",
+        count=len(batch),
+        partitions=[
+            {
+                "topic": topic,
+                "partition": number,
+                "count": count,
+                "minOffset": first,
+                "maxOffset": last,
+            }
+            for (topic, number), (count, first, last) in runs.items()
+        ],
+    )
 
 
 def _text(data: bytes | None) -> str | None:

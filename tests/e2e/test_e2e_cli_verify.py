@@ -142,7 +142,8 @@ def test_a_reader_that_leaves_ends_the_producer(node):
 @pytest.mark.parametrize(
     ("arguments", "code", "reason"),
     [
-        (["consumer", "--topic", "ledger", "--group", "g"], 2, "consumer groups"),
+        (["consumer", "--topic", "ledger", "--group", "g", "-p", "0"], 2, "gives out"),
+        (["consumer", "--topic", "ledger", "--group", "a b"], 2, "letters, digits"),
         (["consumer", "--topic", "ledger", "--reset-policy", "none"], 2, "earliest"),
         (["consumer", "--topic", "nobody"], 1, "nobody"),
         (["consumer", "--topic", "ledger", "-p", "5"], 1, "partitions 0 to 1"),

@@ -27,6 +27,7 @@ COMMANDS: Final = {
 """Name of a command: module in `penstock.cli`, whose `add_to` registers it."""
 GROUPS: Final = {
     "topic": "topics",
+    "group": "groups",
     "log": "logs",
     "node": "node",
     "transaction": "transactions",

@@ -54,6 +54,15 @@ class Format(StrEnum):
     wide = "wide"
 
 
+class Guarantee(StrEnum):
+    """What a group promises."""
+
+    at_most_once = "at-most-once"
+    at_least_once = "at-least-once"
+    exactly_once = "exactly-once"
+    manual = "manual"
+
+
 @dataclass(frozen=True, slots=True)
 class Env:
     """The common options of one invocation."""

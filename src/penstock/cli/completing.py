@@ -4,8 +4,8 @@
     penstock __complete zsh|fish WORD... the words behind `penstock`, the last one unfinished
 
 The first line of the answer is `words` or `files` (then the shell offers file names), each further
-one a word, a tab and what it means. Topics come out of topics.json: no node is asked, and without
-one there are none. Never complains: a wrong line has no completions.
+one a word, a tab and what it means. Topics come out of topics.json; only groups are asked for at
+the node, and without one there are none. Never complains: a wrong line has no completions.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from typing import Any, Final
 import typer
 
 from penstock.cli.app import make_app, wanted
-from penstock.cli.command import merge
+from penstock.cli.command import Env, merge
 from penstock.core.errors import PenstockError
 from penstock.ipc.paths import runtime_folder
 
 FILES: Final = ("FILE", "DIR", "PATH", "PATHS", "FOLDER")
 CATALOGUE_MAX: Final = 16 << 20
 """Bytes of topics.json that are read for a completion."""
+
+GROUPS_TIMEOUT: Final = 0.5
+"""Seconds that somebody who types waits for the node."""
 
 Words = list[tuple[str, str]]
 
@@ -155,15 +158,27 @@ class _Line:
         metavar = param.metavar or param.name.upper()
         if metavar in ("TOPIC", "[PATTERN]") or param.name == "topic":
             return _matching(self._topics(), start)
+        if metavar == "GROUP":
+            return _matching(self._groups(), start)
         if metavar == "URL":
             return _matching(_nodes(), start)
         return None if metavar in FILES else []
 
+    def _env(self) -> Env:
+        return merge(None, {"bootstrap": self._common.get("bootstrap"), "format": None,
+                            "timeout": None, "verbose": 0, "quiet": False})  # fmt: skip
+
+    def _groups(self) -> Words:
+        from penstock.admin import Admin
+        from penstock.session import socket_of
+
+        with Admin(socket_of(self._env().url), timeout=GROUPS_TIMEOUT) as admin:
+            return [(one.group, f"{one.guarantee}, {one.state}") for one in admin.list_groups()]
+
     def _topics(self) -> Words:
         from penstock.observe.place import folder_for
 
-        env = merge(None, {"bootstrap": self._common.get("bootstrap"), "format": None,
-                           "timeout": None, "verbose": 0, "quiet": False})  # fmt: skip
+        env = self._env()
         try:
             with Path(folder_for(env.url), "topics.json").open("rb") as file:
                 data = file.read(CATALOGUE_MAX)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from enum import StrEnum
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
 from penstock.cli import output, values
-from penstock.cli.command import Env, ExitCode, command
+from penstock.cli.command import Env, ExitCode, Guarantee, command
 from penstock.core import errors as er
 
 if TYPE_CHECKING:
     from penstock.cli.showing import Render
+    from penstock.cli.stopping import Stopper
+    from penstock.group.consumer import GroupConsumer
     from penstock.records import RecordBatch
 
 POLL_RECORDS: Final = 10_000
+GROUP_POLL_SECONDS: Final = 0.2
+"""Between two looks for a signal: a member of a group is not to be torn out of a poll."""
 
 
 class Isolation(StrEnum):
@@ -61,6 +66,15 @@ def consume(
     null: Annotated[
         str, typer.Option("--null", metavar="TEXT", help="Stands for null keys and values.")
     ] = "",
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "-g", "--group", metavar="GROUP", help="Read as a member of this group, and commit."
+        ),
+    ] = None,
+    guarantee: Annotated[
+        Guarantee, typer.Option("--guarantee", help="Of the group.")
+    ] = Guarantee.at_least_once,
     follow: Annotated[
         bool,
         typer.Option("--follow", help="Go on at the end; --timeout bounds the silence."),
@@ -73,7 +87,10 @@ def consume(
         ),
     ] = Isolation.READ_UNCOMMITTED,
 ) -> int:
-    """Write records to stdout, up to the end that the topic had when it began, or on and on."""
+    """Write records to stdout, up to the end that the topic had when it began, or on and on.
+
+    With -g offsets are committed once the records are written (at-most-once: before). -o says where
+    partitions begin for which the group has committed nothing."""
     from penstock.cli import showing
     from penstock.cli.stopping import Stopped, Stopper
 
@@ -86,12 +103,22 @@ def consume(
         text = layout or (showing.WIDE if env.is_wide else showing.DEFAULT)
         render = showing.compile_format(text, values.as_bytes(null))
     output.binary()
+    level: Literal["read_committed", "read_uncommitted"] = (
+        "read_committed" if isolation is Isolation.READ_COMMITTED else "read_uncommitted"
+    )
+    if group is not None:
+        _check_group_options(guarantee, partitions)
+        with Stopper() as stopper, env.connect() as client:
+            member = client.consumer(
+                topic, group=group, guarantee=guarantee.value, start=place, follow=follow,
+                isolation=level, timeout=env.timeout,
+            )  # fmt: skip
+            return _drain(env, member, stopper, render, count)
     with Stopper() as stopper, env.connect() as client:
         topics = () if partitions else (topic,)
         consumer = client.consumer(
-            *topics, start=place, follow=follow, timeout=env.timeout,
-            isolation="read_committed" if isolation.endswith("-committed") else "read_uncommitted",
-        )  # fmt: skip
+            *topics, start=place, follow=follow, timeout=env.timeout, isolation=level
+        )
         if partitions:
             consumer.assign((topic, number) for number in partitions)
         page = POLL_RECORDS if count is None else min(count, POLL_RECORDS)
@@ -108,11 +135,49 @@ def consume(
             left = None if count is None else count - written
             written += write(batch, render, left, flush=follow)
     if follow and (count is None or written < count):
-        raise er.PenstockTimeout(
-            f"nothing more came from {topic} within {env.timeout:g} s (--timeout), after "
-            f"{written} records"
-        )
+        raise _silence(topic, env, written)
     return ExitCode.DONE
+
+
+def _check_group_options(guarantee: Guarantee, partitions: list[int]) -> None:
+    if partitions:
+        raise er.ConfigError("a group gives out its partitions itself: leave -p out")
+    if guarantee in (Guarantee.manual, Guarantee.exactly_once):
+        raise er.ConfigError(
+            f"--guarantee {guarantee}: a program says what is committed; use at-least-once or "
+            "at-most-once"
+        )
+
+
+def _drain(
+    env: Env, member: GroupConsumer, stopper: Stopper, render: Render, count: int | None
+) -> int:
+    """Write what the group gives. What is written is flushed before more is asked for, since that
+    says it is done."""
+    written, quiet_since = 0, time.monotonic()
+    while count is None or written < count:
+        if stopper.requested:
+            return ExitCode.DONE if member.follows else ExitCode.PARTLY
+        if member.is_at_end():
+            break
+        page = POLL_RECORDS if count is None else min(count - written, POLL_RECORDS)
+        batch = member.poll(page, GROUP_POLL_SECONDS)
+        now = time.monotonic()
+        if batch:
+            written += write(batch, render, None, flush=True)
+            quiet_since = now
+        elif env.given_timeout is not None and now - quiet_since > env.given_timeout:
+            raise _silence(f"group {member.group}", env, written)
+    if member.guarantee == "at-least-once":
+        member.commit()
+    return ExitCode.DONE
+
+
+def _silence(what: str, env: Env, written: int) -> er.PenstockTimeout:
+    return er.PenstockTimeout(
+        f"nothing more came from {what} within {env.timeout:g} s (--timeout), after "
+        f"{written} records"
+    )
 
 
 def write(batch: RecordBatch, render: Render, records_max: int | None, *, flush: bool) -> int:

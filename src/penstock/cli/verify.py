@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from penstock.cli import output
-from penstock.cli.command import Env, ExitCode, command
+from penstock.cli.command import Env, ExitCode, Guarantee, command
 from penstock.core import errors as er
 
 if TYPE_CHECKING:
@@ -111,8 +111,18 @@ def consumer(
     topic: Topic,
     group: Annotated[
         str | None,
-        typer.Option("--group", "--group-id", help="Needs consumer groups, not there yet."),
+        typer.Option("--group", "--group-id", metavar="GROUP", help="Be a member of this group."),
     ] = None,
+    guarantee: Annotated[
+        Guarantee, typer.Option("--guarantee", help="Of the group.")
+    ] = Guarantee.at_least_once,
+    instance_id: Annotated[
+        str | None,
+        typer.Option("--group-instance-id", metavar="ID", help="Be a static member of the group."),
+    ] = None,
+    session_timeout: Annotated[
+        float, typer.Option("--session-timeout", metavar="SECONDS", help="Of the member.")
+    ] = 30.0,
     max_messages: MaxMessages = -1,
     reset_policy: Annotated[
         str, typer.Option("--reset-policy", help="Where to begin: earliest or latest.")
@@ -123,25 +133,34 @@ def consumer(
     from penstock.cli.stopping import Stopper
     from penstock.verify import Events, VerifiableConsumer
 
-    if group is not None:
-        raise er.ConfigError(
-            "this version has no consumer groups: leave --group out to read all partitions"
-        )
     if reset_policy not in ("earliest", "latest"):
         raise er.ConfigError(f"--reset-policy {reset_policy!r}: use earliest or latest")
+    if group is not None and partitions:
+        raise er.ConfigError("a group gives out its partitions itself: leave --partition out")
+    top = None if max_messages < 0 else max_messages
     with Stopper() as stopper, env.connect() as client:
+        if group is not None:
+            from penstock.group.verify import VerifiableMember
+
+            member: VerifiableMember
+            consumer = client.consumer(
+                topic, group=group, guarantee=guarantee.value, start=reset_policy,
+                instance_id=instance_id, session_timeout=session_timeout, timeout=env.timeout,
+                on_assigned=lambda names: member.assigned(names),
+                on_revoked=lambda names: member.revoked(names),
+                on_lost=lambda names: member.lost(names),
+            )  # fmt: skip
+            events = Events(_write(), stopper)
+            member = VerifiableMember(consumer, events, stopper, top, env.verbose > 0)
+            member.run()
+            return ExitCode.DONE
         topics = () if partitions else (topic,)
         reader = client.consumer(*topics, start=reset_policy, timeout=env.timeout)
         if partitions:
             reader.assign((topic, number) for number in partitions)
-        tool = VerifiableConsumer(
-            reader,
-            Events(_write(), stopper),
-            partial(_poll, reader, stopper),
-            None if max_messages < 0 else max_messages,
-            env.verbose > 0,
-        )
-        tool.run()
+        poll = partial(_poll, reader, stopper)
+        events = Events(_write(), stopper)
+        VerifiableConsumer(reader, events, poll, top, env.verbose > 0).run()
     return ExitCode.DONE
 
 

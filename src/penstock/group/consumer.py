@@ -25,9 +25,9 @@ from penstock.group.atmostonce import Claims
 from penstock.group.changes import Changes, Listener
 from penstock.group.committing import Commits
 from penstock.group.consumed import GroupBatch
+from penstock.group.looping import Looping
 from penstock.group.membership import Membership, stale_error
 from penstock.group.options import Guarantee, check_group_options
-from penstock.group.pace import Pace
 from penstock.group.reader import GroupReader
 from penstock.ipc import coordination as co
 from penstock.ipc.doorbell import Backoff
@@ -93,6 +93,8 @@ class GroupConsumer:
         check_group_options(
             group, guarantee, topics, pattern, commit_interval, session_timeout, processing_timeout
         )
+        if guarantee == "exactly-once":
+            reading.setdefault("isolation", "read_committed")
         self.group = group
         self.guarantee = guarantee
         self._counts = dict.fromkeys(
@@ -104,7 +106,6 @@ class GroupConsumer:
         self._ends: dict[TopicPartition, int] | None = None
         self._due = 0.0
         self._sign_every = None if processing_timeout is None else processing_timeout / 3
-        self._pace = Pace()
         self._reader = GroupReader(
             socket,
             start=start,
@@ -114,6 +115,7 @@ class GroupConsumer:
             **reading,
         )
         self._handout = self._reader.handout
+        self._looping = Looping(self._reader, self._between)
         join = co.JoinGroup(
             group, "", topics, pattern, guarantee, instance_id, session_timeout, processing_timeout
         )
@@ -188,19 +190,24 @@ class GroupConsumer:
     def _batches(
         self, size: Callable[[], int | None], timeout: float | None
     ) -> Iterator[GroupBatch]:
-        if not self._reader.follows:
-            if self._reader.is_disturbed():
-                run(self.attending())
-            self._ends = self._reader.end_offsets()
-        while True:
-            if self._ends is not None and self._reached(self._ends):
-                return
-            batch = self.poll(size(), timeout if self._ends is None else 1.0)
+        ends = not self._reader.follows
+        while not self.is_at_end():
+            batch = self.poll(size(), 1.0 if ends else timeout)
             if batch:
                 yield batch
                 self._out = None
-            elif self._ends is None:
+            elif not ends:
                 return
+
+    def is_at_end(self) -> bool:
+        """With `follow=False`: whether all that its partitions held when they came was handed
+        out."""
+        if self._reader.follows:
+            return False
+        if self._ends is None:
+            self.assignment()
+            self._ends = self._reader.end_offsets()
+        return self._reached(self._ends)
 
     def _reached(self, ends: dict[TopicPartition, int]) -> bool:
         self._settle()
@@ -215,12 +222,10 @@ class GroupConsumer:
     def __iter__(self) -> Iterator[Record]:
         """Every record, one by one; ends as `batches()` does. A record is done once the next one is
         asked for: one that an exception or a `break` left the loop with is not."""
-        if self._claims is not None:
-            batches = self._batches(lambda: self._pace.records, None)
-            return chain.from_iterable(
-                run for batch in batches for run in self._claimed_runs(batch)
-            )
-        return chain.from_iterable(run for batch in self.batches() for run in self._runs(batch))
+        # A claim is as large as the loop's pace: what is claimed and not handed out is lost.
+        pace = self._looping.pace
+        batches = self._batches(lambda: pace.records if self._claims is not None else None, None)
+        return chain.from_iterable(run for batch in batches for run in self._runs(batch))
 
     def unpack(self, batch: GroupBatch) -> Iterator[Record]:
         """The records of a batch, the position following each of them."""
@@ -229,56 +234,15 @@ class GroupConsumer:
         return chain.from_iterable(self._runs(batch))
 
     def _runs(self, batch: GroupBatch) -> Iterator[Iterator[Record]]:
-        """The records in runs of about a tenth of a second; between two of them partitions may go
-        and commits are made."""
-        reader, handout, pace = self._reader, self._handout, self._pace
-        self._out = None
-        todo = [
-            (reader.partitions[name], chunk)
-            for chunk in batch.chunks
-            if (name := (chunk.topic, chunk.partition)) in reader.partitions
-        ]
-        for partition, chunk in reversed(todo):  # nothing is brought until it is handed out
-            partition.offset = chunk.row_offset(chunk.start)
-        for partition, chunk in todo:
-            records: list[Record] = []
-            at, count = 0, len(chunk)
-            while at < count and reader.reads(partition):
-                size = pace.records
-                if size >= count and not at:
-                    piece, rows, size = chunk, iter(chunk.records()), count
-                else:
-                    records = records or chunk.records()
-                    size = min(size, count - at)
-                    piece = chunk.cut(chunk.start + at, chunk.start + at + size)
-                    rows = iter(records[at : at + size])
-                begun = time.monotonic()
-                yield handout.begin(partition, piece, rows)
-                if not handout.is_live:
-                    return  # settled meanwhile: the next poll brings the rest
-                handout.end()
-                partition.offset = piece.next_offset
-                at += size
-                now = time.monotonic()
-                pace.note(size, now - begun)
-                if now >= self._due or reader.is_disturbed():
-                    run(self.attending())
+        self._out = None  # from here on it is done run by run
+        if self._claims is not None:
+            return self._looping.claimed(self._claims, batch)
+        return self._looping.runs(batch)
 
-    def _claimed_runs(self, batch: GroupBatch) -> Iterator[Iterator[Record]]:
-        """What was claimed, as large as the loop works in a tenth of a second."""
-        claims, handout, pace = self._claims, self._handout, self._pace
-        assert claims is not None
-        self._out = None
-        claims.queue.extendleft(reversed(batch.chunks))
-        begun = time.monotonic()
-        while claims.queue:
-            chunk = claims.queue.popleft()
-            partition = self._reader.partitions[chunk.topic, chunk.partition]
-            yield handout.begin(partition, chunk, iter(chunk.records()))
-            if not handout.is_live:
-                return
-            handout.end()
-        pace.note(len(batch), time.monotonic() - begun)
+    def _between(self, now: float) -> None:
+        """After each run of a loop."""
+        if now >= self._due or self._reader.is_disturbed():
+            run(self.attending())
 
     def _settle(self) -> None:
         if self._claims is not None:
@@ -295,7 +259,7 @@ class GroupConsumer:
         if self._sign_every is not None:
             self._due = min(self._due, now + self._sign_every)
         if self.guarantee == "at-least-once" and now >= self._commits.at:
-            yield from self._commits.finishing(now)
+            yield from self._commits.finishing(now, out=self._out)
         changes = self._changes
         if (
             self._reader.is_disturbed()
@@ -311,7 +275,7 @@ class GroupConsumer:
         if self._claims is not None:
             self._claims.drop(names)
         elif self.guarantee == "at-least-once" and not lost:
-            yield from self._commits.finishing(time.monotonic(), names)
+            yield from self._commits.finishing(time.monotonic(), names, out=self._out)
         self._commits.forget(names)
         self._reader.drop(names)
         for name in names:
@@ -365,7 +329,8 @@ class GroupConsumer:
 
     def rewinding(self, batch: GroupBatch | None = None) -> Waits[None]:
         """`rewind`, with the waiting left to another one."""
-        self._reader.check_usable()
+        if self._closed:
+            return  # there is nobody to bring it again
         if self._claims is not None:
             raise er.ConfigError(f"group {self.group!r} is at-most-once: nothing comes again")
         out, self._out = self._out, None
@@ -408,7 +373,11 @@ class GroupConsumer:
         self.assignment()
         if self._claims is not None:
             return self._claims.seek((topic, partition), to)
-        self._out = None
+        if self._out is not None:
+            kept = [
+                one for one in self._out.chunks if (one.topic, one.partition) != (topic, partition)
+            ]
+            self._out = GroupBatch(kept, self._out.ownership, self)
         return self._reader.seek(topic, partition, to)
 
     def pause(self, *partitions: TopicPartition) -> None:
@@ -424,6 +393,10 @@ class GroupConsumer:
         return self._reader.lag()
 
     # --- life ------------------------------------------------------------------------------------
+    @property
+    def follows(self) -> bool:
+        return self._reader.follows
+
     @property
     def member_id(self) -> str:
         """By which the coordinator knows it."""

@@ -1,0 +1,220 @@
+"""`penstock group ...`: list, describe, seek, delete."""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli import output, values
+from penstock.cli.asking import confirm
+from penstock.cli.command import Env, command
+from penstock.cli.topics import for_each
+from penstock.core import errors as er
+
+if TYPE_CHECKING:
+    from penstock.admin import Admin
+    from penstock.group.admin import GroupDescription, OffsetReset
+    from penstock.offsets import Offset
+
+Names = Annotated[list[str], typer.Argument(metavar="GROUP", help="One or more groups.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def make(settings: dict[str, Any]) -> typer.Typer:
+    """The command group."""
+    app = typer.Typer(help="Show, move and delete groups of consumers.", **settings)
+    command(app, "list")(list_groups)
+    command(app, "describe")(describe)
+    command(app, "seek")(seek)
+    command(app, "delete")(delete)
+    return app
+
+
+def list_groups(
+    env: Env,
+    pattern: Annotated[
+        str, typer.Argument(metavar="[PATTERN]", help="Only names that match, like 'bill*'.")
+    ] = "*",
+) -> None:
+    """Show group names, with --format wide and json their state."""
+    with env.admin() as admin:
+        found = [one for one in admin.list_groups() if fnmatch.fnmatchcase(one.group, pattern)]
+    if env.is_json:
+        for one in found:
+            output.write_json(asdict(one))
+    elif env.is_wide:
+        heads = ("group", "guarantee", "state", "generation", "members", "partitions")
+        rows = [[getattr(one, head) for head in heads] for one in found]
+        output.write_columns([head.upper() for head in heads], rows)
+    else:
+        for one in found:
+            output.write_line(one.group)
+
+
+def describe(
+    env: Env,
+    names: Names,
+    sample: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0, max=60, help="Watch so long, and tell when lag is gone."
+        ),
+    ] = 0.0,
+) -> int:
+    """Show members, committed offsets and lag."""
+    with env.admin() as admin:
+
+        def show(name: str) -> None:
+            group = admin.describe_group(name, sample=sample)
+            if env.is_json:
+                output.write_json(asdict(group))
+            else:
+                _write(env, group)
+
+        return for_each(env, names, show)
+
+
+def _write(env: Env, group: GroupDescription) -> None:
+    drain = "-" if group.drain_seconds is None else output.human_age(group.drain_seconds)
+    output.write_line(
+        f"{group.group}: {group.guarantee or 'no guarantee yet'}, {group.state}, generation "
+        f"{group.generation}, {len(group.members)} members, lag {group.lag} "
+        f"({output.human_age(group.lag_seconds)}), drained in {drain}, skipped {group.skipped}"
+    )
+    heads = ["TOPIC", "PARTITION", "COMMITTED", "END", "LAG", "AGE", "MEMBER"]
+    rows = [
+        [one.topic, one.partition, one.committed, one.high_watermark, one.lag,
+         output.human_age(one.lag_seconds), one.member_id]
+        for one in group.partitions
+    ]  # fmt: skip
+    if env.is_wide:
+        heads += ["POSITION", "COMMITTED AT"]
+        for row, one in zip(rows, group.partitions, strict=True):
+            at = one.committed_at
+            row += [one.position, None if at is None else output.iso_time(round(at * 1e6))]
+    if rows:
+        output.write_columns(heads, rows)
+    if env.is_wide and group.members:
+        output.write_columns(
+            ["MEMBER", "INSTANCE", "CLIENT", "PID", "CONNECTED", "PARTITIONS"],
+            [
+                [one.member_id, one.instance_id, one.client_id, one.pid,
+                 "yes" if one.is_connected else "no", one.partitions]
+                for one in group.members
+            ],
+        )  # fmt: skip
+
+
+def seek(
+    env: Env,
+    group: Annotated[str, typer.Argument(metavar="GROUP")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="PLACE",
+            help="start, end, an offset (47), from the start (+2), from the end (-3), or @TIME.",
+        ),
+    ] = None,
+    by: Annotated[
+        int | None,
+        typer.Option("--by", metavar="RECORDS", help="So many on from what is committed; or back."),
+    ] = None,
+    partition: Annotated[
+        list[int] | None,
+        typer.Option("-p", "--partition", min=0, help="Only this one; may be repeated."),
+    ] = None,
+    allow_redelivery: Annotated[
+        bool,
+        typer.Option("--allow-redelivery", help="Let an at-most-once group go back all the same."),
+    ] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
+    """Let a group go on elsewhere, also while it has members."""
+    place = _place(to, by)
+
+    def reset(admin: Admin, *, dry_run: bool) -> list[OffsetReset]:
+        return admin.reset_offsets(
+            group, topic, to=place, partitions=partition or None, dry_run=dry_run,
+            allow_redelivery=allow_redelivery,
+        )  # fmt: skip
+
+    with env.admin() as admin:
+        if dry_run or not yes:
+            foretold = reset(admin, dry_run=True)
+            if dry_run:
+                _show(env, "would go", foretold)
+                return
+            again = sum(one.redelivers for one in foretold)
+            past = sum(one.skips for one in foretold)
+            confirm(
+                f"Let group {group} go on elsewhere in {len(foretold)} partitions of {topic} "
+                f"({again} records come again, {past} are passed over)?"
+            )
+        _show(env, "goes", reset(admin, dry_run=False))
+
+
+def _place(to: str | None, by: int | None) -> Offset:
+    if (to is None) == (by is None):
+        raise er.ConfigError("say where the group is to go on: one of --to and --by")
+    if to is not None:
+        return values.place(to)
+    from penstock.offsets import Offset
+
+    assert by is not None
+    return Offset.relative(by)
+
+
+def _show(env: Env, verb: str, resets: list[OffsetReset]) -> None:
+    for one in resets:
+        if env.is_json:
+            output.write_json(asdict(one))
+        else:
+            before = "nothing committed" if one.before is None else one.before
+            output.write_line(
+                f"{one.topic}-{one.partition} {verb} from {before} to {one.after}: "
+                f"{one.redelivers} records come again, {one.skips} are passed over"
+            )
+
+
+def delete(
+    env: Env,
+    names: Names,
+    topic: Annotated[
+        str | None,
+        typer.Option("--topic", metavar="TOPIC", help="Only what is committed of this one."),
+    ] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> int:
+    """Forget what groups without members have committed."""
+    with env.admin() as admin:
+        if dry_run:
+            return for_each(env, names, lambda name: _show_deletion(env, admin, name, topic))
+        if not yes:
+            confirm(f"Delete {', '.join(names)} with all committed offsets?")
+
+        def delete_one(name: str) -> None:
+            admin.delete_group(name, topic=topic)
+            env.say(f"deleted group {name}" + (f" of topic {topic}" if topic else ""))
+
+        return for_each(env, names, delete_one)
+
+
+def _show_deletion(env: Env, admin: Admin, name: str, topic: str | None) -> None:
+    group = admin.describe_group(name)
+    gone = [one for one in group.partitions if topic in (None, one.topic)]
+    committed = sum(one.committed is not None for one in gone)
+    if env.is_json:
+        output.write_json({"group": name, "members": len(group.members), "offsets": committed})
+        return
+    what = "would delete" if not group.members else "would be refused to delete"
+    output.write_line(
+        f"{what} group {name}: {len(group.members)} members, {committed} committed offsets"
+    )

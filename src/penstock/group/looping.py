@@ -1,0 +1,73 @@
+"""How a loop over records walks through a batch: in runs, between which the group gets its due.
+
+A run is about a tenth of a second of the loop's own work, see `pace`, and C code walks through it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from penstock.group.atmostonce import Claims
+from penstock.group.consumed import GroupBatch
+from penstock.group.pace import Pace
+from penstock.group.reader import GroupReader
+from penstock.records import Record
+
+Runs = Iterator[Iterator[Record]]
+
+
+class Looping:
+    """See the module. `between` is called with the time after each run."""
+
+    def __init__(self, reader: GroupReader, between: Callable[[float], None]) -> None:
+        self._reader = reader
+        self._between = between
+        self.pace = Pace()
+
+    def runs(self, batch: GroupBatch) -> Runs:
+        """The records of a batch; partitions that go meanwhile take theirs with them."""
+        reader, handout, pace = self._reader, self._reader.handout, self.pace
+        todo = [
+            (reader.partitions[name], chunk)
+            for chunk in batch.chunks
+            if (name := (chunk.topic, chunk.partition)) in reader.partitions
+        ]
+        for partition, chunk in reversed(todo):  # nothing is brought until it is handed out
+            partition.offset = chunk.row_offset(chunk.start)
+        for partition, chunk in todo:
+            records: list[Record] = []
+            at, count = 0, len(chunk)
+            while at < count and reader.reads(partition):
+                size = pace.records
+                if size >= count and not at:
+                    piece, rows, size = chunk, iter(chunk.records()), count
+                else:
+                    records = records or chunk.records()
+                    size = min(size, count - at)
+                    piece = chunk.cut(chunk.start + at, chunk.start + at + size)
+                    rows = iter(records[at : at + size])
+                begun = time.monotonic()
+                yield handout.begin(partition, piece, rows)
+                if not handout.is_live:
+                    return  # settled meanwhile: the next poll brings the rest
+                handout.end()
+                partition.offset = piece.next_offset
+                at += size
+                now = time.monotonic()
+                pace.note(size, now - begun)
+                self._between(now)
+
+    def claimed(self, claims: Claims, batch: GroupBatch) -> Runs:
+        """What was claimed, which is as much as the loop works off in a tenth of a second."""
+        handout = self._reader.handout
+        claims.queue.extendleft(reversed(batch.chunks))
+        begun = time.monotonic()
+        while claims.queue:
+            chunk = claims.queue.popleft()
+            partition = self._reader.partitions[chunk.topic, chunk.partition]
+            yield handout.begin(partition, chunk, iter(chunk.records()))
+            if not handout.is_live:
+                return
+            handout.end()
+        self.pace.note(len(batch), time.monotonic() - begun)

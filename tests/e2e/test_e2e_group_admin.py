@@ -1,0 +1,161 @@
+"""Groups as an admin sees and moves them, by the API and by `penstock group`."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+
+import pytest
+from cli_runner import call_cli
+from group_world import fill
+
+from penstock import Offset
+from penstock.core import errors as er
+
+
+def offsets(records):
+    return [record.offset for record in records]
+
+
+def read(client, topic, group, **options):
+    with client.consumer(topic, group=group, follow=False, **options) as consumer:
+        return offsets(consumer)
+
+
+def test_lag_in_records_and_in_seconds(node):
+    topic = node.create_topic()
+    fill(node, topic, 0, 10)
+    with node.connect() as client, client.admin() as admin:
+        assert read(client, topic, "lags") == list(range(10))
+        group = admin.describe_group("lags")
+        assert (group.lag, group.lag_seconds, group.state) == (0, 0.0, "empty")
+        before = time.time()
+        fill(node, topic, 10, 7)
+        [partition] = admin.describe_group("lags").partitions
+        assert (partition.committed, partition.high_watermark, partition.lag) == (10, 17, 7)
+        assert 0 <= partition.lag_seconds <= time.time() - before
+        group = admin.describe_group("lags", sample=0.01)
+        assert group.drain_seconds is None  # nobody works on it
+
+
+def test_drain_time_from_two_looks(node):
+    topic = node.create_topic()
+    fill(node, topic, 0, 1000)
+    with (
+        node.connect() as client,
+        client.admin() as admin,
+        client.consumer(topic, group="drains") as consumer,
+    ):
+        consumer.poll(100, timeout=5)
+        consumer.commit()
+        consumer.poll(1)
+        group = admin.describe_group("drains")
+        [member] = group.members
+        assert (member.member_id, member.partitions) == (consumer.member_id, 1)
+        [partition] = group.partitions
+        assert (partition.committed, partition.position, partition.lag) == (100, 100, 900)
+        assert partition.member_id == consumer.member_id
+
+
+def test_reset_to_each_kind_of_place(node):
+    topic = node.create_topic()
+    fill(node, topic, 0, 50)
+    time.sleep(0.002)
+    moment = datetime.now(UTC)
+    fill(node, topic, 50, 50)
+    with node.connect() as client, client.admin() as admin:
+        read(client, topic, "resets")
+        for to, wanted in (
+            ("earliest", 0), (70, 70), (Offset.relative(-20), 50), (moment, 50), ("latest", 100),
+            (Offset.from_end(3), 97),
+        ):  # fmt: skip
+            [foretold] = admin.reset_offsets("resets", topic, to=to, dry_run=True)
+            [done] = admin.reset_offsets("resets", topic, to=to)
+            assert foretold == done
+            assert done.after == wanted
+        assert read(client, topic, "resets") == [97, 98, 99]
+        with pytest.raises(er.OffsetOutOfRangeError):
+            admin.reset_offsets("resets", topic, to=101)
+
+
+def test_a_reset_under_the_feet_of_a_member_moves_it_and_refuses_its_commit(node):
+    topic = node.create_topic(partitions=2)
+    fill(node, topic, 0, 100)
+    with (
+        node.connect() as client,
+        client.admin() as admin,
+        client.consumer(topic, group="under", guarantee="manual") as consumer,
+    ):
+        batch = consumer.poll(timeout=5)
+        first = {chunk.partition: chunk.next_offset for chunk in batch.chunks}
+        assert set(first) == {0, 1}
+        consumer.commit(batch)
+        admin.reset_offsets("under", topic, to="earliest", partitions=1)
+        with pytest.raises(er.StaleGenerationError, match=f"{topic}-1 "):
+            consumer.commit(batch)
+        again = consumer.poll(timeout=5)
+        assert {chunk.partition for chunk in again.chunks} == {1}
+        assert again.offsets.tolist() == list(range(first[1]))
+
+
+def test_delete_group_forgets_and_is_refused_while_members_are_there(node):
+    topic = node.create_topic()
+    fill(node, topic, 0, 10)
+    with node.connect() as client, client.admin() as admin:
+        with client.consumer(topic, group="deleted", follow=False) as consumer:
+            list(consumer)
+            with pytest.raises(er.GroupError):
+                admin.delete_group("deleted")
+        admin.delete_group("deleted")
+        assert "deleted" not in [one.group for one in admin.list_groups()]
+        assert len(read(client, topic, "deleted")) == 10
+
+
+# --- penstock group -------------------------------------------------------------------------------
+def test_cli_consume_by_a_group_goes_on_where_it_ended(node):
+    topic = node.create_topic()
+    fill(node, topic, 0, 5)
+    for guarantee in ("at-least-once", "at-most-once"):
+        command = ("consume", topic, "-g", f"cli-{guarantee}", "--guarantee", guarantee)
+        assert call_cli(*command, "-n", "2", url=node.url).lines == ["0", "1"]
+        assert call_cli(*command, url=node.url).lines == ["2", "3", "4"]
+        assert call_cli(*command, url=node.url).lines == []
+    ran = call_cli("consume", topic, "-g", "g", "--guarantee", "manual", url=node.url)
+    assert (ran.code, ran.out) == (2, b"")
+
+
+def test_cli_group_commands(node):
+    topic = node.create_topic()
+    fill(node, topic, 0, 20)
+    assert call_cli("consume", topic, "-g", "shown", "-n", "8", url=node.url).code == 0
+    assert "shown" in call_cli("group", "list", url=node.url).lines
+    [listed] = call_cli("group", "list", "show*", "--format", "json", url=node.url).objects
+    assert (listed["group"], listed["state"], listed["members"]) == ("shown", "empty", 0)
+    assert "at-least-once" in call_cli("group", "list", "--format", "wide", url=node.url).lines[1]
+    [told] = call_cli("group", "describe", "shown", "--format", "json", url=node.url).objects
+    assert (told["lag"], told["partitions"][0]["committed"]) == (12, 8)
+    text = call_cli("group", "describe", "shown", "--format", "wide", url=node.url).lines
+    assert text[0].startswith("shown: at-least-once, empty")
+    assert text[2].split()[:5] == [topic, "0", "8", "20", "12"]
+
+    seek = ("group", "seek", "shown", topic)
+    ran = call_cli(*seek, "--to", "start", "--dry-run", url=node.url)
+    assert ran.lines == [f"{topic}-0 would go from 8 to 0: 8 records come again, 0 are passed over"]
+    assert call_cli(*seek, "--to", "start", url=node.url).code == 2  # nobody to ask
+    ran = call_cli(*seek, "--by", "-3", "--yes", url=node.url)
+    assert ran.lines == [f"{topic}-0 goes from 8 to 5: 3 records come again, 0 are passed over"]
+    assert call_cli(*seek, url=node.url).code == 2
+    assert call_cli("consume", topic, "-g", "shown", "-n", "1", url=node.url).lines == ["5"]
+
+    ran = call_cli("group", "delete", "shown", "--dry-run", url=node.url)
+    assert ran.lines == ["would delete group shown: 0 members, 1 committed offsets"]
+    assert call_cli("group", "delete", "shown", "nobody", "--yes", url=node.url).code == 4
+    assert call_cli("group", "describe", "shown", url=node.url).code == 1
+
+
+def test_cli_completes_group_names(node):
+    topic = node.create_topic()
+    fill(node, topic, 0, 1)
+    assert call_cli("consume", topic, "-g", "completed", url=node.url).code == 0
+    ran = call_cli("__complete", "zsh", "-b", node.url, "group", "describe", "comp")
+    assert ran.lines == ["words", "completed\tat-least-once, empty"]
