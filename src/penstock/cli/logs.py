@@ -157,6 +157,24 @@ def _batch_fields(head: BatchHeader) -> dict[str, Any]:
         "raw_body_bytes": head.raw_body_length,
         "body_crc": f"{head.body_crc:08x}",
         "flags": marks,
+        **_control_fields(head),
+    }
+
+
+def _control_fields(head: BatchHeader) -> dict[str, Any]:
+    """What a control batch does; nothing of any other."""
+    from penstock.core import control
+
+    if not control.is_control(head):
+        return {}
+    try:
+        found = control.control_of(head)
+    except (er.CorruptBatchError, er.UnsupportedVersionError) as error:
+        return {"control": str(error)}
+    return {
+        "control": found.type.name.lower(),
+        "transaction_epoch": found.epoch,
+        "coordinator_epoch": found.coordinator_epoch,
     }
 
 
@@ -167,9 +185,14 @@ def _show_batch(env: Env, partition: Partition, file: str, at: int, head: BatchH
             {"kind": "batch", "partition": partition.name, "file": file, "position": at, **fields}
         )
         return
+    what = f"{head.record_count} records"
+    if "control" in fields:
+        what = f"{fields['control']} of epoch {fields.get('transaction_epoch')}"
+    elif "transactional" in fields["flags"]:
+        what += " in a transaction"
     text = (
         f"{partition.name}  offsets {head.base_offset}..{head.last_offset}  at {at}  "
-        f"{head.record_count} records  {head.length} bytes  {fields['codec']}  "
+        f"{what}  {head.length} bytes  {fields['codec']}  "
         f"producer {head.producer_id}/{head.producer_epoch}  sequence {head.base_sequence}  "
         f"epoch {head.leader_epoch}/{head.generation}  {output.iso_time(head.append_timestamp)}"
     )

@@ -23,6 +23,7 @@ from penstock.core.segment import (
 from penstock.core.snapshots import list_snapshots, snapshot_path
 from penstock.core.storage import Storage
 from penstock.core.truncation import examine_tail
+from penstock.logcheck.aborts import AbortCheck
 from penstock.logcheck.findings import Checked
 from penstock.logcheck.folders import Partition
 from penstock.logcheck.indexes import IndexCheck
@@ -120,11 +121,16 @@ class _Check:
             index = IndexCheck(
                 self._storage, self._folder, base, self.result, is_live=self._is_live
             )
+            aborts = AbortCheck(
+                self._storage, self._folder, base, self.result, is_live=self._is_live
+            )
             for at, head in scan:
                 if self._owner is None:
                     self._owner = (head.topic_id, head.partition)
                 self._batch(base, at, head, scan.body(at, head))
                 index.saw(at, head)
+                if head.attributes & ATTR_CONTROL:
+                    aborts.saw(at, head, scan.body(at, head))
                 self._check_point_position(base, at, head.base_offset)
             self._order = scan.order
             self.result.log_end = scan.offset
@@ -134,6 +140,7 @@ class _Check:
             else:
                 self._active_end(base, scan, fd)
             index.end(scan.position)
+            aborts.end(scan.offset)
         finally:
             self._storage.close(fd)
 

@@ -9,6 +9,7 @@ import pytest
 from unit.core.log_helpers import (
     FOLDER,
     SMALL,
+    TOPIC,
     abort,
     begin,
     commit,
@@ -28,6 +29,7 @@ from penstock.core.log import Log
 from penstock.core.opentransactions import OpenTransaction
 from penstock.core.segment import list_segments
 from penstock.core.snapshots import list_snapshots
+from penstock.logcheck import Partition, check_partition
 
 NONE, STALE = ErrorCode.NONE, ErrorCode.STALE_PRODUCER_EPOCH
 NOT_OPEN, GAP = ErrorCode.TRANSACTION_NOT_OPEN, ErrorCode.OUT_OF_ORDER_SEQUENCE
@@ -387,3 +389,25 @@ def test_errors_are_those_of_the_answers():
     assert errors(log.append([within(0)], 1)) == [NOT_OPEN]
     assert "registered" in log.append([within(0)], 1)[0].message
     assert log.config == SMALL
+
+
+# ---- what the check of a log finds
+def found_in(storage) -> list[tuple[str, str]]:
+    checked = check_partition(Partition(FOLDER, "t-0", (TOPIC, 0)), storage)
+    return [(finding.kind, finding.message) for finding in checked.errors]
+
+
+def test_log_verify_finds_nothing_in_transactions_that_are_well():
+    storage, log = busy_log()
+    log.close(clean=True)
+    assert [kind for kind, _ in found_in(storage) if kind != "columns"] == []
+
+
+def test_log_verify_names_an_abort_that_is_not_noted():
+    storage, log = busy_log()
+    log.close(clean=True)
+    name = next(name for name, data in txn_files(storage).items() if data)
+    storage.names[name].content.clear()
+    kinds = [(kind, message) for kind, message in found_in(storage) if kind == "txn"]
+    assert kinds
+    assert "does not say" in kinds[0][1]
