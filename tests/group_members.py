@@ -98,6 +98,7 @@ class MemberProcess:
     def __init__(self, socket: Path, group: str, *topics: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, os.path.abspath(__file__), os.fspath(socket), group, *topics],
+            bufsize=0,  # or a line behind the one that was read would wait unseen
             stdout=subprocess.PIPE,
             env=environment(),
         )

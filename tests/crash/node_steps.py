@@ -11,6 +11,11 @@ from typing import Any, Final
 from penstock.core.storage import Storage
 from penstock.ipc import shm, state
 from penstock.server import lanes, topics
+from penstock.server.coordinator import coordinator
+from penstock.server.coordinator.journal import Journal
+from penstock.server.coordinator.life import Life
+from penstock.server.coordinator.mailbox import Mailbox
+from penstock.server.coordinator.markers import Markers
 from penstock.server.supervisor import Supervisor
 
 AT_START: Final = (
@@ -30,12 +35,37 @@ AT_WORK: Final = (
     "before removal of a partition",
     "after removal of a partition",
 )
+COORDINATING: Final = (
+    "before sending of a decision",
+    "after sending of a decision",
+    "before taking of answers",
+    "before answering of a decision",
+    "after answering of a decision",
+    "before marking of a partition",
+    "after marking of a partition",
+    "before noting of marks",
+)
+LOADING: Final = (
+    "before fencing of the log",
+    "after fencing of the log",
+    "before replaying of the log",
+    "after replaying of the log",
+)
 AT_END: Final = (
     "after the writers have stopped",
     "before rename of node.json",
     "after rename of node.json",
     "after unlinking of -state",
 )
+
+
+_COORDINATING: Final[dict[str, tuple[Any, str]]] = {
+    "sending": (Journal, "append"),
+    "taking": (Mailbox, "look"),
+    "answering": (Journal, "_answered"),
+    "marking": (Markers, "_send"),
+    "noting": (Life, "_marked"),
+}
 
 
 def die() -> None:
@@ -66,8 +96,15 @@ def arm(step: str, skip: int = 0) -> None:
         _around(state, "format_table", when, reach, lambda *_: True)
     elif what == "removal":
         _around(topics, "_remove_folder", when, reach, lambda path: True)
+    elif what in _COORDINATING:
+        owner, name = _COORDINATING[what]
+        _around(owner, name, when, reach, lambda *_, **__: True)
+    elif what in ("fencing", "replaying"):
+        _around_coroutine(
+            coordinator, {"fencing": "fence", "replaying": "replay"}[what], when, reach
+        )
     elif step == "after the writers have stopped":
-        _after_coroutine(Supervisor, "stop", reach)
+        _around_coroutine(Supervisor, "stop", "after", reach)
     else:
         raise AssertionError(f"nobody knows the step {step!r}")
 
@@ -89,12 +126,15 @@ def _around(
     setattr(owner, name, call)
 
 
-def _after_coroutine(owner: Any, name: str, reach: Callable[[], None]) -> None:
+def _around_coroutine(owner: Any, name: str, when: str, reach: Callable[[], None]) -> None:
     real = getattr(owner, name)
 
     async def call(*args: Any, **named: Any) -> Any:
+        if when == "before":
+            reach()
         result = await real(*args, **named)
-        reach()
+        if when == "after":
+            reach()
         return result
 
     setattr(owner, name, call)
