@@ -76,7 +76,7 @@ class Roster:
         for number in range(self._scene.transactors):
             plan = {
                 "role": "transact", "name": f"t{number}", "topics": self.inputs,
-                "options": {"linger": rng.choice([0.0, 0.002])}, "burst": rng.choice([1, 5]),
+                "options": self._transactional(), "burst": rng.choice([1, 5]),
                 "transactional_id": f"{self._prefix}-t{number}",
                 "suicide": 0.02, "pause": rng.choice([0.005, 0.03]),
             }  # fmt: skip
@@ -123,8 +123,17 @@ class Roster:
             plan["outputs"] = self.outputs
             plan["transactional_id"] = f"{self._prefix}-{slot}"
             # The member's own `options` are its consumer's; its producer has these.
-            plan["producer_options"] = {"linger": rng.choice([0.0, 0.002])}
+            plan["producer_options"] = self._transactional()
         return plan
+
+    def _transactional(self) -> dict[str, Any]:
+        """What a dead one left open ends well before a trial gives up on it."""
+        rng = self._rng
+        return {
+            "linger": rng.choice([0.0, 0.002]),
+            "transaction_timeout": rng.choice([0.5, 2.0]),
+            "transaction_durability": rng.choice(["appended", "appended", "fsynced"]),
+        }
 
     def _hire(self, plan: dict[str, Any]) -> Hand:
         self._count += 1

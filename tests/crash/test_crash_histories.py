@@ -89,8 +89,9 @@ def _some_trials(
         node.clear(keep=failed)
 
 
-def test_crash_history_of_producers_and_readers(capsys: pytest.CaptureFixture[str]) -> None:
-    run_trials(Scene(), "test_crash_history_of_producers_and_readers", capsys)
+def test_crash_history_of_transactions_and_readers(capsys: pytest.CaptureFixture[str]) -> None:
+    scene = Scene(transactors=2, readers=("read_committed", "read_uncommitted"))
+    run_trials(scene, "test_crash_history_of_transactions_and_readers", capsys)
 
 
 @pytest.mark.parametrize("guarantee", ["at-least-once", "manual", "at-most-once"])
@@ -98,3 +99,8 @@ def test_crash_history_of_a_group(guarantee: str, capsys: pytest.CaptureFixture[
     run_trials(
         Scene((guarantee,), readers=()), f"test_crash_history_of_a_group[{guarantee}]", capsys
     )
+
+
+def test_crash_history_of_an_exactly_once_job(capsys: pytest.CaptureFixture[str]) -> None:
+    scene = Scene(("exactly-once",), transactors=1, readers=())
+    run_trials(scene, "test_crash_history_of_an_exactly_once_job", capsys)

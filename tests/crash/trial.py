@@ -35,7 +35,7 @@ BEHIND_ALL: Final = 1 << 30
 """An offset that no partition reaches."""
 UNKNOWN_FOR: Final = 3_000_000_000
 """Nanoseconds for which a request that nobody answered may still be done."""
-LATE_READERS: Final = ("read_uncommitted",)
+LATE_READERS: Final = ("read_committed", "read_uncommitted")
 
 TRIAL_WEIGHTS: Final = {
     **{kind: weight for kind, weight in WEIGHTS.items() if kind != "stall writer"},
@@ -221,6 +221,7 @@ class Trial:
             self._settle(client)
             roster.end(roster.consumers, HEAL_TIMEOUT)
             self._note("readers are done")
+            self._await_markers(client)
             for isolation in LATE_READERS:
                 self._read_all(client, isolation)
 
@@ -234,12 +235,24 @@ class Trial:
 
     def _settle(self, client: Client) -> None:
         """Every reader and every group comes to the end of its topics."""
-        last = self._last_records(client, "read_uncommitted", self.roster.inputs)
         for hand in self.roster.readers:
-            self._await_reader(hand, last)
+            isolation = hand.plan["isolation"]
+            self._await_reader(hand, self._last_records(client, isolation, self.roster.inputs))
         self._note("readers came to the end")
         for guarantee in self.roster.members:
             self._drain(client, guarantee)
+
+    def _await_markers(self, client: Client) -> None:
+        """What was decided is marked in every log, and what its maker left open is aborted."""
+        with (
+            client.consumer(*self.topics, **isolated("read_committed")) as stable,
+            client.consumer(*self.topics) as all_,
+        ):
+            wait_until(
+                lambda: stable.end_offsets() == all_.end_offsets(),
+                HEAL_TIMEOUT,
+                lambda: f"transactions end: {stable.end_offsets()} of {all_.end_offsets()}",
+            )
 
     def _await_reader(self, hand: Hand, last: dict[Place, int]) -> None:
         wait_until(

@@ -278,7 +278,12 @@ class _Source:
             self._eras.pop(self._history.partition(topic, number), None)
 
     def _sought(self, line: Mapping[str, Any]) -> None:
-        self._assigned(line)
+        """It goes on elsewhere, in what was assigned to it when that was."""
+        for topic, number in line["r"]:
+            partition = self._history.partition(topic, number)
+            era = self._eras.get(partition)
+            if era is not None:
+                self._new_era(partition, self._history.eras[era].start)
 
     def _new_era(self, partition: int, start: int | None) -> int:
         era = len(self._history.eras)

@@ -22,13 +22,13 @@ from penstock.attachment import RECONNECT_MAX
 from penstock.consumer import Start
 from penstock.core import errors as er
 from penstock.group.atmostonce import Claims
-from penstock.group.changes import Changes, Listener
+from penstock.group.changes import LOOK_SECONDS, Changes, Listener
 from penstock.group.committing import Commits
 from penstock.group.consumed import GroupBatch
 from penstock.group.looping import Looping
 from penstock.group.membership import Membership, stale_error
 from penstock.group.options import Guarantee, check_group_options
-from penstock.group.reader import GroupReader
+from penstock.group.reader import UNSEEN, GroupReader
 from penstock.ipc import coordination as co
 from penstock.ipc.doorbell import Backoff
 from penstock.ipc.waits import Waits, run
@@ -105,6 +105,7 @@ class GroupConsumer:
         self._out: GroupBatch | None = None
         self._ends: dict[TopicPartition, int] | None = None
         self._due = 0.0
+        self._look_every = session_timeout / 3
         self._sign_every = None if processing_timeout is None else processing_timeout / 3
         self._reader = GroupReader(
             socket,
@@ -254,8 +255,9 @@ class GroupConsumer:
     def attending(self) -> Waits[None]:
         """What falls due between two batches: a commit, another assignment, a sign of life."""
         self._reader.check_usable()
+        yield from self._reader.minding(LOOK_SECONDS)  # who always has records never sleeps on it
         now = time.monotonic()
-        self._due = now + self._commits.interval
+        self._due = now + min(self._commits.interval, self._look_every)
         if self._sign_every is not None:
             self._due = min(self._due, now + self._sign_every)
         if self.guarantee == "at-least-once" and now >= self._commits.at:
@@ -347,6 +349,7 @@ class GroupConsumer:
             ):
                 firsts[name] = chunk.row_offset(chunk.start)
         self._reader.back_to(firsts)
+        self._reader.notice = UNSEEN  # a transaction was aborted: perhaps others own it by now
 
     def position(self, topic: str, partition: int) -> int:
         """The offset of the next record that iteration or `poll` will bring."""
