@@ -266,10 +266,8 @@ class Consumer:
     ) -> Iterator[RecordBatch]:
         """Polls that brought something, until none does for `timeout` seconds (None: for ever; with
         `follow=False`: until the high watermarks of the beginning)."""
-        ends = None if self._follow else self.end_offsets()
-        while True:
-            if ends is not None and self._reached(ends):
-                return
+        ends = self.ends()
+        while not self.is_over(ends):
             batch = self.poll(max_records, timeout if ends is None else 1.0)
             if batch:
                 yield batch
@@ -330,7 +328,14 @@ class Consumer:
         logger.warning("%s: offset %d is gone, going on at %d", partition, partition.offset, target)
         partition.jump(target)
 
-    def _reached(self, ends: dict[TopicPartition, int]) -> bool:
+    def ends(self) -> dict[TopicPartition, int] | None:
+        """Where iteration that begins now will end; None: nowhere."""
+        return None if self._follow else self.end_offsets()
+
+    def is_over(self, ends: dict[TopicPartition, int] | None) -> bool:
+        """Whether iteration has come to these."""
+        if ends is None:
+            return False
         self._handout.settle()
         self._tell_positions()
         return all(

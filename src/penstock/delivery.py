@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -158,7 +158,7 @@ class Box:
         self.batches: list[Batch] = []
         self.placement: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]] | None = None
         self.error: Exception | None = None
-        self.callbacks: list[tuple[Delivery, Callable[[Delivery], object]]] = []
+        self.callbacks: list[tuple[AnyDelivery, DoneCallback]] = []
 
     def slow(self, *, wide: bool) -> None:
         """Send every record the slow way, which may carry more and decides when to seal."""
@@ -312,15 +312,33 @@ class BatchDelivery:
                 raise batch.error
         return [batch.receipt() for batch in box.batches]
 
+    def add_done_callback(self, callback: Callable[[BatchDelivery], object]) -> None:
+        """See `Delivery.add_done_callback`."""
+        self._box.owner.call_when_done(self, self._box, callback)
+
     def __repr__(self) -> str:
         return f"<BatchDelivery to {self._box.topic!r}: {'done' if self.done() else 'pending'}>"
+
+
+class Failure(Protocol):
+    """Records that were not delivered. `looked_at`: of how many of them somebody knows."""
+
+    count: int
+    looked_at: int
+
+    def unseen(self) -> tuple[str, int, Exception, int]:
+        """(topic, partition or -1, error, records nobody asked about), for `DeliveryError`."""
+
+
+AnyDelivery = Delivery | BatchDelivery
+DoneCallback = Callable[[Any], object]
 
 
 class Callbacks:
     """What to call for deliveries that are done: filled under a lock, run without it."""
 
     def __init__(self) -> None:
-        self._due: deque[tuple[Delivery, Callable[[Delivery], object]]] = deque()
+        self._due: deque[tuple[AnyDelivery, DoneCallback]] = deque()
 
     def __len__(self) -> int:
         return len(self._due)
@@ -339,7 +357,7 @@ class Callbacks:
             self.call(delivery, callback)
 
     @staticmethod
-    def undelivered(failed: Sequence[Batch | Box]) -> DeliveryError | None:
+    def undelivered(failed: Sequence[Failure]) -> DeliveryError | None:
         """What `flush` raises for failures that nobody looked at; None if there are none."""
         unseen = [failure.unseen() for failure in failed if failure.looked_at < failure.count]
         if not unseen:
@@ -352,7 +370,7 @@ class Callbacks:
         )
 
     @staticmethod
-    def call(delivery: Delivery, callback: Callable[[Delivery], object]) -> None:
+    def call(delivery: AnyDelivery, callback: DoneCallback) -> None:
         """Call back; what the callback raises is logged, because nobody waits for it."""
         try:
             callback(delivery)

@@ -56,6 +56,8 @@ class Minder:
         self._asleep_until = 0.0
         self._napping = False  # on the condition, because a caller has the doorbell
         self._busy = False
+        self._blind = False
+        self._watched: list[tuple[Callable[[], bool], Callable[[], object]]] = []
         self._next_expiry = 0.0
         self._retry_at = 0.0
         self._retries = retries
@@ -93,7 +95,32 @@ class Minder:
         moved = self._outbox.reap()
         if moved:
             self._changed.notify_all()
+            self._tell()
         return moved
+
+    def watch(self, condition: Callable[[], bool], callback: Callable[[], object]) -> None:
+        """Call `callback` once, soon after `condition()` came true, with the lock held: it must
+        not call the producer. Who waits here needs no thread."""
+        self._watched.append((condition, callback))
+        self.attend()
+        self._tell()
+
+    def unwatch(self, callback: Callable[[], object]) -> None:
+        self._watched = [watch for watch in self._watched if watch[1] is not callback]
+
+    def _tell(self) -> None:
+        if self._watched:
+            due = [watch for watch in self._watched if watch[0]()]
+            self._watched = [watch for watch in self._watched if watch not in due]
+            for _, callback in due:
+                callback()
+
+    def attend(self) -> None:
+        """Somebody waits without a thread of its own: do not doze blindly."""
+        self._busy = False
+        if self._blind:
+            self._blind = False
+            self.nudge()
 
     def posted(self) -> None:
         """Batches have left: look for answers on the way, and let the thread doze blindly."""
@@ -217,6 +244,7 @@ class Minder:
         moved = self.reap()
         moved = producer.seal_open(now) or moved
         self._expire(now)
+        self._tell()
         self._look_for_node(now)
         if self._leading:
             if moved:
@@ -231,11 +259,12 @@ class Minder:
                 bound = min(bound, max(self._retry_at - now, 0.001))
             assert self._session is not None
             busy, self._busy = self._busy, False
+            self._blind = busy
             if busy:
                 bound = min(bound, BLIND)
             self._asleep_until = now + bound
             self._doze(self._session.doorbell, bound, blind=busy)
-            self._asleep_until = 0.0
+            self._asleep_until, self._blind = 0.0, False
         return moved or bool(producer.callbacks)
 
     def _nap(self, now: float, bound: float) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -29,7 +29,17 @@ from penstock.boxes import Boxes
 from penstock.core import errors as er
 from penstock.core.codecs import CODECS
 from penstock.core.encode import record_overhead
-from penstock.delivery import Batch, BatchDelivery, Box, Callbacks, Delivery, Receipt
+from penstock.delivery import (
+    AnyDelivery,
+    Batch,
+    BatchDelivery,
+    Box,
+    Callbacks,
+    Delivery,
+    DoneCallback,
+    Failure,
+    Receipt,
+)
 from penstock.express import express
 from penstock.ipc import layout as lo
 from penstock.minder import Minder
@@ -39,6 +49,7 @@ from penstock.producerconfig import ProducerConfig
 from penstock.retrying import Retries
 from penstock.routes import BATCH_OVERHEAD, TopicRoutes, learn
 from penstock.session import Session
+from penstock.unthreaded import Unthreaded
 
 if TYPE_CHECKING:
     from penstock.options import ProducerOptions
@@ -83,12 +94,13 @@ class Producer:
         self._minder = Minder(
             self, self._lock, self._outbox, Retries(config.retry_backoff, config.retry_backoff_max)
         )
-        self._failed: list[Batch | Box] = []
+        self._failed: list[Failure] = []
         self.callbacks = Callbacks()
         self.pressure = Pressure(
             self, self._outbox, self._minder, policy=config.on_full,
             bytes_max=config.buffer_bytes_max, block_timeout=config.block_timeout,
         )  # fmt: skip
+        self.unthreaded = Unthreaded(self, self._lock, self._outbox, self._minder)
         self._counts = dict.fromkeys(("records", "batches", "bytes", "acknowledged", "failed"), 0)
 
     def _new_outbox(self) -> Outbox:
@@ -200,11 +212,15 @@ class Producer:
         delivery = self.send(
             topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition
         )
+        self.hurry(topic)
+        return delivery.result(timeout)
+
+    def hurry(self, topic: str) -> None:
+        """Let what is gathered for a topic linger no longer."""
         with self._lock:
             box = self.boxes.open.get(topic)
             if box is not None:
                 self._seal(box)
-        return delivery.result(timeout)
 
     def send_batch(
         self,
@@ -254,15 +270,26 @@ class Producer:
         Raises `PenstockTimeout` (nothing is given up by it), or `DeliveryError` for failed
         deliveries that nobody looked at.
         """
-        outbox = self._outbox
         with self._lock:
             self._check_usable()
             self.seal_open(None)
-            if not self._minder.wait(lambda: not outbox.buffered and not self.callbacks, timeout):
-                raise er.PenstockTimeout(
-                    f"flush: {outbox.buffered} bytes are unacknowledged after {timeout} s"
-                    f"{outbox.why()}"
-                )
+            if not self._minder.wait(self._is_flushed, timeout):
+                raise self.flush_timeout(timeout)
+        self.raise_unseen()
+
+    def _is_flushed(self) -> bool:
+        """Whether all that was sealed has an outcome, of which everybody was told (lock held)."""
+        return not self._outbox.buffered and not self.callbacks
+
+    def flush_timeout(self, timeout: float | None) -> er.PenstockTimeout:
+        outbox = self._outbox
+        return er.PenstockTimeout(
+            f"flush: {outbox.buffered} bytes are unacknowledged after {timeout} s{outbox.why()}"
+        )
+
+    def raise_unseen(self) -> None:
+        """Raises `DeliveryError` for deliveries that have failed, and nobody has looked at."""
+        with self._lock:
             failed, self._failed = self._failed, []
         self.callbacks.run()
         error = Callbacks.undelivered(failed)
@@ -289,12 +316,11 @@ class Producer:
                     "the record is still on its way"
                 )
 
-    def call_when_done(
-        self, delivery: Delivery, box: Box, callback: Callable[[Delivery], object]
-    ) -> None:
+    def call_when_done(self, delivery: AnyDelivery, box: Box, callback: DoneCallback) -> None:
         with self._lock:
             if not delivery.done():
                 box.callbacks.append((delivery, callback))
+                self._minder.attend()
                 return
         Callbacks.call(delivery, callback)
 
@@ -351,6 +377,7 @@ class Producer:
             self._minder.nudge()
 
     def _routes(self, topic: str) -> TopicRoutes:
+        """Where a topic's records go, looked up if need be (lock held, or given up meanwhile)."""
         self._check_usable()
         known = self._outbox.topics.get(topic)
         if known is not None:

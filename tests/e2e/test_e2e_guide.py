@@ -163,8 +163,8 @@ def test_the_blocks_of_a_page_do_what_they_show(page, url):
 
 def test_every_promised_page_has_blocks_that_run():
     assert {page.stem for page in PAGES if run_blocks(page)} == {
-        "README", "at-least-once", "at-most-once", "columns", "groups", "guarantees", "install",
-        "operations", "quickstart", "testing",
+        "README", "asyncio", "at-least-once", "at-most-once", "columns", "groups", "guarantees",
+        "install", "operations", "quickstart", "testing",
     }  # fmt: skip
 
 

@@ -1,0 +1,21 @@
+"""The client for asyncio: the same verbs as `penstock`, awaited.
+
+    from penstock import aio
+
+    async with aio.connect("shm://") as client, client.consumer("orders") as consumer:
+        async for record in consumer:
+            ...
+
+What has to wait is awaited; what does not is a plain call as in the blocking client. Reading and
+sending are that client's own: here is only how an event loop waits.
+"""
+
+from __future__ import annotations
+
+from penstock.aio.admin import Admin
+from penstock.aio.client import Client, connect
+from penstock.aio.consumer import Consumer
+from penstock.aio.delivery import BatchDelivery, Delivery
+from penstock.aio.producer import Producer
+
+__all__ = ["Admin", "BatchDelivery", "Client", "Consumer", "Delivery", "Producer", "connect"]

@@ -1,0 +1,173 @@
+"""The consumer in an event loop: reading as `penstock.Consumer` reads, waiting as a loop waits.
+
+Owns no position and no session: all that is the blocking consumer's, whose calls are carried out
+here. The loop watches the consumer's doorbell while a call sleeps on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from penstock.aio.waiting import Carrier, Turns
+from penstock.assigned import TopicPartition
+from penstock.attachment import Attachment
+from penstock.consumer import Consumer as BlockingConsumer
+from penstock.consumer import Start
+from penstock.core import errors as er
+from penstock.options import ConsumerOptions
+from penstock.records import Record, RecordBatch
+
+PREFETCH_BYTES: Final = 1 << 20
+"""What a poll decodes at most unless told otherwise: it keeps the loop for about a millisecond."""
+RUN: Final = 256
+"""Records that iteration hands out before it looks whether it is the turn of others."""
+
+
+class Consumer:
+    """Reads partitions in an event loop. Made by `Client.consumer`; options, verbs and errors are
+    those of `penstock.Consumer`, but for `prefetch_bytes`, which is 1 MiB here, and `spin`, which a
+    loop has no use for. For one task at a time: RuntimeError where a second one would wait too.
+
+    A call that is cancelled has brought nothing: what it would have brought comes with the next.
+    """
+
+    def __init__(self, core: BlockingConsumer, carrier: Carrier) -> None:
+        self._core = core
+        self._carrier = carrier
+        self._turns = Turns()
+
+    @classmethod
+    async def make(
+        cls, socket: Path, topics: tuple[str, ...], options: ConsumerOptions
+    ) -> Consumer:
+        """Attach, and look the topics up."""
+        if options.get("spin"):
+            raise er.ConfigError(
+                "spin keeps a whole thread busy, which is the event loop's here: leave it out, or "
+                "use penstock.Consumer in a thread of its own"
+            )
+        options = options.copy()
+        options.setdefault("prefetch_bytes", PREFETCH_BYTES)
+        carrier = Carrier("consumer")
+        timeout, client_id = options.get("timeout", 5.0), options.get("client_id", "")
+        session = await carrier.carry(
+            Attachment.attaching(socket, client_id=client_id, timeout=timeout)
+        )
+        try:
+            core = BlockingConsumer(socket, session=session, **options)
+        except BaseException:
+            session.close()
+            raise
+        try:
+            if topics:
+                await carrier.carry(core.assigning_all(topics))
+        except BaseException:
+            core.close()
+            raise
+        return cls(core, carrier)
+
+    # --- assignment and positions ----------------------------------------------------------------
+    async def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """See `penstock.Consumer.assign`."""
+        await self._carrier.carry(self._core.assigning(partitions))
+
+    def assignment(self) -> list[TopicPartition]:
+        return self._core.assignment()
+
+    def position(self, topic: str, partition: int) -> int:
+        """The offset of the next record that iteration or `poll` will bring."""
+        return self._core.position(topic, partition)
+
+    def seek(self, topic: str, partition: int, to: Start) -> int:
+        """Go on elsewhere; returns the offset that `to` meant."""
+        offset = self._core.seek(topic, partition, to)
+        self._carrier.wake()
+        return offset
+
+    def seek_all(self, to: Start) -> dict[TopicPartition, int]:
+        """`seek` on every assigned partition."""
+        offsets = self._core.seek_all(to)
+        self._carrier.wake()
+        return offsets
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """See `penstock.Consumer.pause`."""
+        self._core.pause(*partitions)
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        """Go on with these partitions (none given: with all) where they were."""
+        self._core.resume(*partitions)
+        self._carrier.wake()
+
+    def lag(self) -> dict[TopicPartition, int]:
+        """Offsets between position and high watermark, from shared memory."""
+        return self._core.lag()
+
+    def end_offsets(self) -> dict[TopicPartition, int]:
+        """The high watermarks."""
+        return self._core.end_offsets()
+
+    def beginning_offsets(self) -> dict[TopicPartition, int]:
+        """The log starts."""
+        return self._core.beginning_offsets()
+
+    # --- reading ---------------------------------------------------------------------------------
+    async def poll(
+        self, max_records: int | None = None, timeout: float | None = 0.0
+    ) -> RecordBatch:
+        """Records that are there, or come within `timeout` seconds (None: wait for ever). See
+        `penstock.Consumer.poll`."""
+        await self._turns.share()
+        return await self._carrier.carry(self._core.polling(max_records, timeout))
+
+    async def batches(
+        self, max_records: int | None = None, timeout: float | None = None
+    ) -> AsyncIterator[RecordBatch]:
+        """Polls that brought something, until none does for `timeout` seconds (None: for ever; with
+        `follow=False`: until the high watermarks of the beginning)."""
+        ends = self._core.ends()
+        while not self._core.is_over(ends):
+            batch = await self.poll(max_records, timeout if ends is None else 1.0)
+            if batch:
+                yield batch
+            elif ends is None:
+                return
+
+    async def __aiter__(self) -> AsyncIterator[Record]:
+        """Every record, one by one; ends as `batches()` does."""
+        async for batch in self.batches():
+            records = self._core.unpack(batch)
+            for _ in range(0, len(batch), RUN):
+                for record in islice(records, RUN):
+                    yield record
+                await self._turns.share()
+
+    def unpack(self, batch: RecordBatch) -> Iterator[Record]:
+        """The records of a batch, the position following each of them."""
+        return self._core.unpack(batch)
+
+    # --- life ------------------------------------------------------------------------------------
+    def metrics(self) -> dict[str, int]:
+        """Counters since the consumer was made."""
+        return self._core.metrics()
+
+    async def close(self) -> None:
+        """Give the attachment back; a call that waits raises `ClosedError`. Batches already brought
+        stay readable."""
+        self._carrier.end(er.ClosedError("this consumer is closed"))
+        self._core.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,73 @@
+"""A producer for those who wait without a thread: callbacks in place of calls that block.
+
+`penstock.aio` stands on it. Callbacks come from the producer's thread, or from whoever takes the
+answers in, some of them under the producer's lock: they only pass the news on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from penstock.delivery import Failure
+from penstock.minder import Minder
+from penstock.outbox import Outbox
+
+if TYPE_CHECKING:
+    from penstock.producer import Producer
+
+Callback = Callable[[], object]
+
+
+class Unthreaded:
+    """See the module. One per producer (and per forked child of it), and so near to it that it may
+    use what is the producer's own."""
+
+    def __init__(
+        self, producer: Producer, lock: threading.Lock, outbox: Outbox, minder: Minder
+    ) -> None:
+        self._producer = producer
+        self._lock = lock
+        self._outbox = outbox
+        self._minder = minder
+
+    def begin_flush(self, callback: Callback) -> None:
+        """Send what is open; call back once, when everything sent so far has an outcome."""
+        with self._lock:
+            self._producer._check_usable()
+            self._producer.seal_open(None)
+            self._minder.watch(self._producer._is_flushed, callback)
+
+    def call_when_room(self, callback: Callback) -> None:
+        """Call back once, when there is room for records."""
+        with self._lock:
+            self._producer._check_usable()
+            self._minder.watch(self.has_room, callback)
+
+    def has_room(self) -> bool:
+        return not self._producer.pressure.is_full
+
+    def note(self, failure: Failure) -> None:
+        """`flush` raises it, unless somebody looks at it before."""
+        with self._lock:
+            self._producer._failed.append(failure)
+
+    def forget(self, callback: Callback) -> None:
+        """It is wanted no more."""
+        with self._lock:
+            self._minder.unwatch(callback)
+
+    def knows(self, topic: str) -> bool:
+        """Whether sending to it needs no look-up."""
+        return topic in self._outbox.topics
+
+    def learn(self, topic: str) -> None:
+        """Look a topic up before something is sent there. Blocks; raises as `Producer.send`."""
+        with self._lock:
+            self._producer._routes(topic)
+
+    def leave(self) -> None:
+        """Close without a flush: what is not acknowledged fails. Blocks for the thread's end."""
+        if not self._producer._closed:
+            self._producer._leave()
