@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Unpack
 
@@ -119,6 +119,8 @@ class TransactionalProducer(Transacting):
         """Where an error is on its way already, or nobody waits for one."""
         try:
             self.abort_transaction(consumed=consumed)
+        except er.ProducerFencedError as error:
+            logger.warning("%s", error)
         except er.PenstockError as error:
             logger.warning(
                 "no answer to the abort of a transaction of %r, which times out now: %s",
@@ -184,7 +186,7 @@ class TransactionalProducer(Transacting):
             raise
         if not answer.committed:
             self._over(committed=False)
-            rewind(consumed)
+            _brought_again(consumed)
             raise er.TransactionError(
                 f"the transaction of {self.transactional_id!r} was aborted by the coordinator: it "
                 "took longer than transaction_timeout, or what it consumed belongs to others by now"
@@ -213,7 +215,7 @@ class TransactionalProducer(Transacting):
         if touched:
             self._end(False, [])
         self._over(committed=False)
-        rewind(consumed)
+        _brought_again(consumed)
 
     def _end(self, commit: bool, offsets: list[co.GroupOffsets]) -> co.TransactionEnded:
         """The coordinator's answer, which is the same however often it is asked."""
@@ -265,3 +267,9 @@ class TransactionalProducer(Transacting):
             )
             self._abort_quietly()
         super().close(timeout)
+
+
+def _brought_again(consumed: Consumed | None) -> None:
+    """An aborted transaction has consumed nothing. A closed consumer brings nothing any more."""
+    with suppress(er.ClosedError):
+        rewind(consumed)

@@ -127,7 +127,9 @@ class Transacting(Producer):
     def _drop_open(self, error: Exception) -> None:
         """Fail all that is not acknowledged, also in open boxes (lock held)."""
         for box in list(self.boxes.open.values()):
-            self._give_up(box, error)
+            if self.boxes.close(box) is not None:
+                self._counts["failed"] += box.count
+                self._fail(box, error)
         self._outbox.end(error)
         self._failed.clear()  # who wants to know has the error of the transaction itself
         self.awake()
