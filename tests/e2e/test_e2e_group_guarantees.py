@@ -285,6 +285,56 @@ def test_exactly_once_never_commits_by_itself(node):
             assert offsets(consumer) == list(range(10))
 
 
+def test_exactly_once_an_aborted_batch_comes_again_and_counts_once(node):
+    source, target = node.create_topic(partitions=2), node.create_topic()
+    fill(node, source, 0, 100)
+    options = {"group": "moves", "guarantee": "exactly-once", "follow": False}
+    with node.connect() as client, client.producer(transactional_id="moves-0") as producer:
+        with client.consumer(source, **options) as consumer:
+            for turn, batch in enumerate(consumer.batches(max_records=15)):
+                try:
+                    with producer.transaction(consumed=batch):
+                        for value in batch.values:
+                            producer.send(target, value)
+                        if turn % 3 == 1:
+                            raise HandlerError
+                except HandlerError:
+                    assert consumer.position(*names_in(batch)[0]) == int(batch.offsets[0])
+        with client.consumer(target, isolation="read_committed", follow=False) as reader:
+            came = sorted(int(record.value) for record in reader)
+        assert came == list(range(100))
+        assert client.admin().describe_group("moves").lag == 0
+
+
+def names_in(batch):
+    return [(chunk.topic, chunk.partition) for chunk in batch.chunks]
+
+
+def test_exactly_once_a_transaction_of_a_former_owner_is_aborted(node):
+    source, target = node.create_topic(), node.create_topic()
+    fill(node, source, 0, 10)
+    options = {"group": "former", "guarantee": "exactly-once"}
+    with (
+        node.connect() as client,
+        client.producer(transactional_id="former-0") as producer,
+        client.consumer(source, **options) as consumer,
+    ):
+        batch = consumer.poll(timeout=5)
+        client.admin().reset_offsets("former", source, to=5)
+        with pytest.raises((er.StaleGenerationError, er.TransactionError)):
+            move(producer, batch, target)
+        batch = consumer.poll(timeout=5)
+        assert offsets(batch) == [5, 6, 7, 8, 9]
+        move(producer, batch, target)
+        with client.consumer(target, isolation="read_committed", follow=False) as reader:
+            assert [int(record.value) for record in reader] == [5, 6, 7, 8, 9]
+
+
+def move(producer, batch, target):
+    with producer.transaction(consumed=batch):
+        producer.send_batch(target, batch.values.to_list())
+
+
 def test_the_options_of_a_group_are_checked(node):
     topic = node.create_topic()
     with node.connect() as client:
