@@ -370,3 +370,9 @@ def test_stdout_that_is_closed_or_full_is_an_error(node, topic):
         assert reason in ran.stderr
         assert b"Traceback" not in ran.stderr
         assert ran.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("isolation", ["read-committed", "read-uncommitted"])
+def test_what_has_no_transaction_is_committed(topic, produce, consume, isolation):
+    produce("-p", "0", stdin=b"a\nb\n")
+    assert consume("--isolation", isolation).out == b"a\nb\n"

@@ -283,3 +283,26 @@ def test_log_verify_knows_the_start_and_what_a_crash_left_below_it():
     assert verified(storage) == (start, [("leftover", True)])
     storage.write_file(f"{FOLDER}/{START_FILE}", b"?" * 20, durable=True)
     assert verified(storage) == (first, [("start", False)])
+
+
+def test_segments_below_the_start_stay_while_no_snapshot_tells_of_their_producers():
+    storage = MemoryStorage()
+    log, _ = open_log(storage, config=CONFIG)
+    log.append([make_batch(0, producer=2)], 1)
+    log.sync()
+    log.append([make_batch(1, producer=2)], 2)
+    log.trim(1)
+    after = storage.power_cut()
+    tail = after.names[f"{FOLDER}/{0:020d}.log"].content
+    tail[448:456] = b"not-zero"  # of what was never synced, a page came through
+    cut, _ = rebooted(after, config=CONFIG)
+    assert cut.log_start == cut.log_end
+    assert list_segments(after, FOLDER) == [0, cut.log_end]  # a cut goes on in a new one
+    after = after.killed()
+    again, _ = open_log(after, config=CONFIG, boot_id="boot-2", generation=3)
+    assert (again.log_start, again.producers.next_sequence(2)) == (cut.log_end, (0, cut.log_end))
+    again.trim(cut.log_end)
+    assert list_segments(after, FOLDER) == [cut.log_end]
+    after = after.killed()
+    last, _ = open_log(after, config=CONFIG, boot_id="boot-2", generation=4)
+    assert last.producers.next_sequence(2) == (0, cut.log_end)
