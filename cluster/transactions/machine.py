@@ -24,8 +24,8 @@ before it, so that the old one is refused wherever it turns up again.
 | e, nothing to mark | not used for `idle_max` | forgotten | unknown |
 
 Also an end without partitions uses its epoch up: a late repetition of it must not end the next
-transaction. While e misses markers e+1 may be open already; the shell sends what concerns one
-partition (BEGIN, markers) in the order in which it was decided. Stages have a module of their own.
+transaction. While e misses markers e+1 may be open already, and even be decided: in each
+partition its marker is not told before that of e is there. Stages have a module of their own.
 
 What the shell must hold to: markers are sent, and answers given, when the records of the decision
 are on the device (`durable`); an empty decision is answered after all that was decided before it.
@@ -272,7 +272,8 @@ class Transactions:
 
     # --- markers ----------------------------------------------------------------------------------
     def unmarked(self) -> Iterator[Marking]:
-        """Every marker that is missing, also of decisions that are not acknowledged yet."""
+        """Markers to send, also of decisions that are not acknowledged yet. After `marked` there
+        may be others: in each partition the markers of an id go out one after the other."""
         return self._state.unmarked()
 
     def is_marking(self, transactional_id: str) -> bool:

@@ -13,7 +13,7 @@ from penstock.cluster.decisions import Record
 from penstock.cluster.transactions import records as rec
 from penstock.cluster.transactions.answers import Marking
 from penstock.cluster.transactions.limits import TransactionLimits
-from penstock.cluster.transactions.records import Decided, Key, Stage, Transactional, Value
+from penstock.cluster.transactions.records import Decided, Key, Place, Stage, Transactional, Value
 
 
 class State:
@@ -134,10 +134,15 @@ def producers_of(value: Value) -> set[int]:
 
 
 def markings_of(value: Value) -> Iterator[Marking]:
+    """Markers that may be sent. One that is not the oldest missing one of its id in a partition is
+    held back: an ABORT that overtakes a COMMIT would close that transaction too, there alone."""
     match value:
         case Transactional():
+            older: set[Place] = set()
             for ending in value.endings:
                 places = rec.unpack(ending.places)
-                yield Marking(ending.producer_id, ending.epoch, ending.commit, places)
+                if ready := places - older:
+                    yield Marking(ending.producer_id, ending.epoch, ending.commit, ready)
+                older |= places
         case Stage(commit=bool(commit)):
             yield Marking(value.producer_id, value.producer_epoch, commit, rec.unpack(value.places))

@@ -271,10 +271,13 @@ class ExactlyOnce(Member, Transactional):
             self.ledger.counts[f"eos {refused.error}"] += 1
             yield from self.end(False)
             return
-        yield self.a_while(0.02)
-        ended = yield from self.end(True, (offsets,))
+        yield self.a_while(3.0 if self.sim.random.random() < 0.15 else 0.02)
+        commit = self.sim.random.random() < 0.9
+        ended = yield from self.end(commit, (offsets,))
         if ended.committed:
             self.positions[place, grant] = end
+        elif not commit:
+            self.ledger.counts["eos aborted by itself"] += 1
         else:
             self.ledger.counts[f"eos aborted: {ended.why}"] += 1
             raise NoAnswer("begin with what is committed")

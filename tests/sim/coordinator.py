@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from sim.partitions import OK, OTHER_OPEN, Begin, Marker, Writer
 
 from penstock.cluster.decisions import Decision, Record
 from penstock.cluster.groups import ClientIdentity, Groups
-from penstock.cluster.transactions import Marking, TransactionLimits, Transactions
+from penstock.cluster.transactions import TransactionLimits, Transactions
 from penstock.cluster.transactions.records import Place
 from penstock.core.errors import PenstockError
 from penstock.testing.sim import Ask, Disk, Network, NoAnswer, Node, Reply, Simulation, Sleep, Task
@@ -73,7 +74,7 @@ class Coordinator(Node):
         self.groups, self.transactions = self.machines()
         self.appending.clear()
         self._waiting_for: list[Waiting] = []
-        self._markers: set[tuple[int, int]] = set()
+        self._markers: set[Marker] = set()
         self._producers: dict[str, dict[int, int]] = {}  # client -> producer id -> its life
         self._is_syncing = self.is_serving = False
         for batch in self.disk.batches:
@@ -221,21 +222,22 @@ class Coordinator(Node):
     # --- markers ----------------------------------------------------------------------------------
     def send_markers(self, count: int) -> None:
         """Of what was decided just now: once it is on the device."""
-        for marking in self.transactions.unmarked():
-            who = (marking.producer_id, marking.epoch)
-            if who not in self._markers:
-                self._markers.add(who)
-                self.wait(Waiting(count, True, self.marker_task(marking)))
+        for producer_id, epoch, commit, places in self.transactions.unmarked():
+            for place in sorted(places):
+                marker = Marker(place, producer_id, epoch, commit)
+                if marker not in self._markers:
+                    self._markers.add(marker)
+                    self.wait(Waiting(count, True, partial(self.spawn_marker, marker)))
 
-    def marker_task(self, marking: Marking) -> Callable[[], None]:
-        return lambda: self.spawn(self.mark(marking))
+    def spawn_marker(self, marker: Marker) -> None:
+        self.spawn(self.mark(marker))
 
-    def mark(self, marking: Marking) -> Task:
-        producer_id, epoch, commit, places = marking
-        for place in sorted(places):
-            yield from self.mark_one(Marker(place, producer_id, epoch, commit))
-            self.carry_out(self.transactions.marked(producer_id, epoch, [place]))
-        self._markers.discard((producer_id, epoch))
+    def mark(self, marker: Marker) -> Task:
+        yield from self.mark_one(marker)
+        marked = self.transactions.marked(marker.producer_id, marker.epoch, [marker.place])
+        self.carry_out(marked)
+        self._markers.discard(marker)
+        self.send_markers(len(self.disk.batches) + len(self.appending))
 
     def mark_one(self, marker: Marker) -> Task:
         while True:

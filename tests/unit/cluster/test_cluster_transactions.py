@@ -52,6 +52,27 @@ def test_markers_come_off_as_partitions_have_them(world):
     assert not world.machine.is_marking("a")
 
 
+def test_markers_of_a_partition_go_out_in_the_order_of_the_decisions(world):
+    """An ABORT closes whatever is open there, so it must not come before an older COMMIT."""
+    who = world.init()
+    world.add(who, (T, 0), (T, 1))
+    later = (who[0], world.end(who).next_epoch)
+    world.add(later, (T, 1), (T, 2))
+    world.end(later, commit=False)
+    assert [(m.epoch, m.places) for m in world.machine.unmarked()] == [
+        (who[1], frozenset([(T, 0), (T, 1)])),
+        (later[1], frozenset([(T, 2)])),
+    ]
+    world.run(world.machine.marked(*later, [(T, 2)]))
+    world.run(world.machine.marked(*who, [(T, 1)]))
+    assert [(m.epoch, m.places) for m in world.machine.unmarked()] == [
+        (who[1], frozenset([(T, 0)])),
+        (later[1], frozenset([(T, 1)])),
+    ]
+    assert world.mark_all() == {who: True, later: False}
+    assert list(world.machine.unmarked()) == []
+
+
 def test_rule_19_a_late_end_never_touches_a_later_transaction(world):
     who = world.init()
     world.add(who, (T, 0))

@@ -113,13 +113,15 @@ class TransactionsModel(RuleBasedStateMachine):
         self.offsets |= dict.fromkeys(numbers, holder.who)
         self.world.offsets.stale = {"m"} if stale else set()
         consumed = [ConsumedOffsets("g", "m", numbers)]
-        known = holder.who in self.outcomes
+        machine, now = self.world.machine, self.world.now
         try:
-            ended = self.world.end(holder.who, commit, consumed, holder.name)
+            decision = machine.end(now, holder.name, *holder.who, commit, consumed)
         except (ProducerFencedError, TransactionError):
             assert not holder.is_newest or "not known here" in self.refusal(holder)
             return
+        ended, known = self.world.run(decision), not decision.records
         assert known or holder.is_newest, "a zombie decided"
+        assert known or holder.who not in self.outcomes, "decided twice"
         assert known or ended.committed == (commit and not stale)
         self.learn(holder.who, ended.committed)
         self.ends.append((holder.name, holder.who, commit))
@@ -145,6 +147,16 @@ class TransactionsModel(RuleBasedStateMachine):
             return
         assert decision.records == (), "a late end decided something"
         self.learn(who, decision.answer.committed)
+
+    @precondition(lambda self: self.holders)
+    @rule(pick=PICK, places=PLACES, commits=st.lists(st.booleans(), min_size=2, max_size=3))
+    def whole_transactions(
+        self, pick: int, places: list[tuple[bytes, int]], commits: list[bool]
+    ) -> None:
+        """Several in a row: their markers are missing at the same time."""
+        for commit in commits:
+            self.add(pick, places)
+            self.end(pick, commit, offsets=0, stale=False)
 
     @precondition(lambda self: self.holders)
     @rule(pick=PICK)
@@ -216,6 +228,9 @@ class TransactionsModel(RuleBasedStateMachine):
         who = (marking.producer_id, marking.epoch)
         for place in places:
             assert (who, place) in self.registered, "a marker where nothing was opened"
+            for (producer_id, epoch), where in self.registered:
+                if producer_id == who[0] and where == place and epoch < who[1]:
+                    assert ((producer_id, epoch), place) in self.markers, "a marker overtook"
             assert self.markers.setdefault((who, place), marking.commit) == marking.commit
         self.world.run(self.world.machine.marked(*who, places))
 
@@ -260,9 +275,10 @@ class TransactionsModel(RuleBasedStateMachine):
         """What heals: time passes, partitions come back. Then each partition that was ever
         registered has its marker, and nothing is open."""
         self.world.tick(self.world.now + 1000)
-        for marking in list(self.world.machine.unmarked()):
-            self.learn((marking.producer_id, marking.epoch), marking.commit)
-            self.write_markers(marking, marking.places)
+        for _ in range(LIMITS.endings_max):
+            for marking in list(self.world.machine.unmarked()):
+                self.learn((marking.producer_id, marking.epoch), marking.commit)
+                self.write_markers(marking, marking.places)
         assert list(self.world.machine.unmarked()) == []
         assert self.markers.keys() == self.registered
         assert all(self.outcomes[who] == said for (who, _), said in self.markers.items())

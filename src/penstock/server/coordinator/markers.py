@@ -186,6 +186,7 @@ class Markers:
         for (producer_id, epoch), places in done.items():
             self._tell_marked(producer_id, epoch, places)
             self._under_way.difference_update((producer_id, epoch, place) for place in places)
+        self.look()  # an older marker may have held others back
         self._wake()
 
     # --- BEGIN ---
