@@ -127,6 +127,26 @@ def test_a_holder_that_lost_its_answer_learns_what_was_decided_before_it_was_fen
         world.add((old[0], ended.next_epoch), (T, 0))
 
 
+def test_rule_15_epochs_and_decisions_are_on_the_device_before_they_are_answered(world):
+    who = world.init()
+    world.add(who, (T, 0))
+    stage = world.begin_stage(1, "one")
+    world.add(stage, (T, 0), name="s")
+    machine, now = world.machine, world.now
+    for decision in (
+        machine.init(now, "b", 60.0, 7),
+        machine.init(now, "a", 60.0, 7),
+        machine.end(now, "a", *who, True),
+        machine.end(now, "s", *stage, False),
+        machine.abandon(now, who[0]),
+        machine.commit_stages(now, "s", 1, ["one"], True),
+        machine.tick(now + 60.0),
+    ):
+        assert decision.records
+        assert decision.durable
+    assert not machine.add_partitions(now, "a", *who, [(T, 1)]).durable
+
+
 def test_offsets_are_in_the_decision_that_commits(world):
     who = world.init()
     world.add(who, (T, 0))
