@@ -16,6 +16,10 @@ from penstock.aio.admin import Admin
 from penstock.aio.client import Client, connect
 from penstock.aio.consumer import Consumer
 from penstock.aio.delivery import BatchDelivery, Delivery
+from penstock.aio.group import GroupConsumer
 from penstock.aio.producer import Producer
 
-__all__ = ["Admin", "BatchDelivery", "Client", "Consumer", "Delivery", "Producer", "connect"]
+__all__ = [
+    "Admin", "BatchDelivery", "Client", "Consumer", "Delivery", "GroupConsumer", "Producer",
+    "connect",
+]  # fmt: skip

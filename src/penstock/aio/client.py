@@ -7,18 +7,19 @@ import weakref
 from collections.abc import Awaitable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack, cast, overload
 
 from penstock.aio.admin import Admin
 from penstock.aio.consumer import Consumer
+from penstock.aio.group import GroupConsumer
 from penstock.aio.producer import Producer
 from penstock.aio.waiting import Carrier, Opening
 from penstock.core import errors as er
 from penstock.ipc import layout as lo
-from penstock.options import ConsumerOptions, ProducerOptions
+from penstock.options import ConsumerOptions, GroupOptions, ProducerOptions
 from penstock.session import Session, socket_of
 
-M = TypeVar("M", Producer, Consumer, Admin)
+M = TypeVar("M", Producer, Consumer, GroupConsumer, Admin)
 
 
 class Client:
@@ -49,11 +50,19 @@ class Client:
         options.setdefault("client_id", self._client_id)
         return Opening(lambda: self._keep(Producer.make(self._socket, options)))
 
-    def consumer(self, *topics: str, **options: Unpack[ConsumerOptions]) -> Opening[Consumer]:
+    @overload
+    def consumer(self, *topics: str, **options: Unpack[GroupOptions]) -> Opening[GroupConsumer]: ...
+    @overload
+    def consumer(self, *topics: str, **options: Unpack[ConsumerOptions]) -> Opening[Consumer]: ...
+    def consumer(self, *topics: str, **options: Any) -> Opening[Consumer] | Opening[GroupConsumer]:
         """A new consumer of all partitions of `topics` (none: call `assign`); see
-        `penstock.Consumer` for the options."""
+        `penstock.Consumer` for the options. With `group=` a member of that group."""
         options.setdefault("client_id", self._client_id)
-        return Opening(lambda: self._keep(Consumer.make(self._socket, topics, options)))
+        if options.get("group") is not None:
+            group = cast(GroupOptions, options)
+            return Opening(lambda: self._keep(GroupConsumer.make(self._socket, topics, group)))
+        plain = cast(ConsumerOptions, options)
+        return Opening(lambda: self._keep(Consumer.make(self._socket, topics, plain)))
 
     def admin(self, *, timeout: float = 15.0) -> Opening[Admin]:
         """Topics and the node; `timeout` bounds each request in seconds."""

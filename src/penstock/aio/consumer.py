@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from penstock.aio.waiting import Carrier, Turns
 from penstock.assigned import TopicPartition
@@ -18,13 +18,28 @@ from penstock.attachment import Attachment
 from penstock.consumer import Consumer as BlockingConsumer
 from penstock.consumer import Start
 from penstock.core import errors as er
-from penstock.options import ConsumerOptions
+from penstock.options import ConsumerOptions, GroupOptions
 from penstock.records import Record, RecordBatch
 
 PREFETCH_BYTES: Final = 1 << 20
 """What a poll decodes at most unless told otherwise: it keeps the loop for about a millisecond."""
 RUN: Final = 256
 """Records that iteration hands out before it looks whether it is the turn of others."""
+
+
+Options = TypeVar("Options", ConsumerOptions, GroupOptions)
+
+
+def checked(options: Options) -> Options:
+    """The options of a consumer as they are in a loop. Raises `ConfigError`."""
+    if options.get("spin"):
+        raise er.ConfigError(
+            "spin keeps a whole thread busy, which is the event loop's here: leave it out, or "
+            "use penstock.Consumer in a thread of its own"
+        )
+    options = options.copy()
+    options.setdefault("prefetch_bytes", PREFETCH_BYTES)
+    return options
 
 
 class Consumer:
@@ -45,13 +60,7 @@ class Consumer:
         cls, socket: Path, topics: tuple[str, ...], options: ConsumerOptions
     ) -> Consumer:
         """Attach, and look the topics up."""
-        if options.get("spin"):
-            raise er.ConfigError(
-                "spin keeps a whole thread busy, which is the event loop's here: leave it out, or "
-                "use penstock.Consumer in a thread of its own"
-            )
-        options = options.copy()
-        options.setdefault("prefetch_bytes", PREFETCH_BYTES)
+        options = checked(options)
         carrier = Carrier("consumer")
         timeout, client_id = options.get("timeout", 5.0), options.get("client_id", "")
         session = await carrier.carry(

@@ -25,7 +25,7 @@ from penstock.group.atmostonce import Claims
 from penstock.group.changes import LOOK_SECONDS, Changes, Listener
 from penstock.group.committing import Commits
 from penstock.group.consumed import GroupBatch
-from penstock.group.looping import Looping
+from penstock.group.looping import Looping, Runs
 from penstock.group.membership import Membership, stale_error
 from penstock.group.options import Guarantee, check_group_options
 from penstock.group.reader import UNSEEN, GroupReader
@@ -116,7 +116,7 @@ class GroupConsumer:
             **reading,
         )
         self._handout = self._reader.handout
-        self._looping = Looping(self._reader, self._between)
+        self._looping = Looping(self._reader, self._is_due)
         join = co.JoinGroup(
             group, "", topics, pattern, guarantee, instance_id, session_timeout, processing_timeout
         )
@@ -131,17 +131,17 @@ class GroupConsumer:
         self._topics = topics
         forks.remember(self)
         if session is None:
-            run(self.joining())
+            try:
+                run(self.joining())
+            except BaseException:
+                self.close()
+                raise
 
     def joining(self) -> Waits[None]:
         """Become a member; done by the constructor, unless it was given a session. What it owns is
         taken on by the first poll."""
-        try:
-            yield from self._reader.finding(self._topics)
-            yield from self._member.syncing()
-        except BaseException:
-            run(self.closing())
-            raise
+        yield from self._reader.finding(self._topics)
+        yield from self._member.syncing()
 
     # --- reading ---------------------------------------------------------------------------------
     def poll(self, max_records: int | None = None, timeout: float | None = 0.0) -> GroupBatch:
@@ -196,9 +196,13 @@ class GroupConsumer:
             batch = self.poll(size(), 1.0 if ends else timeout)
             if batch:
                 yield batch
-                self._out = None
+                self.went_on()
             elif not ends:
                 return
+
+    def went_on(self) -> None:
+        """A loop over batches asks for the next one: it is done with the last."""
+        self._out = None
 
     def is_at_end(self) -> bool:
         """With `follow=False`: whether all that its partitions held when they came was handed
@@ -223,10 +227,14 @@ class GroupConsumer:
     def __iter__(self) -> Iterator[Record]:
         """Every record, one by one; ends as `batches()` does. A record is done once the next one is
         asked for: one that an exception or a `break` left the loop with is not."""
-        # A claim is as large as the loop's pace: what is claimed and not handed out is lost.
-        pace = self._looping.pace
-        batches = self._batches(lambda: pace.records if self._claims is not None else None, None)
+        batches = self._batches(lambda: self.loop_size, None)
         return chain.from_iterable(run for batch in batches for run in self._runs(batch))
+
+    @property
+    def loop_size(self) -> int | None:
+        """What a loop over records polls for. A claim is as large as its pace: what is claimed and
+        not handed out is lost."""
+        return self._looping.pace.records if self._claims is not None else None
 
     def unpack(self, batch: GroupBatch) -> Iterator[Record]:
         """The records of a batch, the position following each of them."""
@@ -235,15 +243,26 @@ class GroupConsumer:
         return chain.from_iterable(self._runs(batch))
 
     def _runs(self, batch: GroupBatch) -> Iterator[Iterator[Record]]:
+        for rows in self.runs(batch):
+            if rows is None:
+                run(self.attending())
+            else:
+                yield rows
+
+    def runs(self, batch: GroupBatch) -> Runs:
+        """What a loop over records walks through; None: `attending` is to be carried out."""
         self._out = None  # from here on it is done run by run
         if self._claims is not None:
             return self._looping.claimed(self._claims, batch)
         return self._looping.runs(batch)
 
-    def _between(self, now: float) -> None:
-        """After each run of a loop."""
-        if now >= self._due or self._reader.is_disturbed():
-            run(self.attending())
+    def _is_due(self, now: float) -> bool:
+        return now >= self._due or self.is_disturbed
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether the coordinator has something to say that nobody has followed yet."""
+        return self._reader.is_disturbed()
 
     def _settle(self) -> None:
         if self._claims is not None:

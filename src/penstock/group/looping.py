@@ -14,15 +14,16 @@ from penstock.group.pace import Pace
 from penstock.group.reader import GroupReader
 from penstock.records import Record
 
-Runs = Iterator[Iterator[Record]]
+Runs = Iterator[Iterator[Record] | None]
+"""None: the group wants its due, before the next run is asked for."""
 
 
 class Looping:
-    """See the module. `between` is called with the time after each run."""
+    """See the module. `is_due` tells, by the time after a run, whether the group wants its due."""
 
-    def __init__(self, reader: GroupReader, between: Callable[[float], None]) -> None:
+    def __init__(self, reader: GroupReader, is_due: Callable[[float], bool]) -> None:
         self._reader = reader
-        self._between = between
+        self._is_due = is_due
         self.pace = Pace()
 
     def runs(self, batch: GroupBatch) -> Runs:
@@ -56,7 +57,8 @@ class Looping:
                 at += size
                 now = time.monotonic()
                 pace.note(size, now - begun)
-                self._between(now)
+                if self._is_due(now):
+                    yield None
 
     def claimed(self, claims: Claims, batch: GroupBatch) -> Runs:
         """What was claimed, which is as much as the loop works off in a tenth of a second."""
