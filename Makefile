@@ -48,7 +48,8 @@ crash: $(VENV)/.test
 	@PENSTOCK_CRASH_ROUNDS=$(CRASH_ROUNDS) PENSTOCK_CRASH_SEEDS=$(CRASH_SEEDS) $(BIN)/python -m pytest -m crash --timeout=0 $(ARGS) tests/crash
 
 sim: $(VENV)/.test
-	@PENSTOCK_SIM_ROUNDS=$(SIM_ROUNDS) $(BIN)/python -m pytest --timeout=0 $(ARGS) tests/sim
+	@PENSTOCK_SIM_ROUNDS=$(SIM_ROUNDS) PENSTOCK_MACHINE_EXAMPLES=$(SIM_ROUNDS) \
+		$(BIN)/python -m pytest --timeout=0 $(ARGS) tests/sim tests/unit/cluster
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
