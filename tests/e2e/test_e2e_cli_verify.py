@@ -7,6 +7,7 @@ import signal
 
 import pytest
 from cli_runner import call_cli, cli_process, run_cli
+from node_helpers import eventually
 
 from penstock.testing import Broker
 
@@ -159,3 +160,30 @@ def test_what_is_not_there_is_said_plainly(node, arguments, code, reason):
     ran = call_cli("verify", *arguments, url=node.url)
     assert (ran.code, ran.out) == (code, b"")
     assert reason in ran.err
+
+
+def test_a_transactional_producer_tells_what_was_committed(node):
+    node.create_topic("exact", partitions=2)
+    sent = run_cli(
+        *("verify", "producer", "--topic", "exact", "--max-messages", "300"),
+        *("--transactional-id", "v", "--transaction-duration-ms", "20", "--abort-every", "3"),
+        *("--throughput", "1000"),
+        url=node.url,
+    )
+    assert sent.code == 0
+    events = sent.objects
+    good = {event["value"] for event in named(events, "producer_send_success")}
+    aborted = named(events, "producer_send_error")
+    assert {event["exception"] for event in aborted} == {"TransactionAborted"}
+    assert good | {event["value"] for event in aborted} == {str(number) for number in range(300)}
+    ends = named(events, "transaction_committed"), named(events, "transaction_aborted")
+    assert sum(event["records"] for event in ends[0]) == len(good)
+    assert all(event["transaction"] % 3 == 0 for event in ends[1])
+
+    listed = run_cli("transaction", "list", "--format", "json", url=node.url).objects
+    assert [row["transactional_id"] for row in listed] == ["v"]
+    with node.connect() as client:
+        admin = client.admin()
+        eventually(lambda: admin.list_transactions()[0].state == "ready", "the last marker")
+        with client.consumer("exact", isolation="read_committed", follow=False) as consumer:
+            assert sorted(int(record.value) for record in consumer) == sorted(map(int, good))
