@@ -22,6 +22,7 @@ from seeds import fresh_seed
 from transaction_world import T, U, World
 
 from penstock.cluster.transactions import ConsumedOffsets, TransactionLimits
+from penstock.cluster.transactions.records import Stage
 from penstock.core.errors import (
     ProducerFencedError,
     ResourceLimitError,
@@ -180,7 +181,11 @@ class TransactionsModel(RuleBasedStateMachine):
             self.world.add(who, *places, name="s")
             self.registered |= {(who, place) for place in places}
 
-    @rule(epoch=st.integers(0, 6), leave_out=st.sets(PICK, max_size=2), commit=st.booleans())
+    @rule(
+        epoch=st.integers(0, 6),
+        leave_out=st.sets(st.integers(0, 3), max_size=2),
+        commit=st.booleans(),
+    )
     def commit_stages(self, epoch: int, leave_out: set[int], commit: bool) -> None:
         there = [name for name, (_, of) in self.stages.items() if of == epoch]
         listed = {name for place, name in enumerate(there) if place not in leave_out}
@@ -253,6 +258,12 @@ class TransactionsModel(RuleBasedStateMachine):
         assert after.state() == before.state()
         assert after.deadline() == before.deadline()
         assert sorted(map(str, after.unmarked())) == sorted(map(str, before.unmarked()))
+
+    @invariant()
+    def nothing_is_staged_up_to_the_last_decided_epoch(self) -> None:
+        for value in self.world.machine.state().values():
+            if isinstance(value, Stage) and value.commit is None:
+                assert value.epoch > max(self.decided, default=-1)
 
     @invariant()
     def one_outcome_each(self) -> None:
