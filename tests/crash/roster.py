@@ -26,6 +26,8 @@ class Scene:
     guarantees: tuple[str, ...] = ()
     transactors: int = 0
     readers: tuple[str, ...] = ("read_uncommitted",)
+    kinds: tuple[str, ...] = ()
+    """Faults that strike; none given: all of them."""
 
 
 class Roster:
@@ -209,7 +211,7 @@ class Roster:
         for troop in (self.producers, self.readers, *self.members.values()):
             for index, hand in enumerate(troop):
                 words = "" if hand.is_running() else hand.last_words()
-                if hand.is_running() or (hand.asked and words == "left"):
+                if hand.is_running() or (hand.asked and words):
                     continue
                 if words != "dying":
                     raise AssertionError(f"{hand.who} left on its own:\n{hand.errors()}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Callable
 
 import pytest
 from crash.ground import NodeUnderTest
@@ -25,7 +26,15 @@ TRIALS_PER_NODE = 5
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(0 if SEEDS else SECONDS + 120)]
 
 
-def run_trials(scene: Scene, test: str, capsys: pytest.CaptureFixture[str]) -> None:
+def run_trials(
+    scene: Scene,
+    test: str,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    rounds: int | None = None,
+    seconds: float = SECONDS,
+) -> None:
+    """As many as there are seeds or seconds for, and at least one; `rounds` are faults of each."""
     first = SEED or random.SystemRandom().randrange(1 << 40)
     tally = Tally()
     begun = time.monotonic()
@@ -33,8 +42,15 @@ def run_trials(scene: Scene, test: str, capsys: pytest.CaptureFixture[str]) -> N
         print(f"\n{test}: seeds from {first}", flush=True)
     nursery = Nursery()
     try:
-        while (tally.trials < SEEDS) if SEEDS else (time.monotonic() - begun < SECONDS):
-            _some_trials(scene, first + tally.trials, test, nursery, tally, begun)
+
+        def is_over() -> bool:
+            if SEEDS:
+                return tally.trials >= SEEDS
+            return tally.trials > 0 and time.monotonic() - begun >= seconds
+
+        while not is_over():
+            _some_trials(scene, first + tally.trials, test, nursery, tally, rounds, is_over)
+            tally.seconds = time.monotonic() - begun
             if SEEDS:
                 with capsys.disabled():
                     print(f"{test}: {tally}", flush=True)
@@ -45,7 +61,13 @@ def run_trials(scene: Scene, test: str, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def _some_trials(
-    scene: Scene, seed: int, test: str, nursery: Nursery, tally: Tally, begun: float
+    scene: Scene,
+    seed: int,
+    test: str,
+    nursery: Nursery,
+    tally: Tally,
+    rounds: int | None,
+    is_over: Callable[[], bool],
 ) -> None:
     """On one node."""
     rng = random.Random(seed)
@@ -60,11 +82,11 @@ def _some_trials(
     try:
         node.start()
         for number in range(TRIALS_PER_NODE):
-            if (tally.trials >= SEEDS) if SEEDS else (time.monotonic() - begun >= SECONDS):
+            if is_over():
                 break
             trial = Trial(node, nursery, scene, seed + number, f"x{number}")
             try:
-                report = trial.run(random.Random(seed + number).randint(6, 18))
+                report = trial.run(rounds or random.Random(seed + number).randint(6, 18))
             except Exception as error:
                 failed = True
                 trial.keep()
@@ -81,7 +103,6 @@ def _some_trials(
             tally.trials += 1
             tally.faults += trial.tally
             tally.figures.update(report.figures)
-            tally.seconds = time.monotonic() - begun
         status = node.stop()
         assert status == 0, f"the node ended with {status}"
         node.check_gone()
@@ -104,3 +125,9 @@ def test_crash_history_of_a_group(guarantee: str, capsys: pytest.CaptureFixture[
 def test_crash_history_of_an_exactly_once_job(capsys: pytest.CaptureFixture[str]) -> None:
     scene = Scene(("exactly-once",), transactors=1, readers=())
     run_trials(scene, "test_crash_history_of_an_exactly_once_job", capsys)
+
+
+def test_crash_history_of_a_job_killed_20_times(capsys: pytest.CaptureFixture[str]) -> None:
+    scene = Scene(("exactly-once",), readers=(), kinds=("kill consumer",))
+    name = "test_crash_history_of_a_job_killed_20_times"
+    run_trials(scene, name, capsys, rounds=20, seconds=0)

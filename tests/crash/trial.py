@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -25,8 +26,10 @@ from histories.events import load
 
 from penstock.admin import Admin, TopicConfig
 from penstock.client import Client
+from penstock.consumer import Consumer
 from penstock.core.errors import GroupError, PenstockError
 from penstock.observe.shared import Shared
+from penstock.records import RecordBatch
 from penstock.testing import wait_until
 
 HEAL_TIMEOUT: Final = 30.0
@@ -156,7 +159,8 @@ class Trial:
             time.sleep(max(0.0, min(left, due)))
             self._faults.go_on(time.monotonic())
         self._check()
-        kind = rng.choices(list(TRIAL_WEIGHTS), list(TRIAL_WEIGHTS.values()))[0]
+        kinds = self.scene.kinds or tuple(TRIAL_WEIGHTS)
+        kind = rng.choices(kinds, [TRIAL_WEIGHTS[kind] for kind in kinds])[0]
         self._note(f"{kind} {self._faults.strike(kind)}")
         self.tally[kind] += 1
 
@@ -221,7 +225,7 @@ class Trial:
             self._settle(client)
             roster.end(roster.consumers, HEAL_TIMEOUT)
             self._note("readers are done")
-            self._await_markers(client)
+            self._await_markers(client, self.topics)
             for isolation in LATE_READERS:
                 self._read_all(client, isolation)
 
@@ -235,6 +239,7 @@ class Trial:
 
     def _settle(self, client: Client) -> None:
         """Every reader and every group comes to the end of its topics."""
+        self._await_markers(client, self.roster.inputs)
         for hand in self.roster.readers:
             isolation = hand.plan["isolation"]
             self._await_reader(hand, self._last_records(client, isolation, self.roster.inputs))
@@ -242,11 +247,11 @@ class Trial:
         for guarantee in self.roster.members:
             self._drain(client, guarantee)
 
-    def _await_markers(self, client: Client) -> None:
+    def _await_markers(self, client: Client, topics: list[str]) -> None:
         """What was decided is marked in every log, and what its maker left open is aborted."""
         with (
-            client.consumer(*self.topics, **isolated("read_committed")) as stable,
-            client.consumer(*self.topics) as all_,
+            client.consumer(*topics, **isolated("read_committed")) as stable,
+            client.consumer(*topics) as all_,
         ):
             wait_until(
                 lambda: stable.end_offsets() == all_.end_offsets(),
@@ -308,8 +313,8 @@ class Trial:
     def _last_records(self, client: Client, isolation: str, topics: list[str]) -> dict[Place, int]:
         """The offset of the last record of each partition, as such a reader sees it."""
         last: dict[Place, int] = {}
-        with client.consumer(*topics, follow=False, **isolated(isolation)) as consumer:
-            for batch in consumer.batches():
+        with client.consumer(*topics, **isolated(isolation)) as consumer:
+            for batch in _up_to(consumer, consumer.end_offsets()):
                 for chunk in batch.chunks:
                     last[chunk.topic, chunk.partition] = int(chunk.offsets[-1])
         return last
@@ -317,11 +322,11 @@ class Trial:
     def _read_all(self, client: Client, isolation: str) -> None:
         """A late reader, from the beginning, and the word that it has seen all."""
         who = f"late-{isolation}"
-        with client.consumer(*self.topics, follow=False, **isolated(isolation)) as consumer:
+        with client.consumer(*self.topics, **isolated(isolation)) as consumer:
             ends = consumer.end_offsets()
             self._tell("hello", who=who, role="reader", isolation=isolation)
             self._tell("assigned", r=[list(place) for place in consumer.assignment()])
-            for batch in consumer.batches():
+            for batch in _up_to(consumer, ends):
                 self._tell("polls", r=poll_rows(batch))
         self._tell("ends", r=[[*place, end] for place, end in ends.items()])
 
@@ -343,6 +348,17 @@ class Trial:
         for hand in self.roster.all:
             if hand.is_running():
                 hand.kill()
+
+
+def _up_to(consumer: Consumer, ends: dict[Place, int]) -> Iterator[RecordBatch]:
+    """All below these offsets, each of which it must reach in time."""
+    deadline = time.monotonic() + HEAL_TIMEOUT
+    while behind := {p: end for p, end in ends.items() if consumer.position(*p) < end}:
+        if time.monotonic() > deadline:
+            raise AssertionError(f"a late reader does not get up to {behind}")
+        batch = consumer.poll(timeout=0.02)
+        if batch:
+            yield batch
 
 
 __all__ = ["HEAL_TIMEOUT", "WRITERS", "Tally", "Trial"]
