@@ -15,8 +15,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from penstock.bench import backlog, footprint, latency, partitions, recovery, report, throughput
+from penstock.bench import (
+    backlog,
+    footprint,
+    groups,
+    latency,
+    partitions,
+    recovery,
+    report,
+    throughput,
+)
 from penstock.bench.backlog import BacklogOptions
+from penstock.bench.groups import GroupsOptions
 from penstock.bench.options import LatencyOptions, Options, ThroughputOptions
 from penstock.bench.partitions import PartitionsOptions
 from penstock.bench.progress import Progress
@@ -97,6 +107,11 @@ def _backlog(arguments: argparse.Namespace) -> int:
     return _finish(backlog.run(options, Progress("backlog", quiet=arguments.quiet)), arguments)
 
 
+def _groups(arguments: argparse.Namespace) -> int:
+    options = _options(GroupsOptions, arguments)
+    return _finish(groups.run(options, Progress("groups", quiet=arguments.quiet)), arguments)
+
+
 def _plots(arguments: argparse.Namespace) -> int:
     from penstock.bench import curves
 
@@ -150,6 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_partitions(commands)
     _add_recovery(commands)
     _add_backlog(commands)
+    _add_groups(commands)
     _add_plots(commands)
     _add_suite(commands)
     return parser
@@ -203,6 +219,12 @@ def _add_throughput(commands: Any) -> None:
     parser.add_argument("--keys", type=int, default=0, help="different keys (0: none)")
     parser.add_argument("--list-records", type=int, default=0,
                         help="values in one send_batch or table (0: a batch, 1 MiB)")  # fmt: skip
+    parser.add_argument(
+        "--guarantee", choices=("none", "manual", "at-least-once", "at-most-once"),
+        default=defaults.guarantee, help="the consumer is a group's one member",
+    )  # fmt: skip
+    parser.add_argument("--transaction-records", type=int, default=0,
+                        help="records of each transaction (0: none)")  # fmt: skip
     parser.add_argument("--warmup", type=int, default=None, help="records before the clock starts")
 
 
@@ -263,6 +285,19 @@ def _add_backlog(commands: Any) -> None:
     parser.add_argument("--size", type=int, default=defaults.size, help="bytes of a value")
     parser.add_argument("--api", choices=("send", "batch"), default=defaults.api)
     parser.add_argument("--timeout", type=float, default=defaults.timeout, help="seconds of a turn")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def _add_groups(commands: Any) -> None:
+    text = "groups: rebalance, failover after a kill, commits a second"
+    parser = _command(commands, "groups", _groups, text)
+    defaults = GroupsOptions()
+    parser.add_argument("--members", type=int, default=defaults.members)
+    parser.add_argument("--partitions", type=int, default=defaults.partitions)
+    parser.add_argument("--processes", type=int, default=defaults.processes, help="of members")
+    parser.add_argument("--rate", type=int, default=defaults.rate, help="records a second")
+    parser.add_argument("--rounds", type=int, default=defaults.rounds, help="kills")
+    parser.add_argument("--seconds", type=float, default=defaults.seconds, help="of commits")
     parser.add_argument("--format", choices=("text", "json"), default="text")
 
 

@@ -33,6 +33,8 @@ POINTS: Final = "points.json"
 RUN_BYTES: Final = 1_000_000_000
 """Bytes of values in a throughput run, so far as its records stay below `RUN_RECORDS`."""
 RUN_RECORDS: Final = {"send": 2_000_000, "batch": 10_000_000, "arrow": 10_000_000}
+TRANSACTIONS: Final = 500
+"""Of a run with transactions at most: small ones would take minutes for its bytes."""
 BATCH_BYTES: Final = 512 << 10
 """What a producer takes that is told nothing."""
 REPEAT: Final = 3
@@ -61,6 +63,8 @@ class Sweep:
         options.setdefault("batch_bytes", BATCH_BYTES)
         given = ThroughputOptions(data=self.data, **options)
         records = min(RUN_RECORDS[given.api], RUN_BYTES // given.size)
+        if given.transaction_records:
+            records = min(records, TRANSACTIONS * given.transaction_records)
         given = replace(given, records=records // 10 if self.quick else records)
         name = f"{given.api}, {given.size} B, batches of {given.batch_bytes >> 10} KiB"
         found = [
@@ -143,6 +147,12 @@ def scaling(sweep: Sweep) -> Iterator[Point]:
             yield _point(result, name, partitions)
 
 
+def by_transaction_size(sweep: Sweep) -> Iterator[Point]:
+    for each in sweep.some((0, 10, 100, 1_000, 10_000, 100_000), (0, 100, 10_000)):
+        result = sweep.throughput(api="send", size=1024, transaction_records=each)
+        yield _point(result, "send", each)
+
+
 def opening(sweep: Sweep) -> Iterator[Point]:
     # A large log after a clean stop, and a small one with a large tail after a kill.
     sizes = sweep.some((0.5, 2.0, 5.0, 10.0), (0.1, 0.4))
@@ -171,6 +181,7 @@ CURVES: Final = {
     "latency": Curve(latency_cdf, plots.latency_cdf),
     "throughput-by-backlog": Curve(by_backlog, plots.by_backlog),
     "scaling": Curve(scaling, plots.scaling),
+    "transactions": Curve(by_transaction_size, plots.by_transaction_size),
     "recovery": Curve(opening, plots.recovery),
 }
 

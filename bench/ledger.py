@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.bench.payload import NUMBER_MASK, PRODUCER_SHIFT
+from penstock.core.errors import CorruptBatchError
 
 Stamps = npt.NDArray[np.uint64]
 Seen = npt.NDArray[np.uint8]
@@ -28,6 +30,14 @@ _head = itemgetter(slice(8))
 def stamps_of(values: Sequence[bytes]) -> Stamps:
     """The stamps of a list of values, taken without Python code per value."""
     return np.frombuffer(b"".join(map(_head, values)), "<u8")
+
+
+def stamps_in_place(data: Any, offsets: npt.NDArray[np.int32]) -> Stamps:
+    """The stamps of a column of values of one width, which lie in `data` from `offsets[0]` on."""
+    first, width = int(offsets[0]), int(offsets[1]) - int(offsets[0])
+    if not bool((np.diff(offsets) == width).all()):
+        raise CorruptBatchError("values of different sizes came where all were sent in one size")
+    return np.ndarray((len(offsets) - 1,), "<u8", data, first, (width,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from penstock.bench.errors import BenchError
 
 Api = Literal["send", "batch", "arrow"]
 Durability = Literal["os", "interval", "fsync"]
+Guarantee = Literal["none", "manual", "at-least-once", "at-most-once"]
 
 TABLE_BYTES: Final = 1 << 20
 """Of the values in one table of an Arrow run."""
@@ -72,8 +73,10 @@ class ThroughputOptions(Options):
 
     records: in all, shared among the producers. consumers: processes, each with its own share of
     the partitions. keys: different keys to send with (0: none). list_records: 0 means as many as
-    fill a batch, or 1 MiB for a table. warmup: records of each producer before the clock starts
-    (None: a tenth, bounded).
+    fill a batch, or 1 MiB for a table. guarantee: the consumer is the one member of a group
+    ("none": it is assigned its partitions, without a group). transaction_records: records of each
+    transaction (0: none), which the consumer reads once they are committed. warmup: records of each
+    producer before the clock starts (None: a tenth, bounded).
     """
 
     records: int = 3_000_000
@@ -82,6 +85,8 @@ class ThroughputOptions(Options):
     consumers: int = 1
     keys: int = 0
     list_records: int = 0
+    guarantee: Guarantee = "none"
+    transaction_records: int = 0
     warmup: int | None = None
 
     def check(self) -> None:
@@ -97,6 +102,11 @@ class ThroughputOptions(Options):
                 f"--consumers {self.consumers}: every consumer reads its own share of the "
                 f"partitions, and there are {self.partitions}; raise --partitions"
             )
+
+        if self.guarantee != "none" and self.consumers > 1:
+            raise BenchError("--guarantee: one consumer, which is then given every partition")
+        if self.transaction_records and (self.api != "send" or self.keys):
+            raise BenchError("--transaction-records is for --api send without keys")
 
     def records_of(self, producer: int) -> int:
         return self.records // self.producers + (producer < self.records % self.producers)

@@ -202,6 +202,23 @@ def scaling(points: Points, note: str) -> Figure:
     return figure
 
 
+def by_transaction_size(points: Points, note: str) -> Figure:
+    figure, (axes,) = new_figure("Transactions by their size, send of 1 KiB", 1, note)
+    without = [point["records_per_second"] for point in points if not point["x"]]
+    within = [point for point in points if point["x"]]
+    lines(axes, within, "records_per_second", scale=1e-6)
+    for speed in without:
+        axes.axhline(speed * 1e-6, color=FAINT, linestyle="--", linewidth=1.5)
+        axes.annotate(
+            "without transactions", (within[0]["x"], speed * 1e-6), (0, 5),
+            textcoords="offset points", fontsize=8.5, color=FAINT,
+        )  # fmt: skip
+    label(axes, "records of a transaction", "million records/s, read_committed")
+    categories(axes, [point["x"] for point in within], lambda value: f"{value:,g}")
+    from_zero(axes)
+    return figure
+
+
 def recovery(points: Points, note: str) -> Figure:
     figure, (left, right) = new_figure("Opening a log", 2, note)
     names = {"start": "node, until clients are admitted", "open": "the log alone"}

@@ -29,7 +29,7 @@ VALUE_BYTES: Final = 16 << 10
 LIST_LENGTH: Final = 31  # with their offsets just below a batch of 512 KiB
 WAIT: Final = 300.0
 _OPENED: Final = re.compile(
-    TOPIC + r"-0: (\w+): offsets .* (\d+) batches \((\d+) bytes\) checked in ([\d.]+) s"
+    TOPIC + r"-0: \w+: offsets .* (\d+) batches \((\d+) bytes\) checked in ([\d.]+) s"
 )
 
 
@@ -104,7 +104,6 @@ def run(options: RecoveryOptions, progress: Progress) -> dict[str, Any]:
 class Opened:
     """What a writer said when it had opened the log."""
 
-    reason: str
     batches: int
     nbytes: int
     seconds: float
@@ -117,8 +116,8 @@ def _opened(log: Path) -> Opened:
         raise BenchError(
             f"the writer did not say how it opened the log:\n{log.read_text()[-2000:]}"
         )
-    reason, batches, nbytes, seconds = found[-1]
-    return Opened(reason, int(batches), int(nbytes), float(seconds))
+    batches, nbytes, seconds = found[-1]
+    return Opened(int(batches), int(nbytes), float(seconds))
 
 
 def _fill(node: EmbeddedNode, total_bytes: int) -> int:

@@ -63,6 +63,16 @@ def outcome(result: Result) -> str:
             f"{result['records_per_second']:,} and "
             f"{result['records_per_second_without']:,} records/s"
         )
+    if result["benchmark"] == "groups":
+        options = result["options"]
+        return (
+            f"**a killed member's records go on after {result['failover_p50_ms']:.0f} ms** (worst "
+            f"{result['failover_max_ms']:.0f}); {options['members']} members share "
+            f"{options['partitions']} partitions after {result['all_join_seconds']:.1f} s, one "
+            f"more after {result['one_joins_ms']:.0f} ms, the others going on at "
+            f"{result['delivered_meanwhile_share']:.0%} of their rate; "
+            f"{result['commits_per_second']:,} commits/s"
+        )
     writers = [mb for name, mb in result["resident_mb"].items() if name.startswith("writer")]
     if result["benchmark"] == "partitions":
         return (

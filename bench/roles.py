@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
@@ -19,18 +20,23 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from penstock.assigned import Isolation
 from penstock.bench import payload
 from penstock.bench.crew import Station
-from penstock.bench.ledger import Book, Ledger, Stamps, stamps_of
+from penstock.bench.ledger import Book, Ledger, Stamps, stamps_in_place, stamps_of
 from penstock.bench.options import ThroughputOptions
 from penstock.bench.usage import Usage
-from penstock.client import connect
+from penstock.client import Client, connect
 from penstock.consumer import Consumer
 from penstock.core.columns import BinaryColumn
-from penstock.core.errors import CorruptBatchError
 from penstock.delivery import BatchDelivery
+from penstock.group.consumer import GroupConsumer
+from penstock.options import ProducerOptions
 from penstock.producer import Producer
 from penstock.records import Record
+from penstock.transactions.producer import TransactionalProducer
+
+Reader = Consumer | GroupConsumer
 
 CHECK_EVERY: Final = 10_000
 POLL_TIMEOUT: Final = 1.0
@@ -77,14 +83,7 @@ def produce(task: Task, station: Station) -> None:
     """Role of a producer: report when attached and when warm; then one order, one `Produced`."""
     options = task.options
     send = sender(options, task.index)
-    with connect(task.url) as client, client.producer(
-        linger=options.linger,
-        batch_bytes=options.batch_bytes,
-        compression=options.codec,
-        acks=options.acks,
-        block_timeout=SEND_TIMEOUT,
-        delivery_timeout=SEND_TIMEOUT,
-    ) as producer:  # fmt: skip
+    with connect(task.url) as client, _producer(client, task) as producer:
         station.report()
         for records in (options.warmup_records, options.records_of(task.index)):
             station.await_order()
@@ -93,7 +92,8 @@ def produce(task: Task, station: Station) -> None:
             before = Usage.now()
             begun = time.monotonic_ns()
             send(producer, task.topic, records)
-            last = send_ends(producer, task.topic, options.partitions)
+            with _transaction(producer):
+                last = send_ends(producer, task.topic, options.partitions)
             sent = time.monotonic_ns()
             producer.flush(SEND_TIMEOUT)
             acknowledged = time.monotonic_ns()
@@ -105,10 +105,33 @@ def produce(task: Task, station: Station) -> None:
         station.await_order()  # stay attached until the run is over
 
 
+def _producer(client: Client, task: Task) -> Producer:
+    options = task.options
+    given: ProducerOptions = {
+        "linger": options.linger,
+        "batch_bytes": options.batch_bytes,
+        "compression": options.codec,
+        "acks": options.acks,
+        "block_timeout": SEND_TIMEOUT,
+        "delivery_timeout": SEND_TIMEOUT,
+    }
+    if options.transaction_records:
+        return client.producer(transactional_id=f"{task.topic}-{task.index}", **given)
+    return client.producer(**given)
+
+
+def _transaction(producer: Producer) -> AbstractContextManager[object]:
+    if isinstance(producer, TransactionalProducer):
+        return producer.transaction()
+    return nullcontext()
+
+
 def sender(options: ThroughputOptions, index: int) -> Callable[[Producer, str, int], None]:
     """What sends so many records to a topic, all it sends being prepared."""
     pool = payload.make_pool(index, options.pool_values, options.size)
     keys = payload.make_keys(options.keys)
+    if options.transaction_records:
+        return partial(send_transactions, pool=pool, each=options.transaction_records)
     if options.api == "arrow":
         from penstock.bench import tables
 
@@ -130,6 +153,18 @@ def send_each(
     else:
         for value in payload.cycled(pool, records):
             send(topic, value)
+
+
+def send_transactions(
+    producer: Producer, topic: str, records: int, *, pool: list[bytes], each: int
+) -> None:
+    """One `send` a record, `each` of them in a transaction."""
+    send = producer.send
+    values = payload.cycled(pool, records)
+    for _ in range(0, records, each):
+        with _transaction(producer):
+            for value in islice(values, each):
+                send(topic, value)
 
 
 def send_lists(
@@ -165,8 +200,7 @@ def consume(task: Task, station: Station) -> None:
     ends = options.producers * len(partitions)
     warm = [options.warmup_records] * options.producers
     full = [options.records_of(producer) for producer in range(options.producers)]
-    with connect(task.url) as client, client.consumer(start=task.start) as consumer:
-        consumer.assign((task.topic, partition) for partition in partitions)
+    with connect(task.url) as client, _consumer(client, task, partitions) as consumer:
         station.report()
         for totals in (warm, full):
             ledger = Ledger(totals, options.pool_values)
@@ -192,7 +226,21 @@ def consume(task: Task, station: Station) -> None:
         station.await_order()
 
 
-def take_each(consumer: Consumer, ledger: Ledger, ends: int, partition: int) -> None:
+def _consumer(client: Client, task: Task, partitions: list[int]) -> Reader:
+    """Of the whole topic by a group, or of partitions of one's own."""
+    options = task.options
+    isolation: Isolation = "read_committed" if options.transaction_records else "read_uncommitted"
+    if options.guarantee != "none":
+        return client.consumer(
+            task.topic, group=task.topic, guarantee=options.guarantee, start=task.start,
+            isolation=isolation,
+        )  # fmt: skip
+    consumer = client.consumer(start=task.start, isolation=isolation)
+    consumer.assign((task.topic, partition) for partition in partitions)
+    return consumer
+
+
+def take_each(consumer: Reader, ledger: Ledger, ends: int, partition: int) -> None:
     """One turn of a Python loop a record; the values of every 10,000 are checked together."""
     records = iter(consumer)
     values: list[bytes] = []
@@ -212,7 +260,7 @@ def take_each(consumer: Consumer, ledger: Ledger, ends: int, partition: int) -> 
     _close(records)
 
 
-def take_each_of(consumer: Consumer, ledger: Ledger, ends: int, partitions: list[int]) -> None:
+def take_each_of(consumer: Reader, ledger: Ledger, ends: int, partitions: list[int]) -> None:
     """The same where records of several partitions come in turns."""
     records = iter(consumer)
     values: dict[int, list[bytes]] = {partition: [] for partition in partitions}
@@ -239,7 +287,7 @@ def _close(records: Iterator[Record]) -> None:
         close()
 
 
-def take_columns(consumer: Consumer, ledger: Ledger, ends: int, most: int | None = None) -> None:
+def take_columns(consumer: Reader, ledger: Ledger, ends: int, most: int | None = None) -> None:
     """Polled batches, checked as columns; `most` records with the ends, if that is known."""
     while ends:
         batch = consumer.poll(most, timeout=POLL_TIMEOUT)
@@ -259,11 +307,4 @@ def column_stamps(values: BinaryColumn) -> tuple[Stamps, int]:
     if values.valid is not None:
         kept = [value for value in values if value is not None]
         return stamps_of(kept), len(values) - len(kept)
-    offsets = values.offsets
-    first, width = int(offsets[0]), int(offsets[1]) - int(offsets[0])
-    if not bool((np.diff(offsets) == width).all()):
-        raise CorruptBatchError("values of different sizes came where all were sent in one size")
-    return (
-        np.ndarray((len(values),), "<u8", values.data, first, (width,)),
-        0,
-    )
+    return stamps_in_place(values.data, values.offsets), 0

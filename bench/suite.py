@@ -12,6 +12,7 @@ from penstock.bench import (
     backlog,
     curves,
     footprint,
+    groups,
     latency,
     machine,
     partitions,
@@ -22,6 +23,7 @@ from penstock.bench import (
 from penstock.bench.backlog import BacklogOptions
 from penstock.bench.errors import BenchError
 from penstock.bench.footprint import FootprintOptions
+from penstock.bench.groups import GroupsOptions
 from penstock.bench.options import LatencyOptions, ThroughputOptions
 from penstock.bench.partitions import PartitionsOptions
 from penstock.bench.progress import Progress
@@ -30,7 +32,7 @@ from penstock.bench.recovery import RecoveryOptions
 Result = dict[str, Any]
 AnyOptions = (
     ThroughputOptions | LatencyOptions | FootprintOptions | PartitionsOptions | RecoveryOptions
-    | BacklogOptions
+    | BacklogOptions | GroupsOptions
 )  # fmt: skip
 
 PAGE = "README.md"
@@ -65,6 +67,7 @@ _KINDS: dict[type, str] = {
     PartitionsOptions: "partitions",
     RecoveryOptions: "recovery",
     BacklogOptions: "backlog",
+    GroupsOptions: "groups",
 }
 _ALWAYS = {
     "throughput": {"size", "records", "api"},
@@ -73,6 +76,7 @@ _ALWAYS = {
     "partitions": {"partitions"},
     "recovery": {"gb", "tail_mb"},
     "backlog": {"gb"},
+    "groups": {"members", "partitions"},
 }
 
 
@@ -102,6 +106,13 @@ ROWS: tuple[Row, ...] = (
     _latency("latency, 1 KB, 5,000 records/s", rate=5000, seconds=10, size=1024),
     _latency("latency, 1 KB, 100 records/s, fsync", rate=100, seconds=10, size=1024,
              durability="fsync"),
+    _send("`send`, 1 KB, consumed by a group, at least once", size=1024, records=3_000_000,
+          guarantee="at-least-once"),
+    _send("`send`, 1 KB, consumed by a group, at most once", size=1024, records=3_000_000,
+          guarantee="at-most-once"),
+    _send("`send`, 1 KB, in transactions of 10,000", size=1024, records=1_000_000,
+          transaction_records=10_000),
+    Row("groups", GroupsOptions(), "failover_p50_ms"),
     Row("an empty node", FootprintOptions(), "start_to_first_ack"),
     Row("a node of 1,000 partitions", PartitionsOptions(), "start_clean_seconds"),
     Row("opening a log of 10 GB", RecoveryOptions(), "start_clean_seconds"),
@@ -164,6 +175,8 @@ def shorter(options: AnyOptions) -> AnyOptions:
         return replace(options, gb=options.gb / 10, tail_mb=max(1, options.tail_mb // 10))
     if isinstance(options, BacklogOptions):
         return replace(options, gb=options.gb / 10, records=options.records // 10, turns=2)
+    if isinstance(options, GroupsOptions):
+        return replace(options, members=10, partitions=40, processes=2, rounds=2, seconds=0.5)
     return replace(options, starts=2, idle=2.0)
 
 
@@ -175,5 +188,6 @@ def _run_one(row: Row, progress: Progress) -> Result:
         PartitionsOptions: partitions.run,
         RecoveryOptions: recovery.run,
         BacklogOptions: backlog.run,
+        GroupsOptions: groups.run,
     }
     return runners[type(row.options)](row.options, progress)

@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from penstock.bench.ledger import Ledger, Stamps
+from penstock.bench.ledger import Ledger, Stamps, stamps_in_place
 from penstock.consumer import Consumer
-from penstock.core.errors import CorruptBatchError
+from penstock.group.consumer import GroupConsumer
 from penstock.producer import Producer
 
 POLL_TIMEOUT: Final = 1.0
@@ -41,7 +41,9 @@ def send_tables(
             return
 
 
-def take_tables(consumer: Consumer, ledger: Ledger, ends: int, most: int | None = None) -> None:
+def take_tables(
+    consumer: Consumer | GroupConsumer, ledger: Ledger, ends: int, most: int | None = None
+) -> None:
     """Polled batches as tables; what is checked is what stands in their columns. `most` records
     with the ends, if that is known."""
     while ends:
@@ -69,7 +71,4 @@ def stamps_of_array(values: Any) -> Stamps:
         return np.empty(0, np.uint64)
     _, bounds, data = values.buffers()
     offsets = np.frombuffer(bounds, np.int32)[values.offset : values.offset + len(values) + 1]
-    first, width = int(offsets[0]), int(offsets[1]) - int(offsets[0])
-    if not bool((np.diff(offsets) == width).all()):
-        raise CorruptBatchError("values of different sizes came where all were sent in one size")
-    return np.ndarray((len(values),), "<u8", data, first, (width,))
+    return stamps_in_place(data, offsets)

@@ -139,6 +139,36 @@ def test_a_backlog_keeps_its_size_and_every_record_of_it_is_accounted_for(api, t
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("guarantee", ["manual", "at-least-once", "at-most-once"])
+def test_throughput_of_a_group(guarantee, tmp_path, capsys):
+    result = run(
+        capsys, "throughput", "--size", "256", "--records", "5000", "--partitions", "2",
+        "--guarantee", guarantee, "--data", str(tmp_path),
+    )  # fmt: skip
+    assert_whole(result, 5000)
+
+
+def test_throughput_of_transactions(tmp_path, capsys):
+    result = run(
+        capsys, "throughput", "--size", "256", "--records", "5000", "--transaction-records", "700",
+        "--data", str(tmp_path),
+    )  # fmt: skip
+    assert result["received"] == 5000
+    assert (result["lost"], result["doubled"], result["out_of_order"]) == (0, 0, 0)
+
+
+def test_groups(tmp_path, capsys):
+    result = run(
+        capsys, "groups", "--members", "6", "--partitions", "20", "--processes", "2", "--rate",
+        "2000", "--rounds", "1", "--seconds", "0.2", "--data", str(tmp_path),
+    )  # fmt: skip
+    assert 0 < result["failover_p50_ms"] <= result["failover_max_ms"]
+    assert result["delivered_meanwhile"] > 0
+    assert min(result["all_join_seconds"], result["one_joins_ms"], result["one_leaves_ms"]) > 0
+    assert min(result["commits_per_second"], result["commits_per_second_all_partitions"]) > 0
+    assert list(tmp_path.iterdir()) == []
+
+
 THROUGHPUT_POINTS: list[dict[str, Any]] = [
     {"series": api, "x": x, "records_per_second": 1e6 * (1 + x), "mb_per_second": 900.0 + x,
      "pwrite_mb_per_second": 5000.0}
@@ -156,6 +186,9 @@ POINTS: dict[str, list[dict[str, Any]]] = {
     "throughput-by-backlog": [
         {"series": "behind", "x": 1.0, "records_per_second": 1e6, "ratio": 0.98},
         {"series": "at the end", "x": 1.0, "records_per_second": 1e6},
+    ],
+    "transactions": [
+        {"series": "send", "x": x, "records_per_second": 1e5 * (1 + x)} for x in (0, 10, 1000)
     ],
     "recovery": [
         {"series": series, "kind": kind, "x": x, "seconds": 0.1 * x}
