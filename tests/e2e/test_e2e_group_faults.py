@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 import time
 
@@ -167,3 +169,43 @@ def test_rule_7_a_forked_child_is_told_and_its_parent_goes_on(broker):
         assert len(consumer.poll(timeout=5)) == 5
         consumer.commit()
         assert len(client.admin().describe_group("forked").members) == 1
+
+
+def test_ctrl_c_anywhere_loses_nothing_and_commits_nothing_that_was_not_handed_out(broker):
+    """A timer of processor time throws KeyboardInterrupt into a loop, wherever it stands."""
+    seed = random.randrange(1 << 32)
+    moments = random.Random(seed)
+    topic = broker.create_topic(partitions=3)
+    fill(broker, topic, 0, 30_000)
+    seen: set[tuple[int, int]] = set()
+
+    def read(consumer):
+        if moments.random() < 0.2:
+            for record in consumer:
+                seen.add((record.partition, record.offset))
+        for batch in consumer.batches(20):  # most of the time goes into polls
+            for chunk in batch.chunks:
+                first = chunk.row_offset(chunk.start)
+                seen.update((chunk.partition, first + row) for row in range(len(chunk)))
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    old = signal.signal(signal.SIGVTALRM, interrupt)
+    try:
+        with broker.connect() as client:
+            for _ in range(500):
+                consumer = client.consumer(
+                    topic, group="ctrl-c", follow=False, commit_interval=0.01
+                )
+                with consumer, contextlib.suppress(KeyboardInterrupt):
+                    try:
+                        signal.setitimer(signal.ITIMER_VIRTUAL, moments.uniform(0.0003, 0.004))
+                        read(consumer)
+                    finally:
+                        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            with client.consumer(topic, group="ctrl-c", follow=False) as consumer:
+                read(consumer)
+    finally:
+        signal.signal(signal.SIGVTALRM, old)
+    assert len(seen) == 30_000, f"seed {seed}"

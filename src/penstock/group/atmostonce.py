@@ -132,7 +132,12 @@ class Claims:
         chunks: list[Chunk] = []
         room, size = max_records, 0
         while size < CLAIM_BYTES and (room is None or room > 0):
-            found = self._reader.gather(room)
+            try:
+                found = self._reader.gather(room)
+            except er.PenstockError:
+                if not chunks:
+                    raise
+                break  # what is good is claimed first; the next poll raises it
             if not found:
                 break
             chunks += found
@@ -186,8 +191,13 @@ class Claims:
             raise
         self._asked = None
         self._unreported -= asked.request.skipped
+        owned = self._member.ownership.owned
         told = zip(asked.names, asked.request.claims, answer.granted, answer.committed, strict=True)
         for name, claim, granted, committed in told:
+            if name not in self._heads or owned[name].grant != claim.grant:
+                # It went while the answer was out: if it was granted, nobody else brings it.
+                self._skip(sum(map(len, asked.chunks[name])) if granted else 0, "it went meanwhile")
+                continue
             if granted:
                 self._heads[name] = claim.end
                 self.queue.extend(asked.chunks[name])

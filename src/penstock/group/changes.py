@@ -105,7 +105,11 @@ class Changes:
                 [co.Release(one.topic_id, one.partition, one.grant) for one in revoked]
             )
         held = member.ownership.owned
-        added = [one for name, one in mine.items() if name not in held]
+        added = [
+            one
+            for name, one in mine.items()
+            if one.page >= 0 and (name not in held or name not in reader.partitions)
+        ]
         if added:
             self._owner.take_on(added)
             member.own([*held.values(), *added])

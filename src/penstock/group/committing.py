@@ -111,11 +111,13 @@ class Commits:
         tried again in time: at worst records come again."""
         if names is None:
             self.at = now + self.interval
-        done = self.done(out)
+        owned = self._member.ownership.owned
         changed = {
             name: place
-            for name, place in done.items()
-            if place[0] != self._committed[name] and (names is None or name in names)
+            for name, place in self.done(out).items()
+            if name in owned
+            and place[0] != self._committed.get(name)
+            and (names is None or name in names)
         }
         if not changed:
             return

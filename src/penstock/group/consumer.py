@@ -102,7 +102,8 @@ class GroupConsumer:
              "stale_commits", "skipped", "skipped_claims", "refused_claims"), 0,
         )  # fmt: skip
         self._closed = False
-        self._out: GroupBatch | None = None
+        self._out: GroupBatch | None = None  # in the caller's hands
+        self._is_gathering = False  # positions run ahead of what was handed out
         self._ends: dict[TopicPartition, int] | None = None
         self._due = 0.0
         self._look_every = session_timeout / 3
@@ -157,6 +158,8 @@ class GroupConsumer:
         """`poll`, with the waiting left to another one."""
         reader = self._reader
         reader.check_usable()
+        if self._is_gathering:
+            yield from self._recovering()
         self._settle()
         self._out = None
         reader.begin()
@@ -165,13 +168,13 @@ class GroupConsumer:
         while True:
             if reader.is_disturbed() or time.monotonic() >= self._due:
                 yield from self.attending()
-            chunks: Sequence[Chunk]
             if self._claims is None:
-                chunks = reader.gather(max_records)
+                chunks = self._gather(max_records)
             else:
                 chunks = yield from self._claims.taking(max_records)
             if chunks:
                 self._out = batch = GroupBatch(chunks, self._member.ownership, self)
+                self._is_gathering = False
                 return batch
             now = time.monotonic()
             left = None if deadline is None else deadline - now
@@ -180,6 +183,27 @@ class GroupConsumer:
                 return GroupBatch((), self._member.ownership, self)
             bound = min(backoff.bound(), max(self._due - now, 0.001))
             yield from reader.sleeping(bound if left is None else min(bound, left))
+
+    def _gather(self, max_records: int | None) -> Sequence[Chunk]:
+        """What is there. A Ctrl-C that strikes in here leaves positions behind records that nobody
+        got: `_is_gathering` tells, until they are handed out."""
+        self._is_gathering = True
+        try:
+            chunks = self._reader.gather(max_records)
+        except Exception:  # then nothing has moved
+            self._is_gathering = False
+            raise
+        self._is_gathering = bool(chunks)
+        return chunks
+
+    def _recovering(self) -> Waits[None]:
+        """The last poll was torn out of its work: back to what is committed."""
+        logger.warning(
+            "group %s: a poll was interrupted; going back to the last commit", self.group
+        )
+        self._out = None
+        yield from self._commits.going_back(None, "exactly-once")
+        self._is_gathering = False
 
     def batches(
         self, max_records: int | None = None, timeout: float | None = None
@@ -251,10 +275,11 @@ class GroupConsumer:
 
     def runs(self, batch: GroupBatch) -> Runs:
         """What a loop over records walks through; None: `attending` is to be carried out."""
-        self._out = None  # from here on it is done run by run
         if self._claims is not None:
             return self._looping.claimed(self._claims, batch)
-        return self._looping.runs(batch)
+        todo = self._looping.begin(batch)
+        self._out = None  # from here on it is done run by run
+        return self._looping.runs(todo)
 
     def _is_due(self, now: float) -> bool:
         return now >= self._due or self.is_disturbed
@@ -454,7 +479,7 @@ class GroupConsumer:
             self._changes.leaving()
             if self._claims is not None:
                 yield from self._claims.closing(CLOSE_TIMEOUT)
-            elif self.guarantee == "at-least-once":
+            elif self.guarantee == "at-least-once" and not self._is_gathering:
                 yield from self._commits.finishing(
                     time.monotonic(), out=self._out, timeout=CLOSE_TIMEOUT
                 )

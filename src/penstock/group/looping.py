@@ -8,11 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+from penstock.assigned import AssignedPartition
 from penstock.group.atmostonce import Claims
 from penstock.group.consumed import GroupBatch
 from penstock.group.pace import Pace
 from penstock.group.reader import GroupReader
-from penstock.records import Record
+from penstock.records import Chunk, Record
 
 Runs = Iterator[Iterator[Record] | None]
 """None: the group wants its due, before the next run is asked for."""
@@ -26,16 +27,21 @@ class Looping:
         self._is_due = is_due
         self.pace = Pace()
 
-    def runs(self, batch: GroupBatch) -> Runs:
-        """The records of a batch; partitions that go meanwhile take theirs with them."""
-        reader, handout, pace = self._reader, self._reader.handout, self.pace
+    def begin(self, batch: GroupBatch) -> list[tuple[AssignedPartition, Chunk]]:
+        """What `runs` is to hand out. Nothing counts as brought until it is."""
+        partitions = self._reader.partitions
         todo = [
-            (reader.partitions[name], chunk)
+            (partitions[name], chunk)
             for chunk in batch.chunks
-            if (name := (chunk.topic, chunk.partition)) in reader.partitions
+            if (name := (chunk.topic, chunk.partition)) in partitions
         ]
-        for partition, chunk in reversed(todo):  # nothing is brought until it is handed out
+        for partition, chunk in reversed(todo):
             partition.offset = chunk.row_offset(chunk.start)
+        return todo
+
+    def runs(self, todo: list[tuple[AssignedPartition, Chunk]]) -> Runs:
+        """The records; partitions that go meanwhile take theirs with them."""
+        reader, handout, pace = self._reader, self._reader.handout, self.pace
         for partition, chunk in todo:
             records: list[Record] = []
             at, count = 0, len(chunk)

@@ -82,7 +82,9 @@ class GroupReader(Consumer):
         """Go on there, and forget what was fetched ahead."""
         self._handout.settle()
         for name, offset in offsets.items():
-            partition = self._assigned[name]
+            partition = self._assigned.get(name)
+            if partition is None:
+                continue
             partition.jump(offset, partition.leader_epoch)
             self._touched.append(partition)
 
