@@ -189,6 +189,17 @@ class Commits:
                 self._committed[name] = offsets[name][0]
         return stale
 
+    def back_before(self, batch: GroupBatch) -> None:
+        """Let a batch come again, where its partitions were not given away since."""
+        firsts: dict[TopicPartition, int] = {}
+        owned, before = self._member.ownership.owned, batch.ownership.owned
+        for chunk in reversed(batch.chunks):
+            name = chunk.topic, chunk.partition
+            if name in owned and name in before and owned[name].grant == before[name].grant:
+                firsts[name] = chunk.row_offset(chunk.start)
+        self._reader.back_to(firsts)
+        self._reader.notice = UNSEEN  # a transaction was aborted: perhaps others own it by now
+
     def going_back(self, out: GroupBatch | None, guarantee: str) -> Waits[None]:
         """Let all above what is done (at-least-once) or committed come again."""
         reader = self._reader

@@ -28,7 +28,7 @@ from penstock.group.consumed import GroupBatch
 from penstock.group.looping import Looping, Runs
 from penstock.group.membership import Membership, stale_error
 from penstock.group.options import Guarantee, check_group_options
-from penstock.group.reader import UNSEEN, GroupReader
+from penstock.group.reader import GroupReader
 from penstock.ipc import coordination as co
 from penstock.ipc.doorbell import Backoff
 from penstock.ipc.waits import Waits, run
@@ -382,18 +382,8 @@ class GroupConsumer:
         out, self._out = self._out, None
         if batch is None:
             yield from self._commits.going_back(out, self.guarantee)
-            return
-        firsts: dict[TopicPartition, int] = {}
-        owned = self._member.ownership.owned
-        for chunk in reversed(batch.chunks):
-            name = chunk.topic, chunk.partition
-            if (
-                owned.get(name) == batch.ownership.owned.get(name)
-                and name in self._reader.partitions
-            ):
-                firsts[name] = chunk.row_offset(chunk.start)
-        self._reader.back_to(firsts)
-        self._reader.notice = UNSEEN  # a transaction was aborted: perhaps others own it by now
+        else:
+            self._commits.back_before(batch)
 
     def position(self, topic: str, partition: int) -> int:
         """The offset of the next record that iteration or `poll` will bring."""
