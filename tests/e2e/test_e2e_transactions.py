@@ -16,6 +16,7 @@ from node_helpers import environment, eventually
 import penstock
 from penstock.ipc import coordination as co
 from penstock.session import socket_of
+from penstock.testing import Broker
 from penstock.transactions.link import CoordinatorLink
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "transaction_programs.py"
@@ -297,6 +298,72 @@ def test_a_fork_leaves_the_transaction_to_the_parent(client, topic):
         producer.send(topic, b"parent")
         producer.commit_transaction()
     assert committed(client, topic) == [b"parent", b"parent"]
+
+
+# --- answers that are lost -----------------------------------------------------------------------
+def test_a_commit_without_an_answer_is_asked_for_again():
+    """The node dies before it hears of the commit, and is away for longer than anybody waits."""
+    with Broker() as broker:
+        broker.create_topic("out")
+        with (
+            broker.connect() as client,
+            client.producer(transactional_id="t", delivery_timeout=0.5) as producer,
+        ):
+            producer.begin_transaction()
+            producer.send("out", b"once").result()
+            broker.kill()
+            for _ in range(2):
+                with pytest.raises((penstock.PenstockTimeout, penstock.NotConnectedError)) as lost:
+                    producer.commit_transaction()
+                assert "outcome is not known" in str(lost.value)
+            for call in (producer.begin_transaction, producer.abort_transaction):
+                with pytest.raises(penstock.TransactionError, match="commit_transaction"):
+                    call()
+            broker.start()
+            eventually(lambda: committing(producer), "the node")
+            assert producer.metrics()["requests_repeated"] > 0
+            with producer.transaction():
+                producer.send("out", b"twice")
+        with broker.connect() as client:
+            assert committed(client, "out") == [b"once", b"twice"]
+
+
+def committing(producer):
+    try:
+        producer.commit_transaction()
+    except (penstock.PenstockTimeout, penstock.NotConnectedError):
+        return False
+    return True
+
+
+def test_an_abort_without_an_answer_is_asked_for_by_the_next_begin():
+    with Broker() as broker:
+        broker.create_topic("out")
+        with (
+            broker.connect() as client,
+            client.producer(transactional_id="t", delivery_timeout=0.5) as producer,
+        ):
+            with pytest.raises(KeyError), producer.transaction():
+                producer.send("out", b"never").result()
+                broker.kill()
+                raise KeyError
+            with pytest.raises((penstock.PenstockTimeout, penstock.NotConnectedError)):
+                producer.begin_transaction()
+            broker.start()
+
+            def begun():
+                try:
+                    producer.begin_transaction()
+                except (penstock.PenstockTimeout, penstock.NotConnectedError):
+                    return False
+                return True
+
+            eventually(begun, "the node")
+            producer.send("out", b"good")
+            producer.flush()
+            producer.commit_transaction()
+        with broker.connect() as client:
+            assert committed(client, "out") == [b"good"]
 
 
 # --- stages --------------------------------------------------------------------------------------

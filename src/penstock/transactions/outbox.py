@@ -38,7 +38,8 @@ class TransactionalOutbox(Outbox):
 
     @property
     def is_touched(self) -> bool:
-        """Whether the coordinator may know of the transaction: a partition was asked for."""
+        """Whether the coordinator may know of the transaction: a partition was asked for. So it
+        stays until the next one begins, however often its end has to be asked for."""
         return bool(self._asked)
 
     # --- its beginning and end -------------------------------------------------------------------
@@ -47,7 +48,9 @@ class TransactionalOutbox(Outbox):
         assert not self.buffered, self.buffered
         self.epoch = epoch
         self.failure = None
-        self._forget()
+        self._wanted.clear()
+        self._asked.clear()
+        self._admitted.clear()
         for route in self.routes():
             self._at_its_start(route)
 
@@ -56,12 +59,7 @@ class TransactionalOutbox(Outbox):
         self.failure = error
         for route in self.routes():
             self._lose(route, error)
-        self._forget()
-
-    def _forget(self) -> None:
         self._wanted.clear()
-        self._asked = set()
-        self._admitted = set()
 
     def _at_its_start(self, route: PartitionRoute) -> None:
         route.epoch = self.epoch

@@ -266,6 +266,12 @@ class TransactionalProducer(Transacting):
                 "%r is closed with a transaction open, which is aborted", self.transactional_id
             )
             self._abort_quietly()
+        elif self._life.state is State.COMMITTING:
+            logger.warning(
+                "%r is closed without an answer to its last commit; a new producer with this id "
+                "settles it",
+                self.transactional_id,
+            )
         super().close(timeout)
 
 

@@ -93,6 +93,10 @@ class Transacting(Producer):
         """The transactional producer id, under which its batches are in the log."""
         return self._identity.producer_id
 
+    def metrics(self) -> dict[str, int]:
+        """As of every producer, and `requests_repeated`: to the coordinator, without an answer."""
+        return {**super().metrics(), "requests_repeated": self._link.repeated}
+
     def awake(self) -> None:
         """Partitions were registered, or refused (lock held): whoever waits looks again."""
         self._minder.posted()

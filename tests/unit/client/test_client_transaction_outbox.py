@@ -129,7 +129,9 @@ def test_late_answers_to_an_aborted_transaction_do_not_touch_the_next(world):
     world.register()
     world.outbox.end(TransactionError("aborted"))
     assert world.outcomes() == ["TransactionError"] * 3
+    assert world.outbox.is_touched  # or an abort whose answer was lost would not be repeated
     world.outbox.begin(5)
+    assert not world.outbox.is_touched
     world.post(3)
     world.register()
     taken = world.receiver.frames(128, MANY)
