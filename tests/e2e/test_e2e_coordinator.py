@@ -7,19 +7,31 @@ import signal
 
 import pytest
 from group_members import MemberProcess, RawMember
-from node_helpers import NodeProcess, Refusal, eventually
+from node_helpers import NodeProcess, Refusal, eventually, uuid_of
 
 from penstock.core.errors import PenstockError
 from penstock.ipc import coordination as co
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
-from penstock.ipc import paths
+from penstock.ipc import paths, shm
+from penstock.ipc.shm import Region
 
 
 @pytest.fixture
 def node(tmp_path):
     with NodeProcess(tmp_path / "data") as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory):
+    """A node with a member, for many tests."""
+    with NodeProcess(tmp_path_factory.mktemp("serving") / "data") as made:
+        made.start()
+        create(made)
+        member = RawMember(socket_of(made), "billing", "orders")
+        yield made, member
+        member.close()
 
 
 def socket_of(node):
@@ -250,6 +262,61 @@ def test_new_partitions_and_deleted_topics_reach_members(node):
     member.close()
 
 
+def spoil_lane(node):
+    """What no coordinator writes, in its lane: the writer drops that."""
+    uuid = uuid_of(node.folder)
+    own = int(uuid[:6], 16) << lo.PRODUCER_COUNTER_BITS
+    [name] = shm.listing(f"/penstock-{uuid}-lane-{own}-")
+    with Region.of_fd(shm.open_existing(name, writable=True)) as lane:
+        lane.q[lo.Q_LANE_TAIL] += lo.FRAME_ALIGN
+
+
+def test_rule_17_after_a_lost_log_everything_is_read_anew_in_another_epoch(node):
+    node.start()
+    create(node, partitions=2)
+    member = RawMember(socket_of(node), "billing", "orders")
+    member.commit(0, 5)
+    before = describe(node).coordinator
+    spoil_lane(node)
+    eventually(lambda: describe(node).coordinator["epoch"] > before["epoch"], "another epoch")
+    assert member.commit(0, 6) == []
+    known = member.owned
+    member.sync()
+    assert member.owned == known
+    after = describe(node).coordinator
+    assert (after["failures"], after["loads"]) == (1, 2)
+    assert committed(node) == {0: 6}
+    member.close()
+
+
+def test_while_its_log_is_offline_requests_say_so_and_they_go_on_after_it(tmp_path):
+    with NodeProcess(tmp_path / "data", "--coordinator-timeout", "3") as node:
+        node.start()
+        create(node)
+        RawMember(socket_of(node), "billing", "orders").close(bye=True)
+        eventually(lambda: group_of(node).info.members == 0, "nobody")
+        assert node.stop() == 0
+        [folder] = [path for path in node.folder.glob("*-0") if b"billing" in log_of(path)]
+        segment = folder / f"{0:020d}.log"
+        with segment.open("r+b") as file:
+            good = os.pread(file.fileno(), 7, 200)
+            os.pwrite(file.fileno(), b"garbage", 200)
+        node.start()
+        with pytest.raises(Refusal, match=r"coordinator.*cannot be read.*backup"):
+            group_of(node)
+        with node.attach() as admin:
+            assert [topic.name for topic in admin.ask(ms.ListTopics(), ms.Topics).topics]
+        assert node.stop() == 0
+        with segment.open("r+b") as file:
+            os.pwrite(file.fileno(), good, 200)
+        node.start()
+        assert group_of(node).info.members == 0
+
+
+def log_of(folder):
+    return b"".join(path.read_bytes() for path in folder.glob("*.log"))
+
+
 @pytest.mark.parametrize(
     "request_",
     [
@@ -274,13 +341,10 @@ def test_new_partitions_and_deleted_topics_reach_members(node):
     ],
     ids=lambda request: type(request).__name__,
 )
-def test_garbage_is_refused_and_the_coordinator_serves_on(node, request_):
-    node.start()
-    create(node)
-    member = RawMember(socket_of(node), "billing", "orders")
+def test_garbage_is_refused_and_the_coordinator_serves_on(serving, request_):
+    node, member = serving
     with node.attach() as admin, pytest.raises(Refusal, match=r"^\w+Error: "):
         admin.ask(request_, ms.Done)
     assert member.commit(0, 3) == []
     assert describe(node).coordinator["failures"] == 0
     assert "Traceback" not in node.log
-    member.close()

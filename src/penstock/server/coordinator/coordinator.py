@@ -91,6 +91,7 @@ class Coordinator:
         self._supervisor = supervisor
         self._attempt: asyncio.Future[None] = self._loop.create_future()
         self._loading: asyncio.Task[None] | None = None
+        self._complaint = ""
         self._stopping = False
         self._pages: dict[bytes, list[int]] = {}
         self._holders = Holders(grants, self._abandon)
@@ -164,6 +165,8 @@ class Coordinator:
             left = until - time.monotonic()
             try:
                 await asyncio.wait_for(asyncio.shield(self._attempt), left)
+            except PenstockError:
+                raise  # what keeps it from loading
             except TimeoutError:
                 raise PenstockTimeout(
                     f"the node's coordinator does not serve yet after {left:.1f} s "
@@ -263,14 +266,16 @@ class Coordinator:
                 self._failed_to_load(error, delay)
             await asyncio.sleep(delay)
             delay = min(delay * 2, RETRY_LAST)
-        self._loading = None
+        self._loading, self._complaint = None, ""
         self._begin_life(self._life)
         attempt, self._attempt = self._attempt, self._loop.create_future()
         attempt.set_result(None)
 
     def _failed_to_load(self, error: Exception, delay: float) -> None:
         known = isinstance(error, (PenstockError, OSError))
-        logger.error(
+        repeated, self._complaint = str(error) == self._complaint, str(error)
+        logger.log(
+            logging.DEBUG if repeated else logging.ERROR,
             "the coordinator cannot serve, tried again in %g s: %s", delay, error,
             exc_info=None if known else error, extra={"reason": str(error)},
         )  # fmt: skip

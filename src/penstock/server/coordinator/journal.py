@@ -156,6 +156,8 @@ class Journal:
             return
         try:
             await asyncio.wait_for(asyncio.gather(*waits), timeout)
+        except PenstockError:
+            raise  # of `fail`
         except TimeoutError:
             raise PenstockTimeout(
                 f"the coordinator's log did not take this within {timeout:g} s: its writer "

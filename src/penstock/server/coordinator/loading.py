@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from penstock.cluster.decisions import Record
-from penstock.core.errors import PenstockError, PenstockTimeout, StorageError
+from penstock.core.errors import CorruptBatchError, PenstockTimeout, StorageError
 from penstock.core.plain import decode_records
 from penstock.core.reader import Limit, LogReader
 from penstock.core.storage import Storage
@@ -59,6 +59,11 @@ async def replay(folder: str, state: StatePage, end: int, take: Callable[[Record
                     f"{end} for {STUCK_AFTER:g} s"
                 )
             await asyncio.sleep(LOOK_AGAIN)
+    except CorruptBatchError as error:
+        raise CorruptBatchError(
+            f"the log of the node's coordinator in {folder} cannot be read: {error}. Without it "
+            "nothing is known of groups and transactions: bring that folder back from a backup"
+        ) from error
     finally:
         reader.close()
     return count
@@ -78,8 +83,3 @@ def _step(reader: LogReader, state: StatePage, end: int) -> list[Record]:
             if offset < end and key is not None:
                 found.append(Record(key, value))
     return found
-
-
-def why(error: BaseException) -> str:
-    """What to tell whoever waits for the coordinator."""
-    return str(error) if isinstance(error, PenstockError) else repr(error)

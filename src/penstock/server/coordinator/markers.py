@@ -253,6 +253,8 @@ class Markers:
             self._waiters.add(waiter)
             try:
                 await asyncio.wait_for(waiter, max(0.0, deadline - time.monotonic()))
+            except PenstockError:
+                raise  # of `close`
             except TimeoutError:
                 return condition()
             finally:
