@@ -224,7 +224,7 @@ async def opened(world, journal):
 
 
 async def replayed(world, end):
-    found = []
+    found: list[Record] = []
     await replay(world.folder, world.state, end, found.append)
     return found
 

@@ -28,7 +28,7 @@ class Ground:
         self.name = f"/penstock-{os.urandom(16).hex()}-clients"
         self.table = Region.of_fd(shm.create(self.name, lo.client_table_bytes()))
         format_table(self.table)
-        self.events = []
+        self.events: list[tuple[str, str]] = []
         self.members = Members(
             self.table,
             BOOT,
@@ -50,6 +50,7 @@ class Ground:
 
     def client(self, process, slot=NO_SLOT):
         start = liveness.start_time(process.pid)
+        assert start is not None
         pidfd = liveness.open_pidfd(process.pid, start)
         client = Client(lo.KIND_CONSUMER, process.pid, start, pidfd, "c")
         client.slot = slot
@@ -129,7 +130,7 @@ def test_members_of_the_log_are_found_while_their_process_lives(run):
     async def scenario(ground):
         living, dead = ground.process(), ground.process()
         identities = {
-            name: ClientIdentity(process.pid, liveness.start_time(process.pid), BOOT)
+            name: ClientIdentity(process.pid, liveness.start_time(process.pid) or 0, BOOT)
             for name, process in (("living", living), ("dead", dead))
         }
         dead.kill()

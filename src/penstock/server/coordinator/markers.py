@@ -233,12 +233,12 @@ class Markers:
         return pages[place[1]] if 0 <= place[1] < len(pages) else None
 
     def misses(self, producer_id: int, epoch: int | None, places: Iterable[Place] = ()) -> bool:
-        """Whether a marker of that producer is missing: of this epoch (None: any), in one of these
-        partitions (none named: anywhere)."""
+        """Whether a marker of that producer is missing: of transactions up to this epoch (None: of
+        any), in one of these partitions (none named: anywhere)."""
         wanted = set(places)
         return any(
             marking.producer_id == producer_id
-            and (epoch is None or marking.epoch == epoch)
+            and (epoch is None or marking.epoch <= epoch)
             and (not wanted or not wanted.isdisjoint(marking.places))
             for marking in self._transactions.unmarked()
         )
