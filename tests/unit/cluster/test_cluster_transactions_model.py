@@ -93,11 +93,7 @@ class TransactionsModel(RuleBasedStateMachine):
             self.world.add(holder.who, *places, name=holder.name)
         except TransactionError:
             # It timed out or expired under a living holder; a zombie gets nothing else.
-            assert (
-                not holder.is_newest
-                or not self.world.machine.is_open(*holder.who)
-                or (holder.who in self.outcomes)
-            )
+            assert not holder.is_newest or self.is_over(holder)
             return
         except ResourceLimitError:
             assert self.world.machine.is_marking(holder.name)
@@ -105,6 +101,14 @@ class TransactionsModel(RuleBasedStateMachine):
         assert holder.is_newest, "a zombie wrote"
         assert holder.who not in self.outcomes, "a partition joined what is decided"
         self.registered |= {(holder.who, place) for place in places}
+
+    def is_over(self, holder: Holder) -> bool:
+        """Decided already (its markers may be held back, so nobody saw one), or forgotten."""
+        try:
+            decision = self.world.machine.end(self.world.now, holder.name, *holder.who, False)
+        except TransactionError:
+            return True
+        return not decision.records
 
     @precondition(lambda self: self.holders)
     @rule(pick=PICK, commit=st.booleans(), offsets=st.integers(0, 2), stale=st.booleans())
@@ -165,8 +169,12 @@ class TransactionsModel(RuleBasedStateMachine):
         self.world.run(self.world.machine.abandon(self.world.now, self.holder(pick).producer_id))
 
     # --- stages ---
-    @rule(epoch=st.integers(0, 6), places=PLACES, writes=st.booleans())
-    def begin_stage(self, epoch: int, places: list[tuple[bytes, int]], writes: bool) -> None:
+    def epoch(self, ahead: int) -> int:
+        return max(0, max(self.decided, default=0) + ahead)
+
+    @rule(ahead=st.integers(-1, 2), places=PLACES, writes=st.booleans())
+    def begin_stage(self, ahead: int, places: list[tuple[bytes, int]], writes: bool) -> None:
+        epoch = self.epoch(ahead)
         name = f"stage-{len(self.stages)}"
         try:
             who = self.world.begin_stage(epoch, name)
@@ -182,11 +190,12 @@ class TransactionsModel(RuleBasedStateMachine):
             self.registered |= {(who, place) for place in places}
 
     @rule(
-        epoch=st.integers(0, 6),
+        ahead=st.integers(-1, 2),
         leave_out=st.sets(st.integers(0, 3), max_size=2),
         commit=st.booleans(),
     )
-    def commit_stages(self, epoch: int, leave_out: set[int], commit: bool) -> None:
+    def commit_stages(self, ahead: int, leave_out: set[int], commit: bool) -> None:
+        epoch = self.epoch(ahead)
         there = [name for name, (_, of) in self.stages.items() if of == epoch]
         listed = {name for place, name in enumerate(there) if place not in leave_out}
         aborted = {name for name in listed if self.outcomes.get(self.stages[name][0]) is False}
@@ -206,6 +215,19 @@ class TransactionsModel(RuleBasedStateMachine):
         for name, (who, of) in self.stages.items():
             if of <= epoch and who not in self.outcomes:
                 self.learn(who, of == epoch and name in self.listed[epoch])
+
+    @rule(
+        places=PLACES,
+        ahead=st.integers(1, 2),
+        count=st.integers(1, 3),
+        leave_out=st.sets(st.integers(0, 3), max_size=2),
+    )
+    def whole_epoch(
+        self, places: list[tuple[bytes, int]], ahead: int, count: int, leave_out: set[int]
+    ) -> None:
+        for _ in range(count):
+            self.begin_stage(ahead, places, writes=True)
+        self.commit_stages(ahead, leave_out, commit=True)
 
     def gone(self, names: set[str]) -> set[str]:
         """Stages that were swept before they wrote anything: no marker ever told of them."""
