@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import json
 import os
 import random
 import signal
@@ -12,6 +14,9 @@ import pytest
 from group_world import Members, fill, poll_until
 
 from penstock.core import errors as er
+from penstock.core.header import checked
+from penstock.ipc.shm import unlink_all
+from penstock.testing.broker import Broker
 from penstock.testing.waiting import wait_until
 
 
@@ -209,3 +214,52 @@ def test_ctrl_c_anywhere_loses_nothing_and_commits_nothing_that_was_not_handed_o
     finally:
         signal.signal(signal.SIGVTALRM, old)
     assert len(seen) == 30_000, f"seed {seed}"
+
+
+def cut_power(broker: Broker, keep: int) -> None:
+    """What a power cut leaves: no shared memory, no recovery point, and of the first partition of
+    each topic but the coordinator's so many batches."""
+    broker.kill()
+    uuid = json.loads((broker.data / "node.json").read_bytes())["uuid"]
+    with (broker.data / "lock").open() as lock:
+
+        def is_free() -> bool:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+        wait_until(is_free, what="the writers left")
+    unlink_all(uuid)
+    topics = json.loads((broker.data / "topics.json").read_bytes())["topics"]
+    [topic_id] = [topic["topic_id"] for topic in topics if not topic["name"].startswith("__")]
+    folder = broker.data / f"{topic_id}-0"
+    (folder / "recovery-point").unlink(missing_ok=True)
+    segment = folder / f"{0:020d}.log"
+    image = segment.read_bytes()
+    end = 0
+    for _ in range(keep):
+        end += checked(memoryview(image), end).length
+    segment.write_bytes(image[:end] + bytes(len(image) - end))
+
+
+def test_rule_15_a_group_behind_a_power_cut_is_told_where_the_logs_parted(broker):
+    topic = broker.create_topic()
+    fill(broker, topic, 0, 10)
+    fill(broker, topic, 10, 10)
+    with broker.connect() as client, client.consumer(topic, group="cut", follow=False) as consumer:
+        assert len(list(consumer)) == 20
+    cut_power(broker, keep=1)
+    broker.start()
+    fill(broker, topic, 100, 15)  # offsets 10 to 24 are given a second time
+    with broker.connect() as client, client.consumer(topic, group="cut") as consumer:
+        with pytest.raises(er.LogTruncatedError) as caught:
+            consumer.poll(timeout=5)
+        assert caught.value.divergence == 10
+        assert consumer.metrics()["truncated"] == 1
+        consumer.seek(topic, 0, 10)
+        assert consumer.poll(timeout=5).values.to_list() == [b"%d" % n for n in range(100, 115)]
+        consumer.commit()
+    with broker.connect() as client, client.consumer(topic, group="cut", follow=False) as consumer:
+        assert not list(consumer)
