@@ -6,6 +6,7 @@ arrive late; the machine is made again from its log, whole or compacted, at any 
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import msgspec
@@ -33,6 +34,7 @@ from penstock.core.errors import (
 PLACES = st.lists(st.sampled_from([(T, 0), (T, 1), (U, 0)]), min_size=1, max_size=3)
 NAMES = st.sampled_from(["a", "b"])
 PICK = st.integers(0, 1 << 16)
+EXAMPLES = int(os.environ.get("PENSTOCK_MACHINE_EXAMPLES", "120"))
 LIMITS = TransactionLimits(endings_max=3, tick_max=2, stages_max=6)
 
 
@@ -328,4 +330,4 @@ def run(model: type[RuleBasedStateMachine], examples: int, steps: int) -> None:
 
 
 def test_each_transaction_has_one_outcome_and_every_partition_learns_it() -> None:
-    run(TransactionsModel, examples=120, steps=50)
+    run(TransactionsModel, EXAMPLES, steps=50)
