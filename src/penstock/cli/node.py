@@ -96,6 +96,7 @@ def _fields(url: str, node: NodeDescription, report: Report, shared: int) -> dic
             for writer in node.writers
         ],
         "cleaner": report.cleaner,
+        "coordinator": node.coordinator,
         "producers": report.producers,
         "consumers": report.consumers,
         "settings": node.settings,
@@ -131,6 +132,7 @@ def _write(fields: dict[str, Any], *, wide: bool) -> None:
             [[cleaner.pid, cleaner.state, output.human_age(cleaner.heartbeat_age), cleaner.runs,
               cleaner.errors, None if cleaner.rss is None else size(cleaner.rss)]],
         )  # fmt: skip
+    _table(("COORDINATOR", "NUMBER"), [list(pair) for pair in fields["coordinator"].items()])
     clients = [("producer", row) for row in fields["producers"]]
     clients += [("consumer", row) for row in fields["consumers"]]
     _table(
