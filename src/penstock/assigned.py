@@ -271,6 +271,16 @@ class AssignedPartition:
             f"it out: {behind}"
         )
 
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the log began another leader epoch since what was read: `check` tells more."""
+        return self._epoch not in (EPOCH_UNKNOWN, self.page.leader_epoch)
+
+    def check(self) -> None:
+        """Raises `LogTruncatedError` where the log parted from what was read, also while it has
+        not grown past that again, and `UnknownTopicError`."""
+        self._check_page()
+
     def _check_page(self) -> None:
         page = self.page
         if self._is_gone:

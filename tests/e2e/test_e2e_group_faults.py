@@ -244,7 +244,8 @@ def cut_power(broker: Broker, keep: int) -> None:
     segment.write_bytes(image[:end] + bytes(len(image) - end))
 
 
-def test_rule_15_a_group_behind_a_power_cut_is_told_where_the_logs_parted(broker):
+@pytest.mark.parametrize("count", [1, 15], ids=["below its place", "past its place"])
+def test_rule_15_a_group_behind_a_power_cut_is_told_where_the_logs_parted(broker, count):
     topic = broker.create_topic()
     fill(broker, topic, 0, 10)
     fill(broker, topic, 10, 10)
@@ -252,14 +253,16 @@ def test_rule_15_a_group_behind_a_power_cut_is_told_where_the_logs_parted(broker
         assert len(list(consumer)) == 20
     cut_power(broker, keep=1)
     broker.start()
-    fill(broker, topic, 100, 15)  # offsets 10 to 24 are given a second time
+    fill(broker, topic, 100, count)  # offsets from 10 on are given a second time
     with broker.connect() as client, client.consumer(topic, group="cut") as consumer:
         with pytest.raises(er.LogTruncatedError) as caught:
             consumer.poll(timeout=5)
         assert caught.value.divergence == 10
         assert consumer.metrics()["truncated"] == 1
         consumer.seek(topic, 0, 10)
-        assert consumer.poll(timeout=5).values.to_list() == [b"%d" % n for n in range(100, 115)]
+        assert consumer.poll(timeout=5).values.to_list() == [
+            b"%d" % number for number in range(100, 100 + count)
+        ]
         consumer.commit()
     with broker.connect() as client, client.consumer(topic, group="cut", follow=False) as consumer:
         assert not list(consumer)

@@ -31,6 +31,7 @@ class GroupReader(Consumer):
 
     def __init__(self, socket: Path, **options: Any) -> None:
         self.notice = UNSEEN
+        self._suspects: list[AssignedPartition] = []
         super().__init__(socket, (), **options)
         self._counts.update(deleted=0, truncated=0)
 
@@ -70,7 +71,13 @@ class GroupReader(Consumer):
                 partition.jump(one.offset, one.leader_epoch)
             assigned[name] = partition
         self._adopt(assigned)
+        self._suspect()
         return fresh
+
+    def _suspect(self) -> None:
+        """Look for partitions whose log may have been cut below where the group stands (rule 15):
+        nothing else would tell before it has grown past that again."""
+        self._suspects = [part for part in self._assigned.values() if part.is_suspect]
 
     def drop(self, names: Iterable[TopicPartition]) -> None:
         """Read these no more: what was fetched and not handed out is forgotten."""
@@ -102,6 +109,10 @@ class GroupReader(Consumer):
 
     def gather(self, max_records: int | None) -> Sequence[Chunk]:
         """What is there now."""
+        while self._suspects:
+            if self.reads(self._suspects[-1]):
+                self._check(self._suspects[-1])
+            self._suspects.pop()
         return self._gather(max_records).chunks
 
     def minding(self, left: float) -> Waits[None]:
@@ -142,6 +153,15 @@ class GroupReader(Consumer):
     def check_usable(self) -> None:
         self._check_usable()
 
+    def _check(self, partition: AssignedPartition) -> None:
+        try:
+            partition.check()
+        except er.UnknownTopicError:
+            return  # `_take` sees to that
+        except er.LogTruncatedError:
+            self._counts["truncated"] += 1
+            raise
+
     # --- what a group sees differently ---
     def _has_news(self) -> bool:
         return self._turns.has_more() or self.is_disturbed()
@@ -174,4 +194,5 @@ class GroupReader(Consumer):
             self._counts["deleted"] += 1
             self._assigned.pop(name).close()
         super().moved(session, pages)
+        self._suspect()
         self.notice = UNSEEN
