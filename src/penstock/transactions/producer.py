@@ -90,6 +90,7 @@ class TransactionalProducer(Transacting):
             link.close()
             raise
         self._consumed: Consumed | None = None
+        self._is_asked = False  # for the end of this transaction, whether that was answered or not
         self._counts |= dict.fromkeys(("transactions_committed", "transactions_aborted"), 0)
 
     @property
@@ -140,6 +141,7 @@ class TransactionalProducer(Transacting):
         with self._lock:
             self._check_usable()
             self._life.begin()
+            self._is_asked = False
             self._outbox.begin(self._identity.epoch)
 
     def commit_transaction(self, *, consumed: Consumed | None = None) -> None:
@@ -182,8 +184,9 @@ class TransactionalProducer(Transacting):
         except er.PenstockError:
             with self._lock:
                 self._life.cannot_commit()
-            self._abort(consumed)
-            raise
+            if self._abort(consumed):
+                raise
+            return
         if not answer.committed:
             self._over(committed=False)
             _brought_again(consumed)
@@ -204,24 +207,31 @@ class TransactionalProducer(Transacting):
         with self._lock:
             if not self._life.abort():
                 return
-        self._abort(consumed if consumed is not None else self._consumed)
+        if not self._abort(consumed if consumed is not None else self._consumed):
+            raise er.TransactionError(
+                f"the transaction of {self.transactional_id!r} was committed before: that had no "
+                "answer then"
+            )
 
-    def _abort(self, consumed: Consumed | None) -> None:
-        """End a transaction that is ABORTING."""
+    def _abort(self, consumed: Consumed | None) -> bool:
+        """End a transaction that is ABORTING. False if it turns out to be committed: it was asked
+        for before, and that had no answer."""
         with self._lock:
             self._consumed = consumed
-            touched = self._outbox.is_touched
+            is_known = self._is_asked or self._outbox.is_touched
             self._drop_open(self._outbox.failure or self._gone())
-        if touched:
-            self._end(False, [])
-        self._over(committed=False)
-        _brought_again(consumed)
+        committed = is_known and self._end(False, []).committed
+        self._over(committed=committed)
+        if not committed:
+            _brought_again(consumed)
+        return not committed
 
     def _end(self, commit: bool, offsets: list[co.GroupOffsets]) -> co.TransactionEnded:
         """The coordinator's answer, which is the same however often it is asked."""
         who, epoch = self._identity
         request = co.EndTransaction(self.transactional_id, who, epoch, commit, offsets)
         wish = "commit" if commit else "abort"
+        self._is_asked = True
         try:
             answer = self._link.ask(request, co.TransactionEnded, self._delivery_timeout)
         except er.ProducerFencedError as error:
