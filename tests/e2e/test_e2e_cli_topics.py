@@ -252,7 +252,7 @@ def test_administration_does_without_numpy(node):
         ["topic", "create"], ["topic", "list"], ["topic", "describe"], ["topic", "config"],
         ["topic", "add-partitions"], ["topic", "trim"], ["topic", "delete"], ["log"],
         ["log", "dump"], ["log", "verify"], ["verify"], ["verify", "producer"],
-        ["verify", "consumer"],
+        ["verify", "consumer"], ["transaction"], ["transaction", "list"],
     ],
     ids=" ".join,
 )  # fmt: skip
@@ -261,5 +261,5 @@ def test_every_command_explains_itself(command):
     assert ran.code == 0
     shown = ran.out.decode()
     assert f"Usage: penstock {' '.join(command)}".rstrip() in shown
-    if command and command not in (["topic"], ["log"], ["verify"]):
+    if command and command not in (["topic"], ["log"], ["verify"], ["transaction"]):
         assert "--bootstrap" in shown

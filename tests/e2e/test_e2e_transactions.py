@@ -300,6 +300,22 @@ def test_a_fork_leaves_the_transaction_to_the_parent(client, topic):
     assert committed(client, topic) == [b"parent", b"parent"]
 
 
+def test_columns_and_many_keys_go_in_transactions_as_well(client, topic):
+    arrow = pytest.importorskip("pyarrow")
+    table = arrow.table(
+        {"value": [b"%d" % n for n in range(500)], "key": [b"k%d" % n for n in range(500)]}
+    )
+    with client.producer(transactional_id=topic, compression="lz4", batch_bytes=2048) as producer:
+        for commit in (True, False, True):
+            producer.begin_transaction()
+            producer.send_arrow(topic, table, key_column="key")
+            if commit:
+                producer.commit_transaction()
+            else:
+                producer.abort_transaction()
+    assert committed(client, topic) == sorted([b"%d" % n for n in range(500)] * 2)
+
+
 # --- answers that are lost -----------------------------------------------------------------------
 def test_a_commit_without_an_answer_is_asked_for_again():
     """The node dies before it hears of the commit, and is away for longer than anybody waits."""
