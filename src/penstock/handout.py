@@ -20,6 +20,8 @@ class HandOut:
     def __init__(self, assigned: Mapping[TopicPartition, AssignedPartition]) -> None:
         self._assigned = assigned
         self._live: tuple[AssignedPartition, Chunk, Iterator[Record]] | None = None
+        self.is_between = False
+        """Between two runs of a batch, where a loop may be left for good."""
 
     def runs(self, batch: RecordBatch) -> Iterator[Iterator[Record]]:
         """The records run by run; what the live one has left is not handed out yet."""
@@ -74,10 +76,13 @@ class HandOut:
     def settle(self) -> None:
         """Turn what was handed out into positions. What was fetched and not handed out leaves the
         loop that walks through it, and is fetched again."""
-        if self._live is None:
+        if self._live is None and not self.is_between:
             return
-        partition, chunk, _ = self._live
-        partition.jump(self.offset_of(partition), chunk.leader_epoch)
+        self.is_between = False
+        partition = None
+        if self._live is not None:
+            partition, chunk, _ = self._live
+            partition.jump(self.offset_of(partition), chunk.leader_epoch)
         self.abandon()
         for other in self._assigned.values():
             if other is not partition and other.is_ahead:

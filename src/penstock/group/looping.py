@@ -64,7 +64,11 @@ class Looping:
                 now = time.monotonic()
                 pace.note(size, now - begun)
                 if self._is_due(now):
+                    handout.is_between = True
                     yield None
+                    if not handout.is_between:
+                        return  # as above
+                    handout.is_between = False
 
     def claimed(self, claims: Claims, batch: GroupBatch) -> Runs:
         """What was claimed, which is as much as the loop works off in a tenth of a second."""
