@@ -56,6 +56,8 @@ class Roster:
         self.producers: list[Hand] = []
         self.readers: list[Hand] = []
         self.members: dict[str, list[Hand]] = {}
+        self.isolation: dict[str, str] = {}
+        """Of each group; its members have the same."""
         self.all: list[Hand] = []
 
     # --- who comes ---
@@ -86,6 +88,8 @@ class Roster:
         for number, isolation in enumerate(self._scene.readers):
             self.readers.append(self._hire(self._reader(f"r{number}", isolation)))
         for guarantee in self._scene.guarantees:
+            always = guarantee == "exactly-once" or (self._scene.transactors and rng.random() < 0.5)
+            self.isolation[guarantee] = "read_committed" if always else "read_uncommitted"
             self.members[guarantee] = [
                 self._hire(self._member(guarantee)) for _ in range(rng.randint(1, 3))
             ]
@@ -112,7 +116,7 @@ class Roster:
             "group": self.group(guarantee),
             "guarantee": guarantee,
             "topics": self.topics_of(guarantee),
-            "isolation": "read_committed" if once else "read_uncommitted",
+            "isolation": self.isolation[guarantee],
             "suicide": rng.choice([0.0, 0.01, 0.05]),
             "pause": rng.choice([0.0, 0.005, 0.02]),
             "options": {"session_timeout": rng.choice([0.5, 30.0])},

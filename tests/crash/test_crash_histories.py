@@ -77,6 +77,7 @@ def _some_trials(
         restart_backoff=0.001,
         restart_backoff_max=0.02,
         writer_stall_timeout=1.0,
+        stall_timeout=rng.choice([1.0, 10.0]),
     )
     failed = False
     try:
@@ -118,7 +119,9 @@ def test_crash_history_of_transactions_and_readers(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize("guarantee", ["at-least-once", "manual", "at-most-once"])
 def test_crash_history_of_a_group(guarantee: str, capsys: pytest.CaptureFixture[str]) -> None:
     run_trials(
-        Scene((guarantee,), readers=()), f"test_crash_history_of_a_group[{guarantee}]", capsys
+        Scene((guarantee,), transactors=1, readers=()),
+        f"test_crash_history_of_a_group[{guarantee}]",
+        capsys,
     )
 
 

@@ -269,7 +269,7 @@ class Trial:
     def _drain(self, client: Client, guarantee: str) -> None:
         """A group comes to the end of what it may see. Its members may die on the way."""
         admin, group = client.admin(), self.roster.group(guarantee)
-        isolation = "read_committed" if guarantee == "exactly-once" else "read_uncommitted"
+        isolation = self.roster.isolation[guarantee]
         last = self._last_records(client, isolation, self.roster.topics_of(guarantee))
 
         def committed() -> dict[Place, int]:

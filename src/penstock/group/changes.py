@@ -32,6 +32,8 @@ Listener = Callable[[list[TopicPartition]], object]
 ROUNDS_MAX: Final = 8
 """Syncs in one go, while each answer revokes something more."""
 RETRY_EVERY: Final = 0.5
+UNOPENED_EVERY: Final = 0.05
+"""Seconds between two looks whether a partition that was given to this member is open."""
 LOOK_SECONDS: Final = 0.02
 """What looking for a lost node may take of a poll that has other things to do."""
 
@@ -105,11 +107,14 @@ class Changes:
                 [co.Release(one.topic_id, one.partition, one.grant) for one in revoked]
             )
         held = member.ownership.owned
-        added = [
+        wanted = [
             one
             for name, one in mine.items()
             if one.page >= 0 and (name not in held or name not in reader.partitions)
         ]
+        added = [one for one in wanted if reader.is_open(one)]
+        if len(added) < len(wanted):  # new ones, which their writers are about to make
+            self.retry_at = time.monotonic() + UNOPENED_EVERY
         if added:
             self._owner.take_on(added)
             member.own([*held.values(), *added])

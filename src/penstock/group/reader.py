@@ -16,6 +16,7 @@ from penstock.consumer import Consumer
 from penstock.core import errors as er
 from penstock.handout import HandOut
 from penstock.ipc.coordination import NO_OFFSET, Owned
+from penstock.ipc.layout import STATUS_DELETED
 from penstock.ipc.waits import Waits
 from penstock.records import Chunk
 from penstock.session import Session
@@ -78,6 +79,12 @@ class GroupReader(Consumer):
         """Look for partitions whose log may have been cut below where the group stands (rule 15):
         nothing else would tell before it has grown past that again."""
         self._suspects = [part for part in self._assigned.values() if part.is_suspect]
+
+    def is_open(self, one: Owned) -> bool:
+        """Whether its writer has opened it. Before that its page says nothing, or is that of a
+        deleted topic still, so nobody could tell where it begins."""
+        page = self._session.page(one.page)
+        return page.identity == (one.topic_id, one.partition) and page.status != STATUS_DELETED
 
     def drop(self, names: Iterable[TopicPartition]) -> None:
         """Read these no more: what was fetched and not handed out is forgotten."""
