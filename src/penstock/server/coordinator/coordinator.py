@@ -260,14 +260,16 @@ class Coordinator:
         delay = RETRY_FIRST
         while True:
             try:
-                self._life = await self._open()
+                life = await self._open()
+                self._life = life
+                self._begin_life(life)
+                life.journal.check()
                 break
             except Exception as error:
                 self._failed_to_load(error, delay)
             await asyncio.sleep(delay)
             delay = min(delay * 2, RETRY_LAST)
         self._loading, self._complaint = None, ""
-        self._begin_life(self._life)
         attempt, self._attempt = self._attempt, self._loop.create_future()
         attempt.set_result(None)
 
@@ -280,11 +282,15 @@ class Coordinator:
             exc_info=None if known else error, extra={"reason": str(error)},
         )  # fmt: skip
         self._counts["failures"] += 1
-        attempt, self._attempt = self._attempt, self._loop.create_future()
-        attempt.set_exception(
+        failure = (
             error if isinstance(error, PenstockError)
             else PenstockError(f"the node's coordinator cannot serve: {error!r}")
         )  # fmt: skip
+        if self._life is not None:
+            self._life.end(failure)
+            self._life = None
+        attempt, self._attempt = self._attempt, self._loop.create_future()
+        attempt.set_exception(failure)
         attempt.exception()  # nobody may be waiting
 
     async def _open(self) -> Life:
@@ -343,7 +349,12 @@ class Coordinator:
         known = list(groups.members())
         self._members.keep_only(member_id for _, member_id, _ in known)
         for group, member_id, identity in known:
-            member = self._members.found(group, member_id, identity)
+            try:
+                member = self._members.found(group, member_id, identity)
+            except PenstockError as error:  # not seen is not dead: its session timeout runs
+                logger.warning("member %s of %s is not watched: %s", member_id, group, error)
+                groups.disconnected(self._now(), group, member_id)
+                continue
             if member is None:
                 died(group, member_id)
             elif member.client is None:

@@ -85,6 +85,11 @@ class Members:
         return ClientIdentity(client.pid, client.start_time, self._boot_id, client.name)
 
     # --- in ---
+    def prepare(self, client: Client) -> None:
+        """See to it that the client's process can be watched. Raises `ResourceLimitError`; asked
+        before anything is decided for it."""
+        self._process(client.pid, client.start_time, client.pidfd)
+
     def joined(self, group: str, member_id: str, client: Client) -> None:
         """A member came, or came back by another session."""
         process = self._process(client.pid, client.start_time, client.pidfd)
@@ -111,15 +116,15 @@ class Members:
         member.process.members.add(member.member_id)
         if old is not None and old.process is not member.process:
             self._let_go(old)
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._look_every, self._look)
 
     def _process(self, pid: int, start_time: int, pidfd: int | None) -> _Process:
         process = self._processes.get((pid, start_time))
         if process is None:
-            fd = liveness.open_pidfd(pid, start_time) if pidfd is None else os.dup(pidfd)
+            fd = liveness.open_pidfd(pid, start_time) if pidfd is None else _duplicate(pidfd)
             process = self._processes[pid, start_time] = _Process(pid, start_time, fd)
             self._loop.add_reader(fd, self._ended, process)
+            if self._timer is None:
+                self._timer = self._loop.call_later(self._look_every, self._look)
         return process
 
     # --- out ---
@@ -162,10 +167,13 @@ class Members:
         return min(self._stall_timeout / LOOKS_A_STALL, LOOK_MAX)
 
     def _look(self) -> None:
-        """Find processes that have been stopped for too long. Runs only while there are members."""
+        """Find processes that have been stopped for too long. Runs only while there are any."""
         self._timer = None
         now = time.monotonic()
         for process in list(self._processes.values()):
+            if not process.members:  # what it was prepared for was refused
+                self._forget(process)
+                continue
             try:
                 state = liveness.state(process.pid)
             except (PenstockError, OSError) as error:
@@ -178,7 +186,7 @@ class Members:
             elif now - process.stopped_since >= self._stall_timeout:
                 for member_id in list(process.members):
                     self._stalled(self._members[member_id])
-        if self._members:
+        if self._processes:
             self._timer = self._loop.call_later(self._look_every, self._look)
 
     # --- notices ---
@@ -210,3 +218,10 @@ class Members:
         self._members.clear()
         for process in list(self._processes.values()):
             self._forget(process)
+
+
+def _duplicate(pidfd: int) -> int:
+    try:
+        return os.dup(pidfd)
+    except OSError as error:
+        raise liveness.descriptor_limit_error("watching the process of a member") from error

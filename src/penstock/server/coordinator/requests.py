@@ -74,8 +74,9 @@ class GroupRequests:
             self._members.joined(request.group, assignment.member_id, client)
             return self._assigned(client, assignment, 0)
 
-        return Plan(
-            lambda now: self._groups.join(
+        def decide(now: float) -> Decision[gr.Assignment]:
+            self._members.prepare(client)
+            return self._groups.join(
                 now,
                 request.group,
                 request.member_id,
@@ -87,9 +88,9 @@ class GroupRequests:
                 request.session_timeout,
                 request.processing_timeout,
                 self._members.identity(client),
-            ),
-            say,
-        )
+            )
+
+        return Plan(decide, say)
 
     def _sync(self, client: Client, request: co.SyncGroup) -> Plan:
         check_count("released", len(request.released), co.PARTITIONS_MAX)
