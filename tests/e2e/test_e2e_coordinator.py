@@ -245,6 +245,25 @@ def test_groups_are_listed_described_sought_and_deleted(node):
         assert admin.ask(co.ListGroups(), co.Groups).groups == []
 
 
+def test_an_assignment_that_no_message_takes_comes_in_pages(node):
+    import penstock
+
+    node.start()
+    name = "n" * 200
+    create(node, name, partitions=300)
+    member = RawMember(socket_of(node), "raw", name)
+    assert member.assignment.more
+    assert len(member.assignment.partitions) < 300
+    member.close(bye=True)
+    with (
+        penstock.connect(f"shm://{node.folder}") as client,
+        client.consumer(name, group="billing", guarantee="manual") as consumer,
+    ):
+        consumer.poll(timeout=0.0)
+        assert len(consumer.assignment()) == 300
+        assert len(client.admin().describe_group("billing").partitions) == 300
+
+
 def test_new_partitions_and_deleted_topics_reach_members(node):
     node.start()
     create(node)

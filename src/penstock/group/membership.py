@@ -72,6 +72,15 @@ class Membership:
         for part in parts:
             request = co.SyncGroup(self.group, self.member_id, part)
             assignment = yield from self.asking(request, co.GroupAssignment, deadline)
+        while assignment.more:
+            known = assignment.partitions
+            request = co.SyncGroup(self.group, self.member_id, [], skip=len(known))
+            rest = yield from self.asking(request, co.GroupAssignment, deadline)
+            if (rest.generation, rest.notice) == (assignment.generation, assignment.notice):
+                assignment = msgspec.structs.replace(rest, partitions=known + rest.partitions)
+            else:  # it changed in between: from the first page on
+                request = co.SyncGroup(self.group, self.member_id, [])
+                assignment = yield from self.asking(request, co.GroupAssignment, deadline)
         return assignment
 
     def committing(
