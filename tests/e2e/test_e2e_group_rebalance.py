@@ -11,6 +11,7 @@ from group_world import Members, fill, member
 
 from penstock.core import errors as er
 from penstock.group.consumer import GroupConsumer
+from penstock.testing.broker import Broker
 from penstock.testing.waiting import wait_until
 
 
@@ -135,9 +136,10 @@ def test_rule_7_a_killed_members_partitions_move_at_once(node):
         second.end(signal.SIGTERM)
 
 
-def test_rule_8_a_stopped_member_is_evicted_and_commits_nothing_when_it_continues(node):
-    topic = node.create_topic(partitions=2)
+def test_rule_8_a_stopped_member_is_evicted_and_commits_nothing_when_it_continues():
     with ExitStack() as stack:
+        node = stack.enter_context(Broker(options={"stall_timeout": 0.3}))
+        topic = node.create_topic(partitions=2)
         first = stack.enter_context(member(node, topic, "stopped"))
         first.until_named("partitions_assigned")
         fill(node, topic, 0, 100)
