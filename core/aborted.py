@@ -5,9 +5,10 @@
     └──────────────────────┴───────────┴───────────┴──────────────┴─────────────┴─────────────┘
 
 One entry of 40 bytes for each ABORT marker of the segment, in its order. `last` is the marker's
-offset, `first` that of the transaction's BEGIN, `stable` the last stable offset behind the marker;
-the checksum covers the rest of the entry. Each transaction of a producer has an epoch of its own,
-so that (producer id, epoch) alone tells a reader which batches to leave out.
+offset, `epoch` that of the transaction which it closed, `first` the offset of its BEGIN, `stable`
+the last stable offset behind the marker; the checksum covers the rest of the entry. Each
+transaction of a producer has an epoch of its own, so that (producer id, epoch) alone tells a reader
+which batches to leave out.
 
 The file is there for every segment that ends behind the log's first ABORT marker, empty ones too:
 one that is missing there was deleted, and the next open makes it again. A log without aborts has

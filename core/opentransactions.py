@@ -74,7 +74,8 @@ class OpenTransactions:
         self._ended.append(
             Aborted(
                 control.producer_id,
-                control.epoch,
+                # One of a later epoch closes what is open, too: that is what readers have to know.
+                control.epoch if was is None else was.epoch,
                 offset if was is None else was.first_offset,
                 offset,
                 offset + 1 if oldest is None else oldest.first_offset,

@@ -127,14 +127,15 @@ class StatePage:
     @property
     def oldest_open(self) -> OpenSince | None:
         """The oldest open transaction, None if there is none (or it is just being replaced)."""
-        q, at = self._q, self._base + lo.Q_PAGE_OPEN_BEGAN
-        began = int(q[at])
-        found = OpenSince(
-            int(q[self._base + lo.Q_PAGE_OPEN_PRODUCER]),
-            int(q[self._base + lo.Q_PAGE_OPEN_EPOCH]),
-            began,
-        )
-        return found if began and q[at] == began else None
+        found = self._oldest_open()
+        # Two that began in one append have the same time: only twice the same is one of them.
+        return found if found.began_us and found == self._oldest_open() else None
+
+    def _oldest_open(self) -> OpenSince:
+        q, base = self._q, self._base
+        began = int(q[base + lo.Q_PAGE_OPEN_BEGAN])
+        producer_id = int(q[base + lo.Q_PAGE_OPEN_PRODUCER])
+        return OpenSince(producer_id, int(q[base + lo.Q_PAGE_OPEN_EPOCH]), began)
 
     def counters(self) -> dict[str, int]:
         """records, bytes, batches, duplicates, refusals, throttles since the table was made."""

@@ -55,7 +55,8 @@ class AbortCheck:
         if self._is_live:
             return
         for offset, who in self._markers.items():
-            if noted.get(offset) != who:
+            producer_id, epoch = noted.get(offset, (who[0], who[1] + 1))
+            if producer_id != who[0] or epoch > who[1]:  # it may close one of an epoch below
                 self._result.find(
                     "txn",
                     name,

@@ -147,6 +147,19 @@ def test_a_second_transaction_waits_for_the_end_of_the_first():
     assert put(log, begin(8)) == [4]
 
 
+def test_an_abort_of_a_later_transaction_notes_the_one_that_it_closes():
+    storage, log = opened()
+    put(log, begin(3), within(0, 3), begin(5), abort(5))
+    assert noted(storage) == [Aborted(1, 3, 0, 2, 3)]
+    log.close(clean=False)
+    for path in list(txn_files(storage)):
+        storage.unlink(path)
+    again, _ = open_log(storage)
+    assert noted(storage) == [Aborted(1, 3, 0, 2, 3)]
+    again.close(clean=True)
+    assert [each for each in found_in(storage) if each[0] == "txn"] == []
+
+
 def test_an_older_coordinator_is_refused():
     _, log = opened()
     put(log, begin(3, coordinator=5))
