@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import DataFolderError, StorageError
 from penstock.core.storage import Storage
-from penstock.server.datafolder import GENERATION_BLOCK, PRODUCER_BLOCK, DataFolder, FolderLock
+from penstock.server.datafolder import (
+    COORDINATOR_BLOCK,
+    GENERATION_BLOCK,
+    PRODUCER_BLOCK,
+    DataFolder,
+    FolderLock,
+)
 
 BOOT = "11111111-2222-3333-4444-555555555555"
 
@@ -82,6 +88,20 @@ def test_rule_3_no_number_beyond_the_block_is_given_while_the_disk_is_full(tmp_p
         data.next_producer_id()
     storage.full = False
     assert data.next_producer_id() == last + 1
+
+
+def test_rule_17_no_coordinator_epoch_is_given_twice_and_its_producer_id_to_nobody(tmp_path):
+    epochs: list[int] = []
+    producers: list[int] = []
+    for clean in (False, True, False, False):
+        data = begun(tmp_path)
+        epochs += [data.next_coordinator_epoch() for _ in range(COORDINATOR_BLOCK + 3)]
+        producers.append(data.next_producer_id())
+        if clean:
+            data.mark_clean()
+    assert epochs == sorted(set(epochs))
+    assert data.coordinator_id not in producers
+    assert not data.may_be_ours(data.coordinator_id)
 
 
 def test_a_producer_id_tells_its_node_and_ids_of_others_are_not_ours(tmp_path):
