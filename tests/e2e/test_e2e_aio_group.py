@@ -15,7 +15,7 @@ import pytest
 from loops import WITHIN, Ticker, eventually, held, run
 
 from penstock import aio
-from penstock.core.errors import ClosedError, ConfigError, UnknownTopicError
+from penstock.core.errors import ClosedError, ConfigError, GroupError, UnknownTopicError
 from penstock.testing import Broker, produce
 
 
@@ -223,3 +223,33 @@ def test_what_cannot_be_joined_leaves_nothing_behind(node: Broker):
     for _ in range(3):
         run(one_life())
     assert held() == before
+
+
+def test_the_admin_of_a_loop_sees_and_moves_groups(node: Broker):
+    topic = node.create_topic()
+    produce(node, topic, numbers(10))
+
+    async def main() -> None:
+        async with aio.connect(node.url) as client, client.admin() as admin, Ticker() as ticker:
+            async with client.consumer(topic, group="seen", guarantee="manual") as consumer:
+                await consumer.commit(await consumer.poll(4, timeout=WITHIN))
+                assert "seen" in [each.group for each in await admin.list_groups()]
+                sampling = asyncio.create_task(admin.describe_group("seen", sample=0.05))
+                await ticker.more(5)
+                described = await sampling
+                assert (described.lag, len(described.members)) == (6, 1)
+                with pytest.raises(GroupError):
+                    await admin.delete_group("seen")
+            [foreseen] = await admin.reset_offsets("seen", topic, to="earliest", dry_run=True)
+            assert (foreseen.before, foreseen.after, foreseen.redelivers) == (4, 0, 4)
+            [done] = await admin.reset_offsets("seen", topic, to=7, partitions=0)
+            assert (done.before, done.after) == (4, 7)
+            await admin.delete_group("seen", topic=topic)
+            assert all(
+                one.committed is None for one in (await admin.describe_group("seen")).partitions
+            )
+            await admin.delete_group("seen")
+            assert "seen" not in [each.group for each in await admin.list_groups()]
+            assert isinstance(await admin.list_transactions(), list)
+
+    run(main())

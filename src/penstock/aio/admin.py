@@ -1,4 +1,4 @@
-"""Topics and the node, from an event loop.
+"""Topics, groups, transactions and the node, from an event loop.
 
 Requests are rare and short: a thread of the loop's makes them, by the blocking `penstock.Admin`.
 """
@@ -14,7 +14,15 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from penstock.admin import Admin as BlockingAdmin
-from penstock.admin import TopicConfig, TopicDescription, TrimResult
+from penstock.admin import (
+    GroupDescription,
+    GroupListing,
+    OffsetReset,
+    TopicConfig,
+    TopicDescription,
+    TransactionDescription,
+    TrimResult,
+)
 from penstock.aio.waiting import in_thread
 from penstock.ipc.messages import NodeDescription
 from penstock.offsets import Offset
@@ -71,6 +79,43 @@ class Admin:
     async def describe_topic(self, name: str) -> TopicDescription:
         """A topic with the state of its partitions."""
         return await self._do(partial(self._core.describe_topic, name))
+
+    # --- groups ---
+    async def list_groups(self) -> list[GroupListing]:
+        """All groups that have members or committed offsets, sorted by name."""
+        return await self._do(self._core.list_groups)
+
+    async def describe_group(self, group: str, *, sample: float = 0.0) -> GroupDescription:
+        """A group with its members, offsets and lag. With `sample`, so many seconds are waited for
+        in the thread, and other requests of this admin wait for them."""
+        return await self._do(partial(self._core.describe_group, group, sample=sample))
+
+    async def reset_offsets(
+        self,
+        group: str,
+        topic: str,
+        *,
+        to: Offset | str | int | datetime,
+        partitions: int | Sequence[int] | None = None,
+        dry_run: bool = False,
+        allow_redelivery: bool = False,
+    ) -> list[OffsetReset]:
+        """Let a group go on elsewhere. See `penstock.Admin.reset_offsets`."""
+        return await self._do(
+            partial(
+                self._core.reset_offsets, group, topic, to=to, partitions=partitions,
+                dry_run=dry_run, allow_redelivery=allow_redelivery,
+            )
+        )  # fmt: skip
+
+    async def delete_group(self, group: str, *, topic: str | None = None) -> None:
+        """Forget what a group has committed (of `topic`: only there)."""
+        await self._do(partial(self._core.delete_group, group, topic=topic))
+
+    # --- transactions and the node ---
+    async def list_transactions(self) -> list[TransactionDescription]:
+        """All transactional ids, sorted: what is open, and for how long."""
+        return await self._do(self._core.list_transactions)
 
     async def describe_node(self) -> NodeDescription:
         """The node's process, its writers and how much is attached to it."""

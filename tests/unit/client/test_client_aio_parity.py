@@ -1,0 +1,115 @@
+"""`penstock.aio` has the verbs of the blocking client, with the same arguments: what one of the two
+gets and the other does not is noticed here.
+
+A method that returns `Waits` is no verb: it is one with the waiting left to another.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock import aio
+from penstock.admin import Admin
+from penstock.client import Client
+from penstock.consumer import Consumer
+from penstock.group.consumer import GroupConsumer
+from penstock.producer import Producer
+
+PAIRS: dict[type, type] = {
+    Admin: aio.Admin,
+    Client: aio.Client,
+    Consumer: aio.Consumer,
+    GroupConsumer: aio.GroupConsumer,
+    Producer: aio.Producer,
+}
+
+NOT_IN_A_LOOP: dict[type, dict[str, str]] = {
+    Admin: {
+        "after_fork_in_child": "asked by penstock.forks, of the admin within",
+    },
+    Client: {
+        "stage": "stages are the blocking client's so far",
+        "commit_transaction": "stages are the blocking client's so far",
+    },
+    Consumer: {
+        "after_fork_in_child": "asked by penstock.forks, of the consumer within",
+        "ends": "for the loops over it",
+        "is_over": "for the loops over it",
+        "moved": "for its reader",
+    },
+    GroupConsumer: {
+        "after_fork_in_child": "asked by penstock.forks, of the consumer within",
+        "follows": "for the loops over it",
+        "is_at_end": "for the loops over it",
+        "is_disturbed": "for the loops over it",
+        "loop_size": "for the loops over it",
+        "runs": "for the loops over it",
+        "went_on": "for the loops over it",
+        "take_on": "for `Changes`, when partitions come",
+        "unpack": "the group may have to be asked between two records: loop over the consumer",
+        "offsets_of": "for transactions",
+    },
+    Producer: {
+        "adopt": "for its minder",
+        "seal_open": "for its minder",
+        "await_box": "for its deliveries",
+        "call_when_done": "for its deliveries",
+        "flush_timeout": "for `flush`",
+        "raise_unseen": "for `flush`",
+        "hurry": "for `send_and_wait`",
+        "send_arrow": "waits for room in the middle of a stream",
+    },
+}
+
+ONLY_IN_A_LOOP: dict[type, dict[str, str]] = {
+    Admin: {},
+    Client: {},
+    Consumer: {},
+    GroupConsumer: {"blocking": "for a transaction, which commits for it"},
+    Producer: {"drain": "`send` never waits for room there"},
+}
+
+LOOP_OPENS = "make"
+"""By which a loop makes what a constructor makes elsewhere."""
+
+
+def verbs(kind: type) -> dict[str, Any]:
+    return {
+        name: inspect.getattr_static(kind, name)
+        for name in dir(kind)
+        if not name.startswith("_") and name != LOOP_OPENS and not is_steps(getattr(kind, name))
+    }
+
+
+def is_steps(member: object) -> bool:
+    return str(getattr(member, "__annotations__", {}).get("return", "")).startswith("Waits[")
+
+
+def arguments(verb: Callable[..., object]) -> list[tuple[str, object, object]]:
+    """Names, kinds and defaults."""
+    return [
+        (each.name, each.kind, each.default)
+        for each in inspect.signature(inspect.unwrap(verb)).parameters.values()
+    ]
+
+
+@pytest.mark.parametrize("blocking", PAIRS, ids=lambda kind: kind.__name__)
+def test_a_loop_has_the_verbs_of_the_blocking_client(blocking: type):
+    here, there = verbs(PAIRS[blocking]), verbs(blocking)
+    missing, more = there.keys() - here.keys(), here.keys() - there.keys()
+    assert missing == NOT_IN_A_LOOP[blocking].keys(), "give the loop the verb, or say why not"
+    assert more == ONLY_IN_A_LOOP[blocking].keys(), "give the blocking client the verb as well"
+
+
+@pytest.mark.parametrize("blocking", PAIRS, ids=lambda kind: kind.__name__)
+def test_verbs_take_the_same_arguments_in_a_loop(blocking: type):
+    here, there = verbs(PAIRS[blocking]), verbs(blocking)
+    for name in here.keys() & there.keys():
+        if isinstance(there[name], property):
+            assert isinstance(here[name], property), name
+        else:
+            assert arguments(here[name]) == arguments(there[name]), name
