@@ -184,8 +184,9 @@ class Consumer:
         self._check_usable()
         self._handout.settle()
         found = self._of(topic, partition)
+        epoch = found.page.leader_epoch
         offset = found.resolve(Offset.of(to))
-        found.jump(offset)
+        found.jump(offset, epoch)  # rule 15: that place may be committed
         self._touched.append(found)
         self._tell_positions()
         return offset
@@ -431,6 +432,7 @@ class Consumer:
     def after_fork_in_child(self) -> None:
         """A child does not share its parent's position: it is told to make its own (rule 7)."""
         self._forked = True
+        self._handout.abandon()  # the rest of a loop that stands is the parent's
         if not self._closed:
             self._session.close(polite=False)
             self._closed = True

@@ -30,11 +30,11 @@ class HandOut:
             self._assigned[chunk.topic, chunk.partition].offset = chunk.row_offset(chunk.start)
         for chunk in chunks:
             partition = self._assigned[chunk.topic, chunk.partition]
-            yield self.begin(partition, chunk, iter(chunk.records()))
-            if self._live is None:
+            yield (rows := self.begin(partition, chunk, iter(chunk.records())))
+            if not self.is_at(rows):
                 return  # settled meanwhile: the next poll brings the rest
             partition.offset = chunk.next_offset
-        self._live = None
+            self._live = None
 
     def begin(
         self, partition: AssignedPartition, chunk: Chunk, records: Iterator[Record]
@@ -47,6 +47,10 @@ class HandOut:
     def is_live(self) -> bool:
         return self._live is not None
 
+    def is_at(self, records: Iterator[Record]) -> bool:
+        """Whether this run is the live one still, and not one of a loop within its loop."""
+        return self._live is not None and self._live[2] is records
+
     def end(self) -> None:
         """What was live is handed out, or belongs to nobody any more."""
         self._live = None
@@ -58,6 +62,15 @@ class HandOut:
             return None
         partition, chunk, records = self._live
         return partition, chunk, length_hint(records)
+
+    @property
+    def in_hand(self) -> Chunk | None:
+        """The last row of the live run that was handed out: nobody knows yet what came of it."""
+        live = self.live
+        if live is None or live[2] == len(live[1]):
+            return None
+        _, chunk, left = live
+        return chunk.cut(chunk.stop - left - 1, chunk.stop - left)
 
     def offset_of(self, partition: AssignedPartition) -> int:
         """Where the consumer stands in one partition, by what was handed out."""

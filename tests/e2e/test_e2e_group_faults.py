@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
 import os
 import random
 import signal
@@ -12,11 +10,9 @@ import time
 
 import pytest
 from group_world import Members, fill, poll_until
+from power_cuts import cut_power
 
 from penstock.core import errors as er
-from penstock.core.header import checked
-from penstock.ipc.shm import unlink_all
-from penstock.testing.broker import Broker
 from penstock.testing.waiting import wait_until
 
 
@@ -214,34 +210,6 @@ def test_ctrl_c_anywhere_loses_nothing_and_commits_nothing_that_was_not_handed_o
     finally:
         signal.signal(signal.SIGVTALRM, old)
     assert len(seen) == 30_000, f"seed {seed}"
-
-
-def cut_power(broker: Broker, keep: int) -> None:
-    """What a power cut leaves: no shared memory, no recovery point, and of the first partition of
-    each topic but the coordinator's so many batches."""
-    broker.kill()
-    uuid = json.loads((broker.data / "node.json").read_bytes())["uuid"]
-    with (broker.data / "lock").open() as lock:
-
-        def is_free() -> bool:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            return True
-
-        wait_until(is_free, what="the writers left")
-    unlink_all(uuid)
-    topics = json.loads((broker.data / "topics.json").read_bytes())["topics"]
-    [topic_id] = [topic["topic_id"] for topic in topics if not topic["name"].startswith("__")]
-    folder = broker.data / f"{topic_id}-0"
-    (folder / "recovery-point").unlink(missing_ok=True)
-    segment = folder / f"{0:020d}.log"
-    image = segment.read_bytes()
-    end = 0
-    for _ in range(keep):
-        end += checked(memoryview(image), end).length
-    segment.write_bytes(image[:end] + bytes(len(image) - end))
 
 
 @pytest.mark.parametrize("count", [1, 15], ids=["below its place", "past its place"])

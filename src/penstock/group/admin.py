@@ -247,11 +247,12 @@ class GroupAdmin:
         resets, seeks = [], []
         for number in chosen(info, partitions):
             offset = known.get(number, co.NO_OFFSET)
+            epoch = self._session.page(info.pages[number]).leader_epoch
             after = self._resolved(info, number, to, offset)
             before = None if offset == co.NO_OFFSET else offset
             moved = 0 if before is None else after - before
             resets.append(OffsetReset(topic, number, before, after, max(0, -moved), max(0, moved)))
-            seeks.append(co.OffsetSeek(info.topic_id, number, after))
+            seeks.append(co.OffsetSeek(info.topic_id, number, after, epoch))
         back = [one for one in resets if one.redelivers]
         if back and asked.info.guarantee == "at-most-once" and not allow_redelivery:
             raise er.GroupError(

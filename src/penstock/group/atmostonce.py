@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from penstock.assigned import TopicPartition
+from penstock.assigned import AssignedPartition, TopicPartition
 from penstock.consumer import Start
 from penstock.core import errors as er
 from penstock.group.membership import Membership
@@ -51,6 +51,8 @@ class Claims:
         self._node_timeout = node_timeout
         self._heads: dict[TopicPartition, int] = {}
         self._asked: _Asked | None = None
+        self._before: dict[AssignedPartition, tuple[int, int]] | None = None
+        """Where the reader stood before a fetch of which nothing was claimed yet."""
         self._last_id = 0
         self._unreported = 0
         self.queue: deque[Chunk] = deque()
@@ -83,19 +85,30 @@ class Claims:
     def seek(self, name: TopicPartition, to: Start) -> int:
         """Forwards only. What is passed over is the caller's wish and not counted."""
         self.settle()
+        self._unfetch()
         before = self._reader.position(*name)
         offset = self._reader.seek(*name, to)
-        if offset < self._heads[name]:
+        head = self._claimed_to(name)
+        if offset < head:
             self._reader.seek(*name, before)
             raise er.GroupError(
                 f"{name[0]}-{name[1]}: group {self._member.group!r} is at-most-once and committed "
-                f"up to {self._heads[name]}; going back to {offset} would deliver twice. An admin "
+                f"up to {head}; going back to {offset} would deliver twice. An admin "
                 "can: reset_offsets(..., allow_redelivery=True)"
             )
         kept = [chunk for chunk in self.queue if (chunk.topic, chunk.partition) != name]
-        self._skip(sum(map(len, self.queue)) - sum(map(len, kept)), "it was sought past")
+        asked = [] if self._asked is None else self._asked.chunks.pop(name, [])
+        gone = sum(map(len, self.queue)) - sum(map(len, kept)) + sum(map(len, asked))
+        self._skip(gone, "it was sought past")
         self.queue = deque(kept)
         return offset
+
+    def _claimed_to(self, name: TopicPartition) -> int:
+        """Up to where it is claimed, or may be: by a claim whose outcome is not known yet."""
+        asked = () if self._asked is None else zip(
+            self._asked.names, self._asked.request.claims, strict=True
+        )  # fmt: skip
+        return max([self._heads[name], *(claim.end for other, claim in asked if other == name)])
 
     # --- records ---
     def settle(self) -> None:
@@ -114,21 +127,34 @@ class Claims:
         if self._asked is not None:
             yield from self._resolving()
         if not self.queue:
+            self._unfetch()
             yield from self._claiming(self._fetch(max_records))
         taken: list[Chunk] = []
-        room = max_records
-        while self.queue and (room is None or room > 0):
-            chunk = self.queue.popleft()
+        room, left = max_records, self.queue.copy()
+        while left and (room is None or room > 0):
+            chunk = left.popleft()
             if room is not None:
                 if len(chunk) > room:
-                    self.queue.appendleft(chunk.cut(chunk.start + room, chunk.stop))
+                    left.appendleft(chunk.cut(chunk.start + room, chunk.stop))
                     chunk = chunk.cut(chunk.start, chunk.start + room)
                 room -= len(chunk)
             taken.append(chunk)
+        self.queue = left  # at the end: what a Ctrl-C tears out of here is not lost
         return taken
+
+    def _unfetch(self) -> None:
+        """A Ctrl-C struck between a fetch and its claim: nobody got it, so it is fetched again."""
+        for partition, place in (self._before or {}).items():
+            if self._reader.reads(partition):
+                partition.jump(*place)
+        self._before = None
 
     def _fetch(self, max_records: int | None) -> list[Chunk]:
         """What is there, up to so many records or about `CLAIM_BYTES`."""
+        self._before = {
+            partition: (partition.offset, partition.leader_epoch)
+            for partition in self._reader.partitions.values()
+        }
         chunks: list[Chunk] = []
         room, size = max_records, 0
         while size < CLAIM_BYTES and (room is None or room > 0):
@@ -136,6 +162,7 @@ class Claims:
                 found = self._reader.gather(room)
             except er.PenstockError:
                 if not chunks:
+                    self._before = None
                     raise
                 break  # what is good is claimed first; the next poll raises it
             if not found:
@@ -149,11 +176,17 @@ class Claims:
     # --- claims ---
     def _claiming(self, chunks: Sequence[Chunk]) -> Waits[None]:
         """Claim them all at once; what is granted stands in the queue afterwards."""
-        if not chunks:
-            return
         named: dict[TopicPartition, list[Chunk]] = {}
         for chunk in chunks:
-            named.setdefault((chunk.topic, chunk.partition), []).append(chunk)
+            name = chunk.topic, chunk.partition
+            # Nothing below what is claimed is handed out, wherever the reader was made to stand.
+            row = chunk.columns.first_at(self._heads[name])
+            if row < chunk.stop:
+                chunk = chunk if row <= chunk.start else chunk.cut(row, chunk.stop)
+                named.setdefault(name, []).append(chunk)
+        if not named:
+            self._before = None
+            return
         owned = self._member.ownership.owned
         claims = []
         for name, found in named.items():
@@ -168,7 +201,7 @@ class Claims:
         request = co.ClaimOffsets(
             self._member.group, self._member.member_id, self._last_id, claims, self._unreported
         )
-        self._asked = _Asked(request, list(named), named)
+        self._asked, self._before = _Asked(request, list(named), named), None
         yield from self._resolving()
 
     def _resolving(self) -> Waits[None]:
@@ -189,32 +222,37 @@ class Claims:
             if isinstance(error, er.UnknownMemberError):
                 return  # the next look at the group joins anew
             raise
-        self._asked = None
-        self._unreported -= asked.request.skipped
+        if self._asked is not asked:
+            return  # what came of it is known: its records are handed out once
         owned = self._member.ownership.owned
+        queue, gone = self.queue.copy(), 0
         told = zip(asked.names, asked.request.claims, answer.granted, answer.committed, strict=True)
         for name, claim, granted, committed in told:
             if name not in self._heads or owned[name].grant != claim.grant:
                 # It went while the answer was out: if it was granted, nobody else brings it.
-                self._skip(sum(map(len, asked.chunks[name])) if granted else 0, "it went meanwhile")
-                continue
-            if granted:
+                gone += sum(map(len, asked.chunks.get(name, ()))) if granted else 0
+            elif granted:
                 self._heads[name] = claim.end
-                self.queue.extend(asked.chunks[name])
-                continue
-            self._counts["refused_claims"] += 1
-            self._reader.notice = UNSEEN
-            logger.warning(
-                "group %s: %s-%d from %d to %d was not granted: the group stands at %d",
-                self._member.group, *name, claim.start, claim.end, committed,
-            )  # fmt: skip
-            partition = self._reader.partitions.get(name)
-            if partition is not None:
-                first = asked.chunks[name][0]
-                self._heads[name] = committed
-                partition.jump(
-                    first.row_offset(first.start) if committed == co.NO_OFFSET else committed
-                )
+                queue.extend(asked.chunks.get(name, ()))
+            else:
+                self._refused(name, claim, committed)
+        # In one go, for a Ctrl-C: neither is a claim taken in twice, nor its records lost.
+        left = self._unreported - asked.request.skipped
+        self._asked, self.queue, self._unreported = None, queue, left
+        self._skip(gone, "it went meanwhile")
+
+    def _refused(self, name: TopicPartition, claim: co.Claim, committed: int) -> None:
+        """Go on where the group stands."""
+        self._counts["refused_claims"] += 1
+        self._reader.notice = UNSEEN
+        logger.warning(
+            "group %s: %s-%d from %d to %d was not granted: the group stands at %d",
+            self._member.group, *name, claim.start, claim.end, committed,
+        )  # fmt: skip
+        partition = self._reader.partitions.get(name)
+        if partition is not None:
+            self._heads[name] = committed
+            partition.jump(claim.start if committed == co.NO_OFFSET else committed)
 
     def _skip(self, records: int, why: str) -> None:
         if records:

@@ -98,6 +98,14 @@ class Commits:
         ]
         return co.GroupOffsets(owner.group, owner.member_id, offsets)
 
+    def out_but(self, out: GroupBatch | None, name: TopicPartition) -> GroupBatch | None:
+        """What is in the caller's hands while it seeks in that partition: of other partitions the
+        batch, or the record in hand of a loop, which the seek ends."""
+        in_hand = self._reader.handout.in_hand
+        chunks = list(out.chunks) if out is not None else [in_hand] if in_hand is not None else []
+        kept = [chunk for chunk in chunks if (chunk.topic, chunk.partition) != name]
+        return GroupBatch(kept, self._member.ownership) if kept else None
+
     # --- commits ---
     def finishing(
         self,
@@ -192,10 +200,10 @@ class Commits:
     def back_before(self, batch: GroupBatch) -> None:
         """Let a batch come again, where its partitions were not given away since."""
         firsts: dict[TopicPartition, int] = {}
-        owned, before = self._member.ownership.owned, batch.ownership.owned
+        owner = self._member.ownership
         for chunk in reversed(batch.chunks):
             name = chunk.topic, chunk.partition
-            if name in owned and name in before and owned[name].grant == before[name].grant:
+            if owner.is_still(batch.ownership, name):
                 firsts[name] = chunk.row_offset(chunk.start)
         self._reader.back_to(firsts)
         self._reader.notice = UNSEEN  # a transaction was aborted: perhaps others own it by now

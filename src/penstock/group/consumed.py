@@ -28,6 +28,11 @@ class Ownership:
         owned = self.owned[name]
         return OffsetCommit(owned.topic_id, owned.partition, owned.grant, offset, leader_epoch)
 
+    def is_still(self, before: Ownership, name: TopicPartition) -> bool:
+        """Whether it owns that partition under the grant that it had then."""
+        one, other = self.owned.get(name), before.owned.get(name)
+        return one is not None and other is not None and one.grant == other.grant
+
 
 class Source(Protocol):
     """The group's consumer, as far as a transaction needs it."""

@@ -154,8 +154,10 @@ class GroupConsumer:
         """
         return run(self.polling(max_records, timeout))
 
-    def polling(self, max_records: int | None, timeout: float | None) -> Waits[GroupBatch]:
-        """`poll`, with the waiting left to another one."""
+    def polling(
+        self, max_records: int | None, timeout: float | None, in_loop: bool = False
+    ) -> Waits[GroupBatch]:
+        """`poll`, with the waiting left to another one. `in_loop`: `runs` hands it out."""
         reader = self._reader
         reader.check_usable()
         if self._is_gathering:
@@ -174,7 +176,7 @@ class GroupConsumer:
                 chunks = yield from self._claims.taking(max_records)
             if chunks:
                 self._out = batch = GroupBatch(chunks, self._member.ownership, self)
-                self._is_gathering = False
+                self._is_gathering = in_loop and self._claims is None
                 return batch
             now = time.monotonic()
             left = None if deadline is None else deadline - now
@@ -198,9 +200,7 @@ class GroupConsumer:
 
     def _recovering(self) -> Waits[None]:
         """The last poll was torn out of its work: back to what is committed."""
-        logger.warning(
-            "group %s: a poll was interrupted; going back to the last commit", self.group
-        )
+        logger.warning("group %s: a poll was interrupted; back to the last commit", self.group)
         self._out = None
         yield from self._commits.going_back(None, "exactly-once")
         self._is_gathering = False
@@ -213,11 +213,11 @@ class GroupConsumer:
         return self._batches(lambda: max_records, timeout)
 
     def _batches(
-        self, size: Callable[[], int | None], timeout: float | None
+        self, size: Callable[[], int | None], timeout: float | None, in_loop: bool = False
     ) -> Iterator[GroupBatch]:
         ends = not self._reader.follows
         while not self.is_at_end():
-            batch = self.poll(size(), 1.0 if ends else timeout)
+            batch = run(self.polling(size(), 1.0 if ends else timeout, in_loop))
             if batch:
                 yield batch
                 self.went_on()
@@ -235,12 +235,14 @@ class GroupConsumer:
             return False
         if self._ends is None:
             self.assignment()
+            if self._changes.retry_at is not None:
+                return False  # no word of the coordinator yet: what it owns is not known
             self._ends = self._reader.end_offsets()
         return self._reached(self._ends)
 
     def _reached(self, ends: dict[TopicPartition, int]) -> bool:
         self._settle()
-        if self._claims is not None and self._claims.queue:
+        if self._is_gathering or (self._claims is not None and self._claims.queue):
             return False
         return all(
             partition.offset >= ends.setdefault(name, partition.end)
@@ -251,7 +253,7 @@ class GroupConsumer:
     def __iter__(self) -> Iterator[Record]:
         """Every record, one by one; ends as `batches()` does. A record is done once the next one is
         asked for: one that an exception or a `break` left the loop with is not."""
-        batches = self._batches(lambda: self.loop_size, None)
+        batches = self._batches(lambda: self.loop_size, None, in_loop=True)
         return chain.from_iterable(run for batch in batches for run in self._runs(batch))
 
     @property
@@ -277,8 +279,8 @@ class GroupConsumer:
         """What a loop over records walks through; None: `attending` is to be carried out."""
         if self._claims is not None:
             return self._looping.claimed(self._claims, batch)
-        todo = self._looping.begin(batch)
-        self._out = None  # from here on it is done run by run
+        todo = self._looping.begin(batch, self._member.ownership)
+        self._out, self._is_gathering = None, False  # from here on it is done run by run
         return self._looping.runs(todo)
 
     def _is_due(self, now: float) -> bool:
@@ -350,6 +352,8 @@ class GroupConsumer:
     def committing(self, batch: GroupBatch | None = None) -> Waits[None]:
         """`commit`, with the waiting left to another one."""
         self._reader.check_usable()
+        if self._is_gathering and batch is None:
+            yield from self._recovering()  # positions are ahead of what was handed out
         if self.guarantee in ("at-most-once", "exactly-once"):
             how = (
                 "before records are handed out" if self._claims is not None
@@ -366,6 +370,11 @@ class GroupConsumer:
         """What a transaction has to commit for a batch, or for all that was handed out."""
         if batch is not None:
             return batch.consumed
+        if self._is_gathering:
+            raise er.GroupError(
+                f"group {self.group!r}: a poll was interrupted, and nobody knows what it handed "
+                "out: abort; what is not committed comes again"
+            )
         return self._commits.handed_out()
 
     def rewind(self, batch: GroupBatch | None = None) -> None:
@@ -410,11 +419,7 @@ class GroupConsumer:
         self.assignment()
         if self._claims is not None:
             return self._claims.seek((topic, partition), to)
-        if self._out is not None:
-            kept = [
-                one for one in self._out.chunks if (one.topic, one.partition) != (topic, partition)
-            ]
-            self._out = GroupBatch(kept, self._out.ownership, self)
+        self._out = self._commits.out_but(self._out, (topic, partition))
         return self._reader.seek(topic, partition, to)
 
     def pause(self, *partitions: TopicPartition) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from penstock.assigned import AssignedPartition
 from penstock.group.atmostonce import Claims
-from penstock.group.consumed import GroupBatch
+from penstock.group.consumed import GroupBatch, Ownership
 from penstock.group.pace import Pace
 from penstock.group.reader import GroupReader
 from penstock.records import Chunk, Record
@@ -27,13 +27,15 @@ class Looping:
         self._is_due = is_due
         self.pace = Pace()
 
-    def begin(self, batch: GroupBatch) -> list[tuple[AssignedPartition, Chunk]]:
-        """What `runs` is to hand out. Nothing counts as brought until it is."""
+    def begin(self, batch: GroupBatch, now: Ownership) -> list[tuple[AssignedPartition, Chunk]]:
+        """What `runs` is to hand out: not what was given to others since it was brought, or sought.
+        Nothing counts as brought until it is handed out."""
         partitions = self._reader.partitions
         todo = [
             (partitions[name], chunk)
             for chunk in batch.chunks
             if (name := (chunk.topic, chunk.partition)) in partitions
+            and now.is_still(batch.ownership, name)
         ]
         for partition, chunk in reversed(todo):
             partition.offset = chunk.row_offset(chunk.start)
@@ -56,7 +58,7 @@ class Looping:
                     rows = iter(records[at : at + size])
                 begun = time.monotonic()
                 yield handout.begin(partition, piece, rows)
-                if not handout.is_live:
+                if not handout.is_at(rows):
                     return  # settled meanwhile: the next poll brings the rest
                 handout.end()
                 partition.offset = piece.next_offset
@@ -78,8 +80,8 @@ class Looping:
         while claims.queue:
             chunk = claims.queue.popleft()
             partition = self._reader.partitions[chunk.topic, chunk.partition]
-            yield handout.begin(partition, chunk, iter(chunk.records()))
-            if not handout.is_live:
+            yield (rows := handout.begin(partition, chunk, iter(chunk.records())))
+            if not handout.is_at(rows):
                 return
             handout.end()
         self.pace.note(len(batch), time.monotonic() - begun)

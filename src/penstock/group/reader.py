@@ -66,7 +66,8 @@ class GroupReader(Consumer):
             name = (one.topic, one.partition)
             partition = self._partition(name, one.topic_id, one.page)
             if one.offset == NO_OFFSET:
-                partition.jump(partition.resolve(self._start))
+                epoch = partition.page.leader_epoch
+                partition.jump(partition.resolve(self._start), epoch)
                 fresh.append(name)
             else:
                 partition.jump(one.offset, one.leader_epoch)
