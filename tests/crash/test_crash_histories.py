@@ -77,7 +77,7 @@ def _some_trials(
         restart_backoff=0.001,
         restart_backoff_max=0.02,
         writer_stall_timeout=1.0,
-        stall_timeout=rng.choice([1.0, 10.0]),
+        stall_timeout=rng.choice([0.1, 0.5, 10.0]),
     )
     failed = False
     try:

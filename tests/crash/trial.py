@@ -44,13 +44,13 @@ TRIAL_WEIGHTS: Final = {
     **{kind: weight for kind, weight in WEIGHTS.items() if kind != "stall writer"},
     "kill writer": 12.0,
     "kill consumer": 24.0,
-    "stop consumer": 12.0,
+    "stop consumer": 20.0,
     "kill producer": 12.0,
     "kill node": 6.0,
     "join": 8.0,
     "leave": 6.0,
     "add partitions": 2.0,
-    "reset offsets": 4.0,
+    "reset offsets": 6.0,
 }
 
 
