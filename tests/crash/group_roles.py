@@ -23,6 +23,8 @@ class Membership:
     def __init__(self, stage: Stage, client: Any) -> None:
         plan = stage.plan
         self.stage = stage
+        self._begun = time.monotonic_ns()
+        """When it last asked for records, and for what is its own."""
         stage.tell(
             "hello", role=plan["role"], group=plan["group"], guarantee=plan["guarantee"],
             isolation=plan["isolation"], topics=plan["topics"], outputs=plan.get("outputs", []),
@@ -43,8 +45,13 @@ class Membership:
         self._known: dict[Any, int] = {}
         self._looked = time.monotonic_ns()
 
+    def poll(self) -> Any:
+        """What came, if anything did. Partitions that come with it were given to it after this."""
+        self._begun = time.monotonic_ns()
+        return self.consumer.poll(self.stage.rng.choice([None, 1, 5, 50]), timeout=POLL_SECONDS)
+
     def _tell(self, event: str, names: list[Any]) -> None:
-        self.stage.tell(event, r=[list(name) for name in names])
+        self.stage.tell(event, asked=self._begun, r=[list(name) for name in names])
         for name in names:
             self._known.pop(name, None)
 
@@ -72,9 +79,9 @@ def member(stage: Stage) -> None:
 
 
 def _at_most_once(stage: Stage, mine: Membership) -> None:
-    plan, rng = stage.plan, stage.rng
+    plan = stage.plan
     while not stage.ending:
-        batch = mine.consumer.poll(rng.choice([None, 1, 5, 50]), timeout=POLL_SECONDS)
+        batch = mine.poll()
         if batch:
             stage.perhaps_die(plan["suicide"] / 2)
             mine.tell_committed("claimed")
@@ -87,7 +94,7 @@ def _at_least_once(stage: Stage, mine: Membership) -> None:
     """By `poll`, or by the loop over records, which is left now and then."""
     plan, rng = stage.plan, stage.rng
     while not stage.ending:
-        batch = mine.consumer.poll(rng.choice([None, 1, 5, 50]), timeout=POLL_SECONDS)
+        batch = mine.poll()
         mine.tell_committed("committed")
         if not batch:
             continue
@@ -109,9 +116,9 @@ def _at_least_once(stage: Stage, mine: Membership) -> None:
 
 
 def _manual(stage: Stage, mine: Membership) -> None:
-    plan, rng = stage.plan, stage.rng
+    plan = stage.plan
     while not stage.ending:
-        batch = mine.consumer.poll(rng.choice([None, 1, 5, 50]), timeout=POLL_SECONDS)
+        batch = mine.poll()
         if not batch:
             continue
         stage.pause()
@@ -128,12 +135,12 @@ def _manual(stage: Stage, mine: Membership) -> None:
 
 def job(stage: Stage) -> None:
     """Each input once: what it makes of a batch, and that it was consumed, in one transaction."""
-    plan, rng = stage.plan, stage.rng
+    plan = stage.plan
     with stage.connect() as client:
         mine = Membership(stage, client)
         transactor = Transactor(stage, client)
         while not stage.ending:
-            batch = mine.consumer.poll(rng.choice([None, 1, 5, 50]), timeout=POLL_SECONDS)
+            batch = mine.poll()
             if batch:
                 _transform(stage, mine, transactor, batch)
                 stage.perhaps_die(plan["suicide"])

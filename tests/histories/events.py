@@ -12,7 +12,8 @@ nanoseconds of the machine's monotonic clock. A line is written *before* what it
     inputs     before: transaction n consumed r=[[topic, partition, start, end]...]
     ending     before: commit=true|false is asked for transaction n
     ended      after:  outcome="committed"|"aborted" of n; nothing is said where it is unknown
-    assigned   after:  r=[place...] are this reader's from here on
+    assigned   after:  r=[place...] are this reader's from here on; `asked`: it was given them then
+                       or later, while it was stopped they may have become another's
     revoked    before: r=[place...] are not
     polls      after:  r=[[topic, partition, [offset...], [value...], [source...]|null]...] came
     committed  after:  r=[[topic, partition, offset]...] is acknowledged as the group's place, which
@@ -271,7 +272,8 @@ class _Source:
     # --- reading ---
     def _assigned(self, line: Mapping[str, Any]) -> None:
         for topic, number in line["r"]:
-            self._new_era(self._history.partition(topic, number), line["t"])
+            start = line.get("asked", line["t"])
+            self._new_era(self._history.partition(topic, number), start)
 
     def _revoked(self, line: Mapping[str, Any]) -> None:
         for topic, number in line["r"]:
