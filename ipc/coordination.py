@@ -28,6 +28,7 @@ class JoinGroup(msgspec.Struct, frozen=True, tag="join_group"):
     `pattern` is a regular expression for whole topic names, beside `topics`. `session_timeout`:
     seconds for which a member whose connection ended keeps its partitions while its process lives.
     `processing_timeout`: seconds between two requests after which it loses them, if set.
+    `takes_over`: false for one that was replaced; it does not push out again who did so.
     """
 
     group: str
@@ -38,6 +39,7 @@ class JoinGroup(msgspec.Struct, frozen=True, tag="join_group"):
     instance_id: str | None = None
     session_timeout: float = 30.0
     processing_timeout: float | None = None
+    takes_over: bool = True
 
 
 class Release(msgspec.Struct, frozen=True, array_like=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from penstock.cluster.groups.records import Member
 from penstock.cluster.groups.requests import go_together
 from penstock.cluster.groups.state import Group
@@ -51,6 +53,15 @@ def check_guarantee(group: Group, guarantee: str) -> None:
             f"nobody may join group {group.name!r} with guarantee {guarantee!r}: it is "
             "at-most-once until it is deleted; use another group"
         )
+
+
+def refuse_twin(group: Group, other: Member) -> NoReturn:
+    """Of two with one instance id the later one stays: each pushing the other out never ends."""
+    raise GroupError(
+        f"instance {other.instance_id!r} of group {group.name!r} was taken over by process "
+        f"{other.client.pid}, which is connected: end one of the two, or give each process an "
+        "instance_id of its own"
+    )
 
 
 def predecessor(group: Group, instance_id: str | None) -> Member | None:

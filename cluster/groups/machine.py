@@ -116,8 +116,10 @@ class Groups:
         session_timeout: float,
         processing_timeout: float | None,
         client: ClientIdentity,
+        takes_over: bool = True,
     ) -> Decision[Assignment]:
-        """`member_id` is empty at first (then `new_member_id` is taken), and known afterwards."""
+        """`member_id` is empty at first (then `new_member_id` is taken), and known afterwards.
+        `takes_over`: also from a static member that is connected."""
         requests.check_name("the group", group)
         if instance_id is not None:
             requests.check_name(f"the instance_id of a member of group {group!r},", instance_id)
@@ -129,6 +131,8 @@ class Groups:
         if old is not None:
             admission.check_same(there, old, instance_id, client)
         before = None if old else admission.predecessor(there, instance_id)
+        if before and not takes_over and self._liveness.is_connected((group, before.member_id)):
+            admission.refuse_twin(there, before)
         admission.check_guarantee(there, guarantee)
         if not old and not before:
             admission.check_room(there, len(self._groups), self._limits)

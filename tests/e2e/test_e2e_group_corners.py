@@ -207,3 +207,15 @@ def test_rule_15_what_is_committed_before_anything_came_has_its_epoch(broker, be
         with pytest.raises(er.LogTruncatedError) as caught:
             consumer.poll(timeout=5)
         assert caught.value.divergence == 10
+
+
+def test_of_two_with_one_instance_id_the_later_stays_and_the_other_is_told(node):
+    topic = node.create_topic()
+    options = {"group": "twins", "instance_id": "twin"}
+    with node.connect() as client, client.consumer(topic, **options) as first:
+        assert first.assignment() == [(topic, 0)]
+        with client.consumer(topic, **options) as second:
+            with pytest.raises(er.GroupError, match="taken over by process"):
+                first.poll(timeout=5)
+            assert second.assignment() == [(topic, 0)]
+            assert second.metrics()["lost"] == 0

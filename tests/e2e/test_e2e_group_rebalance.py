@@ -165,7 +165,8 @@ def test_a_static_member_takes_over_from_its_predecessor(node, members):
         had = set(old.assignment())
         new = client.consumer(topic, group="static", instance_id="one")
         assert set(new.assignment()) == had
-        old.poll()
+        with pytest.raises(er.GroupError, match="taken over"):
+            old.poll()
         assert old.metrics()["lost"] == len(had)
         members.leave(old)
         members.add(new)

@@ -59,7 +59,9 @@ class Membership:
         self.ownership = replace(self.ownership, owned=named)
 
     def forget(self) -> None:
-        """The coordinator does not know this member: the next request joins as a new one."""
+        """The coordinator does not know this member: the next request joins as a new one, but not
+        in the place of who may have taken over from it."""
+        self._join = msgspec.structs.replace(self._join, takes_over=False)
         self.ownership = Ownership(self.group)
         self._session = None
 

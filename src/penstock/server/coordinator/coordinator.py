@@ -222,6 +222,8 @@ class Coordinator:
         self._tell(Groups.died, member)
 
     def _stalled(self, member: Member) -> None:
+        if self._life is None:
+            return  # nobody could decide it now, and the next look finds it again
         bound = self._config.stall_timeout
         why = f"its process was stopped for longer than stall_timeout={bound:g} s"
         logger.warning(

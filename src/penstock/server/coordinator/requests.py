@@ -88,6 +88,7 @@ class GroupRequests:
                 request.session_timeout,
                 request.processing_timeout,
                 self._members.identity(client),
+                request.takes_over,
             )
 
         return Plan(decide, say)
