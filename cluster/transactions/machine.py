@@ -28,7 +28,9 @@ transaction. While e misses markers e+1 may be open already, and even be decided
 partition its marker is not told before that of e is there. Stages have a module of their own.
 
 What the shell must hold to: markers are sent, and answers given, when the records of the decision
-are on the device (`durable`); an empty decision is answered after all that was decided before it.
+are on the device (`durable`); an empty decision is answered after all that was decided before it. A
+marker is `marked` only when it is on the device itself, and until then `wrote`: a power cut that
+takes it must not leave a log here that says it is there.
 """
 
 from __future__ import annotations
@@ -272,17 +274,22 @@ class Transactions:
 
     # --- markers ----------------------------------------------------------------------------------
     def unmarked(self) -> Iterator[Marking]:
-        """Markers to send, also of decisions that are not acknowledged yet. After `marked` there
-        may be others: in each partition the markers of an id go out one after the other."""
+        """Markers to send, also of decisions that are not acknowledged yet. After `wrote` there may
+        be others: in each partition the markers of an id go out one after the other."""
         return self._state.unmarked()
 
     def is_marking(self, transactional_id: str) -> bool:
         known = self._state.transactional.get(transactional_id)
-        return known is not None and bool(known.endings)
+        return known is not None and self._state.is_marking(known)
+
+    def wrote(self, producer_id: int, epoch: int, place: Place) -> None:
+        """This partition has its marker, which a power cut may still take back. Not a decision: who
+        loads the log does not know it and has the marker sent again."""
+        self._state.wrote(producer_id, epoch, place)
 
     def marked(self, producer_id: int, epoch: int, partitions: Iterable[Place]) -> Decision[None]:
-        """These partitions have their marker, or are deleted. Nobody waits for the record: without
-        it the markers are sent again, which changes nothing."""
+        """These partitions have their marker on the device, or are deleted. Nobody waits for the
+        record: without it the markers are sent again, which changes nothing."""
         gone = frozenset(partitions)
         key = self._state.owner(producer_id)
         if key is None or not gone:
@@ -326,7 +333,10 @@ class Transactions:
         """All ids that sort after this one, in order."""
         for name in sorted(name for name in self._state.ids() if name > after):
             known = self._state.transactional.get(name)
-            yield self._stages.listed(name) if known is None else _listed(name, known)
+            if known is None:
+                yield self._stages.listed(name)
+            else:
+                yield _listed(name, known, self._state.is_marking(known))
 
     def state(self) -> dict[tuple[str, ...], object]:
         """Everything the records said, by key: what is the same after a replay."""
@@ -347,11 +357,13 @@ def _record(transactional_id: str, value: Transactional) -> Record:
     return rec.record_of((rec.TRANSACTION, transactional_id), value)
 
 
-def _listed(name: str, known: Transactional) -> Listed:
+def _listed(name: str, known: Transactional, is_marking: bool) -> Listed:
     state = "ready"
     if known.opened_at is not None:
         state = "open"
-    elif known.endings:
+    elif is_marking:
         state = "committing" if known.endings[0].commit else "aborting"
-    partitions = rec.count_of(known.places) + sum(rec.count_of(e.places) for e in known.endings)
+    partitions = rec.count_of(known.places)
+    if is_marking:
+        partitions += sum(rec.count_of(each.places) for each in known.endings)
     return Listed(name, state, known.producer_id, known.epoch, partitions, known.opened_at)

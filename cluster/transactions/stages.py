@@ -188,7 +188,11 @@ class Stages:
         return Decision((rec.record_of(key, left if places else None),), None)
 
     def listed(self, name: str) -> Listed:
-        stages = list(self._state.stages.get(name, {}).values())
+        stages = [
+            stage
+            for stage in self._state.stages.get(name, {}).values()
+            if stage.commit is None or self._state.is_marking(stage)
+        ]
         partitions = sum(rec.count_of(stage.places) for stage in stages)
         undecided = [stage for stage in stages if stage.commit is None]
         if undecided:

@@ -1,7 +1,8 @@
 """Transactions as their records say: the only mutator is `replay`.
 
 Beside the values of the keys there are three indexes made of them: whose a producer id is, what
-still misses markers, and what is due when.
+still misses markers, and what is due when. And what no record says: which markers are written, but
+may not be on the device. A power cut takes that knowledge along with them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class State:
         self._owners: dict[int, Key] = {}
         self._unmarked: dict[Key, None] = {}
         self._due: list[tuple[float, Key]] = []
+        self._written: dict[tuple[int, int], set[Place]] = {}
 
     def replay(self, record: Record) -> None:
         """Any record of the coordinator's log, in its order; twice is as good as once."""
@@ -37,6 +39,23 @@ class State:
         self._set(key, value)
         if value is not None:
             self._index(key, value)
+        if self._written and old is not None:
+            self._forget_written(old, value)
+
+    def wrote(self, producer_id: int, epoch: int, place: Place) -> None:
+        """A marker is in the log there: others may follow it, and nobody need wait for it."""
+        key = self.owner(producer_id)
+        if key is None or (value := self.get(key)) is None:
+            return
+        self._written.setdefault((producer_id, epoch), set()).add(place)
+        if not self.is_marking(value):
+            self._unmarked.pop(key, None)
+
+    def _forget_written(self, old: Value, value: Value | None) -> None:
+        left = set() if value is None else {who for who, _, _ in missing_of(value)}
+        for who, _, _ in missing_of(old):
+            if who not in left:
+                self._written.pop(who, None)
 
     def get(self, key: Key) -> Value | None:
         match key:
@@ -70,7 +89,7 @@ class State:
     def _index(self, key: Key, value: Value) -> None:
         for producer_id in producers_of(value):
             self._owners[producer_id] = key
-        if any(True for _ in markings_of(value)):
+        if self.is_marking(value):
             self._unmarked[key] = None
         if (when := self._due_at(value)) is not None:
             insort(self._due, (when, key))
@@ -106,7 +125,22 @@ class State:
     def unmarked(self) -> Iterator[Marking]:
         for key in list(self._unmarked):
             if (value := self.get(key)) is not None:
-                yield from markings_of(value)
+                yield from self._markings_of(value)
+
+    def is_marking(self, value: Value) -> bool:
+        """Whether a marker of it is not written yet."""
+        return any(True for _ in self._markings_of(value))
+
+    def _markings_of(self, value: Value) -> Iterator[Marking]:
+        """Markers that may be sent. One that is not the oldest missing one of its id in a partition
+        is held back: an ABORT that overtakes a COMMIT would close that transaction too, there
+        alone."""
+        older: set[Place] = set()
+        for who, commit, places in missing_of(value):
+            missing = places - self._written.get(who, set())
+            if ready := missing - older:
+                yield Marking(*who, commit, ready)
+            older |= missing
 
     def ids(self) -> set[str]:
         return self.transactional.keys() | self.stages.keys() | self.decided.keys()
@@ -133,16 +167,12 @@ def producers_of(value: Value) -> set[int]:
     return set()
 
 
-def markings_of(value: Value) -> Iterator[Marking]:
-    """Markers that may be sent. One that is not the oldest missing one of its id in a partition is
-    held back: an ABORT that overtakes a COMMIT would close that transaction too, there alone."""
+def missing_of(value: Value) -> Iterator[tuple[tuple[int, int], bool, frozenset[Place]]]:
+    """(producer id, epoch), outcome, and where the marker is not known to be on the device."""
     match value:
         case Transactional():
-            older: set[Place] = set()
             for ending in value.endings:
-                places = rec.unpack(ending.places)
-                if ready := places - older:
-                    yield Marking(ending.producer_id, ending.epoch, ending.commit, ready)
-                older |= places
+                who = ending.producer_id, ending.epoch
+                yield who, ending.commit, rec.unpack(ending.places)
         case Stage(commit=bool(commit)):
-            yield Marking(value.producer_id, value.producer_epoch, commit, rec.unpack(value.places))
+            yield (value.producer_id, value.producer_epoch), commit, rec.unpack(value.places)

@@ -94,6 +94,9 @@ class Pages:
         state = StatePage(self.region, page)
         return state.last_stable == state.high_watermark and state.oldest_open is None
 
+    def durable(self, page):
+        return StatePage(self.region, page).durable
+
     def ends(self, page):
         state = StatePage(self.region, page)
         return state.last_stable, state.log_end
@@ -142,6 +145,19 @@ def test_what_is_committed_is_stable_once_that_is_answered(node):
     assert [pages.ends(page) for page in topic.pages] == [(3, 3), (3, 3)]
     assert sender.end(epoch=0) == ended, "asked again it is the same"
     assert listed(node) == {"job": "ready"}
+    sender.close(bye=True)
+
+
+def test_rule_15_markers_are_brought_to_the_device_though_nothing_follows_them(node):
+    """Before that the coordinator must not forget them."""
+    topic, pages = create(node, partitions=3), Pages(node)
+    sender = Sender(node)
+    for number in range(30):  # more than an id may have unmarked
+        sender.add(topic, number % 3)
+        assert sender.send(topic, number % 3) is ErrorCode.NONE
+        assert sender.end().committed
+    assert listed(node) == {"job": "ready"}
+    eventually(lambda: [pages.durable(page) for page in topic.pages] == [30] * 3, "synced")
     sender.close(bye=True)
 
 

@@ -52,6 +52,26 @@ def test_markers_come_off_as_partitions_have_them(world):
     assert not world.machine.is_marking("a")
 
 
+def test_a_marker_that_is_written_lets_others_follow_and_is_kept_until_it_is_marked(world):
+    who = world.init()
+    world.add(who, (T, 0))
+    later = (who[0], world.end(who).next_epoch)
+    world.add(later, (T, 0))
+    world.end(later, commit=False)
+    world.machine.wrote(*who, (T, 0))
+    assert [m.epoch for m in world.machine.unmarked()] == [later[1]]
+    world.machine.wrote(*later, (T, 0))
+    assert list(world.machine.unmarked()) == []
+    assert not world.machine.is_marking("a")
+    assert [each.state for each in world.machine.list()] == ["ready"]
+    assert world.machine.is_open(*who), "a power cut may bring it back: it is not a hung one"
+    assert [m.epoch for m in world.replayed(world.log).unmarked()] == [who[1]]
+    world.run(world.machine.marked(*who, [(T, 0)]))
+    assert not world.machine.is_open(*who)
+    assert list(world.machine.unmarked()) == []
+    assert [m.epoch for m in world.replayed(world.log).unmarked()] == [later[1]]
+
+
 def test_markers_of_a_partition_go_out_in_the_order_of_the_decisions(world):
     """An ABORT closes whatever is open there, so it must not come before an older COMMIT."""
     who = world.init()

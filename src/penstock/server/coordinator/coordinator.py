@@ -372,6 +372,8 @@ class Coordinator:
     def _woken(self) -> None:
         if self._journal is not None:
             self._journal.look()
+        if self._life is not None:
+            self._life.markers.look_at_syncs()
 
     def _lost(self, why: str) -> None:
         if self._journal is not None:

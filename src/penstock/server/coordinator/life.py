@@ -74,7 +74,7 @@ class Life:
         self._deadline: float | None = None
         self._retries: set[asyncio.TimerHandle] = set()
         self._is_over = False
-        self.markers = Markers(machines.transactions, mailbox, journal, pages, self._marked)
+        self.markers = Markers(machines.transactions, mailbox, journal, pages, self._marked, page)
         self.sweep = Sweep(machines.transactions, self.markers, pages, page)
         self.decisions = self.records = 0
 

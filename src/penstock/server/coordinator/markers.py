@@ -1,8 +1,10 @@
 """Control batches in the partitions of transactions: BEGIN before data, COMMIT or ABORT after.
 
-    decided ──durable──► sent ──acked──► marked, a record of the machine
+    decided ──durable──► sent ──acked──► written ──durable──► marked, a record of the machine
        ▲                  │ refused for now (offline, restarting): sent again in a while
        └── at a start, what the log says is unmarked
+
+Nobody waits for more than `written`; `unsynced` says why a record of it has to.
 
 What misses a marker follows from the machine's state, so this goes on over deaths of writers and
 restarts of the node until all is marked. Partitions of deleted topics count as marked. One lane a
@@ -29,8 +31,10 @@ from penstock.core.errors import (
     UnknownTopicError,
 )
 from penstock.ipc.lane import Ack
+from penstock.ipc.state import StatePage
 from penstock.server.coordinator.journal import Journal, error_name
 from penstock.server.coordinator.mailbox import Mailbox
+from penstock.server.coordinator.unsynced import Unsynced, Written
 
 logger = logging.getLogger("penstock.coordinator")
 
@@ -43,8 +47,8 @@ Missing = tuple[int, int, Place]
 
 
 class Markers:
-    """For one life of the machine. `pages`: those of each topic there is. `marked`: these
-    partitions have their markers; the coordinator decides so."""
+    """For one life of the machine. `pages`: those of each topic there is; `page`: the state of one.
+    `marked`: these partitions have their markers; the coordinator decides so."""
 
     def __init__(
         self,
@@ -53,6 +57,7 @@ class Markers:
         journal: Journal,
         pages: Callable[[], Mapping[bytes, Sequence[int]]],
         marked: Callable[[int, int, set[Place]], None],
+        page: Callable[[int], StatePage],
     ) -> None:
         self._transactions = transactions
         self._mailbox = mailbox
@@ -66,6 +71,11 @@ class Markers:
         self._opening: set[asyncio.Future[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
         self._failure: PenstockError | None = None
+        self._state = page
+        self._unsynced = Unsynced(
+            page, self._synced, self._sync, lambda at, written: self.page(written.place) != at
+        )
+        self._turn = False
         self.sent = self.refused = 0
 
     # --- COMMIT and ABORT ---
@@ -120,6 +130,8 @@ class Markers:
         producer_id: int,
         producer_epoch: int,
         answered: Callable[[Ack], None],
+        *,
+        sync: bool = False,
     ) -> None:
         topic_id, partition = place
         image = encode_control(
@@ -131,7 +143,7 @@ class Markers:
             topic_id=topic_id,
             partition=partition,
         )
-        self._mailbox.send(page, [image], answered)
+        self._mailbox.send(page, [image], answered, sync=sync)
 
     def _answered(
         self, kind: ControlType, producer_id: int, epoch: int, place: Place, ack: Ack
@@ -139,10 +151,33 @@ class Markers:
         if self._failure is not None:
             return
         # Fenced there by a later epoch: that began only after this marker was in the log.
-        if ack.error in (ErrorCode.NONE, ErrorCode.STALE_PRODUCER_EPOCH):
-            self._note(producer_id, epoch, place)
-        else:
+        if ack.error not in (ErrorCode.NONE, ErrorCode.STALE_PRODUCER_EPOCH):
             self._again(kind, producer_id, epoch, place, error_name(ack.error))
+            return
+        page = self.page(place)
+        if page is None:
+            self._note(producer_id, epoch, place)
+            return
+        end = self._state(page).log_end if ack.error else ack.base_offset + 1
+        self._transactions.wrote(producer_id, epoch, place)
+        self._under_way.discard((producer_id, epoch, place))
+        self._soon()
+        self._unsynced.add(page, Written(kind, producer_id, epoch, place, end))
+
+    def _synced(self, written: Written) -> None:
+        self._note(written.producer_id, written.epoch, written.place)
+
+    def _sync(self, page: int, written: Written) -> None:
+        """The same once more is answered with where it is, and this time asks for a sync."""
+        kind, producer_id, epoch, place, _ = written
+        try:
+            self._send(kind, page, place, producer_id, epoch + 1, _ignored, sync=True)
+        except PenstockError as error:
+            logger.warning("a marker is not synced yet: %s", error)
+
+    def look_at_syncs(self) -> None:
+        """The mailbox was woken: maybe because something was synced."""
+        self._unsynced.look()
 
     def abort_hung(self, producer_id: int, epoch: int, place: Place) -> None:
         """Abort what no decision knows of; asked again while it is still open."""
@@ -175,12 +210,17 @@ class Markers:
 
     def _note(self, producer_id: int, epoch: int, place: Place) -> None:
         """It is marked there. What comes in one turn is one decision."""
-        if not self._done:
-            self._loop.call_soon(self._decide)
+        self._soon()
         self._done.setdefault((producer_id, epoch), set()).add(place)
+
+    def _soon(self) -> None:
+        if not self._turn:
+            self._turn = True
+            self._loop.call_soon(self._decide)
 
     def _decide(self) -> None:
         done, self._done = self._done, {}
+        self._turn = False
         if self._failure is not None:
             return
         for (producer_id, epoch), places in done.items():
@@ -269,6 +309,7 @@ class Markers:
     def close(self, failure: PenstockError) -> None:
         """This life of the machine is over: whoever waits is told so."""
         self._failure = failure
+        self._unsynced.close()
         if self._retry is not None:
             self._retry.cancel()
         for waiter in (*self._waiters, *self._opening):

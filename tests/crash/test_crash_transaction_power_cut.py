@@ -1,0 +1,67 @@
+"""Power cuts on a real file system: what was decided of a transaction holds in each partition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crash import device
+from crash.device import Device
+from crash.ground import NodeUnderTest
+
+pytestmark = [
+    pytest.mark.crash,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(device.why_not() is not None, reason=str(device.why_not())),
+]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Device]:
+    with Device(tmp_path) as disk:
+        yield disk
+
+
+def boot(number: int) -> str:
+    return f"{number:08x}-0000-4000-8000-000000000000"
+
+
+def test_rule_15_a_power_cut_that_takes_a_marker_takes_no_committed_record(
+    disk: Device, tmp_path: Path
+) -> None:
+    """Logs are synced one by one: that a marker was written must not be known longer than it."""
+    settings: dict[str, Any] = {"writers_max": 2, "lane_capacity": 64 << 10}
+    node = NodeUnderTest(tmp_path, **settings)
+    node.data = disk.mounted_at / "data"
+    try:
+        node.config = {**settings, "boot_id": boot(1)}
+        node.start()
+        client = node.connect()
+        for topic in ("first", "second"):
+            client.admin().create_topic(topic)
+        producers = []
+        for topic in ("first", "second"):  # the second decision brings the log of both to the disk
+            producer = client.producer(transactional_id=topic)
+            producers.append(producer)
+            with producer.transaction():
+                producer.send(topic, b"kept")
+        uuid = node.uuid
+        disk.cut()
+        node.clear(uuid=uuid)
+        for producer in producers:
+            producer._leave()  # its host is gone
+        client.close()
+        disk.unmount()
+        disk.mount()
+        node.config = {**settings, "boot_id": boot(2)}
+        node.start()
+        with node.connect() as client:
+            for topic in ("first", "second"):
+                client.producer(transactional_id=topic).close()  # what was open is settled then
+                with client.consumer(topic, isolation="read_committed", follow=False) as consumer:
+                    assert [record.value for record in consumer] == [b"kept"], topic
+        assert node.stop() == 0, node.tail()
+    finally:
+        node.clear()
