@@ -294,8 +294,9 @@ class Trial:
                 + "".join(f"\n{m.who}: {m.stacks()}" for m in self.roster.members[guarantee])
             ),
         )
+        asked = time.monotonic_ns()
         rows = [[*place, at] for place, at in committed().items()]
-        self._tell("drained", group=group, r=rows)
+        self._tell("drained", group=group, asked=asked, r=rows)
         self._note(f"{group} is drained")
 
     def _has_read(self, lines: list[bytes], last: dict[Place, int]) -> bool:

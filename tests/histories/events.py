@@ -25,7 +25,8 @@ nanoseconds of the machine's monotonic clock. A line is written *before* what it
     ends       after:  r=[[topic, partition, end]...] and this reader has read all below
     dying      before: it kills itself
     left       after:  it ended in good order
-    drained    after:  the group has nothing left to read; r=[[topic, partition, committed]...]
+    drained    after:  the group has nothing left to read; r=[[topic, partition, committed]...], as
+                       it was `asked` for then
 
 Values are unique over a run: the writer's number << 32 | the number of the record there, so the
 order of one writer's sends is the order of its values. `source` is the input's value of a record
@@ -120,11 +121,12 @@ class Reset(NamedTuple):
 @dataclass(slots=True)
 class Era:
     """One assignment of a partition to a reader, until it is revoked or the reader goes elsewhere.
-    `start` None: records that came without an assignment."""
+    It was decided between `asked` and `start`; None: records that came without an assignment."""
 
     reader: int
     partition: int
     start: int | None
+    asked: int | None
 
 
 @dataclass(slots=True)
@@ -170,6 +172,7 @@ class History:
         """(reader, partition): the end up to which it read."""
         self.drained: dict[str, dict[int, int]] = {}
         """Groups that had nothing left to read, with their committed offsets."""
+        self.drained_at: dict[str, int] = {}
         self.lines = 0
         self._place_ids: dict[tuple[str, int], int] = {}
 
@@ -272,8 +275,8 @@ class _Source:
     # --- reading ---
     def _assigned(self, line: Mapping[str, Any]) -> None:
         for topic, number in line["r"]:
-            start = line.get("asked", line["t"])
-            self._new_era(self._history.partition(topic, number), start)
+            partition = self._history.partition(topic, number)
+            self._new_era(partition, line["t"], line.get("asked", line["t"]))
 
     def _revoked(self, line: Mapping[str, Any]) -> None:
         for topic, number in line["r"]:
@@ -285,11 +288,12 @@ class _Source:
             partition = self._history.partition(topic, number)
             era = self._eras.get(partition)
             if era is not None:
-                self._new_era(partition, self._history.eras[era].start)
+                known = self._history.eras[era]
+                self._new_era(partition, known.start, known.asked)
 
-    def _new_era(self, partition: int, start: int | None) -> int:
+    def _new_era(self, partition: int, start: int | None, asked: int | None) -> int:
         era = len(self._history.eras)
-        self._history.eras.append(Era(self._reader, partition, start))
+        self._history.eras.append(Era(self._reader, partition, start, asked))
         if start is None:
             self._lost[partition] = era
         else:
@@ -304,7 +308,7 @@ class _Source:
             if era is None:
                 era = self._lost.get(partition)
             if era is None:
-                era = self._new_era(partition, None)
+                era = self._new_era(partition, None, None)
             base = partition << OFFSET_BITS
             polls.extend(
                 len(offsets),
@@ -351,9 +355,9 @@ class _Source:
             self._history.ends[self._reader, self._history.partition(topic, number)] = end
 
     def _drained(self, line: Mapping[str, Any]) -> None:
-        self._history.drained[self._group(line)] = {
-            each.partition: each.offset for each in self._at(line)
-        }
+        group = self._group(line)
+        self._history.drained[group] = {each.partition: each.offset for each in self._at(line)}
+        self._history.drained_at[group] = line.get("asked", line["t"])
 
 
 def load(sources: Mapping[str, Iterable[bytes]]) -> History:

@@ -136,15 +136,19 @@ def commits(facts: Facts) -> Iterator[Anomaly]:
 def _committed_again(
     facts: Facts, group: str, rows: Ints, mine: list[Commit], resets: list[Reset]
 ) -> Iterator[Anomaly]:
-    starts = np.array([each.start or 0 for each in facts.history.eras] or [0], np.int64)
+    eras = facts.history.eras
+    start = np.array([each.start or 0 for each in eras] or [0], np.int64)[facts.poll_era[rows]]
+    asked = np.array([each.asked or 0 for each in eras] or [0], np.int64)[facts.poll_era[rows]]
     place = facts.poll_place[rows]
-    assigned = starts[facts.poll_era[rows]]
-    known = _committed_by(mine, resets, place >> OFFSET_BITS, assigned)
+    known = _committed_by(mine, resets, place >> OFFSET_BITS, asked)
+    for reset in resets:  # while it was assigned, so nobody knows which came first
+        meanwhile = (asked <= reset.time) & (start >= reset.asked)
+        known[meanwhile & (place >> OFFSET_BITS == reset.partition)] = 0
 
     def tell(at: int) -> str:
         return (
             f"{group}: {facts.describe_poll(int(rows[at]))}, but {int(known[at])} was committed "
-            f"before it was assigned at t={int(assigned[at])}"
+            f"before it was assigned at t={int(asked[at])}"
         )
 
     yield from found("committed again", rows_where(known > place & OFFSETS), tell)
@@ -156,8 +160,9 @@ def _lost_commits(
     final = facts.history.drained.get(group)
     if final is None or not mine:
         return
+    asked = facts.history.drained_at[group]
     partitions = np.array(sorted({each.partition for each in mine}), np.int64)
-    known = _committed_by(mine, resets, partitions, np.full(len(partitions), EVER - 1))
+    known = _committed_by(mine, resets, partitions, np.full(len(partitions), asked))
     yield from found_in(
         "lost commit",
         [

@@ -122,6 +122,33 @@ def test_a_reset_backwards_lets_records_come_again_once() -> None:
     assert "delivered twice" in check(load(history(3, reset=True))).names
 
 
+def test_an_assignment_is_as_old_as_its_question() -> None:
+    """A member that was stopped between question and answer knows less than others by then."""
+
+    def names(asked: int) -> set[str]:
+        hello = {"e": "hello", "t": 1, "role": "member", "group": "g", "topics": ["x"],
+                 "guarantee": "at-least-once"}  # fmt: skip
+        poll = [["x", 0, [0], [1 << 32], None]]
+        lines: dict[str, list[dict[str, object]]] = {
+            "w": [{"e": "sends", "t": 1, "r": [[1 << 32, "x"]]}],
+            "m0": [
+                hello,
+                {"e": "assigned", "t": 2, "r": [["x", 0]]},
+                {"e": "polls", "t": 3, "r": poll},
+                {"e": "committed", "t": 5, "r": [["x", 0, 1]]},
+            ],
+            "m1": [
+                hello,
+                {"e": "assigned", "t": 8, "asked": asked, "r": [["x", 0]]},
+                {"e": "polls", "t": 9, "r": poll},
+            ],
+        }
+        return check(load(encoded(lines))).names
+
+    assert names(asked=4) == set()
+    assert names(asked=6) == {"committed again"}
+
+
 def test_a_torn_last_line_counts_as_not_written() -> None:
     lines = encoded(World(1).run(10))
     whole = load(lines).lines

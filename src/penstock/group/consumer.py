@@ -142,7 +142,7 @@ class GroupConsumer:
         """Become a member; done by the constructor, unless it was given a session. What it owns is
         taken on by the first poll."""
         yield from self._reader.finding(self._topics)
-        yield from self._member.syncing()
+        yield from self._member.joining()
 
     # --- reading ---------------------------------------------------------------------------------
     def poll(self, max_records: int | None = None, timeout: float | None = 0.0) -> GroupBatch:

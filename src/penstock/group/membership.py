@@ -32,6 +32,8 @@ Item = TypeVar("Item")
 
 REQUEST_MIN: Final = 0.05
 """Seconds that an answer gets at least."""
+JOINS_MAX: Final = 3
+"""How often a member that is fenced before it knows what it owns joins."""
 LEAVE_TIMEOUT: Final = 2.0
 
 
@@ -66,6 +68,17 @@ class Membership:
         self._session = None
 
     # --- requests ---
+    def joining(self) -> Waits[None]:
+        """Become a member, and learn that one is: who is stopped in between is fenced again."""
+        for _ in range(JOINS_MAX - 1):
+            try:
+                yield from self.syncing()
+                return
+            except er.UnknownMemberError as error:
+                logger.warning("group %s: %s; joining anew", self.group, error)
+                self.forget()
+        yield from self.syncing()
+
     def syncing(self, released: Sequence[co.Release] = ()) -> Waits[co.GroupAssignment]:
         """What is ours now. Raises `UnknownMemberError` and what `asking` raises."""
         deadline = time.monotonic() + self._timeout
