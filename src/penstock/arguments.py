@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
+from numbers import Real
 from typing import Any, Final
 
 from penstock.core import errors as er
@@ -17,7 +18,59 @@ PREFETCH_MIN: Final = 4 << 10
 ON_FULL: Final = ("block", "error", "drop_newest", "drop_oldest")
 
 
+def check_names(verb: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raises TypeError naming the option that there is not, and those like it."""
+    for name in given:
+        if name not in known:
+            import difflib  # only for whoever has mistyped
+
+            like = difflib.get_close_matches(name, known, 3, 0.5)
+            meant = (
+                f"did you mean {' or '.join(like)}?" if like else f"there are {', '.join(known)}"
+            )
+            raise TypeError(f"{verb} has no option {name!r}; {meant}")
+
+
+def check_text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name}={value!r} must be str, not {type(value).__name__}")
+
+
+def check_integer(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name}={value!r} must be int, not {type(value).__name__}")
+
+
+def check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}={value!r} must be True or False")
+
+
+def check_callable(name: str, value: Callable[..., object] | None) -> None:
+    if value is not None and not callable(value):
+        raise TypeError(f"{name}={value!r} must be a function, not {type(value).__name__}")
+
+
+def check_records_max(value: int) -> None:
+    """What a poll may bring. Who means seconds writes `poll(timeout=...)`."""
+    if not hasattr(value, "__index__"):
+        raise TypeError(f"max_records={value!r} is a number of records; seconds are timeout=")
+    if value < 1:
+        raise ValueError(f"max_records={value} must be at least 1")
+
+
+def check_pair(value: object) -> tuple[str, int]:
+    """A partition as (topic, number). TypeError for anything else."""
+    match value:
+        case (str(topic), number) if hasattr(number, "__index__"):
+            return topic, int(number)
+    raise TypeError(f"a partition is named by (topic, number), like ('orders', 0), not {value!r}")
+
+
 def check_range(name: str, value: float, low: float, high: float) -> None:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        kind = type(value).__name__
+        raise TypeError(f"{name}={value!r} must be a number from {low} to {high}, not {kind}")
     if not low <= value <= high:
         raise er.ConfigError(f"{name}={value!r} must lie between {low} and {high}")
 

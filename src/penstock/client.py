@@ -18,9 +18,11 @@ from penstock.options import (
     ProducerOptions,
     StageOptions,
     TransactionOptions,
+    check_consumer_names,
+    check_producer_names,
 )
 from penstock.producer import Producer
-from penstock.session import Session, socket_of
+from penstock.session import Session, default_url, socket_of
 from penstock.transactions.producer import TransactionalProducer
 from penstock.transactions.stages import Stage, StagesOutcome, commit_stages
 
@@ -47,6 +49,7 @@ class Client:
         """A new producer; its options are those of `ProducerConfig`. With a `transactional_id` it
         sends in transactions: see `TransactionalProducer`, which has three more."""
         self._check_open()
+        check_producer_names(options)
         options.setdefault("client_id", self._client_id)
         producer = (
             TransactionalProducer(self._socket, **options)
@@ -94,9 +97,10 @@ class Client:
         """A new consumer of all partitions of `topics` (none: call `assign`); see `Consumer`. With
         `group=` a member of that group, which is given its partitions; see `GroupConsumer`."""
         self._check_open()
+        check_consumer_names(options)
         options.setdefault("client_id", self._client_id)
         consumer: Consumer | GroupConsumer
-        if options.get("group") is None:
+        if "group" not in options:
             consumer = Consumer(self._socket, topics, **options)
         else:
             consumer = GroupConsumer(self._socket, topics, **options)
@@ -138,11 +142,11 @@ class Client:
         self.close()
 
 
-def connect(url: str = "shm://", *, client_id: str = "", timeout: float = 5.0) -> Client:
+def connect(url: str | None = None, *, client_id: str = "", timeout: float = 5.0) -> Client:
     """Connect to a node: `shm://` (the default node of this user), `shm://NAME`, or
-    `shm:///PATH/OF/DATA/FOLDER`.
+    `shm:///PATH/OF/DATA/FOLDER`. Without a URL: `$PENSTOCK_URL`, else `shm://`.
 
     Waits up to `timeout` seconds for a node that is starting. Raises `NotConnectedError`,
     `AttachRefusedError`, `ConfigError`.
     """
-    return Client(url, client_id=client_id, timeout=timeout)
+    return Client(default_url() if url is None else url, client_id=client_id, timeout=timeout)

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Literal
 
 from penstock import forks
-from penstock.arguments import check_consumer_options
+from penstock.arguments import check_consumer_options, check_flag, check_pair, check_records_max
 from penstock.assigned import AssignedPartition, Isolation, TopicPartition
 from penstock.attachment import RECONNECT_MAX, Attachment
 from penstock.core import errors as er
@@ -78,6 +78,7 @@ class Consumer:
         session: Session | None = None,
     ) -> None:
         check_consumer_options(on_out_of_range, prefetch_bytes, latest_only, spin, isolation)
+        check_flag("follow", follow)
         self._start = Offset.of(start)
         self._follow = follow
         self._isolation = isolation
@@ -135,7 +136,7 @@ class Consumer:
     def assigning(self, partitions: Iterable[TopicPartition]) -> Waits[None]:
         """`assign`, with the waiting left to another one."""
         self._check_usable()
-        wanted = list(dict.fromkeys(partitions))
+        wanted = list(dict.fromkeys(map(check_pair, partitions)))
         topics = {topic for topic, _ in wanted}
         found = yield from self._attachment.finding(self, topics, self._timeout)
         assigned: dict[TopicPartition, AssignedPartition] = {}
@@ -201,14 +202,14 @@ class Consumer:
         Until then they are not looked at, wake nobody and hold nothing. What a poll has brought
         already is still handed out by iteration.
         """
-        for partition in [self._of(*name) for name in partitions or tuple(self._assigned)]:
+        for partition in self._named(partitions):
             self._counts["paused"] += not partition.paused
             partition.pause()
         self._watch_pages()
 
     def resume(self, *partitions: TopicPartition) -> None:
         """Go on with these partitions (none given: with all) where they were."""
-        for partition in [self._of(*name) for name in partitions or tuple(self._assigned)]:
+        for partition in self._named(partitions):
             partition.paused = False
         self._watch_pages()
 
@@ -287,8 +288,8 @@ class Consumer:
 
     def _gather(self, max_records: int | None) -> RecordBatch:
         """What is there now, partitions taking turns."""
-        if max_records is not None and max_records < 1:
-            raise ValueError(f"max_records={max_records} must be at least 1")
+        if max_records is not None:
+            check_records_max(max_records)
         alone = self._turns.alone() if max_records is None else None
         if alone is not None:
             partition, chunk = alone
@@ -394,6 +395,9 @@ class Consumer:
             partition.page = session.page(pages[name])
         self._counts["reconnects"] += 1
         self._watch()
+
+    def _named(self, pairs: Collection[TopicPartition]) -> list[AssignedPartition]:
+        return [self._of(*check_pair(pair)) for pair in pairs or tuple(self._assigned)]
 
     def _of(self, topic: str, partition: int) -> AssignedPartition:
         try:

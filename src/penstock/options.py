@@ -1,9 +1,12 @@
-"""The keyword options of `Client.producer` and `Client.consumer`, for type checkers and editors."""
+"""The keyword options of `Client.producer` and `Client.consumer`: for type checkers and editors,
+and for who mistypes one."""
 
 from __future__ import annotations
 
-from typing import Literal, Required, TypedDict
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Required, TypedDict
 
+from penstock.arguments import check_names
 from penstock.assigned import Isolation
 from penstock.consumer import Start
 from penstock.group.changes import Listener
@@ -72,3 +75,21 @@ class GroupOptions(ConsumerOptions, total=False):
     on_assigned: Listener | None
     on_revoked: Listener | None
     on_lost: Listener | None
+
+
+def check_producer_names(options: Mapping[str, Any]) -> None:
+    """Raises TypeError naming an option that such a producer has not."""
+    _check("producer()", options, ProducerOptions, TransactionOptions, "transactional_id")
+
+
+def check_consumer_names(options: Mapping[str, Any]) -> None:
+    """Raises TypeError naming an option that such a consumer has not."""
+    _check("consumer()", options, ConsumerOptions, GroupOptions, "group")
+
+
+def _check(verb: str, options: Iterable[str], plain: type, more: type, by: str) -> None:
+    if by not in options:
+        for name in options:
+            if name in more.__annotations__ and name not in plain.__annotations__:
+                raise TypeError(f"{verb} takes {name}= only beside {by}=")
+    check_names(verb, options, more.__annotations__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from penstock.arguments import ON_FULL, check_choice, check_range
+from penstock.arguments import ON_FULL, check_choice, check_flag, check_range, check_text
 from penstock.core import errors as er
 from penstock.core.codecs import CODECS, require
 from penstock.ipc import layout as lo
@@ -60,6 +60,8 @@ class ProducerConfig:
     timeout: float = 5.0
 
     def __post_init__(self) -> None:
+        check_text("client_id", self.client_id)
+        check_flag("idempotent", self.idempotent)
         check_range("linger", self.linger, 0.0, 60.0)
         check_range(
             "batch_bytes", self.batch_bytes, 1 << 10, lo.LANE_CAPACITY_MAX // lo.FRAME_SHARE

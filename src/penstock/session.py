@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from penstock.arguments import check_text
 from penstock.core import errors as er
 from penstock.ipc import clients as client_table
 from penstock.ipc import liveness, paths
@@ -39,8 +40,14 @@ RETRY_FIRST: Final = 0.02
 RETRY_LAST: Final = 1.0
 
 
+def default_url() -> str:
+    """Where `connect()` without a URL goes: to `$PENSTOCK_URL`, else to this user's own node."""
+    return os.environ.get("PENSTOCK_URL") or "shm://"
+
+
 def socket_of(url: str) -> Path:
     """The attach socket that a `shm://` URL names. Raises `ConfigError` for other URLs."""
+    check_text("url", url)
     target = paths.parse_url(url)
     if target.scheme != "shm":
         raise er.ConfigError(

@@ -16,8 +16,14 @@ from penstock.aio.producer import Producer
 from penstock.aio.waiting import Carrier, Opening
 from penstock.core import errors as er
 from penstock.ipc import layout as lo
-from penstock.options import ConsumerOptions, GroupOptions, ProducerOptions
-from penstock.session import Session, socket_of
+from penstock.options import (
+    ConsumerOptions,
+    GroupOptions,
+    ProducerOptions,
+    check_consumer_names,
+    check_producer_names,
+)
+from penstock.session import Session, default_url, socket_of
 
 M = TypeVar("M", Producer, Consumer, GroupConsumer, Admin)
 
@@ -47,6 +53,11 @@ class Client:
 
     def producer(self, **options: Unpack[ProducerOptions]) -> Opening[Producer]:
         """A new producer; see `penstock.Producer` for the options."""
+        if "transactional_id" in options:
+            raise er.ConfigError(
+                "transactions are the blocking client's: run them in a thread (asyncio.to_thread)"
+            )
+        check_producer_names(options)
         options.setdefault("client_id", self._client_id)
         return Opening(lambda: self._keep(Producer.make(self._socket, options)))
 
@@ -57,8 +68,9 @@ class Client:
     def consumer(self, *topics: str, **options: Any) -> Opening[Consumer] | Opening[GroupConsumer]:
         """A new consumer of all partitions of `topics` (none: call `assign`); see
         `penstock.Consumer` for the options. With `group=` a member of that group."""
+        check_consumer_names(options)
         options.setdefault("client_id", self._client_id)
-        if options.get("group") is not None:
+        if "group" in options:
             group = cast(GroupOptions, options)
             return Opening(lambda: self._keep(GroupConsumer.make(self._socket, topics, group)))
         plain = cast(ConsumerOptions, options)
@@ -103,11 +115,14 @@ class Client:
         await self.close()
 
 
-def connect(url: str = "shm://", *, client_id: str = "", timeout: float = 5.0) -> Opening[Client]:
+def connect(
+    url: str | None = None, *, client_id: str = "", timeout: float = 5.0
+) -> Opening[Client]:
     """Connect to a node, for `async with` or `await`: `shm://` (the default node of this user),
-    `shm://NAME`, or `shm:///PATH/OF/DATA/FOLDER`.
+    `shm://NAME`, or `shm:///PATH/OF/DATA/FOLDER`. Without a URL: `$PENSTOCK_URL`, else `shm://`.
 
     Waits up to `timeout` seconds for a node that is starting. Raises `NotConnectedError`,
     `AttachRefusedError`, `ConfigError`.
     """
-    return Opening(lambda: Client.make(url, client_id=client_id, timeout=timeout))
+    where = default_url() if url is None else url
+    return Opening(lambda: Client.make(where, client_id=client_id, timeout=timeout))

@@ -69,6 +69,13 @@ class GroupBatch(RecordBatch):
         )
 
 
+def as_batch(batch: object) -> GroupBatch:
+    """What a group's consumer brought, as it is. TypeError for anything else."""
+    if isinstance(batch, GroupBatch):
+        return batch
+    raise TypeError(f"a batch that a group's consumer brought is wanted, not {batch!r}")
+
+
 Consumed: TypeAlias = "GroupBatch | Source | Iterable[GroupBatch | Source]"
 """What a transaction takes: a batch of a group, a group's consumer (all it handed out), several."""
 

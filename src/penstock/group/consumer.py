@@ -24,7 +24,7 @@ from penstock.core import errors as er
 from penstock.group.atmostonce import Claims
 from penstock.group.changes import LOOK_SECONDS, Changes, Listener
 from penstock.group.committing import Commits
-from penstock.group.consumed import GroupBatch
+from penstock.group.consumed import GroupBatch, as_batch
 from penstock.group.looping import Looping, Runs
 from penstock.group.membership import Membership, stale_error
 from penstock.group.options import Guarantee, check_group_options
@@ -90,9 +90,11 @@ class GroupConsumer:
         **reading: Any,
     ) -> None:
         topics = [as_topic(topic) for topic in topics]
+        listeners = (on_assigned, on_revoked, on_lost)
         check_group_options(
-            group, guarantee, topics, pattern, commit_interval, session_timeout, processing_timeout
-        )
+            group, guarantee, topics, pattern, commit_interval, session_timeout, processing_timeout,
+            instance_id, listeners,
+        )  # fmt: skip
         if guarantee == "exactly-once":
             reading.setdefault("isolation", "read_committed")
         self.group = group
@@ -122,7 +124,6 @@ class GroupConsumer:
             group, "", topics, pattern, guarantee, instance_id, session_timeout, processing_timeout
         )
         self._member = Membership(self._reader, join, timeout)
-        listeners = (on_assigned, on_revoked, on_lost)
         self._commits = Commits(self._reader, self._member, self._counts, commit_interval)
         self._claims = (
             Claims(self._reader, self._member, self._counts, node_timeout)
@@ -360,7 +361,7 @@ class GroupConsumer:
                 else "with a transaction: producer.transaction(consumed=batch)"
             )  # fmt: skip
             raise er.ConfigError(f"group {self.group!r} is {self.guarantee}: it commits {how}")
-        if batch is not None and batch.ownership.member_id != self._member.member_id:
+        if batch is not None and as_batch(batch).ownership.member_id != self._member.member_id:
             raise stale_error(self.group, batch.ownership.owned)
         yield from self._commits.explicitly(batch)
         if batch is None or batch is self._out:
@@ -392,7 +393,7 @@ class GroupConsumer:
         if batch is None:
             yield from self._commits.going_back(out, self.guarantee)
         else:
-            self._commits.back_before(batch)
+            self._commits.back_before(as_batch(batch))
 
     def position(self, topic: str, partition: int) -> int:
         """The offset of the next record that iteration or `poll` will bring."""

@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from penstock.arguments import check_choice, check_range
+from penstock.arguments import check_callable, check_choice, check_range, check_text
 from penstock.core.errors import ConfigError
+from penstock.group.changes import Listener
 from penstock.ipc.coordination import NAMES_MAX
 
 Guarantee = Literal["at-most-once", "at-least-once", "exactly-once", "manual"]
@@ -35,15 +36,22 @@ def check_group_options(
     commit_interval: float,
     session_timeout: float,
     processing_timeout: float | None,
+    instance_id: str | None,
+    listeners: Sequence[Listener | None],
 ) -> None:
-    """Raises `ConfigError` naming option, value and what is allowed."""
+    """Raises `ConfigError` naming option, value and what is allowed; TypeError for wrong types."""
     check_group_name(group)
     check_choice("guarantee", guarantee, GUARANTEES)
     if not topics and pattern is None:
         raise ConfigError(f"group {group!r}: name topics, or give a pattern")
     if len(topics) > NAMES_MAX:
         raise ConfigError(f"{len(topics)} topics; a member names {NAMES_MAX} at most")
+    if instance_id is not None:
+        check_text("instance_id", instance_id)
+    for name, listener in zip(("on_assigned", "on_revoked", "on_lost"), listeners, strict=True):
+        check_callable(name, listener)
     if pattern is not None:
+        check_text("pattern", pattern)
         try:
             re.compile(pattern)
         except re.error as error:

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Unpack
 
-from penstock.arguments import check_range
+from penstock.arguments import check_range, check_text
 from penstock.core import errors as er
 from penstock.group.consumed import consumed_offsets, rewind
 from penstock.ipc import coordination as co
@@ -68,6 +68,7 @@ class TransactionalProducer(Transacting):
         transaction_durability: TransactionDurability = "fsynced",
         **options: Unpack[ProducerOptions],
     ) -> None:
+        check_text("transactional_id", transactional_id)
         check_range("transaction_timeout", transaction_timeout, 0.1, TIMEOUT_MAX)
         config = checked(transaction_durability, options)
         link = CoordinatorLink(socket, config.client_id)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
+from penstock.arguments import check_integer, check_text
 from penstock.core import errors as er
 from penstock.ipc import coordination as co
 from penstock.transactions.link import CoordinatorLink
@@ -63,6 +64,8 @@ class Stage(Transacting):
         transaction_durability: TransactionDurability = "fsynced",
         **options: Unpack[ProducerOptions],
     ) -> None:
+        check_text("transactional_id", transactional_id)
+        check_integer("epoch", epoch)
         config = checked(transaction_durability, options)
         link = CoordinatorLink(socket, config.client_id)
         try:
@@ -138,10 +141,17 @@ def commit_stages(
     timeout: float,
 ) -> StagesOutcome:
     """See `Client.commit_transaction`."""
+    check_text("transactional_id", transactional_id)
+    check_integer("epoch", epoch)
+    if isinstance(stages, str):
+        raise TypeError(f"stages={stages!r} must be a list of names, as `Stage.name` gives them")
+    names = list(stages)
+    for name in names:
+        check_text("the name of a stage", name)
     link = CoordinatorLink(socket, client_id)
     try:
         answer = link.ask(
-            co.CommitTransaction(transactional_id, epoch, list(stages), commit),
+            co.CommitTransaction(transactional_id, epoch, names, commit),
             co.TransactionEnded,
             timeout,
         )
