@@ -23,7 +23,7 @@ EVERY: Final = 0.25
 MARKERS_MAX: Final = 8
 """Markers of one partition that wait until a sync is asked for at once."""
 OF_PRODUCER_MAX: Final = 4
-"""The same for those of one producer: its id remembers `endings_max` of them."""
+"""Transactions of one producer that do: its id remembers `endings_max` of them."""
 
 
 class Written(NamedTuple):
@@ -52,7 +52,7 @@ class Unsynced:
         self._ask = ask
         self._gone = gone
         self._waiting: dict[int, deque[Written]] = {}
-        self._of_producer: Counter[int] = Counter()
+        self._of_producer: dict[int, Counter[int]] = {}  # markers, by epoch
         self._asked: dict[int, int] = {}  # page -> where the last sync that was asked for ends
         self._old: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -60,11 +60,12 @@ class Unsynced:
     def add(self, page: int, written: Written) -> None:
         waiting = self._waiting.setdefault(page, deque())
         waiting.append(written)
-        self._of_producer[written.producer_id] += 1
+        epochs = self._of_producer.setdefault(written.producer_id, Counter())
+        epochs[written.epoch] += 1
         self._look_at(page)
         if len(waiting) >= MARKERS_MAX:
             self._want(page)
-        if self._of_producer[written.producer_id] >= OF_PRODUCER_MAX:
+        if len(epochs) >= OF_PRODUCER_MAX:
             for each, others in list(self._waiting.items()):
                 if any(other.producer_id == written.producer_id for other in others):
                     self._look_at(each)
@@ -82,8 +83,11 @@ class Unsynced:
         durable = self._page(page).durable if waiting else 0
         while waiting and (waiting[0].end <= durable or self._gone(page, waiting[0])):
             written = waiting.popleft()
-            self._of_producer[written.producer_id] -= 1
-            if not self._of_producer[written.producer_id]:
+            epochs = self._of_producer[written.producer_id]
+            epochs[written.epoch] -= 1
+            if not epochs[written.epoch]:
+                del epochs[written.epoch]
+            if not epochs:
                 del self._of_producer[written.producer_id]
             self._synced(written)
         if not waiting:
