@@ -33,6 +33,10 @@ from penstock.turns import Turns
 
 logger = logging.getLogger("penstock.consumer")
 
+END_POLL: Final = 0.05
+"""Seconds of a poll by who reads up to an end: what is below it is there, or is no record but the
+mark of a transaction, which is passed over without bringing anything."""
+
 Start = Offset | str | int | datetime
 
 
@@ -270,7 +274,7 @@ class Consumer:
         `follow=False`: until the high watermarks of the beginning)."""
         ends = self.ends()
         while not self.is_over(ends):
-            batch = self.poll(max_records, timeout if ends is None else 1.0)
+            batch = self.poll(max_records, timeout if ends is None else END_POLL)
             if batch:
                 yield batch
             elif ends is None:

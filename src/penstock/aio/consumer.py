@@ -16,7 +16,7 @@ from penstock.aio.waiting import Carrier, Turns
 from penstock.assigned import TopicPartition
 from penstock.attachment import Attachment
 from penstock.consumer import Consumer as BlockingConsumer
-from penstock.consumer import Start
+from penstock.consumer import END_POLL, Start
 from penstock.core import errors as er
 from penstock.options import ConsumerOptions, GroupOptions
 from penstock.records import Record, RecordBatch
@@ -140,7 +140,7 @@ class Consumer:
         `follow=False`: until the high watermarks of the beginning)."""
         ends = self._core.ends()
         while not self._core.is_over(ends):
-            batch = await self.poll(max_records, timeout if ends is None else 1.0)
+            batch = await self.poll(max_records, timeout if ends is None else END_POLL)
             if batch:
                 yield batch
             elif ends is None:

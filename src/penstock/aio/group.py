@@ -16,7 +16,7 @@ from penstock.aio.consumer import RUN, checked
 from penstock.aio.waiting import Carrier, Turns
 from penstock.assigned import TopicPartition
 from penstock.attachment import Attachment
-from penstock.consumer import Start
+from penstock.consumer import END_POLL, Start
 from penstock.core import errors as er
 from penstock.group.consumed import GroupBatch
 from penstock.group.consumer import GroupConsumer as BlockingGroupConsumer
@@ -77,7 +77,7 @@ class GroupConsumer:
         `follow=False`: until the high watermarks that its partitions had when they came)."""
         core = self._core
         while not await self._is_at_end():
-            batch = await self.poll(max_records, timeout if core.follows else 1.0)
+            batch = await self.poll(max_records, timeout if core.follows else END_POLL)
             if batch:
                 yield batch
                 core.went_on()
@@ -89,7 +89,7 @@ class GroupConsumer:
         asked for."""
         core = self._core
         while not await self._is_at_end():
-            batch = await self.poll(core.loop_size, None if core.follows else 1.0)
+            batch = await self.poll(core.loop_size, None if core.follows else END_POLL)
             for rows in core.runs(batch):
                 if rows is None:
                     await self._carrier.carry(core.attending())

@@ -19,7 +19,7 @@ from typing import Any, Final
 from penstock import forks
 from penstock.assigned import TopicPartition
 from penstock.attachment import RECONNECT_MAX
-from penstock.consumer import Start
+from penstock.consumer import END_POLL, Start
 from penstock.core import errors as er
 from penstock.group.atmostonce import Claims
 from penstock.group.changes import LOOK_SECONDS, Changes, Listener
@@ -218,7 +218,7 @@ class GroupConsumer:
     ) -> Iterator[GroupBatch]:
         ends = not self._reader.follows
         while not self.is_at_end():
-            batch = run(self.polling(size(), 1.0 if ends else timeout, in_loop))
+            batch = run(self.polling(size(), END_POLL if ends else timeout, in_loop))
             if batch:
                 yield batch
                 self.went_on()
