@@ -14,7 +14,7 @@ from datetime import datetime
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Final, Literal
 
 from penstock import forks
 from penstock.arguments import check_consumer_options, check_flag, check_pair, check_records_max

@@ -15,8 +15,8 @@ from typing import Final, Self, TypeVar
 from penstock.aio.waiting import Carrier, Turns
 from penstock.assigned import TopicPartition
 from penstock.attachment import Attachment
-from penstock.consumer import Consumer as BlockingConsumer
 from penstock.consumer import END_POLL, Start
+from penstock.consumer import Consumer as BlockingConsumer
 from penstock.core import errors as er
 from penstock.options import ConsumerOptions, GroupOptions
 from penstock.records import Record, RecordBatch
