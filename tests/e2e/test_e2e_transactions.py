@@ -382,6 +382,46 @@ def test_an_abort_without_an_answer_is_asked_for_by_the_next_begin():
             assert committed(client, "out") == [b"good"]
 
 
+def exactly_once(group):
+    return {"group": group, "guarantee": "exactly-once", "start": "earliest"}
+
+
+def test_after_an_abort_without_an_answer_its_input_comes_again_before_any_other():
+    with Broker() as broker:
+        for name in ("in", "out"):
+            broker.create_topic(name)
+        with (
+            broker.connect() as client,
+            client.producer(transactional_id="t", delivery_timeout=0.5) as producer,
+            client.consumer("in", **exactly_once("g")) as consumer,
+        ):
+            with client.producer() as plain:
+                plain.send_batch("in", [b"%d" % n for n in range(6)]).result()
+            batch = consumer.poll(2, timeout=10.0)
+            with pytest.raises(KeyError), producer.transaction(consumed=batch):
+                producer.send("out", b"never").result()
+                broker.kill()
+                raise KeyError
+            broker.start()
+            done: list[bytes] = []
+
+            def job():
+                try:
+                    batch = consumer.poll(2, timeout=0.2)
+                    with producer.transaction(consumed=batch):
+                        for record in batch:
+                            producer.send("out", record.value)
+                    done.extend(record.value for record in batch)
+                except penstock.PenstockError:
+                    pass  # as a job that goes on does
+                return len(done) >= 6
+
+            eventually(job, "all of it")
+            assert done == [b"%d" % n for n in range(6)]
+        with broker.connect() as client:
+            assert committed(client, "out") == done
+
+
 # --- stages --------------------------------------------------------------------------------------
 def test_stages_count_when_they_are_listed(client, topic):
     """Rule 20."""

@@ -133,12 +133,18 @@ class TransactionalProducer(Transacting):
     def begin_transaction(self) -> None:
         """Open a transaction. Costs nothing: the coordinator learns of it with the first record.
 
-        Raises `TransactionError` while another one is open or its outcome is unknown,
-        `ProducerFencedError`.
+        Raises `TransactionError` while another one is open or its outcome is unknown, and where
+        that was settled by this call and its input comes again; `ProducerFencedError`.
         """
         self._check_usable()
-        if self._life.state is State.ABORTING:
-            self.abort_transaction()  # the answer to the last abort was lost
+        if self._life.state is State.ABORTING:  # the answer to the last abort was lost
+            late = self._consumed
+            self.abort_transaction()
+            if late is not None:
+                raise er.TransactionError(
+                    f"the transaction of {self.transactional_id!r} before this one is aborted only "
+                    "now, and what it consumed comes again: poll anew, then begin"
+                )
         with self._lock:
             self._check_usable()
             self._life.begin()
@@ -219,9 +225,16 @@ class TransactionalProducer(Transacting):
         for before, and that had no answer."""
         with self._lock:
             self._consumed = consumed
+            may_count = self._is_asked
             is_known = self._is_asked or self._outbox.is_touched
             self._drop_open(self._outbox.failure or self._gone())
-        committed = is_known and self._end(False, []).committed
+        try:
+            committed = is_known and self._end(False, []).committed
+        except (er.PenstockTimeout, er.NotConnectedError):
+            if not may_count:  # whatever the answer would have been: what is polled next is this
+                self._consumed = None
+                _brought_again(consumed)
+            raise
         self._over(committed=committed)
         if not committed:
             _brought_again(consumed)
