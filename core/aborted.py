@@ -79,6 +79,11 @@ def decode_aborted(data: bytes) -> list[Aborted]:
     return entries
 
 
+def is_whole(data: bytes) -> bool:
+    """Whether a file holds good entries and nothing else."""
+    return len(decode_aborted(data)) * TXN_ENTRY_BYTES == len(data)
+
+
 class AbortedWriter:
     """The files of an open log. Holds no descriptor, as `IndexWriter`."""
 

@@ -97,7 +97,16 @@ class AbortedTransactions:
                 known = 0  # made anew
             if size == known:
                 return True
-            entries = decode_aborted(storage.pread(fd, size - known, known))
+            for _ in range(2):  # it may have been written to just now
+                entries = decode_aborted(storage.pread(fd, size - known, known))
+                if len(entries) == (size - known) // TXN_ENTRY_BYTES:
+                    break
+            else:
+                raise StorageError(
+                    f"{path} is damaged at byte {known + len(entries) * TXN_ENTRY_BYTES}: what was "
+                    "aborted in that segment is not known, so none of it is shown. Start the node "
+                    "again: it makes the file anew from the log"
+                )
         finally:
             storage.close(fd)
         self._last_of.update(((each.producer_id, each.epoch), each.last_offset) for each in entries)

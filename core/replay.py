@@ -10,7 +10,13 @@ import logging
 from collections.abc import Iterator
 from itertools import pairwise
 
-from penstock.core.aborted import Aborted, decode_aborted, encode_aborted, txn_path
+from penstock.core.aborted import (
+    Aborted,
+    decode_aborted,
+    encode_aborted,
+    is_whole,
+    txn_path,
+)
 from penstock.core.epochs import EpochCache
 from penstock.core.errors import LogOfflineError
 from penstock.core.header import BatchHeader
@@ -85,19 +91,22 @@ def settle_aborted(
     is_trusted: bool,
 ) -> bool:
     """Bring the `.txn` files to what the log says, now that it was replayed from `replayed_from`
-    on: what stands below that is taken from them, or if a file is missing (or not `is_trusted`)
-    from the log once more. Whether any was changed."""
+    on: what stands below that is taken from them, or if a file is missing or damaged (or not
+    `is_trusted`) from the log once more. Whether any was changed."""
     transactions = producers.transactions
     fresh, first = transactions.take_aborted(), transactions.aborted_from
     lost, changed = [], False
     for base, end in pairwise((*bases, max(log_end, bases[-1]) + 1)):
         path = txn_path(folder, base)
         wanted = first is not None and end > first
-        if end <= replayed_from and is_trusted and (not wanted or storage.exists(path)):
+        if end <= replayed_from and is_trusted and not wanted:
             continue
         data = storage.read_file(path)
+        is_good = data is not None and is_whole(data) and is_trusted
+        if end <= replayed_from and is_good:
+            continue
         below = first is not None and wanted and max(base, first) < min(end, replayed_from)
-        if below and (data is None or not is_trusted):
+        if below and not is_good:
             lost.append(base)
             continue
         kept = [each for each in decode_aborted(data or b"") if each.last_offset < replayed_from]

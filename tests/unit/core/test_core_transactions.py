@@ -24,6 +24,7 @@ from unit.core.log_helpers import (
 )
 
 from penstock.core.aborted import Aborted, decode_aborted, encode_aborted, txn_path
+from penstock.core.committed import AbortedTransactions
 from penstock.core.errors import ErrorCode, StorageError
 from penstock.core.log import Log
 from penstock.core.opentransactions import OpenTransaction
@@ -313,6 +314,27 @@ def test_invariant_9_deleted_txn_files_come_back_identical(clean):
     assert txn_files(after) == before
     assert again.last_stable == stable
     again.close(clean=False)
+
+
+def test_invariant_9_a_damaged_txn_file_shows_no_aborted_record_and_is_made_again():
+    storage, log = busy_log()
+    log.sync()
+    log.close(clean=True)
+    before = txn_files(storage)
+    name, data = next((name, data) for name, data in before.items() if data)
+    first = decode_aborted(data)[0].first_offset
+    again, _ = open_log(storage, node_clean=True)
+    head = again.read(first + 1, 1)[0][0]
+    again.close(clean=True)
+    assert AbortedTransactions(storage, FOLDER).has(head, first + 2)
+    for at in range(len(data)):
+        after = storage.killed()
+        after.names[name].content[at] ^= 1
+        with pytest.raises(StorageError, match="is damaged at byte"):
+            AbortedTransactions(after, FOLDER).has(head, first + 2)
+        if at % 40 == 0:
+            open_log(after, node_clean=True)
+            assert txn_files(after) == before
 
 
 def test_a_reopened_log_changes_no_txn_file():
