@@ -47,6 +47,10 @@ class TransactionLimits:
     tick_max: int = 100
     """Timeouts that one decision carries out; the others follow at once in the next."""
 
+    tick_bytes_max: int = 8 << 10
+    """Bytes of records after which such a decision ends, for the same: a decision is one batch, and
+    one that is longer than the coordinator's lane takes would be tried for ever."""
+
     def __post_init__(self) -> None:
         for field in fields(self):
             if getattr(self, field.name) <= 0:

@@ -254,9 +254,15 @@ class Transactions:
 
     # --- time -------------------------------------------------------------------------------------
     def tick(self, now: float) -> Decision[None]:
-        """What timed out, `tick_max` at once: `deadline` tells whether there is more."""
+        """What timed out, `tick_max` or about `tick_bytes_max` at once: `deadline` tells whether
+        there is more."""
         records: list[Record] = []
+        size = 0
         for key in self._state.due(now):
+            if records:
+                size += len(records[-1].value or b"")
+            if size >= self._limits.tick_bytes_max:
+                break
             value = self._state.get(key)
             if isinstance(value, Stage):
                 records.append(self._stages.swept(key, value))

@@ -306,6 +306,24 @@ def test_every_bound_names_itself():
         TransactionLimits(stages_max=0)
 
 
+def test_a_tick_of_large_transactions_fits_into_a_batch():
+    """All of them are due at once where their host died."""
+    world = World()
+    for number in range(50):
+        name = f"id{number}"
+        world.add(world.init(name), *((T, at) for at in range(1000)), name=name)
+    world.now += 60.0
+    while open_ids(world):
+        decision = world.machine.tick(world.now)
+        assert decision.records
+        assert sum(len(record.value or b"") for record in decision.records) < 16 << 10
+        world.run(decision)
+
+
+def open_ids(world):
+    return [each for each in world.machine.list() if each.state == "open"]
+
+
 def test_one_tick_does_a_bounded_part_of_what_is_due():
     world = World(TransactionLimits(tick_max=3))
     for number in range(8):
