@@ -337,6 +337,9 @@ class Outbox:
         self.buffered -= batch.length
         self._finished(batch)
 
+    def fail(self, error: Exception) -> None:
+        """Something that was to be sent never comes here: of no matter to what counts alone."""
+
     def give_up(self, batch: Batch, error: Exception) -> None:
         """Fail a pending batch that has never flown, and so took no sequence (rule 4)."""
         assert not batch.flew

@@ -49,9 +49,11 @@ class Unthreaded:
         return not self._producer.pressure.is_full
 
     def note(self, failure: Failure) -> None:
-        """`flush` raises it, unless somebody looks at it before."""
+        """Records that the producer has not taken: `flush` raises it, unless somebody looks at it
+        before, and a transaction they were for has failed."""
         with self._lock:
             self._producer._failed.append(failure)
+            self._outbox.fail(failure.unseen()[2])
 
     def forget(self, callback: Callback) -> None:
         """It is wanted no more."""

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 from loops import WITHIN, Ticker, held, run
@@ -25,7 +26,7 @@ from penstock.core.errors import (
 )
 from penstock.testing import Broker, assert_records
 
-SMALL = {"batch_bytes": 1024, "buffer_bytes_max": 4096, "linger": 0.001}
+SMALL: dict[str, Any] = {"batch_bytes": 1024, "buffer_bytes_max": 4096, "linger": 0.001}
 
 
 @pytest.fixture
@@ -150,7 +151,7 @@ def test_a_full_buffer_makes_records_wait_in_line_in_order_and_never_the_loop(ow
     async def main() -> None:
         async with (
             aio.connect(own_node.url) as client,
-            client.producer(**SMALL) as producer,  # type: ignore[arg-type]
+            client.producer(**SMALL) as producer,
             Ticker() as ticker,
         ):
             await producer.send_and_wait("t", b"%04d" % 0 * 16)
@@ -178,7 +179,7 @@ def test_what_waits_in_line_is_bounded_in_bytes_and_in_time(own_node: Broker):
     async def main() -> None:
         async with (
             aio.connect(own_node.url) as client,
-            client.producer(block_timeout=0.2, **SMALL) as producer,  # type: ignore[arg-type]
+            client.producer(block_timeout=0.2, **SMALL) as producer,
         ):
             await producer.send_and_wait("t", b"first")
             async with standing_writer(client):
@@ -204,12 +205,12 @@ def test_what_waits_in_line_is_bounded_in_bytes_and_in_time(own_node: Broker):
     ("on_full", "error"), [("error", BufferFullError), ("drop_newest", DroppedError)]
 )
 def test_other_policies_are_those_of_the_blocking_producer(
-    own_node: Broker, on_full: str, error: type[Exception]
+    own_node: Broker, on_full: Any, error: type[Exception]
 ):
     async def main() -> None:
         async with (
             aio.connect(own_node.url) as client,
-            client.producer(on_full=on_full, **SMALL) as producer,  # type: ignore[arg-type]
+            client.producer(on_full=on_full, **SMALL) as producer,
         ):
             await producer.send_and_wait("t", b"first")
             async with standing_writer(client):

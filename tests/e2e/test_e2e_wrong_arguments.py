@@ -122,8 +122,13 @@ def test_a_loop_is_told_the_same(node, topic):
                 client.consumer(topic, guarantee="manual")
             with pytest.raises(TypeError, match="no option 'lingers'"):
                 client.producer(lingers=1)
-            with pytest.raises(penstock.ConfigError, match=r"asyncio\.to_thread"):
-                client.producer(transactional_id="x")
+            with pytest.raises(TypeError, match="transactional_id=5 must be str"):
+                await client.producer(transactional_id=5)
+            with pytest.raises(TypeError, match="stages='abc' must be a list of names"):
+                await client.commit_transaction("x", 1, "abc")
+            async with client.producer(transactional_id="x") as producer:
+                with pytest.raises(penstock.ConfigError, match="consumed='orders'"):
+                    await producer.commit_transaction(consumed="orders")
 
     asyncio.run(tried())
 

@@ -18,8 +18,9 @@ from penstock.aio.consumer import Consumer
 from penstock.aio.delivery import BatchDelivery, Delivery
 from penstock.aio.group import GroupConsumer
 from penstock.aio.producer import Producer
+from penstock.aio.transactions import Stage, TransactionalProducer
 
 __all__ = [
     "Admin", "BatchDelivery", "Client", "Consumer", "Delivery", "GroupConsumer", "Producer",
-    "connect",
+    "Stage", "TransactionalProducer", "connect",
 ]  # fmt: skip

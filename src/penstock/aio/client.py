@@ -4,7 +4,8 @@ made."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, cast, overload
@@ -13,19 +14,23 @@ from penstock.aio.admin import Admin
 from penstock.aio.consumer import Consumer
 from penstock.aio.group import GroupConsumer
 from penstock.aio.producer import Producer
-from penstock.aio.waiting import Carrier, Opening
+from penstock.aio.transactions import Stage, TransactionalProducer
+from penstock.aio.waiting import Carrier, Opening, in_thread
 from penstock.core import errors as er
 from penstock.ipc import layout as lo
 from penstock.options import (
     ConsumerOptions,
     GroupOptions,
     ProducerOptions,
+    StageOptions,
+    TransactionOptions,
     check_consumer_names,
     check_producer_names,
 )
 from penstock.session import Session, default_url, socket_of
+from penstock.transactions.stages import StagesOutcome, commit_stages
 
-M = TypeVar("M", Producer, Consumer, GroupConsumer, Admin)
+M = TypeVar("M", Producer, TransactionalProducer, Stage, Consumer, GroupConsumer, Admin)
 
 
 class Client:
@@ -51,15 +56,51 @@ class Client:
         session.close()
         return cls(url, socket, client_id)
 
-    def producer(self, **options: Unpack[ProducerOptions]) -> Opening[Producer]:
-        """A new producer; see `penstock.Producer` for the options."""
-        if "transactional_id" in options:
-            raise er.ConfigError(
-                "transactions are the blocking client's: run them in a thread (asyncio.to_thread)"
-            )
+    @overload
+    def producer(self, **options: Unpack[TransactionOptions]) -> Opening[TransactionalProducer]: ...
+    @overload
+    def producer(self, **options: Unpack[ProducerOptions]) -> Opening[Producer]: ...
+    def producer(self, **options: Any) -> Opening[Producer] | Opening[TransactionalProducer]:
+        """A new producer; see `penstock.Producer` for the options. With a `transactional_id` it
+        sends in transactions."""
         check_producer_names(options)
         options.setdefault("client_id", self._client_id)
-        return Opening(lambda: self._keep(Producer.make(self._socket, options)))
+        socket = self._socket
+        if "transactional_id" in options:
+            given = cast(TransactionOptions, options)
+            return Opening(
+                lambda: self._keep(TransactionalProducer.make_transactional(socket, given))
+            )
+        plain = cast(ProducerOptions, options)
+        return Opening(lambda: self._keep(Producer.make(socket, plain)))
+
+    def stage(
+        self, transactional_id: str, epoch: int, **options: Unpack[StageOptions]
+    ) -> Opening[Stage]:
+        """A producer whose records wait until `commit_transaction` names it; see `Stage`."""
+        options.setdefault("client_id", self._client_id)
+        return Opening(
+            lambda: self._keep(Stage.make_stage(self._socket, transactional_id, epoch, options))
+        )
+
+    async def commit_transaction(
+        self,
+        transactional_id: str,
+        epoch: int,
+        stages: Iterable[str],
+        *,
+        commit: bool = True,
+        timeout: float = 30.0,
+    ) -> StagesOutcome:
+        """Commit these stages and abort all others of the id up to this epoch. See
+        `penstock.Client.commit_transaction`. Cancelled it may be done all the same: done again it
+        answers what was decided first."""
+        self._check_open()
+        deciding = partial(
+            commit_stages, self._socket, transactional_id, epoch, stages, commit=commit,
+            client_id=self._client_id, timeout=timeout,
+        )  # fmt: skip
+        return await in_thread(deciding)
 
     @overload
     def consumer(self, *topics: str, **options: Unpack[GroupOptions]) -> Opening[GroupConsumer]: ...
@@ -87,9 +128,13 @@ class Client:
         made = await making
         if self._closed:
             await made.close()
-            raise er.ClosedError("this client is closed")
+            self._check_open()
         self._made.add(made)
         return made
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise er.ClosedError("this client is closed")
 
     async def close(self) -> None:
         """Close everything made from this client; the first error is raised after that."""

@@ -85,8 +85,8 @@ class Lines:
         while self._tasks:
             await asyncio.wait(list(self._tasks.values()))
 
-    async def close(self, error: Exception) -> None:
-        """Who is in line fails."""
+    async def give_up(self, error: Exception) -> None:
+        """Who is in line now fails."""
         tasks = list(self._tasks.values())
         self._tasks.clear()
         for task in tasks:

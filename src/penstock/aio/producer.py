@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from penstock import forks
 from penstock.aio.delivery import BatchDelivery, Delivery, News
@@ -22,7 +22,7 @@ from penstock.aio.waiting import Turns, in_thread
 from penstock.arguments import HeadersLike, as_bytes, as_headers, as_microseconds, check_columns
 from penstock.core import errors as er
 from penstock.delivery import Receipt
-from penstock.options import ProducerOptions
+from penstock.options import ProducerOptions, StageOptions, TransactionOptions
 from penstock.producer import Producer as BlockingProducer
 
 logger = logging.getLogger("penstock.producer")
@@ -59,11 +59,8 @@ class Producer:
     @classmethod
     async def make(cls, socket: Path, options: ProducerOptions) -> Producer:
         """Attach, in a thread of the loop's."""
-        options = options.copy()
-        waits = options.get("on_full", "block") == "block"
-        if waits:
-            options["on_full"] = "error"  # whoever is refused waits in line
-        core = await in_thread(partial(BlockingProducer, socket, **options), discard=_leave)
+        options, waits = in_line(options)
+        core = await in_thread(partial(BlockingProducer, socket, **options), discard=leave)
         return cls(core, waits=waits)
 
     # --- sending ---------------------------------------------------------------------------------
@@ -98,7 +95,7 @@ class Producer:
         self, send: Callable[..., Any], topic: str, value: Any, key: Any,
         headers: HeadersLike | None, timestamp: int | datetime | None, partition: int | None,
     ) -> Delivery:  # fmt: skip
-        self._check_usable()
+        self._check_may_send()
         value, key = as_bytes("value", value), as_bytes("key", key)
         call = partial(
             send, topic, value, key=key, headers=as_headers(headers),
@@ -122,8 +119,10 @@ class Producer:
         """Send one record without lingering and wait for its receipt, up to `timeout` seconds
         (`PenstockTimeout`; the record stays on its way)."""
 
+        hand_over = self._send
+
         def send(topic: str, value: bytes | None, **rest: Any) -> Any:
-            taken = self._send(topic, value, **rest)
+            taken = hand_over(topic, value, **rest)
             self._core.hurry(topic)
             return taken
 
@@ -157,7 +156,7 @@ class Producer:
     ) -> BatchDelivery:
         """Hand over many records with one call (see `penstock.Producer.send_batch`); awaiting what
         it returns gives their receipts."""
-        self._check_usable()
+        self._check_may_send()
         check_columns(topic, len(values), keys=keys, headers=headers, timestamps=timestamps)
         call = partial(
             self._core.send_batch, topic, values, keys=keys, headers=headers,
@@ -225,16 +224,21 @@ class Producer:
         """Flush, then leave. Raises what `flush` raises; the producer is closed in any case."""
         if self._closed:
             return
+        flushed = False
         try:
             await self.flush(timeout)
+            flushed = True
         finally:
             self._closed = True
             forks.forget(self)
             error = er.ClosedError("the producer was closed before these records were taken")
             try:
-                await self._lines.close(error)
+                await self._lines.give_up(error)
             finally:
-                await in_thread(self._core.unthreaded.leave)
+                await self._leave(flushed=flushed)
+
+    async def _leave(self, *, flushed: bool) -> None:
+        await in_thread(self._core.unthreaded.leave)
 
     async def __aenter__(self) -> Self:
         return self
@@ -259,6 +263,9 @@ class Producer:
         self._send = self._refuse
 
     def _refuse(self, *_args: object, **_options: object) -> None:
+        self._check_may_send()
+
+    def _check_may_send(self) -> None:
         self._check_usable()
 
     def _check_usable(self) -> None:
@@ -270,5 +277,17 @@ class Producer:
             raise er.ClosedError("this producer is closed")
 
 
-def _leave(core: BlockingProducer) -> None:
+Options = TypeVar("Options", ProducerOptions, TransactionOptions, StageOptions)
+
+
+def in_line(options: Options) -> tuple[Options, bool]:
+    """The options of a producer in a loop, and whether records wait for room."""
+    options = options.copy()
+    waits = options.get("on_full", "block") == "block"
+    if waits:
+        options["on_full"] = "error"  # whoever is refused waits in line
+    return options, waits
+
+
+def leave(core: BlockingProducer) -> None:
     core.unthreaded.leave()

@@ -85,7 +85,7 @@ def _each(consumed: Consumed | None) -> list[GroupBatch | Source]:
         return []
     if isinstance(consumed, GroupBatch) or hasattr(consumed, "offsets_of"):
         return [consumed]  # type: ignore[list-item]
-    if isinstance(consumed, RecordBatch) or not isinstance(consumed, Iterable):
+    if isinstance(consumed, str | RecordBatch) or not isinstance(consumed, Iterable):
         raise ConfigError(
             f"consumed={consumed!r}: a transaction commits what a consumer of a group brought: a "
             "batch of `client.consumer(..., group=...)`, or that consumer"

@@ -42,6 +42,11 @@ class Life:
         self._why = ""
         self.state = State.READY
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether one is open of which nobody has asked for the end."""
+        return self.state in (State.OPEN, State.SETTLING)
+
     def check_may_send(self) -> None:
         """Raises `TransactionError` unless a transaction is open."""
         if self.state is not State.OPEN:

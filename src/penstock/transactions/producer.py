@@ -13,7 +13,7 @@ Lanes are those of this producer's own attachment; its transactional id only nam
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Unpack
@@ -78,7 +78,7 @@ class TransactionalProducer(Transacting):
                 co.TransactionReady,
                 config.delivery_timeout,
             )
-            self._life = Life(transactional_id)
+            self.life = Life(transactional_id)
             super().__init__(
                 socket,
                 link,
@@ -113,7 +113,7 @@ class TransactionalProducer(Transacting):
             yield
             self.commit_transaction(consumed=consumed)
         except BaseException:
-            if self._life.state in (State.OPEN, State.SETTLING):
+            if self.life.is_undecided:
                 self._abort_quietly(consumed)
             raise
 
@@ -137,17 +137,14 @@ class TransactionalProducer(Transacting):
         that was settled by this call and its input comes again; `ProducerFencedError`.
         """
         self._check_usable()
-        if self._life.state is State.ABORTING:  # the answer to the last abort was lost
+        if self.life.state is State.ABORTING:  # the answer to the last abort was lost
             late = self._consumed
             self.abort_transaction()
             if late is not None:
-                raise er.TransactionError(
-                    f"the transaction of {self.transactional_id!r} before this one is aborted only "
-                    "now, and what it consumed comes again: poll anew, then begin"
-                )
+                raise poll_anew(self.transactional_id)
         with self._lock:
             self._check_usable()
-            self._life.begin()
+            self.life.begin()
             self._is_asked = False
             self._outbox.begin(self._identity.epoch)
 
@@ -162,18 +159,43 @@ class TransactionalProducer(Transacting):
         `PenstockTimeout`, `NotConnectedError`: nobody answered, so the outcome is not known. Called
         again this asks for it; a new producer with the same id settles it as well.
         """
+        offsets = self.settling(consumed)
+        with self._lock:
+            self._minder.wait(self._is_settled, None)
+        self.decide(offsets)
+
+    def settling(self, consumed: Consumed | None) -> list[co.GroupOffsets]:
+        """The first part of a commit: send what is open. The others are to wait until all of it is
+        settled, and to `decide`. Blocks for nobody, and returns the offsets to commit."""
         self._check_usable()
         if consumed is None:
             consumed = self._consumed
         offsets = consumed_offsets(consumed)
         with self._lock:
-            self._life.commit()
+            self.life.commit()
             self._consumed = consumed
-            failure = self._settle_all()
+            self.seal_open(None)
+        return offsets
+
+    def call_when_settled(self, callback: Callable[[], object]) -> None:
+        """Call back once, when all that was sent is acknowledged or a delivery has failed; each has
+        its delivery timeout, so that comes. See `penstock.unthreaded` for what it may do."""
+        with self._lock:
+            self._check_usable()
+            self._minder.watch(self._is_settled, callback)
+
+    def _is_settled(self) -> bool:
+        return not self._outbox.buffered or self._outbox.failure is not None
+
+    def decide(self, offsets: list[co.GroupOffsets]) -> None:
+        """The last part of a commit, once all is settled: ask for the end, and raise what came of
+        it."""
+        with self._lock:
+            consumed, failure = self._consumed, self._outbox.failure
             if failure is None:
-                self._life.settled()
+                self.life.settled()
             else:
-                self._life.cannot_commit()
+                self.life.cannot_commit()
         if failure is not None:
             self._abort(consumed)
             known = failure if isinstance(failure, er.TransactionError) else None
@@ -190,7 +212,7 @@ class TransactionalProducer(Transacting):
             raise
         except er.PenstockError:
             with self._lock:
-                self._life.cannot_commit()
+                self.life.cannot_commit()
             if self._abort(consumed):
                 raise
             return
@@ -212,7 +234,7 @@ class TransactionalProducer(Transacting):
         """
         self._check_usable()
         with self._lock:
-            if not self._life.abort():
+            if not self.life.abort():
                 return
         if not self._abort(consumed if consumed is not None else self._consumed):
             raise er.TransactionError(
@@ -250,7 +272,7 @@ class TransactionalProducer(Transacting):
             answer = self._link.ask(request, co.TransactionEnded, self._delivery_timeout)
         except er.ProducerFencedError as error:
             with self._lock:
-                self._life.fenced(str(error))
+                self.life.fenced(str(error))
                 self._drop_open(error)
             raise
         except (er.PenstockTimeout, er.NotConnectedError) as error:
@@ -267,7 +289,7 @@ class TransactionalProducer(Transacting):
         """The outcome is known."""
         with self._lock:
             self._drop_open(self._gone())
-            self._life.ended()
+            self.life.ended()
             self._consumed = None
             self._counts["transactions_committed" if committed else "transactions_aborted"] += 1
 
@@ -277,26 +299,34 @@ class TransactionalProducer(Transacting):
         )
 
     # --- sending and life ------------------------------------------------------------------------
-    def _check_may_send(self) -> None:
-        self._life.check_may_send()
-        super()._check_may_send()
+    def check_may_send(self) -> None:
+        self.life.check_may_send()
+        super().check_may_send()
 
     def close(self, timeout: float | None = 30.0) -> None:
         """Leave. A transaction that is open is aborted."""
         if self._closed or self._is_forked:
             return
-        if self._life.state in (State.OPEN, State.SETTLING):
+        if self.life.is_undecided:
             logger.warning(
                 "%r is closed with a transaction open, which is aborted", self.transactional_id
             )
             self._abort_quietly()
-        elif self._life.state is State.COMMITTING:
+        elif self.life.state is State.COMMITTING:
             logger.warning(
                 "%r is closed without an answer to its last commit; a new producer with this id "
                 "settles it",
                 self.transactional_id,
             )
         super().close(timeout)
+
+
+def poll_anew(transactional_id: str) -> er.TransactionError:
+    """For who would begin with what was polled before it comes again."""
+    return er.TransactionError(
+        f"the transaction of {transactional_id!r} before this one is aborted only now, and what it "
+        "consumed comes again: poll anew, then begin"
+    )
 
 
 def _brought_again(consumed: Consumed | None) -> None:

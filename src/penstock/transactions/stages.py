@@ -105,7 +105,7 @@ class Stage(Transacting):
         try:
             self.flush(timeout)
             with self._lock:
-                self._check_may_send()  # failures that somebody has looked at count as well
+                self.check_may_send()  # failures that somebody has looked at count as well
             self._is_whole = True
         finally:
             self._leave()

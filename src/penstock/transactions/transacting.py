@@ -103,7 +103,7 @@ class Transacting(Producer):
         self._minder.nudge()
 
     # --- what is not part of the transaction -----------------------------------------------------
-    def _check_may_send(self) -> None:
+    def check_may_send(self) -> None:
         """Raises unless records are welcome now."""
         if self._outbox.failure is not None:
             cause = self._outbox.failure
@@ -114,9 +114,9 @@ class Transacting(Producer):
 
     def _routes(self, topic: str) -> TopicRoutes:
         self._check_usable()
-        self._check_may_send()
+        self.check_may_send()
         routes = super()._routes(topic)  # may give the lock up for long
-        self._check_may_send()
+        self.check_may_send()
         return routes
 
     def _fail(self, box: Box, error: Exception) -> None:
@@ -137,14 +137,6 @@ class Transacting(Producer):
         self._outbox.end(error)
         self._failed.clear()  # who wants to know has the error of the transaction itself
         self.awake()
-
-    def _settle_all(self) -> Exception | None:
-        """Send what is open and wait until all of it is acknowledged, or one delivery failed; each
-        has its delivery timeout, so this ends. The failure, if there is one. Lock held."""
-        outbox = self._outbox
-        self.seal_open(None)
-        self._minder.wait(lambda: not outbox.buffered or outbox.failure is not None, None)
-        return outbox.failure
 
     def _leave(self) -> None:
         super()._leave()

@@ -18,6 +18,8 @@ from penstock.client import Client
 from penstock.consumer import Consumer
 from penstock.group.consumer import GroupConsumer
 from penstock.producer import Producer
+from penstock.transactions.producer import TransactionalProducer
+from penstock.transactions.stages import Stage
 
 PAIRS: dict[type, type] = {
     Admin: aio.Admin,
@@ -25,16 +27,30 @@ PAIRS: dict[type, type] = {
     Consumer: aio.Consumer,
     GroupConsumer: aio.GroupConsumer,
     Producer: aio.Producer,
+    TransactionalProducer: aio.TransactionalProducer,
+    Stage: aio.Stage,
+}
+
+SENDING = {
+    "adopt": "for its minder",
+    "seal_open": "for its minder",
+    "await_box": "for its deliveries",
+    "call_when_done": "for its deliveries",
+    "flush_timeout": "for `flush`",
+    "raise_unseen": "for `flush`",
+    "hurry": "for `send_and_wait`",
+    "send_arrow": "waits for room in the middle of a stream",
+}
+TRANSACTING = SENDING | {
+    "awake": "for its registrar",
+    "check_may_send": "for what sends",
 }
 
 NOT_IN_A_LOOP: dict[type, dict[str, str]] = {
     Admin: {
         "after_fork_in_child": "asked by penstock.forks, of the admin within",
     },
-    Client: {
-        "stage": "stages are the blocking client's so far",
-        "commit_transaction": "stages are the blocking client's so far",
-    },
+    Client: {},
     Consumer: {
         "after_fork_in_child": "asked by penstock.forks, of the consumer within",
         "ends": "for the loops over it",
@@ -53,27 +69,28 @@ NOT_IN_A_LOOP: dict[type, dict[str, str]] = {
         "unpack": "the group may have to be asked between two records: loop over the consumer",
         "offsets_of": "for transactions",
     },
-    Producer: {
-        "adopt": "for its minder",
-        "seal_open": "for its minder",
-        "await_box": "for its deliveries",
-        "call_when_done": "for its deliveries",
-        "flush_timeout": "for `flush`",
-        "raise_unseen": "for `flush`",
-        "hurry": "for `send_and_wait`",
-        "send_arrow": "waits for room in the middle of a stream",
+    Producer: SENDING,
+    TransactionalProducer: TRANSACTING
+    | {
+        "settling": "a part of `commit_transaction`",
+        "call_when_settled": "a part of `commit_transaction`",
+        "decide": "a part of `commit_transaction`",
     },
+    Stage: TRANSACTING,
 }
 
+DRAIN = {"drain": "`send` never waits for room there"}
 ONLY_IN_A_LOOP: dict[type, dict[str, str]] = {
     Admin: {},
     Client: {},
     Consumer: {},
     GroupConsumer: {"blocking": "for a transaction, which commits for it"},
-    Producer: {"drain": "`send` never waits for room there"},
+    Producer: DRAIN,
+    TransactionalProducer: DRAIN | {"transactional_id": "an attribute there"},
+    Stage: DRAIN | {"transactional_id": "an attribute there", "epoch": "an attribute there"},
 }
 
-LOOP_OPENS = "make"
+LOOP_OPENS = ("make", "make_transactional", "make_stage")
 """By which a loop makes what a constructor makes elsewhere."""
 
 
@@ -81,7 +98,7 @@ def verbs(kind: type) -> dict[str, Any]:
     return {
         name: inspect.getattr_static(kind, name)
         for name in dir(kind)
-        if not name.startswith("_") and name != LOOP_OPENS and not is_steps(getattr(kind, name))
+        if not name.startswith("_") and name not in LOOP_OPENS and not is_steps(getattr(kind, name))
     }
 
 
