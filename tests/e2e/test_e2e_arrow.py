@@ -15,8 +15,10 @@ from penstock import (
     BufferFullError,
     Client,
     ClosedError,
+    PenstockError,
     RecordTooLargeError,
     TopicConfig,
+    TransactionError,
     UnknownTopicError,
 )
 from penstock.embedded import EmbeddedNode
@@ -234,3 +236,25 @@ def test_a_writer_killed_in_the_middle_loses_and_doubles_nothing(client, topic):
     assert sum(receipt.count for receipt in receipts) == rows * parts
     came = [int(value[:8]) for value in read_all(client, topic)["value"].to_pylist()]
     assert came == list(range(rows * parts))
+
+
+def test_a_stream_that_fails_half_way_fails_its_transaction(client, topic):
+    def batches():
+        yield pa.record_batch({"value": [b"never"]})
+        raise ValueError("the source is gone")
+
+    with client.producer(transactional_id=topic) as producer:
+        producer.begin_transaction()
+        producer.send(topic, b"never")
+        with pytest.raises(PenstockError, match="the source is gone"):
+            producer.send_arrow(topic, broken(batches()))
+        with pytest.raises(TransactionError, match="the source is gone"):
+            producer.commit_transaction()
+        with producer.transaction():
+            producer.send_arrow(topic, pa.table({"value": [b"good"]}))
+    with client.consumer(topic, isolation="read_committed", follow=False) as consumer:
+        assert [record.value for record in consumer] == [b"good"]
+
+
+def broken(batches):
+    return pa.RecordBatchReader.from_batches(pa.schema({"value": pa.binary()}), batches)

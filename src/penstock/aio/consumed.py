@@ -28,7 +28,7 @@ class Held:
     def __init__(self, consumed: GroupBatch | GroupConsumer) -> None:
         self._consumed = consumed
         self._is_due = False
-        self._is_brought = False
+        self.is_brought = False
 
     def offsets_of(self, _batch: GroupBatch | None = None) -> GroupOffsets:
         """In the loop: what to commit."""
@@ -38,13 +38,13 @@ class Held:
 
     def rewind(self, _batch: GroupBatch | None = None) -> None:
         """From any thread: it is to come again. Once, lest what came since comes twice."""
-        self._is_due = not self._is_brought
+        self._is_due = not self.is_brought
 
     async def bring_again(self) -> None:
         """In the loop: if it is to come again, see to that. Of a batch without waiting."""
         if not self._is_due:
             return
-        self._is_due, self._is_brought = False, True
+        self._is_due, self.is_brought = False, True
         with suppress(er.ClosedError):  # nobody is there to bring anything
             if isinstance(self._consumed, GroupConsumer):
                 await self._consumed.rewind()

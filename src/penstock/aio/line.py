@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from penstock.aio.delivery import Awaitable, News, Refused
 from penstock.aio.waiting import Turns, in_thread
 from penstock.core import errors as er
+from penstock.delivery import AnyDelivery
 from penstock.producer import Producer as BlockingProducer
 
 RECORD_COST: Final = 200
@@ -24,12 +25,15 @@ RECORD_COST: Final = 200
 
 
 class _Entry(NamedTuple):
+    """`streams`: what `send` returns is to be gone through, step by step."""
+
     delivery: Awaitable[Any]
     send: Callable[[], Any]
     topic: str
     records: int
     size: int
     since: float
+    streams: bool
 
 
 class Lines:
@@ -61,6 +65,8 @@ class Lines:
         send: Callable[[], Any],
         records: int,
         size: int,
+        *,
+        streams: bool = False,
     ) -> None:
         """Raises `BufferFullError` where too much waits already."""
         if self._bytes >= self._bytes_max:
@@ -70,7 +76,7 @@ class Lines:
             )
         size += records * RECORD_COST
         self._bytes += size
-        entry = _Entry(delivery, send, topic, records, size, time.monotonic())
+        entry = _Entry(delivery, send, topic, records, size, time.monotonic(), streams)
         line = self._lines.get(topic)
         if line is not None:
             line.append(entry)
@@ -105,7 +111,9 @@ class Lines:
                 except Exception as error:  # theirs to see, whatever it is
                     self._refuse(topic, error)
                     return
-                if not self._take(line[0]):
+                if line[0].streams:
+                    await self._go_through(line[0])
+                elif not self._take(line[0]):
                     await self._until_room(line[0].since + self._timeout - time.monotonic())
                     continue
                 self._bytes -= line.popleft().size
@@ -125,6 +133,26 @@ class Lines:
         except Exception as error:  # of the call that put it in line
             self._fail(entry, error)
         return True
+
+    async def _go_through(self, entry: _Entry) -> None:
+        """Hand a stream over. Its steps may take long: a thread makes each of them."""
+        steps: Generator[None, None, AnyDelivery] = entry.send()
+
+        def step() -> AnyDelivery | None:
+            try:
+                next(steps)
+            except StopIteration as done:
+                taken: AnyDelivery = done.value
+                return taken
+            return None
+
+        try:
+            while (taken := await in_thread(step, discard=lambda _: steps.close())) is None:
+                if self._waits and not self._core.unthreaded.has_room():
+                    await self._until_room(self._timeout)
+            entry.delivery.accept(taken)
+        except Exception as error:  # of the stream, or of the call that put it in line
+            self._fail(entry, error)
 
     def _fail(self, entry: _Entry, error: Exception) -> None:
         refused = Refused(entry.topic, entry.records, error)

@@ -20,6 +20,7 @@ from penstock.aio.delivery import BatchDelivery, Delivery, News
 from penstock.aio.line import Lines
 from penstock.aio.waiting import Turns, in_thread
 from penstock.arguments import HeadersLike, as_bytes, as_headers, as_microseconds, check_columns
+from penstock.arrow.sending import sending
 from penstock.core import errors as er
 from penstock.delivery import Receipt
 from penstock.options import ProducerOptions, StageOptions, TransactionOptions
@@ -171,6 +172,30 @@ class Producer:
         delivery = BatchDelivery(self._news)
         size = sum(map(len, filter(None, values))) + sum(map(len, filter(None, keys or ())))
         self._lines.add(topic, delivery, call, len(values), size)
+        return delivery
+
+    def send_arrow(
+        self,
+        topic: str,
+        data: Any,
+        *,
+        value_column: str = "value",
+        key_column: str | None = None,
+        timestamp_column: str | None = None,
+        headers_column: str | None = None,
+        partition: int | None = None,
+    ) -> BatchDelivery:
+        """Hand over every row of an Arrow stream (see `penstock.Producer.send_arrow`). It is read
+        by threads of the loop's as it is taken; what is sent to the topic after it waits in line.
+        Awaiting what this returns gives the receipts, or raises what became of the stream."""
+        self._check_may_send()
+        delivery = BatchDelivery(self._news)
+        call = partial(
+            sending, self._core, topic, data, value_column=value_column, key_column=key_column,
+            timestamp_column=timestamp_column, headers_column=headers_column, partition=partition,
+            patience=self._core.config.block_timeout if self._waits else 0.0,
+        )  # fmt: skip
+        self._lines.add(topic, delivery, call, 1, 0, streams=True)
         return delivery
 
     # --- waiting ---------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ that the producer's memory bound holds for streams of any length.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +19,7 @@ from penstock.arrow.intake import Part, Wanted, opened
 from penstock.core.columns import BinaryColumn
 from penstock.core.encode import PiecedBatch
 from penstock.core.encode_columns import RecordColumns, encode_columns
+from penstock.core.errors import PenstockError
 from penstock.core.gather import Longs
 from penstock.delivery import Batch, BatchDelivery, Box
 from penstock.partitioner import partitions_of_items
@@ -63,6 +64,32 @@ def send_arrow(
     `PenstockError` where the stream itself fails; a note on the error says how many rows had been
     handed over by then.
     """
+    steps = sending(
+        self, topic, data, value_column=value_column, key_column=key_column,
+        timestamp_column=timestamp_column, headers_column=headers_column, partition=partition,
+    )  # fmt: skip
+    try:
+        while True:
+            next(steps)
+    except StopIteration as done:
+        delivery: BatchDelivery = done.value
+        return delivery
+
+
+def sending(
+    self: Producer,
+    topic: str,
+    data: Any,
+    *,
+    value_column: str,
+    key_column: str | None,
+    timestamp_column: str | None,
+    headers_column: str | None,
+    partition: int | None,
+    patience: float = 0.0,
+) -> Generator[None, None, BatchDelivery]:
+    """`send_arrow`, slab by slab. Where there is no room for one, others may wait for it, up to
+    `patience` seconds a slab; after that it is as the producer's policy says."""
     wanted = Wanted(value_column, key_column, timestamp_column, headers_column)
     with opened(data, wanted) as intake:
         with self._lock:
@@ -76,8 +103,15 @@ def send_arrow(
                     with self._lock:
                         routes = self._routes(topic)
                     for slab in slabs(part, routes, self._settings, partition):
-                        _launch(self, box, slab, partition)
+                        until = time.monotonic() + patience
+                        while not _launch(self, box, slab, partition, until):
+                            yield
+                        yield
         except BaseException as error:
+            if box.count:  # a part is no whole
+                known = error if isinstance(error, Exception) else None
+                with self._lock:
+                    self._outbox.fail(known or PenstockError(f"interrupted by {error!r}"))
             error.add_note(f"send_arrow to {topic!r}: {box.count} rows had been handed over")
             raise
         finally:
@@ -110,9 +144,16 @@ def slabs(
         )
 
 
-def _launch(self: Producer, box: Box, slab: RecordColumns, partition: int | None) -> None:
-    """Encode a slab and send it on its way, once there is room."""
+def _launch(
+    self: Producer, box: Box, slab: RecordColumns, partition: int | None, until: float
+) -> bool:
+    """Encode a slab and send it on its way, once there is room. False, where there is none now:
+    others are to wait for it `until` then."""
     with self._lock:
+        if self.pressure.is_full and time.monotonic() < until:
+            self._minder.reap()
+            if self.pressure.is_full:
+                return False
         routes = self._routes(box.topic)
         if slab.headers is not None:
             routes.check_size(int(slab.sizes().max()) + RECORD_SLACK)
@@ -124,7 +165,7 @@ def _launch(self: Producer, box: Box, slab: RecordColumns, partition: int | None
             route = routes.routes[partition or 0]
             box.batches.append(Batch.refused(box, route, len(slab.values), refused.error))
             box.count += len(slab.values)
-            return
+            return True
         if self._outbox.topics.get(box.topic) is not routes:  # the lock was given up meanwhile
             routes = self._routes(box.topic)
         box.opened = time.time_ns() // 1000
@@ -142,6 +183,7 @@ def _launch(self: Producer, box: Box, slab: RecordColumns, partition: int | None
             if isinstance(batch.encoded, PiecedBatch):
                 batch.encoded = batch.encoded.settled()
         self._count(batches)
+    return True
 
 
 def _seal(

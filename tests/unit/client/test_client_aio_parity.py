@@ -39,7 +39,6 @@ SENDING = {
     "flush_timeout": "for `flush`",
     "raise_unseen": "for `flush`",
     "hurry": "for `send_and_wait`",
-    "send_arrow": "waits for room in the middle of a stream",
 }
 TRANSACTING = SENDING | {
     "awake": "for its registrar",
