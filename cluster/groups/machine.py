@@ -404,7 +404,7 @@ class Groups:
     def _existing(self, group: str) -> Group:
         there = self._groups.get(group)
         if there is None or there.meta is None:
-            raise GroupError(f"there is no group {group!r}")
+            raise GroupError(f"there is no group {group!r}: one comes with its first member")
         return there
 
     def _count(self, group: str, what: str, by: int) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from numbers import Real
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core import errors as er
-from penstock.core.encode import Headers
+
+if TYPE_CHECKING:
+    from penstock.core.encode import Headers
 
 HeadersLike = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
 

@@ -19,7 +19,6 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from penstock.arguments import check_text
 from penstock.core import errors as er
 from penstock.ipc import clients as client_table
 from penstock.ipc import liveness, paths
@@ -47,7 +46,8 @@ def default_url() -> str:
 
 def socket_of(url: str) -> Path:
     """The attach socket that a `shm://` URL names. Raises `ConfigError` for other URLs."""
-    check_text("url", url)
+    if not isinstance(url, str):
+        raise TypeError(f"url={url!r} must be str, not {type(url).__name__}")
     target = paths.parse_url(url)
     if target.scheme != "shm":
         raise er.ConfigError(

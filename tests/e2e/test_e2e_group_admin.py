@@ -140,17 +140,62 @@ def test_cli_group_commands(node):
 
     seek = ("group", "seek", "shown", topic)
     ran = call_cli(*seek, "--to", "start", "--dry-run", url=node.url)
-    assert ran.lines == [f"{topic}-0 would go from 8 to 0: 8 records come again, 0 are passed over"]
+    assert ran.lines == [f"{topic}-0 would go from 8 to 0: 8 records again, 0 passed over"]
     assert call_cli(*seek, "--to", "start", url=node.url).code == 2  # nobody to ask
     ran = call_cli(*seek, "--by", "-3", "--yes", url=node.url)
-    assert ran.lines == [f"{topic}-0 goes from 8 to 5: 3 records come again, 0 are passed over"]
+    assert ran.lines == [f"{topic}-0 goes from 8 to 5: 3 records again, 0 passed over"]
     assert call_cli(*seek, url=node.url).code == 2
     assert call_cli("consume", topic, "-g", "shown", "-n", "1", url=node.url).lines == ["5"]
 
     ran = call_cli("group", "delete", "shown", "--dry-run", url=node.url)
-    assert ran.lines == ["would delete group shown: 0 members, 1 committed offsets"]
+    assert ran.lines == ["would delete group shown: 1 committed offset"]
+    with node.connect() as client, client.consumer(topic, group="shown", instance_id="one"):
+        ran = call_cli("group", "delete", "shown", "--dry-run", url=node.url)
+        assert (ran.code, ran.lines) == (1, [])
+        assert "would not be deleted: it has 1 member; stop them first" in ran.err
+        [head, *_] = call_cli("group", "describe", "shown", url=node.url).lines
+        assert "1 member, lag" in head
+    ran = call_cli("group", "seek", "shown", node.create_topic(), "--to", "end", "--dry-run",
+                   url=node.url)  # fmt: skip
+    assert ran.lines[0].endswith("-0 would go to 0, with nothing committed before")
     assert call_cli("group", "delete", "shown", "nobody", "--yes", url=node.url).code == 4
     assert call_cli("group", "describe", "shown", url=node.url).code == 1
+
+
+def test_a_guarantee_without_a_group_is_refused(node):
+    ran = call_cli("consume", node.create_topic(), "--guarantee", "at-most-once", url=node.url)
+    assert ran.code == 2
+    assert "name it by -g GROUP" in ran.err
+
+
+def test_consume_goes_on_where_retention_left_off(node):
+    topic = node.create_topic()
+    fill(node, topic, 0, 10)
+    consume = ("consume", topic, "-g", "overtaken")
+    assert call_cli(*consume, "-n", "2", url=node.url).lines == ["0", "1"]
+    with node.connect() as client, client.admin() as admin:
+        admin.trim(topic, before=6)
+    assert call_cli(*consume, url=node.url).code == 1
+    ran = call_cli(*consume, "--on-out-of-range", "earliest", url=node.url)
+    assert ran.lines == ["6", "7", "8", "9"]
+
+
+def test_members_are_told_that_an_admin_sought_their_group(node, caplog):
+    topic = node.create_topic()
+    fill(node, topic, 0, 10)
+    lost: list[tuple[str, int]] = []
+    with (
+        node.connect() as client,
+        client.admin() as admin,
+        client.consumer(topic, group="moved", on_lost=lost.extend) as consumer,
+    ):
+        assert len(consumer.poll(timeout=5)) == 10
+        consumer.commit()
+        admin.reset_offsets("moved", topic, to="earliest")
+        assert offsets(consumer.poll(timeout=5)) == list(range(10))
+    assert lost == [(topic, 0)]
+    assert f"group moved: sought elsewhere by an admin, or given anew: {topic}-0" in caplog.text
+    assert "lost to others" not in caplog.text
 
 
 def test_cli_completes_group_names(node):

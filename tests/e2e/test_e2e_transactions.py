@@ -500,3 +500,29 @@ def test_offsets_of_a_partition_that_moved_on_abort_the_transaction(client, topi
         with producer.transaction():
             producer.send(topic, b"good", partition=1)
     assert committed(client, topic) == sorted([b"x"] * 3 + [b"good"])
+
+
+def test_what_no_transaction_can_commit_is_refused_before_it_begins(client, node, topic, caplog):
+    with client.producer() as plain:
+        plain.send_and_wait(topic, b"1", partition=0)
+    with (
+        client.producer(transactional_id=f"{topic}-wrong") as producer,
+        client.consumer(topic) as reader,
+        client.consumer(topic, group=f"{topic}-once", guarantee="at-most-once") as member,
+    ):
+        for consumed, says in (
+            (5, "consumed=5"),
+            (reader.poll(timeout=5), "what a consumer of a group brought"),
+            (member, "at-most-once"),
+            (member.poll(timeout=5), "at-most-once"),
+        ):
+            with (
+                pytest.raises(penstock.ConfigError, match=says),
+                producer.transaction(consumed=consumed),
+            ):
+                pytest.fail("it began")
+            producer.begin_transaction()
+            with pytest.raises(penstock.ConfigError, match=says):
+                producer.commit_transaction(consumed=consumed)
+            producer.abort_transaction()
+    assert "no answer" not in caplog.text

@@ -29,6 +29,12 @@ class Isolation(StrEnum):
     READ_COMMITTED = "read-committed"
 
 
+class OnOutOfRange(StrEnum):
+    error = "error"
+    earliest = "earliest"
+    latest = "latest"
+
+
 def add_to(app: typer.Typer) -> None:
     command(app, "consume")(consume)
 
@@ -73,8 +79,9 @@ def consume(
         ),
     ] = None,
     guarantee: Annotated[
-        Guarantee, typer.Option("--guarantee", help="Of the group.")
-    ] = Guarantee.at_least_once,
+        Guarantee | None,
+        typer.Option("--guarantee", help="Of the group. Default: at-least-once."),
+    ] = None,
     follow: Annotated[
         bool,
         typer.Option("--follow", help="Go on at the end; --timeout bounds the silence."),
@@ -86,6 +93,10 @@ def consume(
             "without one), up to the oldest open one."
         ),
     ] = Isolation.READ_UNCOMMITTED,
+    on_out_of_range: Annotated[
+        OnOutOfRange,
+        typer.Option(help="Where to go on when retention took the next record; or fail."),
+    ] = OnOutOfRange.error,
 ) -> int:
     """Write records to stdout, up to the end that the topic had when it began, or on and on.
 
@@ -107,18 +118,22 @@ def consume(
         "read_committed" if isolation is Isolation.READ_COMMITTED else "read_uncommitted"
     )
     if group is not None:
+        guarantee = guarantee or Guarantee.at_least_once
         _check_group_options(guarantee, partitions)
         with Stopper() as stopper, env.connect() as client:
             member = client.consumer(
                 topic, group=group, guarantee=guarantee.value, start=place, follow=follow,
-                isolation=level, timeout=env.timeout,
+                isolation=level, on_out_of_range=on_out_of_range.value, timeout=env.timeout,
             )  # fmt: skip
             return _drain(env, member, stopper, render, count)
+    if guarantee is not None:
+        raise er.ConfigError(f"--guarantee {guarantee} is that of a group: name it by -g GROUP")
     with Stopper() as stopper, env.connect() as client:
         topics = () if partitions else (topic,)
         consumer = client.consumer(
-            *topics, start=place, follow=follow, timeout=env.timeout, isolation=level
-        )
+            *topics, start=place, follow=follow, timeout=env.timeout, isolation=level,
+            on_out_of_range=on_out_of_range.value,
+        )  # fmt: skip
         if partitions:
             consumer.assign((topic, number) for number in partitions)
         page = POLL_RECORDS if count is None else min(count, POLL_RECORDS)
@@ -154,10 +169,11 @@ def _drain(
 ) -> int:
     """Write what the group gives. What is written is flushed before more is asked for, since that
     says it is done."""
-    written, quiet_since = 0, time.monotonic()
+    written, quiet_since, code = 0, time.monotonic(), ExitCode.DONE
     while count is None or written < count:
         if stopper.requested:
-            return ExitCode.DONE if member.follows else ExitCode.PARTLY
+            code = ExitCode.DONE if member.follows else ExitCode.PARTLY
+            break
         if member.is_at_end():
             break
         page = POLL_RECORDS if count is None else min(count - written, POLL_RECORDS)
@@ -169,8 +185,8 @@ def _drain(
         elif env.given_timeout is not None and now - quiet_since > env.given_timeout:
             raise _silence(f"group {member.group}", env, written)
     if member.guarantee == "at-least-once":
-        member.commit()
-    return ExitCode.DONE
+        member.commit()  # also of what was written last before a signal came
+    return code
 
 
 def _silence(what: str, env: Env, written: int) -> er.PenstockTimeout:

@@ -82,7 +82,7 @@ def _write(env: Env, group: GroupDescription) -> None:
     drain = "-" if group.drain_seconds is None else output.human_age(group.drain_seconds)
     output.write_line(
         f"{group.group}: {group.guarantee or 'no guarantee yet'}, {group.state}, generation "
-        f"{group.generation}, {len(group.members)} members, lag {group.lag} "
+        f"{group.generation}, {output.counted(len(group.members), 'member')}, lag {group.lag} "
         f"({output.human_age(group.lag_seconds)}), drained in {drain}, skipped {group.skipped}"
     )
     heads = ["TOPIC", "PARTITION", "COMMITTED", "END", "LAG", "AGE", "MEMBER"]
@@ -154,8 +154,9 @@ def seek(
             again = sum(one.redelivers for one in foretold)
             past = sum(one.skips for one in foretold)
             confirm(
-                f"Let group {group} go on elsewhere in {len(foretold)} partitions of {topic} "
-                f"({again} records come again, {past} are passed over)?"
+                f"Let group {group} go on elsewhere in "
+                f"{output.counted(len(foretold), 'partition')} of {topic} "
+                f"({output.counted(again, 'record')} again, {past} passed over)?"
             )
         _show(env, "goes", reset(admin, dry_run=False))
 
@@ -176,11 +177,14 @@ def _show(env: Env, verb: str, resets: list[OffsetReset]) -> None:
         if env.is_json:
             output.write_json(asdict(one))
         else:
-            before = "nothing committed" if one.before is None else one.before
-            output.write_line(
-                f"{one.topic}-{one.partition} {verb} from {before} to {one.after}: "
-                f"{one.redelivers} records come again, {one.skips} are passed over"
-            )
+            output.write_line(f"{one.topic}-{one.partition} {verb} {_told(one)}")
+
+
+def _told(reset: OffsetReset) -> str:
+    if reset.before is None:  # where it would have begun only its members know
+        return f"to {reset.after}, with nothing committed before"
+    again = output.counted(reset.redelivers, "record")
+    return f"from {reset.before} to {reset.after}: {again} again, {reset.skips} passed over"
 
 
 def delete(
@@ -214,7 +218,11 @@ def _show_deletion(env: Env, admin: Admin, name: str, topic: str | None) -> None
     if env.is_json:
         output.write_json({"group": name, "members": len(group.members), "offsets": committed})
         return
-    what = "would delete" if not group.members else "would be refused to delete"
-    output.write_line(
-        f"{what} group {name}: {len(group.members)} members, {committed} committed offsets"
-    )
+    offsets = output.counted(committed, "committed offset")
+    if group.members:
+        members = output.counted(len(group.members), "member")
+        raise er.GroupError(
+            f"group {name!r} with {offsets} would not be deleted: it has {members}; stop them first"
+        )
+    of = f" of topic {topic}" if topic else ""
+    output.write_line(f"would delete group {name}{of}: {offsets}")

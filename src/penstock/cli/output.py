@@ -112,6 +112,11 @@ def human_bytes(count: float) -> str:
     return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
 
 
+def counted(count: int, noun: str) -> str:
+    """1 record, 2 records."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def human_count(count: float) -> str:
     """A number for people: 7, 950, 12.3k, 1.02M."""
     for unit in ("", "k", "M", "G"):

@@ -85,7 +85,7 @@ def create(
                     raise
                 env.say(f"topic {name} is there already")
             else:
-                env.say(f"created topic {name} with {partitions} partitions")
+                env.say(f"created topic {name} with {output.counted(partitions, 'partition')}")
 
         return for_each(env, names, make_one)
 
@@ -168,7 +168,7 @@ def add_partitions(
     """Grow a topic. Records stay where they are; new ones of a key may go elsewhere."""
     with env.admin() as admin:
         admin.add_partitions(name, total)
-    env.say(f"topic {name} has {total} partitions")
+    env.say(f"topic {name} has {output.counted(total, 'partition')}")
 
 
 def delete(
@@ -197,8 +197,8 @@ def _show_deletion(env: Env, admin: Admin, name: str) -> None:
         output.write_json(summary)
         return
     output.write_line(
-        f"would delete topic {name}: {summary['partitions']} partitions, "
-        f"{summary['records']} records"
+        f"would delete topic {name}: {output.counted(summary['partitions'], 'partition')}, "
+        f"{output.counted(summary['records'], 'record')}"
     )
 
 

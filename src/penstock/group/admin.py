@@ -9,9 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from penstock.assigned import TopicPartition
 from penstock.core import errors as er
 from penstock.core.reader import Limit
 from penstock.core.storage import Storage
@@ -24,6 +23,9 @@ from penstock.offsets import Offset
 from penstock.places import resolve
 from penstock.session import Session
 from penstock.trimming import chosen
+
+if TYPE_CHECKING:  # it needs numpy, which administration does without
+    from penstock.assigned import TopicPartition
 
 AGES_BUDGET = 1.0
 """Seconds that may be spent on looking up when records were appended."""

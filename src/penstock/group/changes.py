@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol
 
 from penstock.assigned import TopicPartition
@@ -34,6 +34,8 @@ ROUNDS_MAX: Final = 8
 RETRY_EVERY: Final = 0.5
 UNOPENED_EVERY: Final = 0.05
 """Seconds between two looks whether a partition that was given to this member is open."""
+NAMED_MAX: Final = 8
+"""Partitions that a line of the log names."""
 LOOK_SECONDS: Final = 0.02
 """What looking for a lost node may take of a poll that has other things to do."""
 
@@ -136,7 +138,7 @@ class Changes:
             if name not in leaving and not _is_same(mine.get(name), one)
         ]
         if lost:
-            yield from self._losing(lost)
+            yield from self._losing(lost, mine)
         if leaving:
             if self._on_revoked is not None:
                 self._on_revoked(list(leaving))
@@ -144,10 +146,19 @@ class Changes:
             self._without(leaving)
             self._counts["revoked"] += len(leaving)
 
-    def _losing(self, names: list[TopicPartition]) -> Waits[None]:
+    def _losing(
+        self, names: list[TopicPartition], mine: Collection[TopicPartition] = ()
+    ) -> Waits[None]:
         if not names:
             return
-        logger.warning("group %s: lost %d partitions to others", self._member.group, len(names))
+        for told, which in (
+            ("lost to others", [name for name in names if name not in mine]),
+            ("sought elsewhere by an admin, or given anew", [n for n in names if n in mine]),
+        ):
+            if which:
+                places = ", ".join(f"{topic}-{number}" for topic, number in which[:NAMED_MAX])
+                more = f" and {len(which) - NAMED_MAX} more" if len(which) > NAMED_MAX else ""
+                logger.warning("group %s: %s: %s%s", self._member.group, told, places, more)
         yield from self._owner.letting_go(names, lost=True)
         self._without(names)
         self._counts["lost"] += len(names)

@@ -93,6 +93,20 @@ def _each(consumed: Consumed | None) -> list[GroupBatch | Source]:
     return [item for each in consumed for item in _each(each)]
 
 
+def check_consumed(consumed: Consumed | None) -> Consumed | None:
+    """What a transaction may commit and, after an abort, bring again; an iterable as a list. Raises
+    `ConfigError`."""
+    found = _each(consumed)
+    for each in found:
+        source = each.source if isinstance(each, GroupBatch) else each
+        if getattr(source, "guarantee", None) == "at-most-once":
+            raise ConfigError(
+                "consumed=: that group is at-most-once, which commits before records are handed "
+                "out; read with guarantee='exactly-once'"
+            )
+    return None if consumed is None else found
+
+
 def consumed_offsets(consumed: Consumed | None) -> list[GroupOffsets]:
     """What to commit with a transaction's records. Raises `ConfigError` for what no group's
     consumer brought."""

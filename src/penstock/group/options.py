@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from penstock.arguments import check_callable, check_choice, check_range, check_text
 from penstock.core.errors import ConfigError
-from penstock.group.changes import Listener
 from penstock.ipc.coordination import NAMES_MAX
+
+if TYPE_CHECKING:
+    from penstock.group.changes import Listener
 
 Guarantee = Literal["at-most-once", "at-least-once", "exactly-once", "manual"]
 GUARANTEES: Final = ("at-most-once", "at-least-once", "exactly-once", "manual")

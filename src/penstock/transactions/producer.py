@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Unpack
 
 from penstock.arguments import check_range, check_text
 from penstock.core import errors as er
-from penstock.group.consumed import consumed_offsets, rewind
+from penstock.group.consumed import check_consumed, consumed_offsets, rewind
 from penstock.ipc import coordination as co
 from penstock.transactions.life import Life, State
 from penstock.transactions.link import CoordinatorLink
@@ -108,6 +108,7 @@ class TransactionalProducer(Transacting):
 
         Raises what `commit_transaction` raises.
         """
+        consumed = check_consumed(consumed)  # before any work is done for it
         self.begin_transaction()
         try:
             yield
@@ -168,8 +169,7 @@ class TransactionalProducer(Transacting):
         """The first part of a commit: send what is open. The others are to wait until all of it is
         settled, and to `decide`. Blocks for nobody, and returns the offsets to commit."""
         self._check_usable()
-        if consumed is None:
-            consumed = self._consumed
+        consumed = self._consumed if consumed is None else check_consumed(consumed)
         offsets = consumed_offsets(consumed)
         with self._lock:
             self.life.commit()
@@ -233,6 +233,7 @@ class TransactionalProducer(Transacting):
         The transaction is aborted then all the same, once it times out.
         """
         self._check_usable()
+        consumed = check_consumed(consumed)
         with self._lock:
             if not self.life.abort():
                 return
