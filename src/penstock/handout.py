@@ -20,12 +20,13 @@ class HandOut:
     def __init__(self, assigned: Mapping[TopicPartition, AssignedPartition]) -> None:
         self._assigned = assigned
         self._live: tuple[AssignedPartition, Chunk, Iterator[Record]] | None = None
-        self.is_between = False
-        """Between two runs of a batch, where a loop may be left for good."""
+        self.is_within = False
+        """A loop stands somewhere within a batch, where it may be left for good."""
 
     def runs(self, batch: RecordBatch) -> Iterator[Iterator[Record]]:
         """The records run by run; what the live one has left is not handed out yet."""
         chunks = batch.chunks
+        self.is_within = True
         for chunk in reversed(chunks):  # nothing counts as brought until it is handed out
             self._assigned[chunk.topic, chunk.partition].offset = chunk.row_offset(chunk.start)
         for chunk in chunks:
@@ -35,6 +36,7 @@ class HandOut:
                 return  # settled meanwhile: the next poll brings the rest
             partition.offset = chunk.next_offset
             self._live = None
+        self.is_within = False
 
     def begin(
         self, partition: AssignedPartition, chunk: Chunk, records: Iterator[Record]
@@ -89,9 +91,9 @@ class HandOut:
     def settle(self) -> None:
         """Turn what was handed out into positions. What was fetched and not handed out leaves the
         loop that walks through it, and is fetched again."""
-        if self._live is None and not self.is_between:
+        if self._live is None and not self.is_within:
             return
-        self.is_between = False
+        self.is_within = False
         partition = None
         if self._live is not None:
             partition, chunk, _ = self._live

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 from collections import Counter
@@ -15,6 +16,7 @@ from power_cuts import cut_power
 
 from penstock import Offset, aio
 from penstock.core import errors as er
+from penstock.records import Chunk
 from penstock.testing.waiting import wait_until
 from penstock.turns import Turns
 
@@ -219,3 +221,30 @@ def test_of_two_with_one_instance_id_the_later_stays_and_the_other_is_told(node)
                 first.poll(timeout=5)
             assert second.assignment() == [(topic, 0)]
             assert second.metrics()["lost"] == 0
+
+
+@pytest.mark.parametrize("guarantee", ["at-least-once", "at-most-once", None])
+def test_a_loop_that_ctrl_c_tore_at_a_batch_goes_on_there(node, guarantee, monkeypatch):
+    topic = node.create_topic()
+    fill(node, topic, 0, 1000)
+    options = {} if guarantee is None else {"group": f"strike-{guarantee}", "guarantee": guarantee}
+    records, strikes = Chunk.records, iter([True, True])
+
+    def struck(chunk):
+        if next(strikes, False):
+            raise KeyboardInterrupt
+        return records(chunk)
+
+    came: list[int] = []
+    with node.connect() as client, client.consumer(topic, follow=False, **options) as consumer:
+        came += offsets(itertools.islice(consumer, 10))
+        monkeypatch.setattr(Chunk, "records", struck)
+        while len(came) < 1000:
+            try:
+                for record in consumer:
+                    came.append(record.offset)
+                break
+            except KeyboardInterrupt:
+                pass
+        assert next(strikes, None) is None
+    assert came == list(range(1000))

@@ -37,6 +37,7 @@ class Looping:
             if (name := (chunk.topic, chunk.partition)) in partitions
             and now.is_still(batch.ownership, name)
         ]
+        self._reader.handout.is_within = True
         for partition, chunk in reversed(todo):
             partition.offset = chunk.row_offset(chunk.start)
         return todo
@@ -66,11 +67,10 @@ class Looping:
                 now = time.monotonic()
                 pace.note(size, now - begun)
                 if self._is_due(now):
-                    handout.is_between = True
                     yield None
-                    if not handout.is_between:
+                    if not handout.is_within:
                         return  # as above
-                    handout.is_between = False
+        handout.is_within = False
 
     def claimed(self, claims: Claims, batch: GroupBatch) -> Runs:
         """What was claimed, which is as much as the loop works off in a tenth of a second."""
@@ -78,9 +78,11 @@ class Looping:
         claims.queue.extendleft(reversed(batch.chunks))
         begun = time.monotonic()
         while claims.queue:
-            chunk = claims.queue.popleft()
+            chunk = claims.queue[0]
             partition = self._reader.partitions[chunk.topic, chunk.partition]
-            yield (rows := handout.begin(partition, chunk, iter(chunk.records())))
+            rows = iter(chunk.records())
+            claims.queue.popleft()  # only now: a Ctrl-C above leaves it there
+            yield handout.begin(partition, chunk, rows)
             if not handout.is_at(rows):
                 return
             handout.end()
