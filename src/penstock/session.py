@@ -190,8 +190,12 @@ class Session:
     def _asking(self, message: msgspec.Struct, timeout: float) -> Waits[tuple[Any, list[int]]]:
         deadline = time.monotonic() + timeout
         try:
-            yield from self._channel.sending(message, timeout=timeout)
-            self._owed += 1
+            self._owed += 1  # first: an interrupt must not leave an answer that nobody awaits
+            try:
+                yield from self._channel.sending(message, timeout=timeout)
+            except (Exception, GeneratorExit):
+                self._owed -= 1  # it was not sent
+                raise
             while True:
                 left = max(0.0, deadline - time.monotonic())
                 received = yield from self._channel.receiving(left)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from penstock import TopicConfig
 from penstock.core.encode import encode_batch
 from penstock.ipc import layout as lo
+from penstock.ipc import messages as ms
+from penstock.ipc.channel import Channel
 from penstock.ipc.doorbell import fence
 from penstock.session import Session, socket_of
 from penstock.testing import Broker, wait_until
@@ -53,4 +57,24 @@ def test_rule_1_a_writer_sleeps_while_a_ring_of_answers_is_full_and_goes_on_afte
         wait_until(lambda: page.high_watermark == 201, WITHIN, "the rest is drained")
         wait_until(sender.has_acks, WITHIN, "the rest is answered")
         sender.detach()
+        session.close()
+
+
+def test_an_interrupted_request_leaves_no_answer_to_the_next_one(monkeypatch):
+    """Ctrl-C between sending and noting that: the next would take the answer for its own."""
+    with Broker(writers=1) as node:
+        session = Session.attach(
+            socket_of(node.url), lo.KIND_ADMIN, client_id="hasty", timeout=WITHIN
+        )
+        send = Channel._send
+
+        def interrupted(*message):
+            send(*message)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Channel, "_send", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                session.request(ms.ListTopics(), ms.Topics, WITHIN)
+        assert session.request(ms.DescribeNode(), ms.NodeDescription, WITHIN).writers is not None
         session.close()
