@@ -19,6 +19,7 @@ from penstock import aio
 from penstock.core.errors import (
     BufferFullError,
     ConfigError,
+    ForkedClientError,
     NotConnectedError,
     PenstockTimeout,
     ProducerFencedError,
@@ -431,6 +432,64 @@ def test_a_commit_without_an_answer_is_asked_for_again_by_the_loop(own_node: Bro
             async with producer.transaction():
                 producer.send("t", b"twice")
             assert await committed(client, "t") == [b"once", b"twice"]
+
+    run(main())
+
+
+def test_an_abort_without_an_answer_is_asked_for_by_the_next_begin_of_the_loop(own_node: Broker):
+    async def main() -> None:
+        produce(own_node, "t", [b"0", b"1"])
+        async with (
+            aio.connect(own_node.url) as client,
+            client.producer(transactional_id="t", delivery_timeout=0.5) as producer,
+            client.consumer("t", group="g", **EXACTLY_ONCE) as consumer,
+        ):
+            batch = await consumer.poll(2, timeout=WITHIN)
+            with pytest.raises(KeyError):
+                async with producer.transaction(consumed=batch):
+                    await producer.send("t", b"never")
+                    own_node.kill()
+                    raise KeyError
+            assert consumer.position("t", 0) == 0
+            with pytest.raises((PenstockTimeout, NotConnectedError)):
+                await producer.begin_transaction()
+            await asyncio.to_thread(own_node.start)
+            again = await consumer.poll(2, timeout=WITHIN)
+            async with asyncio.timeout(WITHIN):
+                while True:
+                    with suppress(PenstockTimeout, NotConnectedError):
+                        await producer.begin_transaction()
+                        break
+            assert (again.offsets.tolist(), consumer.position("t", 0)) == ([0, 1], 2)
+            producer.send("t", b"good")
+            await producer.commit_transaction(consumed=again)
+            assert await committed(client, "t") == [b"0", b"1", b"good"]
+
+    run(main())
+
+
+def test_rule_7_a_fork_leaves_the_transaction_of_a_loop_to_the_parent(node: Broker):
+    topic = node.create_topic()
+
+    async def main() -> None:
+        async with (
+            aio.connect(node.url) as client,
+            client.producer(transactional_id=topic) as producer,
+        ):
+            async with producer.transaction():
+                await producer.send(topic, b"before")
+                child = os.fork()
+                if not child:
+                    said = 1
+                    try:
+                        producer.send(topic, b"from the child")
+                    except ForkedClientError:
+                        said = 0
+                    finally:
+                        os._exit(said)
+                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+                producer.send(topic, b"after")
+            assert await committed(client, topic) == [b"after", b"before"]
 
     run(main())
 
