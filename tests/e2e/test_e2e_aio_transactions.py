@@ -511,7 +511,10 @@ def test_rule_20_stages_of_a_loop_count_when_they_are_listed(node: Broker):
             with pytest.raises(KeyError):
                 async with client.stage(topic, 1) as left:
                     await left.send(topic, b"never")
+                    waits = left.send(node.create_topic(), b"never")
                     raise KeyError
+            with pytest.raises(TransactionError, match=r"epoch 1\) was given up"):
+                await waits
             with pytest.raises(TransactionError, match="given up"):
                 _ = left.name
             with pytest.raises(TransactionError, match="no-such-topic"):

@@ -295,7 +295,11 @@ class Stage(Transacting):
             return
         self._closed = True
         forks.forget(self)
-        await self._lines.give_up(er.TransactionError(f"the stage {self!r} was given up"))
+        await self._lines.give_up(
+            er.TransactionError(
+                f"the stage of {self.transactional_id!r} (epoch {self.epoch}) was given up"
+            )
+        )
         await in_thread(self._core.give_up)
 
     async def __aexit__(
