@@ -51,7 +51,7 @@ def micros(now: float) -> int:
 def where(group: Group, topic_id: bytes, partition: int) -> str:
     """A partition as a message names it."""
     owners = group.owners.get(topic_id)
-    return f"{owners.topic if owners else 'topic ' + topic_id.hex()}/{partition}"
+    return f"{owners.topic if owners else 'topic ' + topic_id.hex()}-{partition}"
 
 
 # --- commit -------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def check_current(group: Group, member: Member, offsets: Sequence[OffsetCommit])
         if not group.is_current(member, offset.topic_id, offset.partition, offset.grant):
             raise StaleGenerationError(
                 f"offset {offset.offset} of {where(group, offset.topic_id, offset.partition)} was "
-                f"not committed: member {member.member_id} of group {group.name!r} does not own "
+                f"not committed: {member.member_id} of group {group.name!r} does not own "
                 f"it under grant {offset.grant} any more"
             )
 

@@ -230,6 +230,9 @@ def test_the_version_is_told_without_loading_the_command_line():
     assert version.startswith("penstock ")
     assert rest == "0 []"
     assert call_cli("version").lines == call_cli("-v", "--version").lines == [version]
+    as_module = [sys.executable, "-m", "penstock", "--version"]
+    done = subprocess.run(as_module, capture_output=True, env=environment(), check=True)
+    assert done.stdout.decode().splitlines() == [version]
     [parts] = call_cli("version", "--format", "json").objects
     assert f"penstock {parts['penstock']}" == version
 
