@@ -11,6 +11,8 @@ from crash import device
 from crash.device import Device
 from crash.ground import NodeUnderTest
 
+from penstock.admin import TopicConfig
+
 pytestmark = [
     pytest.mark.crash,
     pytest.mark.timeout(120),
@@ -62,6 +64,46 @@ def test_rule_15_a_power_cut_that_takes_a_marker_takes_no_committed_record(
                 client.producer(transactional_id=topic).close()  # what was open is settled then
                 with client.consumer(topic, isolation="read_committed", follow=False) as consumer:
                     assert [record.value for record in consumer] == [b"kept"], topic
+        assert node.stop() == 0, node.tail()
+    finally:
+        node.clear()
+
+
+def test_a_power_cut_that_leaves_what_nobody_knows_to_be_open_holds_no_producer_up(
+    disk: Device, tmp_path: Path
+) -> None:
+    """What was registered is not synced, what began in a partition is: both are aborted at once,
+    although a state page tells only of the oldest one."""
+    settings: dict[str, Any] = {"writers_max": 2, "lane_capacity": 64 << 10}
+    node = NodeUnderTest(tmp_path, **settings)
+    node.data = disk.mounted_at / "data"
+    ids = ("a", "b", "c")
+    try:
+        node.config = {**settings, "boot_id": boot(1)}
+        node.start()
+        client = node.connect()
+        client.admin().create_topic("both", TopicConfig(durability="fsync"))
+        producers = [client.producer(transactional_id=each) for each in ids]
+        for producer in producers:
+            producer.begin_transaction()
+            producer.send("both", b"never")
+            producer.flush()
+        uuid = node.uuid
+        disk.cut()
+        node.clear(uuid=uuid)
+        for producer in producers:
+            producer._leave()  # its host is gone
+        client.close()
+        disk.unmount()
+        disk.mount()
+        node.config = {**settings, "boot_id": boot(2)}
+        node.start()
+        with node.connect() as client:
+            for each in reversed(ids):
+                with client.producer(transactional_id=each) as producer, producer.transaction():
+                    producer.send("both", each.encode())
+            with client.consumer("both", isolation="read_committed", follow=False) as consumer:
+                assert {record.value for record in consumer} == {b"a", b"b", b"c"}
         assert node.stop() == 0, node.tail()
     finally:
         node.clear()

@@ -243,14 +243,7 @@ class Markers:
             answers.append(answer)
             self._opening.add(answer)
             answer.add_done_callback(self._opening.discard)
-            self._send(
-                ControlType.BEGIN,
-                page,
-                place,
-                producer_id,
-                epoch,
-                lambda ack, answer=answer, place=place: _begun(answer, place, ack),  # type: ignore[misc]
-            )
+            self._begin_in(producer_id, epoch, place, page, answer)
         if not answers:
             return
         done, late = await asyncio.wait(answers, timeout=timeout)
@@ -265,6 +258,37 @@ class Markers:
                 f"the transaction could not be opened in {len(late)} of {len(answers)} partitions "
                 f"within {timeout:.1f} s: their writers restart, or the disk is full. Ask again"
             )
+
+    def _begin_in(
+        self,
+        producer_id: int,
+        epoch: int,
+        place: Place,
+        page: int,
+        answer: asyncio.Future[None],
+        *,
+        again: bool = False,
+    ) -> None:
+        def answered(ack: Ack) -> None:
+            if again or ack.error != ErrorCode.OUT_OF_ORDER_SEQUENCE or answer.done():
+                _begun(answer, place, ack)
+                return
+            # An older one is open there. All that was ever decided of this producer is marked, so
+            # a power cut has taken what was known of it: it is hung, as those that `sweep` finds.
+            logger.warning(
+                "producer %d has a transaction older than epoch %d open in partition %d of topic "
+                "%s, of which nothing is known: it is aborted",
+                producer_id, epoch, place[1], place[0].hex(),
+                extra={"producer_id": producer_id, "reason": "hung"},
+            )  # fmt: skip
+            self.sent += 1
+            try:
+                self._send(ControlType.ABORT, page, place, producer_id, epoch, _ignored)
+                self._begin_in(producer_id, epoch, place, page, answer, again=True)
+            except PenstockError as error:
+                answer.set_exception(error)
+
+        self._send(ControlType.BEGIN, page, place, producer_id, epoch, answered)
 
     # --- who waits ---
     def page(self, place: Place) -> int | None:
