@@ -134,6 +134,7 @@ def _suite(arguments: argparse.Namespace) -> int:
         repeat=arguments.repeat,
         quick=arguments.quick,
         only=arguments.only,
+        page=arguments.page,
         quiet=arguments.quiet,
     )
 
@@ -318,7 +319,8 @@ def _add_suite(commands: Any) -> None:
     parser.add_argument("--output", type=Path, default=Path("docs/benchmarks"), help="folder")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each, the median counts")
     parser.add_argument("--quick", action="store_true", help="a tenth of the records, one run each")
-    parser.add_argument("--only", default="", help="rows whose name contains this")
+    parser.add_argument("--only", default="", help="rows whose name contains this, unwritten")
+    parser.add_argument("--page", default="", help="one page: README.md or groups.md")
 
 
 def _acks(text: str) -> int | str:

@@ -10,6 +10,9 @@ from penstock.bench.machine import Machine
 
 Result = Mapping[str, Any]
 
+Row = tuple[str, Sequence[str], Result, Sequence[Result]]
+"""Name, command, chosen result, all results."""
+
 FAULTS = ("lost", "doubled", "out_of_order", "foreign")
 
 
@@ -106,11 +109,11 @@ def spread(results: Sequence[Result]) -> str:
 
 def as_markdown(
     machine: Machine,
-    rows: Sequence[tuple[str, Sequence[str], Result, Sequence[Result]]],
+    rows: Sequence[Row],
     plots: Sequence[str] = (),
+    title: str = "Benchmarks",
 ) -> str:
-    """The page: machine facts, rows of name, command, chosen result, all results, and plots by
-    their file names."""
+    """The page: machine facts, rows, and plots by their file names."""
     facts = {
         "CPU": f"{machine.cpu}, {machine.cores} cores",
         "Memory": f"{machine.memory_gb:g} GB",
@@ -124,7 +127,7 @@ def as_markdown(
         facts["File system"] = ", ".join(disks)
     runs = max((len(results) for *_, results in rows), default=1)
     lines = [
-        "# Benchmarks",
+        f"# {title}",
         "",
         "Written by `make bench`; run it to see your own machine's figures.",
         "",

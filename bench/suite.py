@@ -35,8 +35,6 @@ AnyOptions = (
     | BacklogOptions | GroupsOptions
 )  # fmt: skip
 
-PAGE = "README.md"
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -106,6 +104,14 @@ ROWS: tuple[Row, ...] = (
     _latency("latency, 1 KB, 5,000 records/s", rate=5000, seconds=10, size=1024),
     _latency("latency, 1 KB, 100 records/s, fsync", rate=100, seconds=10, size=1024,
              durability="fsync"),
+    Row("an empty node", FootprintOptions(), "start_to_first_ack"),
+    Row("a node of 1,000 partitions", PartitionsOptions(), "start_clean_seconds"),
+    Row("opening a log of 10 GB", RecoveryOptions(), "start_clean_seconds"),
+    Row("`send`, 1 KB, with 10 GB unread in between", BacklogOptions(), "ratio"),
+)  # fmt: skip
+
+GROUP_ROWS: tuple[Row, ...] = (
+    _send("`send`, 1 KB, without a group", size=1024, records=3_000_000),
     _send("`send`, 1 KB, consumed by a group, at least once", size=1024, records=3_000_000,
           guarantee="at-least-once"),
     _send("`send`, 1 KB, consumed by a group, at most once", size=1024, records=3_000_000,
@@ -113,11 +119,24 @@ ROWS: tuple[Row, ...] = (
     _send("`send`, 1 KB, in transactions of 10,000", size=1024, records=1_000_000,
           transaction_records=10_000),
     Row("groups", GroupsOptions(), "failover_p50_ms"),
-    Row("an empty node", FootprintOptions(), "start_to_first_ack"),
-    Row("a node of 1,000 partitions", PartitionsOptions(), "start_clean_seconds"),
-    Row("opening a log of 10 GB", RecoveryOptions(), "start_clean_seconds"),
-    Row("`send`, 1 KB, with 10 GB unread in between", BacklogOptions(), "ratio"),
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A file of the set. `plots`: the curves that are drawn for it."""
+
+    title: str
+    rows: tuple[Row, ...]
+    plots: tuple[str, ...]
+
+
+PAGES: dict[str, Page] = {
+    "README.md": Page(
+        "Benchmarks", ROWS, tuple(name for name in curves.CURVES if name != "transactions")
+    ),
+    "groups.md": Page("Benchmarks: groups and transactions", GROUP_ROWS, ("transactions",)),
+}
 
 
 def run(
@@ -127,40 +146,55 @@ def run(
     repeat: int = 3,
     quick: bool = False,
     only: str = "",
+    page: str = "",
     quiet: bool = False,
 ) -> int:
-    """Run the set and write `output`/README.md; 0 if every check went well, else 1."""
-    rows = [row for row in ROWS if only in row.name]
-    if not rows:
+    """Run the set, or one page of it, and write the pages into `output`; 0 if every check went
+    well, else 1. With `only` those rows alone are run, and nothing is written."""
+    if page and page not in PAGES:
+        print(f"penstock bench suite: no page {page!r}: {', '.join(PAGES)}", file=sys.stderr)
+        return 2
+    clean, ran = True, 0
+    for name, chosen in PAGES.items():
+        rows = [row for row in chosen.rows if only in row.name and page in ("", name)]
+        found = []
+        for row in rows:
+            options = shorter(row.options) if quick else row.options
+            row = replace(row, options=replace(options, data=data))
+            found.append(_measured(row, 1 if quick else repeat, quiet=quiet))
+        ran += len(rows)
+        clean = clean and all(report.is_clean(each) for *_, every in found for each in every)
+        if rows and not only:
+            output.mkdir(parents=True, exist_ok=True)
+            drawn = _draw(output, chosen.plots, data=data, quick=quick, quiet=quiet)
+            text = report.as_markdown(machine.describe(), found, drawn, chosen.title)
+            (output / name).write_text(text)
+            print(f"written to {output / name}", file=sys.stderr)
+    if not ran:
         print(f"penstock bench suite: no row contains {only!r}", file=sys.stderr)
         return 2
-    found: list[tuple[str, Sequence[str], Result, Sequence[Result]]] = []
-    for row in rows:
-        options = shorter(row.options) if quick else row.options
-        row = replace(row, options=replace(options, data=data))
-        # The others repeat within a run what has to be repeated.
-        repeats = isinstance(options, ThroughputOptions | LatencyOptions)
-        runs = repeat if repeats and not quick else 1
-        results = [_run_one(row, Progress(row.name, quiet=quiet)) for _ in range(runs)]
-        chosen = sorted(results, key=lambda result: result.get(row.rank, 0))[len(results) // 2]
-        found.append((row.name, row.command, chosen, results))
-        print(f"{row.name}: {report.outcome(chosen)} ({report.verdict(chosen)})", file=sys.stderr)
-    page = output / PAGE
-    if not only:
-        output.mkdir(parents=True, exist_ok=True)
-        drawn = _draw(output, data=data, quick=quick, quiet=quiet)
-        page.write_text(report.as_markdown(machine.describe(), found, drawn))
-        print(f"written to {page}", file=sys.stderr)
-    return 0 if all(report.is_clean(each) for *_, every in found for each in every) else 1
+    return 0 if clean else 1
 
 
-def _draw(output: Path, *, data: Path | None, quick: bool, quiet: bool) -> list[str]:
+def _measured(row: Row, repeat: int, *, quiet: bool) -> report.Row:
+    # The others repeat within a run what has to be repeated.
+    runs = repeat if isinstance(row.options, ThroughputOptions | LatencyOptions) else 1
+    results = [_run_one(row, Progress(row.name, quiet=quiet)) for _ in range(runs)]
+    chosen = sorted(results, key=lambda result: result.get(row.rank, 0))[len(results) // 2]
+    print(f"{row.name}: {report.outcome(chosen)} ({report.verdict(chosen)})", file=sys.stderr)
+    return row.name, row.command, chosen, results
+
+
+def _draw(
+    output: Path, names: Sequence[str], *, data: Path | None, quick: bool, quiet: bool
+) -> list[str]:
     """The plots, by the names of their files; none where they cannot be drawn here."""
     try:
-        curves.run(output, data=data, quick=quick, quiet=quiet)
+        for name in names:
+            curves.run(output, data=data, quick=quick, only=name, quiet=quiet)
     except BenchError as error:
         print(f"penstock bench suite: no plots: {error}", file=sys.stderr)
-    return [f"{name}.png" for name in curves.CURVES if (output / f"{name}.png").exists()]
+    return [f"{name}.png" for name in names if (output / f"{name}.png").exists()]
 
 
 def shorter(options: AnyOptions) -> AnyOptions:

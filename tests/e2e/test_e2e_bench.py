@@ -12,7 +12,7 @@ from penstock.bench import curves, plots, suite
 from penstock.bench.cli import main
 from penstock.bench.curves import Curve
 from penstock.bench.options import LatencyOptions, ThroughputOptions
-from penstock.bench.suite import Row
+from penstock.bench.suite import Page, Row
 from penstock.embedded import EmbeddedNode
 
 THROUGHPUT_FIELDS = {
@@ -249,7 +249,11 @@ def test_the_suite_writes_a_page_with_commands_that_can_be_typed(tmp_path, monke
         Row("few", ThroughputOptions(records=20_000, api="batch", size=64), "records_per_second"),
         Row("slow", LatencyOptions(rate=500, seconds=2.5, warmup=0.1), "p50_us"),
     )
-    monkeypatch.setattr(suite, "ROWS", rows)
+    pages = {
+        "README.md": Page("Figures", rows, ("scaling",)),
+        "more.md": Page("More", rows[:1], ()),
+    }
+    monkeypatch.setattr(suite, "PAGES", pages)
     drawn = Curve(lambda sweep: iter(THROUGHPUT_POINTS), plots.scaling)
     monkeypatch.setattr(curves, "CURVES", {"scaling": drawn})
     assert main(["suite", "--quick", "--output", str(tmp_path / "docs")]) == 0
@@ -260,3 +264,9 @@ def test_the_suite_writes_a_page_with_commands_that_can_be_typed(tmp_path, monke
     assert "| CPU |" in page
     assert "![scaling](scaling.png)" in page
     assert (tmp_path / "docs" / "scaling.png").exists()
+    more = tmp_path / "docs" / "more.md"
+    assert more.read_text().startswith("# More\n")
+    more.unlink()
+    assert main(["suite", "--quick", "--page", "more.md", "--output", str(tmp_path / "docs")]) == 0
+    assert more.exists()
+    assert main(["suite", "--page", "none.md"]) == main(["suite", "--only", "nothing"]) == 2
