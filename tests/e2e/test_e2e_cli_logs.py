@@ -210,7 +210,7 @@ def test_what_stands_beside_the_log_is_checked_too(data):
     folder = partition_of(data)
     overwrite(folder / "epochs", 20, b"\x07")
     [snapshot, *_] = sorted(folder.glob("producers-*.snapshot"))
-    overwrite(snapshot, 30, b"\xff")
+    overwrite(snapshot, 30, b"\x77")
     _, errors = verify(data)
     assert {error["kind"] for error in errors} == {"epochs", "snapshot"}
 
