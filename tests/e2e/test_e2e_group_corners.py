@@ -54,6 +54,7 @@ def test_rule_18_a_seek_into_a_claim_that_is_under_way_brings_nothing_twice(brok
         got: Counter[int] = Counter()
         options: dict[str, Any] = {"group": "seeks", "guarantee": "at-most-once"}
         async with aio.connect(broker.url) as client, client.consumer(topic, **options) as consumer:
+            assert not await consumer.poll()
             assert await consumer.assignment() == [(topic, 0)]
             await asyncio.to_thread(fill, broker, topic, 0, 10)
             os.kill(broker.pid, signal.SIGSTOP)
@@ -248,3 +249,16 @@ def test_a_loop_that_ctrl_c_tore_at_a_batch_goes_on_there(node, guarantee, monke
                 pass
         assert next(strikes, None) is None
     assert came == list(range(1000))
+
+
+def test_at_most_once_where_latest_was_is_kept_before_anything_came(node):
+    topic = node.create_topic()
+    fill(node, topic, 0, 10)
+    options = {"group": "amo-latest", "guarantee": "at-most-once", "start": "latest"}
+    with node.connect() as client:
+        with client.consumer(topic, **options) as consumer:
+            assert not consumer.poll(timeout=0.05)
+            assert consumer.committed() == {(topic, 0): 10}
+        fill(node, topic, 10, 5)
+        with client.consumer(topic, follow=False, **options) as consumer:
+            assert offsets(consumer) == list(range(10, 15))

@@ -29,6 +29,8 @@ logger = logging.getLogger("penstock.consumer")
 
 CLAIM_BYTES: Final = 4 << 20
 """What one claim takes at most of a loop that is fast enough; a claim costs a sync of the disk."""
+KEEP_TIMEOUT: Final = 1.0
+"""Seconds that committing where a partition begins may hold a poll up."""
 
 
 class _Asked(NamedTuple):
@@ -53,13 +55,16 @@ class Claims:
         self._asked: _Asked | None = None
         self._before: dict[AssignedPartition, tuple[int, int]] | None = None
         """Where the reader stood before a fetch of which nothing was claimed yet."""
+        self._fresh: set[TopicPartition] = set()
         self._last_id = 0
         self._unreported = 0
         self.queue: deque[Chunk] = deque()
 
-    def place(self, owned: Iterable[co.Owned]) -> None:
+    def place(self, owned: Iterable[co.Owned], fresh: Iterable[TopicPartition]) -> None:
+        """These came; of `fresh` ones nothing is committed yet."""
         for one in owned:
             self._heads[one.topic, one.partition] = one.offset
+        self._fresh.update(fresh)
 
     def drop(self, names: Sequence[TopicPartition]) -> None:
         """These went: what was granted of them and not handed out is skipped."""
@@ -128,6 +133,8 @@ class Claims:
             yield from self._resolving()
         if not self.queue:
             self._unfetch()
+            if self._fresh:
+                yield from self._keeping()
             yield from self._claiming(self._fetch(max_records))
         taken: list[Chunk] = []
         room, left = max_records, self.queue.copy()
@@ -141,6 +148,30 @@ class Claims:
             taken.append(chunk)
         self.queue = left  # at the end: what a Ctrl-C tears out of here is not lost
         return taken
+
+    def _keeping(self) -> Waits[None]:
+        """Commit where partitions begin: where "latest" was is kept, lest a crash before the first
+        claim moves it on, past records that nobody would count."""
+        fresh = [
+            (name, self._reader.partitions[name])
+            for name in self._fresh
+            if self._heads.get(name) == co.NO_OFFSET and name in self._reader.partitions
+        ]
+        owner = self._member.ownership
+        begun = [(name, part.offset, part.leader_epoch) for name, part in fresh]
+        self._fresh.clear()  # without an answer the first claim does it
+        try:
+            stale = yield from self._member.committing(
+                [owner.commit_of(*place) for place in begun], KEEP_TIMEOUT
+            )
+        except er.PenstockError as error:
+            if not error.retriable and not isinstance(error, er.UnknownMemberError):
+                raise
+            self._reader.notice = UNSEEN
+            return
+        for number, (name, offset, _) in enumerate(begun):
+            if number not in stale and self._heads.get(name) == co.NO_OFFSET:
+                self._heads[name] = offset
 
     def _unfetch(self) -> None:
         """A Ctrl-C struck between a fetch and its claim: nobody got it, so it is fetched again."""

@@ -335,7 +335,7 @@ class GroupConsumer:
         """These came: read them from what the group has committed."""
         fresh = self._reader.place(owned)
         if self._claims is not None:
-            self._claims.place(owned)
+            self._claims.place(owned, fresh)
         self._commits.place(owned)
         if fresh and self.guarantee == "at-least-once":
             # Where "latest" was is kept, lest a crash before the first commit moves it on.
