@@ -22,6 +22,7 @@ from penstock.assigned import AssignedPartition, Isolation, TopicPartition
 from penstock.attachment import RECONNECT_MAX, Attachment
 from penstock.core import errors as er
 from penstock.core.storage import Storage
+from penstock.elsewhere import Elsewhere
 from penstock.handout import HandOut
 from penstock.ipc.doorbell import Backoff
 from penstock.ipc.waits import Waits, run
@@ -40,7 +41,7 @@ mark of a transaction, which is passed over without bringing anything."""
 Start = Offset | str | int | datetime
 
 
-class Consumer:
+class Consumer(Elsewhere):
     """Reads partitions by explicit assignment. Made by `Client.consumer`. For one thread at a time.
 
     Args:

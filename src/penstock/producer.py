@@ -40,6 +40,7 @@ from penstock.delivery import (
     Failure,
     Receipt,
 )
+from penstock.elsewhere import Elsewhere
 from penstock.express import express
 from penstock.ipc import layout as lo
 from penstock.minder import Minder
@@ -59,7 +60,7 @@ logger = logging.getLogger("penstock.producer")
 _blank = Delivery.__new__
 
 
-class Producer:
+class Producer(Elsewhere):
     """Sends records to topics. Made by `Client.producer`. Thread-safe. Its options are the fields
     of `penstock.producerconfig.ProducerConfig`.
     """

@@ -114,6 +114,27 @@ def test_what_is_committed_is_a_batch(client, topic, wrong):
                 verb(wrong)
 
 
+def test_verbs_of_other_clients_name_what_is_meant(client, topic):
+    with (
+        client.producer() as producer,
+        client.producer(transactional_id="elsewhere") as transactional,
+        client.consumer(topic) as plain,
+        client.consumer(topic, group="elsewhere") as member,
+    ):
+        for made, verb, says in (
+            (producer, "transaction", "transactional_id="),
+            (producer, "init_transactions", "transactional_id="),
+            (transactional, "init_transactions", "when it was made"),
+            (transactional, "send_offsets_to_transaction", r"transaction\(consumed=batch\)"),
+            (plain, "commit", "group="),
+            (member, "assign", "its group gives it its partitions"),
+            (member, "subscribe", "topics are named when it is made"),
+        ):
+            with pytest.raises(AttributeError, match=f"no attribute '{verb}': .*{says}"):
+                getattr(made, verb)
+        assert not hasattr(producer, "nothing_like_it")
+
+
 def test_a_loop_is_told_the_same(node, topic):
     async def tried():
         async with aio.connect(node.url) as made:

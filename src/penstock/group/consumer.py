@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from penstock import forks
+from penstock import elsewhere, forks
 from penstock.assigned import TopicPartition
 from penstock.attachment import RECONNECT_MAX
 from penstock.consumer import END_POLL, Start
@@ -41,7 +41,7 @@ CLOSE_TIMEOUT: Final = 2.0
 """Seconds that closing waits for the last commit."""
 
 
-class GroupConsumer:
+class GroupConsumer(elsewhere.Elsewhere):
     """Reads what a group gives it. Made by `Client.consumer(..., group=...)`. For one thread.
 
     Args:
