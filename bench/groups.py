@@ -38,6 +38,7 @@ STAMP: Final = struct.Struct("<Q")
 WAIT: Final = 60.0
 LOOK_EVERY: Final = 0.002
 POLL: Final = 0.1
+SLICE: Final = 0.002
 BYTES_NEEDED: Final = 256 << 20
 
 
@@ -88,8 +89,8 @@ class Polled:
 
 # --- the processes ------------------------------------------------------------------------------
 def produce(task: Task, station: Station) -> None:
-    """Send at the rate, in slices of a hundredth of a second, until told to stop."""
-    each = max(1, task.rate // 100)
+    """Send at the rate, in slices of a few milliseconds, until told to stop."""
+    each = max(1, int(task.rate * SLICE))
     stop = threading.Event()
     with connect(task.url) as client, client.producer() as producer:
         producer.send_batch(task.topic, [bytes(8)]).result(WAIT)
@@ -102,7 +103,7 @@ def produce(task: Task, station: Station) -> None:
             for _ in range(each):
                 producer.send(task.topic, stamp, partition=number % task.partitions)
                 number += 1
-            due += 0.01
+            due += SLICE
             time.sleep(max(0.0, due - time.monotonic()))
         producer.flush(WAIT)
         station.report(number)
