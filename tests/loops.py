@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 from collections.abc import Callable, Coroutine
@@ -65,4 +66,10 @@ async def eventually(condition: Callable[[], object], what: str) -> None:
 
 def held() -> tuple[int, int]:
     """How many descriptors and threads this process has."""
+    gc.collect()
     return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+
+def no_more_than(before: tuple[int, int]) -> bool:
+    """Whether nothing was added; garbage of other tests may have gone meanwhile."""
+    return all(now <= then for now, then in zip(held(), before, strict=True))
