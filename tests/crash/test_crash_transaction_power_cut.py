@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from crash.device import Device
 from crash.ground import NodeUnderTest
 
 from penstock.admin import TopicConfig
+from penstock.client import Client
+from penstock.transactions.producer import TransactionalProducer
 
 pytestmark = [
     pytest.mark.crash,
@@ -28,6 +30,20 @@ def disk(tmp_path: Path) -> Iterator[Device]:
 
 def boot(number: int) -> str:
     return f"{number:08x}-0000-4000-8000-000000000000"
+
+
+def lose_power(
+    disk: Device, node: NodeUnderTest, client: Client, producers: Sequence[TransactionalProducer]
+) -> None:
+    """Cut it under the node and its clients; the disk comes back with what it had."""
+    uuid = node.uuid
+    disk.cut()
+    node.clear(uuid=uuid)
+    for producer in producers:
+        producer._leave()  # its host is gone
+    client.close()
+    disk.unmount()
+    disk.mount()
 
 
 def test_rule_15_a_power_cut_that_takes_a_marker_takes_no_committed_record(
@@ -49,14 +65,7 @@ def test_rule_15_a_power_cut_that_takes_a_marker_takes_no_committed_record(
             producers.append(producer)
             with producer.transaction():
                 producer.send(topic, b"kept")
-        uuid = node.uuid
-        disk.cut()
-        node.clear(uuid=uuid)
-        for producer in producers:
-            producer._leave()  # its host is gone
-        client.close()
-        disk.unmount()
-        disk.mount()
+        lose_power(disk, node, client, producers)
         node.config = {**settings, "boot_id": boot(2)}
         node.start()
         with node.connect() as client:
@@ -88,14 +97,7 @@ def test_a_power_cut_that_leaves_what_nobody_knows_to_be_open_holds_no_producer_
             producer.begin_transaction()
             producer.send("both", b"never")
             producer.flush()
-        uuid = node.uuid
-        disk.cut()
-        node.clear(uuid=uuid)
-        for producer in producers:
-            producer._leave()  # its host is gone
-        client.close()
-        disk.unmount()
-        disk.mount()
+        lose_power(disk, node, client, producers)
         node.config = {**settings, "boot_id": boot(2)}
         node.start()
         with node.connect() as client:
