@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import msgspec
 
 from penstock import forks
+from penstock.closing import Closing
 from penstock.core import errors as er
 from penstock.group.admin import GroupAdmin, GroupDescription, GroupListing, OffsetReset
 from penstock.ipc import layout as lo
@@ -68,7 +68,7 @@ class TopicDescription:
     disk: dict[str, Any]
 
 
-class Admin:
+class Admin(Closing):
     """Administers topics and groups of a node. Made by `Client.admin`. For one thread at a time."""
 
     def __init__(self, socket: Path, *, client_id: str = "", timeout: float = 15.0) -> None:
@@ -248,17 +248,6 @@ class Admin:
         """`client.admin().create_topic(...)` leaves nobody who would close it."""
         if not getattr(self, "_closed", True):
             self.close()
-
-    def __enter__(self) -> Admin:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def after_fork_in_child(self) -> None:
         self._forked = True

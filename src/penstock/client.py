@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Any, Unpack, overload
 
 from penstock.admin import Admin
+from penstock.closing import Closing
 from penstock.consumer import Consumer
 from penstock.core import errors as er
 from penstock.group.consumer import GroupConsumer
@@ -27,7 +27,7 @@ from penstock.transactions.producer import TransactionalProducer
 from penstock.transactions.stages import Stage, StagesOutcome, commit_stages
 
 
-class Client:
+class Client(Closing):
     """A node's address and what was made from it. Closing the client closes all of that."""
 
     def __init__(self, url: str, *, client_id: str = "", timeout: float = 5.0) -> None:
@@ -129,17 +129,6 @@ class Client:
                 failure = failure or error
         if failure is not None:
             raise failure
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def connect(url: str | None = None, *, client_id: str = "", timeout: float = 5.0) -> Client:

@@ -13,13 +13,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Literal
 
 from penstock import forks
 from penstock.arguments import check_consumer_options, check_flag, check_pair, check_records_max
 from penstock.assigned import AssignedPartition, Isolation, TopicPartition
 from penstock.attachment import RECONNECT_MAX, Attachment
+from penstock.closing import Closing
 from penstock.core import errors as er
 from penstock.core.storage import Storage
 from penstock.elsewhere import Elsewhere
@@ -41,7 +41,7 @@ mark of a transaction, which is passed over without bringing anything."""
 Start = Offset | str | int | datetime
 
 
-class Consumer(Elsewhere):
+class Consumer(Closing, Elsewhere):
     """Reads partitions by explicit assignment. Made by `Client.consumer`. For one thread at a time.
 
     Args:
@@ -426,17 +426,6 @@ class Consumer(Elsewhere):
         self._handout.end()
         self._session.close(polite=not self._forked)
         forks.forget(self)
-
-    def __enter__(self) -> Consumer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def after_fork_in_child(self) -> None:
         """A child does not share its parent's position: it is told to make its own (rule 7)."""

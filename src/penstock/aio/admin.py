@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from penstock.admin import Admin as BlockingAdmin
 from penstock.admin import (
@@ -24,13 +23,14 @@ from penstock.admin import (
     TrimResult,
 )
 from penstock.aio.waiting import in_thread
+from penstock.closing import AsyncClosing
 from penstock.ipc.messages import NodeDescription
 from penstock.offsets import Offset
 
 T = TypeVar("T")
 
 
-class Admin:
+class Admin(AsyncClosing):
     """See `penstock.Admin`, whose verbs these are. A call that is cancelled may be done all the
     same."""
 
@@ -130,14 +130,3 @@ class Admin:
 
     async def close(self) -> None:
         await self._do(self._core.close)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()

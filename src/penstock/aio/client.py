@@ -7,8 +7,7 @@ import weakref
 from collections.abc import Awaitable, Iterable
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, cast, overload
+from typing import Any, TypeVar, Unpack, cast, overload
 
 from penstock.aio.admin import Admin
 from penstock.aio.consumer import Consumer
@@ -16,6 +15,7 @@ from penstock.aio.group import GroupConsumer
 from penstock.aio.producer import Producer
 from penstock.aio.transactions import Stage, TransactionalProducer
 from penstock.aio.waiting import Carrier, Opening, in_thread
+from penstock.closing import AsyncClosing
 from penstock.core import errors as er
 from penstock.ipc import layout as lo
 from penstock.options import (
@@ -33,7 +33,7 @@ from penstock.transactions.stages import StagesOutcome, commit_stages
 M = TypeVar("M", Producer, TransactionalProducer, Stage, Consumer, GroupConsumer, Admin)
 
 
-class Client:
+class Client(AsyncClosing):
     """A node's address and what was made from it. Closing the client closes all of that.
 
     What its methods return is awaited, or entered by `async with`.
@@ -147,17 +147,6 @@ class Client:
                 failure = failure or error
         if failure is not None:
             raise failure
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
 
 def connect(

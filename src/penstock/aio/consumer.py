@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, TypeVar
 
 from penstock.aio.waiting import Carrier, Turns
 from penstock.assigned import TopicPartition
 from penstock.attachment import Attachment
+from penstock.closing import AsyncClosing
 from penstock.consumer import END_POLL, Start
 from penstock.consumer import Consumer as BlockingConsumer
 from penstock.core import errors as er
 from penstock.options import ConsumerOptions, GroupOptions
 from penstock.records import Record, RecordBatch
+from penstock.session import Session
 
 PREFETCH_BYTES: Final = 1 << 20
 """What a poll decodes at most unless told otherwise: it keeps the loop for about a millisecond."""
@@ -42,7 +43,17 @@ def checked(options: Options) -> Options:
     return options
 
 
-class Consumer:
+async def attached(
+    socket: Path, options: ConsumerOptions | GroupOptions
+) -> tuple[Carrier, Session]:
+    """An attachment of its own for a consumer, and what carries its calls out."""
+    carrier = Carrier("consumer")
+    timeout, client_id = options.get("timeout", 5.0), options.get("client_id", "")
+    attaching = Attachment.attaching(socket, client_id=client_id, timeout=timeout)
+    return carrier, await carrier.carry(attaching)
+
+
+class Consumer(AsyncClosing):
     """Reads partitions in an event loop. Made by `Client.consumer`; options, verbs and errors are
     those of `penstock.Consumer`, but for `prefetch_bytes`, which is 1 MiB here, and `spin`, which a
     loop has no use for. For one task at a time: RuntimeError where a second one would wait too.
@@ -61,11 +72,7 @@ class Consumer:
     ) -> Consumer:
         """Attach, and look the topics up."""
         options = checked(options)
-        carrier = Carrier("consumer")
-        timeout, client_id = options.get("timeout", 5.0), options.get("client_id", "")
-        session = await carrier.carry(
-            Attachment.attaching(socket, client_id=client_id, timeout=timeout)
-        )
+        carrier, session = await attached(socket, options)
         try:
             core = BlockingConsumer(socket, session=session, **options)
         except BaseException:
@@ -169,14 +176,3 @@ class Consumer:
         stay readable."""
         self._carrier.end(er.ClosedError("this consumer is closed"))
         self._core.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from penstock.aio.consumer import RUN, checked
+from penstock.aio.consumer import RUN, attached, checked
 from penstock.aio.waiting import Carrier, Turns
 from penstock.assigned import TopicPartition
-from penstock.attachment import Attachment
+from penstock.closing import AsyncClosing
 from penstock.consumer import END_POLL, Start
 from penstock.core import errors as er
 from penstock.group.consumed import GroupBatch
@@ -24,7 +22,7 @@ from penstock.options import GroupOptions
 from penstock.records import Record
 
 
-class GroupConsumer:
+class GroupConsumer(AsyncClosing):
     """Reads what a group gives it, in an event loop. Made by `Client.consumer(..., group=...)`;
     options, verbs, guarantees and errors are those of `penstock.group.consumer.GroupConsumer`, but
     for those of `Consumer` that differ in a loop. For one task at a time. Listeners are plain
@@ -45,11 +43,7 @@ class GroupConsumer:
     ) -> GroupConsumer:
         """Attach, and join the group."""
         options = checked(options)
-        carrier = Carrier("consumer")
-        timeout, client_id = options.get("timeout", 5.0), options.get("client_id", "")
-        session = await carrier.carry(
-            Attachment.attaching(socket, client_id=client_id, timeout=timeout)
-        )
+        carrier, session = await attached(socket, options)
         try:
             core = BlockingGroupConsumer(socket, topics, session=session, **options)
         except BaseException:
@@ -174,14 +168,3 @@ class GroupConsumer:
         that waits raises `ClosedError`."""
         self._carrier.end(er.ClosedError("this consumer is closed"))
         await Carrier("consumer").carry(self._core.closing())
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 from penstock import elsewhere, forks
 from penstock.assigned import TopicPartition
 from penstock.attachment import RECONNECT_MAX
+from penstock.closing import Closing
 from penstock.consumer import END_POLL, Start
 from penstock.core import errors as er
 from penstock.group.atmostonce import Claims
@@ -41,7 +41,7 @@ CLOSE_TIMEOUT: Final = 2.0
 """Seconds that closing waits for the last commit."""
 
 
-class GroupConsumer(elsewhere.Elsewhere):
+class GroupConsumer(Closing, elsewhere.Elsewhere):
     """Reads what a group gives it. Made by `Client.consumer(..., group=...)`. For one thread.
 
     Args:
@@ -483,17 +483,6 @@ class GroupConsumer(elsewhere.Elsewhere):
             logger.warning("closing a member of group %s: %s", self.group, error)
         finally:
             yield from self._member.leaving()
-
-    def __enter__(self) -> GroupConsumer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def after_fork_in_child(self) -> None:
         """The member stays the parent's: the child is told to make its own (rule 7)."""

@@ -1,0 +1,32 @@
+"""What a `with` block leaves behind is closed, whatever it was left with."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Self
+
+
+class Closing(ABC):
+    """`with` ends in `close()`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class AsyncClosing(ABC):
+    """`async with` ends in `await close()`."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_raised: object) -> None:
+        await self.close()
+
+    @abstractmethod
+    async def close(self) -> None: ...
