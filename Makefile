@@ -16,6 +16,7 @@ WANTED := $(if $(filter file,$(origin PYTHON)),,$(PYTHON))
 ARGS ?=
 CRASH_ROUNDS ?= 10000
 CRASH_SEEDS ?= 1000
+CRASH_FIRST ?=
 SIM_ROUNDS ?= 1000
 
 .PHONY: help run test check bench crash sim clean FORCE
@@ -26,7 +27,7 @@ help:
 	@echo "make test    the default test suite (ARGS='-k name' to choose)"
 	@echo "make check   ruff, formatting, mypy --strict"
 	@echo "make bench   measure this machine; table and plots go to docs/benchmarks"
-	@echo "make crash   the crash tests: CRASH_ROUNDS=$(CRASH_ROUNDS) rounds, CRASH_SEEDS=$(CRASH_SEEDS) histories each"
+	@echo "make crash   the crash tests: CRASH_ROUNDS=$(CRASH_ROUNDS) rounds, CRASH_SEEDS=$(CRASH_SEEDS) histories in all"
 	@echo "make sim     the simulator with SIM_ROUNDS=$(SIM_ROUNDS) seeds"
 	@echo "make clean   remove .venv, builds and caches"
 
@@ -45,7 +46,8 @@ bench: $(VENV)/.bench
 	@$(BIN)/python -m penstock.bench $(ARGS)
 
 crash: $(VENV)/.test
-	@PENSTOCK_CRASH_ROUNDS=$(CRASH_ROUNDS) PENSTOCK_CRASH_SEEDS=$(CRASH_SEEDS) $(BIN)/python -m pytest -m crash --timeout=0 $(ARGS) tests/crash
+	@PENSTOCK_CRASH_ROUNDS=$(CRASH_ROUNDS) PENSTOCK_CRASH_SEEDS=$(CRASH_SEEDS) PENSTOCK_CRASH_FIRST=$(CRASH_FIRST) \
+		$(BIN)/python -m pytest -m crash --timeout=0 $(ARGS) tests/crash
 
 sim: $(VENV)/.test
 	@PENSTOCK_SIM_ROUNDS=$(SIM_ROUNDS) PENSTOCK_MACHINE_EXAMPLES=$(SIM_ROUNDS) \

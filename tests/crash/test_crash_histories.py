@@ -1,7 +1,9 @@
 """The guarantees under kill -9 and SIGSTOP of clients, writers and node, judged by their histories.
 
-Each trial is a seed: `PENSTOCK_CRASH_SEED=n` begins with that one. By default each test has seconds
-(`PENSTOCK_HISTORY_SECONDS`), with `PENSTOCK_CRASH_SEEDS` it runs so many seeds.
+Each trial is a seed. By default each test has seconds (`PENSTOCK_HISTORY_SECONDS`), and
+`PENSTOCK_CRASH_SEED=n` begins with that seed. `PENSTOCK_CRASH_SEEDS` is a number of trials, which
+the scenes share evenly, rounded up: each has its own piece of the seeds from `PENSTOCK_CRASH_FIRST`
+on, so that a large number can be run in chunks, one beginning where the last one ended.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from crash.ground import NodeUnderTest
@@ -17,7 +19,17 @@ from crash.nursery import Nursery
 from crash.roster import Scene
 from crash.trial import WRITERS, Tally, Trial
 
+SCENES = {
+    "transactions": Scene(transactors=2, readers=("read_committed", "read_uncommitted")),
+    "at-least-once": Scene(("at-least-once",), transactors=1, readers=()),
+    "manual": Scene(("manual",), transactors=1, readers=()),
+    "at-most-once": Scene(("at-most-once",), transactors=1, readers=()),
+    "exactly-once": Scene(("exactly-once",), transactors=1, readers=()),
+    "killed 20 times": Scene(("exactly-once",), readers=(), kinds=("kill consumer",)),
+}
 SEEDS = int(os.environ.get("PENSTOCK_CRASH_SEEDS", "0"))
+SEEDS_EACH = -(-SEEDS // len(SCENES))
+FIRST = int(os.environ.get("PENSTOCK_CRASH_FIRST") or 0) or random.SystemRandom().randrange(1 << 40)
 SECONDS = float(os.environ.get("PENSTOCK_HISTORY_SECONDS", "12"))
 SEED = int(os.environ.get("PENSTOCK_CRASH_SEED", "0"))
 TRIALS_PER_NODE = 5
@@ -26,36 +38,56 @@ TRIALS_PER_NODE = 5
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(0 if SEEDS else SECONDS + 120)]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def whole(pytestconfig: pytest.Config) -> Iterator[Tally]:
+    """What all scenes came to, told at the end."""
+    whole = Tally()
+    begun = time.monotonic()
+    yield whole
+    whole.seconds = time.monotonic() - begun
+    manager = pytestconfig.pluginmanager.getplugin("capturemanager")
+    assert manager is not None
+    with manager.global_and_fixture_disabled():
+        print(f"\nhistories in all: {whole.summary()}", flush=True)
+
+
 def run_trials(
-    scene: Scene,
+    scene: str,
     test: str,
     capsys: pytest.CaptureFixture[str],
+    whole: Tally,
     *,
     rounds: int | None = None,
     seconds: float = SECONDS,
 ) -> None:
     """As many as there are seeds or seconds for, and at least one; `rounds` are faults of each."""
-    first = SEED or random.SystemRandom().randrange(1 << 40)
+    first = FIRST + list(SCENES).index(scene) * SEEDS_EACH if SEEDS else SEED or FIRST
+    last = f" to {first + SEEDS_EACH - 1}" if SEEDS else ""
     tally = Tally()
     begun = time.monotonic()
     with capsys.disabled():
-        print(f"\n{test}: seeds from {first}", flush=True)
+        print(f"\n{test}: seeds from {first}{last}", flush=True)
     nursery = Nursery()
     try:
 
         def is_over() -> bool:
             if SEEDS:
-                return tally.trials >= SEEDS
+                return tally.trials >= SEEDS_EACH
             return tally.trials > 0 and time.monotonic() - begun >= seconds
 
         while not is_over():
-            _some_trials(scene, first + tally.trials, test, nursery, tally, rounds, is_over)
+            seed = first + tally.trials
+            _some_trials(SCENES[scene], seed, test, nursery, tally, rounds, is_over)
             tally.seconds = time.monotonic() - begun
             if SEEDS:
                 with capsys.disabled():
-                    print(f"{test}: {tally}", flush=True)
+                    print(f"{test}: {tally.trials} of {SEEDS_EACH}: {tally.summary()}", flush=True)
+    except BaseException:
+        tally.findings += 1
+        raise
     finally:
         nursery.close()
+        whole += tally
     with capsys.disabled():
         print(f"{test}: {tally}", flush=True)
 
@@ -92,8 +124,8 @@ def _some_trials(
                 failed = True
                 trial.keep()
                 command = (
-                    f"PENSTOCK_CRASH_SEED={seed + number} PENSTOCK_CRASH_SEEDS=1 python -m pytest "
-                    f"-m crash --timeout=0 tests/crash/test_crash_histories.py -k {test}"
+                    f"PENSTOCK_CRASH_SEED={seed + number} PENSTOCK_HISTORY_SECONDS=0 python -m "
+                    f"pytest -m crash --timeout=0 tests/crash/test_crash_histories.py -k {test}"
                 )
                 raise AssertionError(
                     f"{error}\n--- seed {seed + number}: {command}\n--- kept in {node.folder}\n"
@@ -111,26 +143,28 @@ def _some_trials(
         node.clear(keep=failed)
 
 
-def test_crash_history_of_transactions_and_readers(capsys: pytest.CaptureFixture[str]) -> None:
-    scene = Scene(transactors=2, readers=("read_committed", "read_uncommitted"))
-    run_trials(scene, "test_crash_history_of_transactions_and_readers", capsys)
+def test_crash_history_of_transactions_and_readers(
+    capsys: pytest.CaptureFixture[str], whole: Tally
+) -> None:
+    name = "test_crash_history_of_transactions_and_readers"
+    run_trials("transactions", name, capsys, whole)
 
 
 @pytest.mark.parametrize("guarantee", ["at-least-once", "manual", "at-most-once"])
-def test_crash_history_of_a_group(guarantee: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run_trials(
-        Scene((guarantee,), transactors=1, readers=()),
-        f"test_crash_history_of_a_group[{guarantee}]",
-        capsys,
-    )
+def test_crash_history_of_a_group(
+    guarantee: str, capsys: pytest.CaptureFixture[str], whole: Tally
+) -> None:
+    run_trials(guarantee, f"test_crash_history_of_a_group[{guarantee}]", capsys, whole)
 
 
-def test_crash_history_of_an_exactly_once_job(capsys: pytest.CaptureFixture[str]) -> None:
-    scene = Scene(("exactly-once",), transactors=1, readers=())
-    run_trials(scene, "test_crash_history_of_an_exactly_once_job", capsys)
+def test_crash_history_of_an_exactly_once_job(
+    capsys: pytest.CaptureFixture[str], whole: Tally
+) -> None:
+    run_trials("exactly-once", "test_crash_history_of_an_exactly_once_job", capsys, whole)
 
 
-def test_crash_history_of_a_job_killed_20_times(capsys: pytest.CaptureFixture[str]) -> None:
-    scene = Scene(("exactly-once",), readers=(), kinds=("kill consumer",))
+def test_crash_history_of_a_job_killed_20_times(
+    capsys: pytest.CaptureFixture[str], whole: Tally
+) -> None:
     name = "test_crash_history_of_a_job_killed_20_times"
-    run_trials(scene, name, capsys, rounds=20, seconds=0)
+    run_trials("killed 20 times", name, capsys, whole, rounds=20, seconds=0)

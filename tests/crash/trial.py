@@ -62,6 +62,23 @@ class Tally:
     faults: Counter[str] = field(default_factory=Counter)
     figures: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
+    findings: int = 0
+    """Trials and nodes that ended otherwise than they had to. A scene ends with its first."""
+
+    def __iadd__(self, other: Tally) -> Tally:
+        self.trials += other.trials
+        self.faults += other.faults
+        self.figures += other.figures
+        self.findings += other.findings
+        return self
+
+    def summary(self) -> str:
+        """In a few words."""
+        kills = sum(count for kind, count in self.faults.items() if kind.startswith("kill "))
+        return (
+            f"{self.trials} trials in {self.seconds:.0f} s, {self.figures['reads']} deliveries, "
+            f"{kills} kills, {self.findings} findings"
+        )
 
     def __str__(self) -> str:
         faults = ", ".join(f"{kind} {count}" for kind, count in sorted(self.faults.items()))
