@@ -1,0 +1,300 @@
+"""The wire protocol between a remote client and a gateway, message by message.
+
+A connection (one DEALER at the client, one ROUTER at the gateway) carries many *endpoints*: what
+would be an attachment of its own on the node's host, such as a producer. The client numbers them.
+Every message is one msgpack map with its tag under `type`, and some have payload frames behind it,
+which are record batches as they stand in lanes and segments. Times are seconds, sizes bytes.
+
+    client                              gateway
+      Hello(versions)               ->
+                                    <-  Welcome(versions, bounds)
+      Attach(endpoint, kind)        ->
+                                    <-  Attached(endpoint) | Refused(endpoint)
+      Ask(endpoint, request, body)  ->  ... <- Answer(endpoint, request, body, pages)
+      Produce(endpoint, ...) + batch->  ... <- Acks(endpoint, writer, acks, pages)
+      Fetch(endpoint, cursor, ...)  ->  ... <- Fetched(endpoint, cursor, next_offset) + batches
+      More(endpoint, cursor, bytes) ->
+                                    <-  Pages(endpoint, pages), Notice(endpoint), Throttled(...)
+      Detach(endpoint)              ->
+      Ping(stamp)                   ->  ... <- Pong(stamp)
+                                    <-  Ended(endpoint, reason)
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+
+PROTOCOL_VERSION: Final = 1
+APIS: Final = {
+    "connection": (1, 1),
+    "ask": (1, 1),
+    "produce": (1, 1),
+    "fetch": (1, 1),
+}
+"""What this build speaks: the lowest and the highest version of each group of messages."""
+
+ENDPOINTS_MAX: Final = 1024
+"""Endpoints of one connection."""
+CURSORS_MAX: Final = 4096
+"""Partitions that one endpoint fetches at a time."""
+CLIENT_HEADER_MAX: Final = 128 << 10
+GATEWAY_HEADER_MAX: Final = 1 << 20
+"""Bytes of a message's first frame."""
+PAYLOADS_MAX: Final = 1
+NAME_BYTES_MAX: Final = 100
+EPOCHS_MAX: Final = 1000
+"""Leader epochs that a `PageState` tells of: the latest ones."""
+CREDIT_MAX: Final = 1 << 30
+
+EndpointNumber = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]
+"""Offsets, sequences, producer ids, stamps."""
+Small = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+"""Writers, pages, partitions, kinds, flags."""
+Credit = Annotated[int, msgspec.Meta(ge=0, le=CREDIT_MAX)]
+Name = Annotated[str, msgspec.Meta(max_length=NAME_BYTES_MAX)]
+TopicId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+Incarnation = TopicId
+Token = Annotated[bytes, msgspec.Meta(max_length=64)]
+
+
+class PageState(msgspec.Struct, frozen=True, array_like=True):
+    """How far a partition may be read, as `ipc.state.StatePage` has it. `epochs`: (leader epoch,
+    its first offset), ascending; empty where the reader has been told already in this endpoint's
+    life. `counters` and `cleaning` as the page has them, empty where nobody asked."""
+
+    page: int
+    topic_id: bytes
+    partition: int
+    status: int
+    errno: int
+    generation: int
+    leader_epoch: int
+    log_start: int
+    durable: int
+    last_stable: int
+    high_watermark: int
+    log_end: int
+    epochs: list[tuple[int, int]] = []
+    counters: list[int] = []
+    cleaning: list[int] = []
+
+
+class Ack(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to the `Produce` of this lane sequence: `error` 0 is appended, else a number of
+    `core.errors.ErrorCode`."""
+
+    sequence: int
+    base_offset: int
+    append_timestamp: int
+    error: int
+    leader_epoch: int
+
+
+# --- client -> gateway --------------------------------------------------------------------------
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """First message of a connection. `incarnation`: 16 random bytes that name the client process,
+    over reconnects too."""
+
+    protocol: int
+    apis: dict[str, tuple[int, int]]
+    software: Name
+    incarnation: Incarnation
+
+
+class Attach(msgspec.Struct, frozen=True, tag="attach"):
+    """Begin an endpoint. `kind`: `ipc.layout.KIND_PRODUCER`, `KIND_CONSUMER` or `KIND_ADMIN`.
+    `resume`: the producer id to go on with, and the `token` that came with it."""
+
+    endpoint: EndpointNumber
+    kind: Small
+    client_id: Name
+    resume: Number | None = None
+    token: Token = b""
+
+
+class Detach(msgspec.Struct, frozen=True, tag="detach"):
+    """The endpoint is done: what would be `Bye` on the node's host."""
+
+    endpoint: EndpointNumber
+
+
+class Ask(msgspec.Struct, frozen=True, tag="ask"):
+    """A request as the node takes it (`ipc.messages`, `ipc.coordination`), to be answered within
+    `deadline` seconds. An endpoint has one request at a time under way."""
+
+    endpoint: EndpointNumber
+    request: Number
+    deadline: float
+    body: msgspec.Raw
+
+
+class Produce(msgspec.Struct, frozen=True, tag="produce"):
+    """One batch for a partition of that writer; payload: the batch. `sequence` counts the batches
+    to this writer from 0 (or from the lane's head on, after a reconnect) without gaps. `flags` as
+    in a lane's frame."""
+
+    endpoint: EndpointNumber
+    writer: Small
+    sequence: Number
+    page: Small
+    flags: Small = 0
+
+
+class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
+    """Send what is in a partition from `offset` on, and what comes later, as far as `credit` bytes
+    go. `leader_epoch`: of the record before `offset`, -1 unknown. `committed`: end at the last
+    stable offset and leave aborted records out. A cursor that is there already begins anew."""
+
+    endpoint: EndpointNumber
+    cursor: Number
+    page: Small
+    topic_id: TopicId
+    partition: Small
+    offset: Number
+    leader_epoch: int
+    committed: bool
+    credit: Credit
+
+
+class More(msgspec.Struct, frozen=True, tag="more"):
+    """`credit` bytes have been consumed: that many more may be sent for the cursor."""
+
+    endpoint: EndpointNumber
+    cursor: Number
+    credit: Credit
+
+
+class Drop(msgspec.Struct, frozen=True, tag="drop"):
+    """Send nothing more for this cursor."""
+
+    endpoint: EndpointNumber
+    cursor: Number
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    stamp: Number
+
+
+ClientMessage = Hello | Attach | Detach | Ask | Produce | Fetch | More | Drop | Ping
+
+
+# --- gateway -> client --------------------------------------------------------------------------
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """`local`: how a process on the same host reaches the node: its attach socket and the boot id
+    of its host. `heartbeat`: seconds between pings; a side that hears nothing for `silence_max`
+    takes the connection for dead. `batch_bytes_max`: of a payload."""
+
+    protocol: int
+    apis: dict[str, tuple[int, int]]
+    software: str
+    node_uuid: bytes
+    boot_id: str
+    local: str
+    heartbeat: float
+    silence_max: float
+    batch_bytes_max: int
+
+
+class Attached(msgspec.Struct, frozen=True, tag="attached"):
+    """`window`: bytes of batches without an answer that the endpoint may have under way per
+    writer. `notice`: what stands in the client slot."""
+
+    endpoint: int
+    writers: int
+    lane_capacity: int
+    producer_id: int
+    token: bytes
+    window: int
+    notice: int = 0
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """No such endpoint comes to be (or no connection, where `endpoint` is -1). `error`: a class of
+    `core.errors`."""
+
+    endpoint: int
+    error: str
+    message: str
+
+
+class Answer(msgspec.Struct, frozen=True, tag="answer"):
+    """The node's answer, and how the partitions stand that it names."""
+
+    endpoint: int
+    request: int
+    body: msgspec.Raw
+    pages: list[PageState] = []
+
+
+class Acks(msgspec.Struct, frozen=True, tag="acks"):
+    """Answers of one writer, in the order of their sequences, and the pages they moved."""
+
+    endpoint: int
+    writer: int
+    acks: list[Ack]
+    pages: list[PageState] = []
+
+
+class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
+    """Batches one after the other (payload; none: only the position moves). `start` is what the
+    cursor asked for or the `next_offset` before; `aborted` records were left out."""
+
+    endpoint: int
+    cursor: int
+    start: int
+    next_offset: int
+    aborted: int
+    pages: list[PageState] = []
+
+
+class CursorFailed(msgspec.Struct, frozen=True, tag="cursor_failed"):
+    """The cursor ended at `offset` with an error of `core.errors`."""
+
+    endpoint: int
+    cursor: int
+    offset: int
+    error: str
+    message: str
+    divergence: int | None = None
+
+
+class Pages(msgspec.Struct, frozen=True, tag="pages"):
+    """Partitions that this endpoint fetches, or waits for to be durable, have moved."""
+
+    endpoint: int
+    pages: list[PageState]
+
+
+class Notice(msgspec.Struct, frozen=True, tag="notice"):
+    """The coordinator has something to say: the notice word of the client slot is this now."""
+
+    endpoint: int
+    notice: int
+
+
+class Throttled(msgspec.Struct, frozen=True, tag="throttled"):
+    """A quota holds this endpoint back for `seconds`. `what`: "produce" or "consume"."""
+
+    endpoint: int
+    what: str
+    seconds: float
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """The endpoint is over (all, where it is -1): attach again."""
+
+    endpoint: int
+    reason: str
+
+
+class Pong(msgspec.Struct, frozen=True, tag="pong"):
+    stamp: int
+
+
+GatewayMessage = (
+    Welcome | Attached | Refused | Answer | Acks | Fetched | CursorFailed | Pages | Notice
+    | Throttled | Ended | Pong
+)  # fmt: skip
