@@ -49,7 +49,7 @@ EPOCHS_MAX: Final = 1000
 CREDIT_MAX: Final = 1 << 30
 
 EndpointNumber = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
-Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]
+Number = Annotated[int, msgspec.Meta(ge=0, lt=(1 << 63) - 1)]
 """Offsets, sequences, producer ids, stamps."""
 Small = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 """Writers, pages, partitions, kinds, flags."""
