@@ -259,13 +259,15 @@ class GroupOffsets(msgspec.Struct, frozen=True):
 
 class EndTransaction(msgspec.Struct, frozen=True, tag="end_transaction"):
     """Decide the transaction of this epoch; asked again it answers what was decided then. One stale
-    grant among the offsets aborts it."""
+    grant among the offsets aborts it, and so do fewer `partitions` known to the coordinator than
+    its producer has opened it on."""
 
     transactional_id: str
     producer_id: int
     producer_epoch: int
     commit: bool
     offsets: list[GroupOffsets] = []
+    partitions: int = 0
 
 
 class BeginStage(msgspec.Struct, frozen=True, tag="begin_stage"):

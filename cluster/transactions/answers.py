@@ -24,7 +24,8 @@ class Identity(NamedTuple):
 
 class Ended(NamedTuple):
     """What was decided of a transaction. `why`: empty when it went as its producer asked first;
-    else `stale`, `timeout`, `taken over` or `gone`. `detail`: the first answer's words on that."""
+    else `stale`, `timeout`, `taken over`, `gone`
+    or `forgotten`. `detail`: the first answer's words on that."""
 
     committed: bool
     next_epoch: int
@@ -42,7 +43,11 @@ class Ended(NamedTuple):
             return StaleGenerationError(f"{said}: {detail}")
         if self.why == TAKEN_OVER:
             return ProducerFencedError(f"{said}: another producer took this id over")
-        reason = {"timeout": "it was open for too long", "gone": "its producer was gone"}
+        reason = {
+            "timeout": "it was open for too long",
+            "gone": "its producer was gone",
+            "forgotten": "the node's host lost power, and with it where the transaction was open",
+        }
         return TransactionError(f"{said}: {reason.get(self.why, 'an abort was asked for first')}")
 
 

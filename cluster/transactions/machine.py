@@ -161,9 +161,14 @@ class Transactions:
         epoch: int,
         commit: bool,
         offsets: Sequence[ConsumedOffsets] = (),
+        partitions: int = 0,
     ) -> Decision[Ended]:
         """Decide the transaction of this epoch, once. `answer.error()` is what its producer is told
-        when it wanted a commit and that is not what was decided first."""
+        when it wanted a commit and that is not what was decided first.
+
+        `partitions`: on how many it was opened as its producer knows. Where they were registered is
+        not synced, so a producer on another host may outlive that; what it wrote there was swept
+        then (see `is_open`), and must not count as committed."""
         if self._stages.owns(transactional_id, producer_id):
             return self._stages.end(transactional_id, producer_id, epoch, commit)
         known = self._state.transactional.get(transactional_id)
@@ -181,6 +186,8 @@ class Transactions:
             return Decision((), answer, durable=True)
         known = self._current(transactional_id, producer_id, epoch)
         why, detail = rec.ASKED, ""
+        if commit and rec.count_of(known.places) < partitions:
+            commit, why = False, rec.FORGOTTEN
         if commit:
             try:
                 for consumed in offsets:

@@ -38,6 +38,7 @@ STALE: Final = "stale"
 TIMEOUT: Final = "timeout"
 TAKEN_OVER: Final = "taken over"
 GONE: Final = "gone"
+FORGOTTEN: Final = "forgotten"
 
 
 class Ending(msgspec.Struct, frozen=True, array_like=True):

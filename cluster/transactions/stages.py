@@ -104,7 +104,9 @@ class Stages:
                 f"{self._limits.transaction_partitions_max}: use more stages, or raise that"
             )
         value = Stage(producer_id, epoch, value.epoch, value.begun_at, places)
-        return Decision((rec.record_of(key, value),), None)
+        # Synced: who is to commit the stage may outlive a power cut, and then names a stage that
+        # would have no partitions, whose records were swept.
+        return Decision((rec.record_of(key, value),), None, durable=True)
 
     def end(
         self, transactional_id: str, producer_id: int, epoch: int, commit: bool

@@ -42,6 +42,11 @@ class TransactionalOutbox(Outbox):
         stays until the next one begins, however often its end has to be asked for."""
         return bool(self._asked)
 
+    @property
+    def opened(self) -> int:
+        """On how many partitions the coordinator has opened the transaction."""
+        return len(self._admitted)
+
     # --- its beginning and end -------------------------------------------------------------------
     def begin(self, epoch: int) -> None:
         """A new transaction; nothing of the last one is here any more."""

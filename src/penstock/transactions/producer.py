@@ -266,7 +266,10 @@ class TransactionalProducer(Transacting):
     def _end(self, commit: bool, offsets: list[co.GroupOffsets]) -> co.TransactionEnded:
         """The coordinator's answer, which is the same however often it is asked."""
         who, epoch = self._identity
-        request = co.EndTransaction(self.transactional_id, who, epoch, commit, offsets)
+        opened = self._outbox.opened
+        request = co.EndTransaction(
+            self.transactional_id, who, epoch, commit, offsets, opened if commit else 0
+        )
         wish = "commit" if commit else "abort"
         self._is_asked = True
         try:

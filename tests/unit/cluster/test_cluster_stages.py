@@ -124,3 +124,11 @@ def test_a_stages_name_is_taken_once_and_epochs_have_bounds(world):
     for epoch in (-1, 2**63):
         with pytest.raises(ConfigError, match="63 bits"):
             world.begin_stage(epoch, "2")
+
+
+def test_where_a_stage_writes_is_on_the_device_before_it_writes():
+    """Who commits it may run on another host: a power cut here must not leave it a stage that is
+    open and has no partitions."""
+    world = World()
+    who = world.begin_stage(1, "one")
+    assert world.machine.add_partitions(world.now, "s", *who, [(T, 0)]).durable

@@ -39,6 +39,20 @@ def test_each_transaction_has_an_epoch_of_its_own(world):
     assert world.machine.is_open(who[0], ended.next_epoch)
 
 
+def test_what_a_power_cut_made_the_coordinator_forget_is_not_committed(world):
+    """A producer on another host lives on; what it wrote to the forgotten partition was swept."""
+    who = world.init()
+    world.add(who, (T, 0))
+    kept = list(world.log)
+    world.add(who, (T, 1))
+    forgetful = world.replayed(kept)
+    decision = forgetful.end(world.now, "a", *who, True, (), 2)
+    assert not decision.answer.committed
+    assert isinstance(decision.answer.error("a", True), TransactionError)
+    assert "lost power" in str(decision.answer.error("a", True))
+    assert world.run(world.machine.end(world.now, "a", *who, True, (), 2)).committed
+
+
 def test_markers_come_off_as_partitions_have_them(world):
     who = world.init()
     world.add(who, (T, 0), (T, 1))

@@ -61,6 +61,7 @@ CLIENT = [
     co.EndTransaction(
         NAME, U64, U32, True,
         [co.GroupOffsets(NAME, NAME, [co.OffsetCommit(ID, 4095, U64, U64, U32)] * 250)] * 4,
+        co.PARTITIONS_MAX,
     ),
     co.BeginStage(NAME, U64),
     co.CommitTransaction(NAME, U64, [NAME] * co.NAMES_MAX, False),

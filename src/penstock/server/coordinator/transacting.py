@@ -154,7 +154,9 @@ class TransactionRequests:
             for each in request.offsets
         ]
         ended = await self._carry(
-            lambda now: self._transactions.end(now, name, *who, request.commit, consumed)
+            lambda now: self._transactions.end(
+                now, name, *who, request.commit, consumed, request.partitions
+            )
         )
         await self._settled(lambda: not self._markers.misses(*who))
         error = ended.error(name, request.commit)
