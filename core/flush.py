@@ -64,6 +64,8 @@ class SyncJob:
     """Segments whose `.txn` goes along: it must be on the device before the recovery point passes
     what it speaks of, since it is not looked for again below."""
     ran: bool = False
+    seconds: float = 0.0
+    """How long `run` took, told by who ran it."""
 
     def run(self) -> None:
         """Never raises: what failed is kept for `finish_sync`."""

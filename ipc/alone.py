@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import time
 from collections.abc import Callable, Container, Sequence
 from typing import Final, Protocol
 
@@ -195,7 +196,7 @@ class AloneRole:
             self._check_room()
             results = log.append(batches, now_us)
             if self._group_commit and log.log_end > log.durable:
-                log.sync()  # what an earlier call appended and could not sync, too
+                self._sync()  # what an earlier call appended and could not sync, too
         except LogOfflineError as error:
             return self._go_offline(error, len(batches))
         except StorageError as error:
@@ -319,7 +320,7 @@ class AloneRole:
         self._last_sync = now
         self._sync_wanted = False
         if self._group_commit:
-            self._log.sync()
+            self._sync()
             self._publish()
             self._publish_durable()
             return None
@@ -327,11 +328,17 @@ class AloneRole:
         self._syncing = job is not None
         return job
 
+    def _sync(self) -> None:
+        began = time.monotonic()
+        self._log.sync()
+        self._state.count_sync(time.monotonic() - began)
+
     def request_sync(self) -> None:
         self._sync_wanted = True
 
     def finish_sync(self, job: SyncJob) -> bool:
         self._syncing = False
+        self._state.count_sync(job.seconds)
         before = self._log.durable
         try:
             self._log.finish_sync(job)

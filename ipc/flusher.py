@@ -6,6 +6,7 @@ Jobs are made and finished by the writer's own thread; only their system calls r
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from queue import SimpleQueue
 
@@ -49,7 +50,9 @@ class Flusher:
 
     def _run(self) -> None:
         while (item := self._jobs.get()) is not None:
+            began = time.monotonic()
             item[1].run()
+            item[1].seconds = time.monotonic() - began
             self._done.append(item)
             self._doorbell.ring()
 

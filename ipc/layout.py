@@ -29,6 +29,7 @@ State table: one a data folder and boot; read by everybody
          256 reserved │ status │ errno │ oldest open transaction: producer id │ epoch │ began
          320 records │ bytes │ batches │ duplicates │ refusals │ throttles
          384 cleanings │ segments and bytes deleted │ records compacted │ errors │ time of the last
+         448 microseconds in syncs │ syncs up to 1 ms │ 5 ms │ 20 ms │ 0.1 s │ 0.5 s │ 2 s │ longer
 
 Client table: one a data folder and boot
 
@@ -167,6 +168,11 @@ Q_PAGE_BYTES_DELETED: Final = 400 // 8
 Q_PAGE_RECORDS_COMPACTED: Final = 408 // 8
 Q_PAGE_CLEANING_ERRORS: Final = 416 // 8
 Q_PAGE_CLEANED_AT: Final = 424 // 8
+Q_PAGE_SYNC_US: Final = 448 // 8
+Q_PAGE_SYNC_COUNTS: Final = 456 // 8
+SYNC_BOUNDS_US: Final = (1_000, 5_000, 20_000, 100_000, 500_000, 2_000_000)
+"""A sync is counted under the first bound that it does not exceed, or behind the last."""
+assert (Q_PAGE_SYNC_COUNTS + len(SYNC_BOUNDS_US) + 1) * 8 == PAGE_BYTES
 
 STATUS_ABSENT: Final = 0
 STATUS_ONLINE: Final = 1

@@ -8,6 +8,7 @@ stands behind a sequence lock that a replacement writer repairs (rule 10).
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from typing import Final, NamedTuple
 
 from penstock.core.errors import PenstockTimeout, UnsupportedVersionError
@@ -149,6 +150,13 @@ class StatePage:
         start = self._base + lo.Q_PAGE_CLEANINGS
         return dict(zip(CLEANING, self._q[start : start + len(CLEANING)].tolist(), strict=True))
 
+    def syncs(self) -> tuple[int, list[int]]:
+        """Microseconds spent in syncs since the table was made, and how many there were under each
+        bound of `layout.SYNC_BOUNDS_US` and above the last."""
+        start = self._base + lo.Q_PAGE_SYNC_US
+        spent, *counts = self._q[start : start + 2 + len(lo.SYNC_BOUNDS_US)].tolist()
+        return spent, counts
+
     def segment(self) -> tuple[int, int]:
         """(base offset of the active segment, its valid bytes), seen together.
 
@@ -258,6 +266,11 @@ class StatePage:
 
     def count_cleaning_error(self) -> None:
         self._q[self._base + lo.Q_PAGE_CLEANING_ERRORS] += 1
+
+    def count_sync(self, seconds: float) -> None:
+        q, base, took = self._q, self._base, int(seconds * 1e6)
+        q[base + lo.Q_PAGE_SYNC_COUNTS + bisect_left(lo.SYNC_BOUNDS_US, took)] += 1
+        q[base + lo.Q_PAGE_SYNC_US] += took
 
     def count_throttle(self) -> None:
         self._q[self._base + lo.Q_PAGE_THROTTLES] += 1

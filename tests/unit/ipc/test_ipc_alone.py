@@ -130,6 +130,28 @@ def test_rule_15_a_sync_from_before_the_setting_shows_nothing_that_is_not_durabl
     assert (page.high_watermark, page.durable) == (2, 2)
 
 
+# --- what operators see --------------------------------------------------------------------------
+def test_syncs_are_counted_by_how_long_they_took(page):
+    role = opened(MemoryStorage(), page)
+    assert page.syncs() == (0, [0] * 7)
+    for number, seconds in enumerate((0.001, 0.0011, 9.0)):
+        role.append(numbered(1, number), 1)
+        role.request_sync()
+        job = role.tick(number, 1)
+        assert job is not None
+        job.run()
+        job.seconds = seconds
+        role.finish_sync(job)
+    spent, counts = page.syncs()
+    assert (spent, counts) == (9_002_100, [1, 1, 0, 0, 0, 0, 1])
+
+
+def test_a_sync_before_the_answer_is_counted_too(page):
+    role = opened(MemoryStorage(), page, durability="fsync")
+    role.append(numbered(1), 1)
+    assert sum(page.syncs()[1]) == 1
+
+
 # --- invariant 1 ---------------------------------------------------------------------------------
 def test_invariant_1_durable_does_not_fall_when_a_writer_is_replaced(page):
     """What it showed was fsynced, although the recovery point could not be written."""
