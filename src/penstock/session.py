@@ -15,7 +15,7 @@ import os
 import select
 import time
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -32,6 +32,9 @@ from penstock.ipc.shm import Region
 from penstock.ipc.state import StatePage
 from penstock.ipc.waits import Wait, Waits, run
 from penstock.retrying import Retries
+
+if TYPE_CHECKING:
+    from penstock.remote.cursors import Fetcher
 
 Reply = TypeVar("Reply", bound=msgspec.Struct)
 
@@ -60,7 +63,10 @@ def socket_of(url: str) -> Path:
 
 
 class Session:
-    """An attachment. Not thread-safe: its endpoint serialises the calls."""
+    """An attachment. Not thread-safe: its endpoint serialises the calls. `far`: who fetches records
+    where the node is on another host; None where segments are at hand."""
+
+    far: Fetcher | None = None
 
     def __init__(self, socket: Path, channel: Channel, welcome: ms.Welcome, fds: list[int]) -> None:
         self.socket = socket

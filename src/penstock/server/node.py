@@ -19,9 +19,10 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock import __version__
-from penstock.core.errors import NotConnectedError
+from penstock.core.errors import ConfigError, NotConnectedError
 from penstock.ipc import coordination as co
 from penstock.ipc import layout as lo
+from penstock.ipc import lookups
 from penstock.ipc import messages as ms
 from penstock.ipc.channel import FDS_MAX, Peer
 from penstock.ipc.hostslots import DiskSlot
@@ -288,6 +289,11 @@ class Node:
                 return Reply(self._describe())
             case _ if isinstance(message, co.Request):
                 return self._coordinator.answer(client, message)
+            case _ if isinstance(message, lookups.Request):
+                raise ConfigError(
+                    f"{type(message).__name__} is for clients on other hosts, whose gateway "
+                    "answers it: files and shared memory are at hand here"
+                )
             case _:
                 raise AssertionError(f"{type(message).__name__} is no request")
 

@@ -1,0 +1,105 @@
+"""What a client on another host asks the gateway: answers that stand in files and shared memory.
+
+A client on the node's host reads all of it there by itself, so the node refuses these. A partition
+is named by its state page and by its topic's id and number, which that page has to carry. Lists are
+bounded. Times are microseconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+
+PLACES_MAX: Final = 1000
+PAGES_MAX: Final = 200
+CLIENTS_MAX: Final = 12
+"""What one message names: its answer has to fit into one, too."""
+
+TopicId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+Number = Annotated[int, msgspec.Meta(ge=0, lt=(1 << 63) - 1)]
+Small = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+
+class LookUpTime(msgspec.Struct, frozen=True, tag="look_up_time"):
+    """The first offset whose batch has a time of `timestamp` or later. `committed`: below the last
+    stable offset, not the high watermark."""
+
+    page: Small
+    topic_id: TopicId
+    partition: Small
+    timestamp: Number
+    committed: bool = False
+
+
+class LogPlace(msgspec.Struct, frozen=True, array_like=True):
+    """An offset in a partition."""
+
+    page: Small
+    topic_id: TopicId
+    partition: Small
+    offset: Number
+
+
+class LookUpAppends(msgspec.Struct, frozen=True, tag="look_up_appends"):
+    """When were the records at these places appended?"""
+
+    places: Annotated[list[LogPlace], msgspec.Meta(max_length=PLACES_MAX)]
+
+
+class LookUpSegments(msgspec.Struct, frozen=True, tag="look_up_segments"):
+    """What would go if the log started at this place?"""
+
+    place: LogPlace
+
+
+class LookUpPages(msgspec.Struct, frozen=True, tag="look_up_pages"):
+    """How do these partitions stand now? The answer's frame tells of the pages, with their
+    counters; the answer itself of the room on the node's disk."""
+
+    pages: Annotated[list[Small], msgspec.Meta(max_length=PAGES_MAX)]
+
+
+class LookUpPositions(msgspec.Struct, frozen=True, tag="look_up_positions"):
+    """Where do the clients in these slots stand? Each by slot and pid."""
+
+    clients: Annotated[list[tuple[Small, Small]], msgspec.Meta(max_length=CLIENTS_MAX)]
+
+
+Request = LookUpTime | LookUpAppends | LookUpSegments | LookUpPages | LookUpPositions
+
+
+class TimeLookedUp(msgspec.Struct, frozen=True, tag="time_looked_up"):
+    """None: all records are older."""
+
+    offset: int | None
+
+
+class AppendsLookedUp(msgspec.Struct, frozen=True, tag="appends_looked_up"):
+    """In the order of the request; None where it is not known, or time ran out."""
+
+    times: list[int | None]
+
+
+class SegmentsLookedUp(msgspec.Struct, frozen=True, tag="segments_looked_up"):
+    """Segments that would go, and the bytes of their files."""
+
+    segments: int
+    nbytes: int
+
+
+class PagesLookedUp(msgspec.Struct, frozen=True, tag="pages_looked_up"):
+    """`disk` as `ipc.hostslots.Disk` has it."""
+
+    pages: list[int]
+    disk: list[int]
+
+
+class PositionsLookedUp(msgspec.Struct, frozen=True, tag="positions_looked_up"):
+    """(page, next offset) of what each client reads, in the order of the request; nothing of one
+    that is not there any more."""
+
+    positions: list[list[tuple[int, int]]]
+
+
+Reply = TimeLookedUp | AppendsLookedUp | SegmentsLookedUp | PagesLookedUp | PositionsLookedUp
