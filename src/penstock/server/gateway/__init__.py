@@ -1,0 +1,3 @@
+"""The gateway: the process through which remote clients reach a node."""
+
+from __future__ import annotations
