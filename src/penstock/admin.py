@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +19,7 @@ from penstock.ipc.coordination import Transactions
 from penstock.ipc.hostslots import DiskSlot
 from penstock.ipc.state import StatePage
 from penstock.offsets import Offset
+from penstock.remote.address import Place
 from penstock.session import Reply, Session, as_topic
 from penstock.topicconfig import SETTABLE, TopicConfig, altered
 from penstock.transactions.listing import TransactionDescription, listed
@@ -71,7 +71,7 @@ class TopicDescription:
 class Admin(Closing):
     """Administers topics and groups of a node. Made by `Client.admin`. For one thread at a time."""
 
-    def __init__(self, socket: Path, *, client_id: str = "", timeout: float = 15.0) -> None:
+    def __init__(self, socket: Place, *, client_id: str = "", timeout: float = 15.0) -> None:
         self._timeout = timeout
         self._socket = socket
         self._client_id = client_id

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection
-from pathlib import Path
 from typing import Final, Protocol
 
 from penstock.assigned import TopicPartition
@@ -18,6 +17,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import Backoff, fence, spin
 from penstock.ipc.messages import TopicInfo
 from penstock.ipc.waits import Wait, Waits
+from penstock.remote.address import Place
 from penstock.session import Session
 
 logger = logging.getLogger("penstock.consumer")
@@ -65,7 +65,7 @@ class Attachment:
         return self._lost_at is not None
 
     @staticmethod
-    def attaching(socket: Path, *, client_id: str, timeout: float) -> Waits[Session]:
+    def attaching(socket: Place, *, client_id: str, timeout: float) -> Waits[Session]:
         return Session.attaching(socket, lo.KIND_CONSUMER, client_id=client_id, timeout=timeout)
 
     def sleeping(self, bound: float, spin_for: float, found: Callable[[], bool]) -> Waits[None]:

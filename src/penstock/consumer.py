@@ -12,7 +12,6 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import chain
-from pathlib import Path
 from typing import Final, Literal
 
 from penstock import forks
@@ -29,6 +28,7 @@ from penstock.ipc.waits import Waits, run
 from penstock.latest import LatestOnly
 from penstock.offsets import Offset
 from penstock.records import Chunk, Record, RecordBatch
+from penstock.remote.address import Place
 from penstock.session import Session
 from penstock.turns import Turns
 
@@ -67,7 +67,7 @@ class Consumer(Closing, Elsewhere):
 
     def __init__(
         self,
-        socket: Path,
+        socket: Place,
         topics: Sequence[str] = (),
         *,
         client_id: str = "",

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Final
 
 from penstock.core import errors as er
@@ -21,6 +20,7 @@ from penstock.core.storage import advice
 from penstock.delivery import Batch
 from penstock.ipc import layout as lo
 from penstock.ipc.lane import Ack
+from penstock.remote.address import Place
 from penstock.retrying import Retries
 from penstock.routes import LaneLink, PartitionRoute, TopicRoutes
 from penstock.session import Session
@@ -49,7 +49,7 @@ class Outbox:
 
     def __init__(
         self,
-        socket: Path,
+        socket: Place,
         *,
         level: str,
         idempotent: bool,

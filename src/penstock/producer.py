@@ -13,7 +13,6 @@ import logging
 import threading
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from penstock import forks, sealing
@@ -47,6 +46,7 @@ from penstock.minder import Minder
 from penstock.outbox import Outbox
 from penstock.pressure import Pressure
 from penstock.producerconfig import ProducerConfig
+from penstock.remote.address import Place
 from penstock.retrying import Retries
 from penstock.routes import BATCH_OVERHEAD, TopicRoutes, learn
 from penstock.session import Session
@@ -65,7 +65,7 @@ class Producer(Elsewhere):
     of `penstock.producerconfig.ProducerConfig`.
     """
 
-    def __init__(self, socket: Path, **options: Unpack[ProducerOptions]) -> None:
+    def __init__(self, socket: Place, **options: Unpack[ProducerOptions]) -> None:
         self.config = ProducerConfig(**options)
         self.socket = socket
         self.client_id = self.config.client_id

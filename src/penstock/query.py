@@ -20,9 +20,9 @@ from penstock.records import Chunk, RecordBatch
 from penstock.session import socket_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import duckdb
+
+    from penstock.remote.address import Place
 
 CLIENT_ID: Final = "penstock-sql"
 POLL: Final = 0.2
@@ -106,7 +106,7 @@ def explained(error: Exception, url: str, timeout: float = 5.0) -> Exception:
     )
 
 
-def scans(socket: Path, topics: list[str], start: Start, timeout: float) -> dict[str, Scan]:
+def scans(socket: Place, topics: list[str], start: Start, timeout: float) -> dict[str, Scan]:
     """A scan of each topic, from `start` to the high watermarks of now."""
     if not topics:
         return {}
@@ -132,7 +132,7 @@ class Scan:
 
     def __init__(
         self,
-        socket: Path,
+        socket: Place,
         topic: str,
         spans: Mapping[TopicPartition, tuple[int, int]],
         timeout: float,

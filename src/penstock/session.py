@@ -31,7 +31,11 @@ from penstock.ipc.lane import LaneSender
 from penstock.ipc.shm import Region
 from penstock.ipc.state import StatePage
 from penstock.ipc.waits import Wait, Waits, run
+from penstock.remote.address import Place, RemoteAddress
 from penstock.retrying import Retries
+
+if TYPE_CHECKING:
+    from penstock.remote.cursors import Fetcher
 
 if TYPE_CHECKING:
     from penstock.remote.cursors import Fetcher
@@ -68,8 +72,17 @@ class Session:
 
     far: Fetcher | None = None
 
-    def __init__(self, socket: Path, channel: Channel, welcome: ms.Welcome, fds: list[int]) -> None:
+    def __init__(
+        self,
+        socket: Place,
+        channel: Channel,
+        welcome: ms.Welcome,
+        fds: list[int],
+        far: Fetcher | None = None,
+    ) -> None:
         self.socket = socket
+        self.far = far
+        """What reads for this attachment on the node's host; None where that is this host."""
         self._channel = channel
         self.welcome = welcome
         self.node_uuid = welcome.node_uuid
@@ -109,7 +122,7 @@ class Session:
     @classmethod
     def attach(
         cls,
-        socket: Path,
+        socket: Place,
         kind: int,
         *,
         client_id: str,
@@ -126,7 +139,7 @@ class Session:
     @classmethod
     def attaching(
         cls,
-        socket: Path,
+        socket: Place,
         kind: int,
         *,
         client_id: str,
@@ -148,9 +161,15 @@ class Session:
 
     @classmethod
     def _once(
-        cls, socket: Path, kind: int, client_id: str, timeout: float, resume: int | None
+        cls, socket: Place, kind: int, client_id: str, timeout: float, resume: int | None
     ) -> Waits[Session]:
-        channel = Channel((yield from connecting(socket, timeout)), inbound=ms.NodeMessage)
+        link = None
+        if isinstance(socket, RemoteAddress):
+            link = socket.link()
+            end = link.socket
+        else:
+            end = yield from connecting(socket, timeout)
+        channel = Channel(end, inbound=ms.NodeMessage)
         try:
             start_time = liveness.start_time(os.getpid())
             if start_time is None:
@@ -171,7 +190,7 @@ class Session:
         reply, fds = received
         if isinstance(reply, ms.Welcome) and len(fds) >= 3:
             try:
-                return cls(socket, channel, reply, fds)
+                return cls(socket, channel, reply, fds, None if link is None else link.far)
             except BaseException:
                 channel.close()
                 raise
@@ -294,7 +313,7 @@ def as_topic(name: object) -> str:
     raise TypeError(f"a topic's name is str, not {type(name).__name__}: {name!r}")
 
 
-def refusal(reply: object, socket: Path) -> er.PenstockError:
+def refusal(reply: object, socket: Place) -> er.PenstockError:
     """The exception that a node's answer asks for."""
     if isinstance(reply, ms.Refused):
         kind = getattr(er, reply.error, er.PenstockError)

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from penstock.admin import Admin as BlockingAdmin
@@ -26,6 +25,7 @@ from penstock.aio.waiting import in_thread
 from penstock.closing import AsyncClosing
 from penstock.ipc.messages import NodeDescription
 from penstock.offsets import Offset
+from penstock.remote.address import Place
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ class Admin(AsyncClosing):
         self._lock = threading.Lock()  # one request at a time, also after a cancelled one
 
     @classmethod
-    async def make(cls, socket: Path, *, client_id: str, timeout: float) -> Admin:
+    async def make(cls, socket: Place, *, client_id: str, timeout: float) -> Admin:
         make = partial(BlockingAdmin, socket, client_id=client_id, timeout=timeout)
         return cls(await in_thread(make, discard=BlockingAdmin.close))
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Awaitable, Iterable
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar, Unpack, cast, overload
 
 from penstock.aio.admin import Admin
@@ -27,6 +26,7 @@ from penstock.options import (
     check_consumer_names,
     check_producer_names,
 )
+from penstock.remote.address import Place
 from penstock.session import Session, default_url, socket_of
 from penstock.transactions.stages import StagesOutcome, commit_stages
 
@@ -39,7 +39,7 @@ class Client(AsyncClosing):
     What its methods return is awaited, or entered by `async with`.
     """
 
-    def __init__(self, url: str, socket: Path, client_id: str) -> None:
+    def __init__(self, url: str, socket: Place, client_id: str) -> None:
         self.url = url
         self._socket = socket
         self._client_id = client_id

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Final, TypeVar
 
 from penstock.aio.waiting import Carrier, Turns
@@ -20,6 +19,7 @@ from penstock.consumer import Consumer as BlockingConsumer
 from penstock.core import errors as er
 from penstock.options import ConsumerOptions, GroupOptions
 from penstock.records import Record, RecordBatch
+from penstock.remote.address import Place
 from penstock.session import Session
 
 PREFETCH_BYTES: Final = 1 << 20
@@ -44,7 +44,7 @@ def checked(options: Options) -> Options:
 
 
 async def attached(
-    socket: Path, options: ConsumerOptions | GroupOptions
+    socket: Place, options: ConsumerOptions | GroupOptions
 ) -> tuple[Carrier, Session]:
     """An attachment of its own for a consumer, and what carries its calls out."""
     carrier = Carrier("consumer")
@@ -68,7 +68,7 @@ class Consumer(AsyncClosing):
 
     @classmethod
     async def make(
-        cls, socket: Path, topics: tuple[str, ...], options: ConsumerOptions
+        cls, socket: Place, topics: tuple[str, ...], options: ConsumerOptions
     ) -> Consumer:
         """Attach, and look the topics up."""
         options = checked(options)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from itertools import islice
-from pathlib import Path
 
 from penstock.aio.consumer import RUN, attached, checked
 from penstock.aio.waiting import Carrier, Turns
@@ -20,6 +19,7 @@ from penstock.group.consumed import GroupBatch
 from penstock.group.consumer import GroupConsumer as BlockingGroupConsumer
 from penstock.options import GroupOptions
 from penstock.records import Record
+from penstock.remote.address import Place
 
 
 class GroupConsumer(AsyncClosing):
@@ -39,7 +39,7 @@ class GroupConsumer(AsyncClosing):
 
     @classmethod
     async def make(
-        cls, socket: Path, topics: tuple[str, ...], options: GroupOptions
+        cls, socket: Place, topics: tuple[str, ...], options: GroupOptions
     ) -> GroupConsumer:
         """Attach, and join the group."""
         options = checked(options)

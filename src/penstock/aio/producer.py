@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -25,6 +24,7 @@ from penstock.core import errors as er
 from penstock.delivery import Receipt
 from penstock.options import ProducerOptions, StageOptions, TransactionOptions
 from penstock.producer import Producer as BlockingProducer
+from penstock.remote.address import Place
 
 logger = logging.getLogger("penstock.producer")
 
@@ -58,7 +58,7 @@ class Producer:
         forks.remember(self)
 
     @classmethod
-    async def make(cls, socket: Path, options: ProducerOptions) -> Producer:
+    async def make(cls, socket: Place, options: ProducerOptions) -> Producer:
         """Attach, in a thread of the loop's."""
         options, waits = in_line(options)
         core = await in_thread(partial(BlockingProducer, socket, **options), discard=leave)

@@ -17,7 +17,6 @@ import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -28,6 +27,7 @@ from penstock.aio.waiting import in_thread
 from penstock.core import errors as er
 from penstock.ipc.coordination import GroupOffsets
 from penstock.options import StageOptions, TransactionOptions
+from penstock.remote.address import Place
 from penstock.transactions.life import State
 from penstock.transactions.producer import TransactionalProducer as BlockingTransactionalProducer
 from penstock.transactions.producer import poll_anew
@@ -77,7 +77,7 @@ class TransactionalProducer(Transacting):
 
     @classmethod
     async def make_transactional(
-        cls, socket: Path, options: TransactionOptions
+        cls, socket: Place, options: TransactionOptions
     ) -> TransactionalProducer:
         """Attach, and take the id over, in a thread of the loop's."""
         options, waits = in_line(options)
@@ -272,7 +272,7 @@ class Stage(Transacting):
 
     @classmethod
     async def make_stage(
-        cls, socket: Path, transactional_id: str, epoch: int, options: StageOptions
+        cls, socket: Place, transactional_id: str, epoch: int, options: StageOptions
     ) -> Stage:
         """Attach, and begin, in a thread of the loop's."""
         options, waits = in_line(options)

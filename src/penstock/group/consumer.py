@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Any, Final
 
 from penstock import elsewhere, forks
@@ -33,6 +32,7 @@ from penstock.ipc import coordination as co
 from penstock.ipc.doorbell import Backoff
 from penstock.ipc.waits import Waits, run
 from penstock.records import Chunk, Record
+from penstock.remote.address import Place
 from penstock.session import Session, as_topic
 
 logger = logging.getLogger("penstock.consumer")
@@ -70,7 +70,7 @@ class GroupConsumer(Closing, elsewhere.Elsewhere):
 
     def __init__(
         self,
-        socket: Path,
+        socket: Place,
         topics: Sequence[str] = (),
         *,
         group: str,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from penstock.assigned import AssignedPartition, TopicPartition
@@ -19,6 +18,7 @@ from penstock.ipc.coordination import NO_OFFSET, Owned
 from penstock.ipc.layout import STATUS_DELETED
 from penstock.ipc.waits import Waits
 from penstock.records import Chunk
+from penstock.remote.address import Place
 from penstock.session import Session
 
 logger = logging.getLogger("penstock.consumer")
@@ -30,7 +30,7 @@ UNSEEN = -1
 class GroupReader(Consumer):
     """See the module."""
 
-    def __init__(self, socket: Path, **options: Any) -> None:
+    def __init__(self, socket: Place, **options: Any) -> None:
         self.notice = UNSEEN
         self._suspects: list[AssignedPartition] = []
         super().__init__(socket, (), **options)

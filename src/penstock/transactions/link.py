@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from penstock.core import errors as er
 from penstock.ipc import layout as lo
+from penstock.remote.address import Place
 from penstock.retrying import Retries
 from penstock.session import Reply, Session
 
@@ -31,7 +31,7 @@ RETRY_LAST: Final = 1.0
 class CoordinatorLink:
     """See the module."""
 
-    def __init__(self, socket: Path, client_id: str) -> None:
+    def __init__(self, socket: Place, client_id: str) -> None:
         self._socket = socket
         self._client_id = client_id
         self._lock = threading.Lock()

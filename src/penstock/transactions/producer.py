@@ -15,13 +15,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Unpack
 
 from penstock.arguments import check_range, check_text
 from penstock.core import errors as er
 from penstock.group.consumed import check_consumed, consumed_offsets, rewind
 from penstock.ipc import coordination as co
+from penstock.remote.address import Place
 from penstock.transactions.life import Life, State
 from penstock.transactions.link import CoordinatorLink
 from penstock.transactions.transacting import (
@@ -61,7 +61,7 @@ class TransactionalProducer(Transacting):
 
     def __init__(
         self,
-        socket: Path,
+        socket: Place,
         *,
         transactional_id: str,
         transaction_timeout: float = 60.0,

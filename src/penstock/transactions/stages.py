@@ -13,12 +13,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from penstock.arguments import check_integer, check_text
 from penstock.core import errors as er
 from penstock.ipc import coordination as co
+from penstock.remote.address import Place
 from penstock.transactions.link import CoordinatorLink
 from penstock.transactions.transacting import (
     Identity,
@@ -57,7 +57,7 @@ class Stage(Transacting):
 
     def __init__(
         self,
-        socket: Path,
+        socket: Place,
         transactional_id: str,
         epoch: int,
         *,
@@ -131,7 +131,7 @@ class Stage(Transacting):
 
 
 def commit_stages(
-    socket: Path,
+    socket: Place,
     transactional_id: str,
     epoch: int,
     stages: Iterable[str],

@@ -6,7 +6,6 @@ Owns how a producer's batches come to be those of a transaction. Never begins or
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Unpack
 
 from penstock.arguments import check_choice
@@ -15,6 +14,7 @@ from penstock.core.header import ATTR_TRANSACTIONAL
 from penstock.delivery import Box
 from penstock.producer import Producer
 from penstock.producerconfig import ProducerConfig
+from penstock.remote.address import Place
 from penstock.retrying import Retries
 from penstock.routes import TopicRoutes
 from penstock.session import Session
@@ -46,7 +46,7 @@ class Transacting(Producer):
 
     def __init__(
         self,
-        socket: Path,
+        socket: Place,
         link: CoordinatorLink,
         transactional_id: str,
         identity: Identity,
