@@ -109,6 +109,12 @@ class StatePage:
     def log_start(self) -> int:
         return int(self._q[self._base + lo.Q_PAGE_LOG_START])
 
+    def ends(self) -> list[int]:
+        """[log start, durable, last stable, high watermark, log end], each read before those that
+        it never passes."""
+        first = self._base + lo.Q_PAGE_LOG_START
+        return self._q[first : first - 5 : -1].tolist()
+
     @property
     def leader_epoch(self) -> int:
         return int(self._q[self._base + lo.Q_PAGE_LEADER_EPOCH])
