@@ -2,7 +2,7 @@
 
 A client on the node's host reads all of it there by itself, so the node refuses these. A partition
 is named by its state page and by its topic's id and number, which that page has to carry. Lists are
-bounded. Times are microseconds since the epoch.
+bounded.
 """
 
 from __future__ import annotations
@@ -11,21 +11,25 @@ from typing import Annotated, Final
 
 import msgspec
 
-PLACES_MAX: Final = 1000
-PAGES_MAX: Final = 200
-CLIENTS_MAX: Final = 12
+from penstock.ipc.layout import CLIENTS_MAX, PAGES_MAX
+
+PLACES_AT_ONCE: Final = 1000
+PAGES_AT_ONCE: Final = 200
+CLIENTS_AT_ONCE: Final = 12
 """What one message names: its answer has to fit into one, too."""
 
 TopicId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Number = Annotated[int, msgspec.Meta(ge=0, lt=(1 << 63) - 1)]
 Small = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+Page = Annotated[int, msgspec.Meta(ge=0, lt=PAGES_MAX)]
+Slot = Annotated[int, msgspec.Meta(ge=0, lt=CLIENTS_MAX)]
 
 
 class LookUpTime(msgspec.Struct, frozen=True, tag="look_up_time"):
-    """The first offset whose batch has a time of `timestamp` or later. `committed`: below the last
-    stable offset, not the high watermark."""
+    """The first offset whose batch has a time of `timestamp` (microseconds) or later. `committed`:
+    below the last stable offset, not the high watermark."""
 
-    page: Small
+    page: Page
     topic_id: TopicId
     partition: Small
     timestamp: Number
@@ -35,7 +39,7 @@ class LookUpTime(msgspec.Struct, frozen=True, tag="look_up_time"):
 class LogPlace(msgspec.Struct, frozen=True, array_like=True):
     """An offset in a partition."""
 
-    page: Small
+    page: Page
     topic_id: TopicId
     partition: Small
     offset: Number
@@ -44,7 +48,7 @@ class LogPlace(msgspec.Struct, frozen=True, array_like=True):
 class LookUpAppends(msgspec.Struct, frozen=True, tag="look_up_appends"):
     """When were the records at these places appended?"""
 
-    places: Annotated[list[LogPlace], msgspec.Meta(max_length=PLACES_MAX)]
+    places: Annotated[list[LogPlace], msgspec.Meta(max_length=PLACES_AT_ONCE)]
 
 
 class LookUpSegments(msgspec.Struct, frozen=True, tag="look_up_segments"):
@@ -57,13 +61,13 @@ class LookUpPages(msgspec.Struct, frozen=True, tag="look_up_pages"):
     """How do these partitions stand now? The answer's frame tells of the pages, with their
     counters; the answer itself of the room on the node's disk."""
 
-    pages: Annotated[list[Small], msgspec.Meta(max_length=PAGES_MAX)]
+    pages: Annotated[list[Page], msgspec.Meta(max_length=PAGES_AT_ONCE)]
 
 
 class LookUpPositions(msgspec.Struct, frozen=True, tag="look_up_positions"):
     """Where do the clients in these slots stand? Each by slot and pid."""
 
-    clients: Annotated[list[tuple[Small, Small]], msgspec.Meta(max_length=CLIENTS_MAX)]
+    clients: Annotated[list[tuple[Slot, Small]], msgspec.Meta(max_length=CLIENTS_AT_ONCE)]
 
 
 Request = LookUpTime | LookUpAppends | LookUpSegments | LookUpPages | LookUpPositions
@@ -76,9 +80,10 @@ class TimeLookedUp(msgspec.Struct, frozen=True, tag="time_looked_up"):
 
 
 class AppendsLookedUp(msgspec.Struct, frozen=True, tag="appends_looked_up"):
-    """In the order of the request; None where it is not known, or time ran out."""
+    """Seconds since the epoch, in the order of the request; None where it is not known, or time ran
+    out."""
 
-    times: list[int | None]
+    times: list[float | None]
 
 
 class SegmentsLookedUp(msgspec.Struct, frozen=True, tag="segments_looked_up"):

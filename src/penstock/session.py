@@ -37,9 +37,6 @@ from penstock.retrying import Retries
 if TYPE_CHECKING:
     from penstock.remote.cursors import Fetcher
 
-if TYPE_CHECKING:
-    from penstock.remote.cursors import Fetcher
-
 Reply = TypeVar("Reply", bound=msgspec.Struct)
 
 RETRY_FIRST: Final = 0.02
@@ -67,10 +64,7 @@ def socket_of(url: str) -> Path:
 
 
 class Session:
-    """An attachment. Not thread-safe: its endpoint serialises the calls. `far`: who fetches records
-    where the node is on another host; None where segments are at hand."""
-
-    far: Fetcher | None = None
+    """An attachment. Not thread-safe: its endpoint serialises the calls."""
 
     def __init__(
         self,

@@ -1,0 +1,69 @@
+"""What remote clients ask of logs (`ipc.lookups`), answered from files and shared memory.
+
+Owns nothing: each answer is made from what stands there at that moment. It reads indexes and batch
+headers, never the node, and never a record.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.core.errors import UnknownTopicError
+from penstock.ipc import lookups as lk
+from penstock.ipc.waits import run
+from penstock.logs import LocalLogs, Log
+from penstock.session import Session
+
+AGES_BUDGET: Final = 0.2
+"""Seconds of one request that asks when records were appended."""
+
+
+def answer(session: Session, request: lk.Request) -> lk.Reply:
+    """The answer to `request` by what `session`, an attachment to the node, sees.
+
+    Raises `UnknownTopicError` where a page is not that partition's, `StorageError`.
+    """
+    logs = LocalLogs(session)
+    match request:
+        case lk.LookUpTime():
+            log = _log(session, request.page, request.topic_id, request.partition)
+            finding = logs.finding_time(log, request.timestamp, committed=request.committed)
+            return lk.TimeLookedUp(run(finding))
+        case lk.LookUpAppends():
+            places = [(_of(session, place), place.offset) for place in request.places]
+            return lk.AppendsLookedUp(run(logs.dating(places, AGES_BUDGET)))
+        case lk.LookUpSegments():
+            place = request.place
+            return lk.SegmentsLookedUp(*run(logs.sizing(_of(session, place), place.offset)))
+        case lk.LookUpPages():
+            return lk.PagesLookedUp(request.pages, list(run(logs.looking_at_disk())))
+        case lk.LookUpPositions():
+            found = run(logs.positioning(request.clients))
+            return lk.PositionsLookedUp([list(positions.items()) for positions in found])
+
+
+def topics_of(request: lk.Request) -> list[bytes]:
+    """The ids of the topics that a request names, to be checked against what its client may."""
+    match request:
+        case lk.LookUpTime():
+            return [request.topic_id]
+        case lk.LookUpAppends():
+            return list({place.topic_id for place in request.places})
+        case lk.LookUpSegments():
+            return [request.place.topic_id]
+        case _:
+            return []
+
+
+def _of(session: Session, place: lk.LogPlace) -> Log:
+    return _log(session, place.page, place.topic_id, place.partition)
+
+
+def _log(session: Session, index: int, topic_id: bytes, partition: int) -> Log:
+    page = session.page(index)
+    if page.identity != (topic_id, partition):
+        raise UnknownTopicError(
+            f"page {index} is not that of partition {partition} of topic {topic_id.hex()} (any "
+            "more): ask for the topic again"
+        )
+    return Log(page, topic_id, partition)
