@@ -55,15 +55,26 @@ class TopicInfo(msgspec.Struct, frozen=True):
 
 
 # --- client -> node -----------------------------------------------------------------------------
+class RemotePeer(msgspec.Struct, frozen=True):
+    """For whom the gateway attaches: a client on the network. `incarnation`: 16 random bytes that
+    name its process, over reconnects too."""
+
+    principal: str
+    address: str
+    incarnation: bytes
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """First message of a client. `kind`: layout.KIND_*. `resume` names the producer id that a
-    producer had before the node went away; `start_time` is the caller's own, to be compared."""
+    producer had before the node went away; `start_time` is the caller's own, to be compared.
+    `remote`: the caller is the node's gateway, and attaches for that client."""
 
     version: int
     kind: int
     start_time: int
     client_id: str
     resume: int | None = None
+    remote: RemotePeer | None = None
 
 
 class OpenLane(msgspec.Struct, frozen=True, tag="open_lane"):
@@ -205,6 +216,7 @@ class NodeDescription(msgspec.Struct, frozen=True, tag="node"):
     coordinator: dict[str, int] = {}
     versions: dict[str, str] = {}
     settings: dict[str, str | int | float | None] = {}
+    listen: str = ""
 
 
 class Cleaned(msgspec.Struct, frozen=True, tag="cleaned"):
@@ -361,3 +373,24 @@ WriterReport = (
     PartitionOpened | PartitionFailed | PartitionClosed | LogCleaned | LaneDrained | LaneDropped
     | Stopped
 )  # fmt: skip
+
+
+# --- gateway -> node, over its lifeline ---------------------------------------------------------
+class GatewayListens(msgspec.Struct, frozen=True, tag="gateway_listens"):
+    """Clients are admitted at this URL, whose port is the real one."""
+
+    url: str
+
+
+class GatewayFailed(msgspec.Struct, frozen=True, tag="gateway_failed"):
+    """It cannot listen; it leaves after this."""
+
+    error: str
+    message: str
+
+
+class GatewayLives(msgspec.Struct, frozen=True, tag="gateway_lives"):
+    """A sign of life; who gives none is taken for stuck."""
+
+
+GatewayReport = GatewayListens | GatewayFailed | GatewayLives

@@ -122,13 +122,18 @@ class Session:
         client_id: str,
         timeout: float,
         resume: int | None = None,
+        remote: ms.RemotePeer | None = None,
     ) -> Session:
         """Connect and say hello, retrying within `timeout` seconds while no node listens.
 
         Raises `NotConnectedError` when none came, `AttachRefusedError` (or what the node named)
         when it refused.
         """
-        return run(cls.attaching(socket, kind, client_id=client_id, timeout=timeout, resume=resume))
+        return run(
+            cls.attaching(
+                socket, kind, client_id=client_id, timeout=timeout, resume=resume, remote=remote
+            )
+        )
 
     @classmethod
     def attaching(
@@ -139,14 +144,22 @@ class Session:
         client_id: str,
         timeout: float,
         resume: int | None = None,
+        remote: ms.RemotePeer | None = None,
     ) -> Waits[Session]:
-        """`attach`, with the waiting left to another one."""
+        """`attach`, with the waiting left to another one. `remote`: the gateway attaches for that
+        client."""
         deadline = time.monotonic() + timeout
         retries = Retries(RETRY_FIRST, RETRY_LAST)
+        start_time = liveness.start_time(os.getpid())
+        if start_time is None:
+            raise er.AttachRefusedError(
+                "/proc is not readable, so nobody can tell whether this process lives: use tcp"
+            )
+        hello = ms.Hello(ms.PROTOCOL_VERSION, kind, start_time, client_id, resume, remote)
         while True:
             left = deadline - time.monotonic()
             try:
-                return (yield from cls._once(socket, kind, client_id, max(left, 0.05), resume))
+                return (yield from cls._once(socket, hello, max(left, 0.05)))
             except er.NotConnectedError:
                 delay = retries.next()
                 if left - delay <= 0:
@@ -154,9 +167,7 @@ class Session:
             yield Wait(delay)
 
     @classmethod
-    def _once(
-        cls, socket: Place, kind: int, client_id: str, timeout: float, resume: int | None
-    ) -> Waits[Session]:
+    def _once(cls, socket: Place, hello: ms.Hello, timeout: float) -> Waits[Session]:
         link = None
         if isinstance(socket, RemoteAddress):
             link = socket.link()
@@ -165,12 +176,6 @@ class Session:
             end = yield from connecting(socket, timeout)
         channel = Channel(end, inbound=ms.NodeMessage)
         try:
-            start_time = liveness.start_time(os.getpid())
-            if start_time is None:
-                raise er.AttachRefusedError(
-                    "/proc is not readable, so nobody can tell whether this process lives: use tcp"
-                )
-            hello = ms.Hello(ms.PROTOCOL_VERSION, kind, start_time, client_id, resume)
             yield from channel.sending(hello)
             received = yield from channel.receiving(timeout)
         except BaseException:
@@ -200,13 +205,14 @@ class Session:
         self, message: msgspec.Struct, expect: type[Reply], timeout: float
     ) -> Waits[Reply]:
         """`request`, with the waiting left to another one."""
-        reply, fds = yield from self._asking(message, timeout)
+        reply, fds = yield from self.asking(message, timeout)
         close_fds(fds)
         if not isinstance(reply, expect):
             raise refusal(reply, self.socket)
         return reply
 
-    def _asking(self, message: msgspec.Struct, timeout: float) -> Waits[tuple[Any, list[int]]]:
+    def asking(self, message: msgspec.Struct, timeout: float) -> Waits[tuple[Any, list[int]]]:
+        """Whatever the node answers, a `Refused` too, and descriptors that are the caller's."""
         deadline = time.monotonic() + timeout
         try:
             self._owed += 1  # first: an interrupt must not leave an answer that nobody awaits
@@ -234,7 +240,11 @@ class Session:
 
     def open_lane(self, writer: int, timeout: float) -> tuple[LaneSender, Doorbell]:
         """A lane to one writer process, with the doorbell that wakes it."""
-        reply, fds = run(self._asking(ms.OpenLane(writer), timeout))
+        return run(self.opening_lane(writer, timeout))
+
+    def opening_lane(self, writer: int, timeout: float) -> Waits[tuple[LaneSender, Doorbell]]:
+        """`open_lane`, with the waiting left to another one."""
+        reply, fds = yield from self.asking(ms.OpenLane(writer), timeout)
         if not isinstance(reply, ms.LaneOpened) or len(fds) != 2:
             close_fds(fds)
             raise refusal(reply, self.socket)

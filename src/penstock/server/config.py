@@ -20,6 +20,10 @@ _WHOLE: Final = {
     "partitions_max": (1, lo.PAGES_MAX),
     "topics_max": (1, lo.PAGES_MAX),
     "cleaner_rate": (64 << 10, 1 << 40),
+    "connections_max": (1, 65_536),
+    "client_window": (64 << 10, lo.LANE_CAPACITY_MAX),
+    "client_bytes_max": (1 << 20, 1 << 40),
+    "principal_bytes_max": (1 << 20, 1 << 40),
 }
 _SECONDS: Final = {
     "writer_stall_timeout": (1.0, 3600.0),
@@ -36,6 +40,9 @@ _SECONDS: Final = {
     "offsets_retention": (1.0, 100 * 365 * 86_400.0),
     "cleaner_interval": (0.05, 86_400.0),
     "writer_spin": (0.0, 0.1),
+    "client_heartbeat": (0.05, 60.0),
+    "client_silence_max": (0.2, 600.0),
+    "gateway_stall_timeout": (0.5, 3600.0),
 }
 DISK_BYTES_MAX: Final = 1 << 60
 
@@ -142,6 +149,35 @@ class NodeConfig:
     each wake costs what the system takes for one. Each writer that spins keeps a core busy while
     records come; give it one (with fewer, latency gets worse)."""
 
+    listen: str | None = None
+    """Where clients on other hosts connect: `tcp://ADDRESS:PORT`, port 0 for any free one (the real
+    one is in node.json and in the log). None: nowhere, and there is no gateway process."""
+
+    connections_max: int = 1000
+    """Most connections of remote clients. What they attach counts for `clients_max` too."""
+
+    client_window: int = 4 << 20
+    """Bytes of batches without an answer that a remote producer may have under way to each writer;
+    never more than `lane_capacity`."""
+
+    client_bytes_max: int = 128 << 20
+    """Bytes that the gateway holds for one connection at most: the windows of its producers, and
+    separately what waits to be sent to it. Windows get smaller as this runs out, then producers are
+    refused; a connection that does not read is dropped."""
+
+    principal_bytes_max: int = 1 << 30
+    """The same bound for all connections of a principal together."""
+
+    client_heartbeat: float = 2.0
+    """Seconds between two signs of life of a remote client."""
+
+    client_silence_max: float = 10.0
+    """A connection without a sign of life for so long is dropped: its producers' lanes are drained,
+    its members of groups have their session timeout to come back."""
+
+    gateway_stall_timeout: float = 10.0
+    """A gateway process that gives the node no sign of life for so long is killed and replaced."""
+
     log_format: str = "text"
     """How node and writers write log lines on stderr: `text`, or `json`, one object a line."""
 
@@ -165,6 +201,13 @@ class NodeConfig:
             _check_seconds(field, getattr(self, field), least, most)
         for field in ("disk_warn", "disk_stop"):
             _check_room(field, getattr(self, field))
+        if self.listen is not None:
+            check_listen(self.listen)
+        if self.client_silence_max < 2 * self.client_heartbeat:
+            raise ConfigError(
+                f"client_silence_max is {self.client_silence_max:g}, less than twice "
+                f"client_heartbeat {self.client_heartbeat:g}"
+            )
         if self.restart_backoff_max < self.restart_backoff:
             raise ConfigError(
                 f"restart_backoff_max is {self.restart_backoff_max:g}, below restart_backoff "
@@ -182,6 +225,17 @@ class NodeConfig:
     def batch_bytes_max(self) -> int:
         """The largest batch that fits a lane of this node."""
         return min(self.lane_capacity // lo.FRAME_SHARE - lo.FRAME_BYTES, BATCH_BYTES_MAX)
+
+
+def check_listen(url: str) -> tuple[str, int]:
+    """The address and port that a listening URL names. Raises `ConfigError`."""
+    scheme, _, place = url.partition("://")
+    host, _, port = place.rpartition(":")
+    if scheme != "tcp" or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(
+            f"listen is {url!r}: write tcp://ADDRESS:PORT, such as tcp://127.0.0.1:9640"
+        )
+    return host, int(port)
 
 
 def _check_whole(field: str, value: object, low: int, high: int) -> None:

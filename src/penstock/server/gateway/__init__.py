@@ -1,3 +1,10 @@
-"""The gateway: the process through which remote clients reach a node."""
+"""The gateway: remote clients, served over ZeroMQ by a process that is a client of the node itself.
 
-from __future__ import annotations
+loop         the poll loop: socket, descriptors, clocks; which message goes where
+peers        connections: outboxes, signs of life, bounds
+endpoints    what a connection has attached: one ordinary session to the node each
+forwarding   requests of endpoints, one at a time, answered by the node
+producing    batches checked and put into lanes, and the answers to them
+directory    the names of topics by their ids
+counts       what all of these count
+"""

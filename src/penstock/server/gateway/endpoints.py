@@ -1,0 +1,74 @@
+"""An endpoint: what a remote client has attached, with one ordinary session to the node behind it.
+
+    attaching --Welcome of the node--> open --Detach, connection or node gone--> ended
+
+Tickets (see `penstock.ipc.doorbell`) are not published before each sleep of the loop, for there are
+many endpoints: whoever waits for something *arms* it once: a fresh ticket, a fence, another look.
+It stays armed, also while the loop is awake, until the doorbell rings; then it is looked at and
+armed anew.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.cluster.frames import codec
+from penstock.ipc import layout as lo
+from penstock.server.gateway.peers import Peer, Piece
+
+if TYPE_CHECKING:
+    from penstock.server.gateway.forwarding import Asks
+    from penstock.server.gateway.producing import Outgoing
+    from penstock.session import Session
+
+_tickets = itertools.count(time.monotonic_ns())
+
+
+def fresh_ticket() -> int:
+    """One that nobody has published before."""
+    return next(_tickets)
+
+
+class Endpoint:
+    """`session` is there from `Attached` on. Its descriptors are watched by the loop, which calls
+    whoever has to do with the endpoint when the doorbell rang."""
+
+    __slots__ = ("asks", "client_id", "fetching", "is_open", "kind", "notice", "number", "outgoing",
+                 "peer", "principal", "session", "window")  # fmt: skip
+
+    session: Session
+
+    def __init__(self, peer: Peer, number: int, kind: int, client_id: str) -> None:
+        self.peer = peer
+        self.number = number
+        self.kind = kind
+        self.principal = peer.principal
+        self.client_id = client_id
+        self.window = 0
+        self.notice = 0
+        self.is_open = False
+        self.asks: Asks | None = None
+        self.outgoing: Outgoing | None = None
+        self.fetching: object | None = None
+        """For `fetching`, which keeps there what it likes."""
+
+    @property
+    def is_producer(self) -> bool:
+        return self.kind == lo.KIND_PRODUCER
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be sent by those who can wait; asked before a `Fetched` is made."""
+        return self.peer.has_room
+
+    def post(self, message: msgspec.Struct, payload: Piece | None = None) -> bool:
+        """Send, now or later; never waits. False: the peer is gone. A large payload is sent from
+        where it lies, which must not change any more."""
+        return self.peer.send(codec.encode(message), payload)
+
+    def __str__(self) -> str:
+        return f"endpoint {self.number} of {self.peer}"

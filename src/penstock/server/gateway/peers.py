@@ -1,0 +1,150 @@
+"""Connections of remote clients: who they are, what waits to be sent to them, when they were heard.
+
+Nothing here blocks. What a connection's queue in ZeroMQ has no room for waits in its outbox, which
+is bounded: a client that does not read is dropped, and delays nobody else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import zmq
+
+from penstock.server.gateway.counts import Counts
+
+if TYPE_CHECKING:
+    from penstock.server.gateway.endpoints import Endpoint
+
+Piece = bytes | bytearray | memoryview
+Parts = list[Piece]
+
+ZERO_COPY_FROM: Final = 64 << 10
+"""Payloads of at least so many bytes are sent from where they lie; the sender leaves them there."""
+CONGESTED_AT: Final = 1 << 20
+"""Bytes in the outbox from which on whoever can wait should not add to it."""
+
+
+class Peer:
+    """One connection, after its hello."""
+
+    __slots__ = (
+        "_peers",
+        "address",
+        "bytes_reserved",
+        "endpoints",
+        "fd",
+        "heard_at",
+        "identity",
+        "incarnation",
+        "is_gone",
+        "outbox",
+        "outbox_bytes",
+        "principal",
+        "software",
+    )  # fmt: skip
+
+    def __init__(
+        self, peers: Peers, identity: bytes, principal: str, address: str, incarnation: bytes
+    ) -> None:
+        self._peers = peers
+        self.identity = identity
+        self.principal = principal
+        self.address = address
+        self.incarnation = incarnation
+        self.software = ""
+        self.fd = -1
+        self.endpoints: dict[int, Endpoint] = {}
+        self.outbox: deque[Parts] = deque()
+        self.outbox_bytes = 0
+        self.bytes_reserved = 0
+        self.heard_at = time.monotonic()
+        self.is_gone = False
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be sent by those who can wait, such as fetches."""
+        return not self.is_gone and self.outbox_bytes < CONGESTED_AT
+
+    def send(self, head: bytes, payload: Piece | None = None) -> bool:
+        """Send, now or as soon as the connection takes it. False: it is gone."""
+        return self._peers.send(self, head, payload)
+
+    def __str__(self) -> str:
+        return f"{self.principal}@{self.address}"
+
+
+class Peers:
+    """All connections, and the socket's sending half."""
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        counts: Counts,
+        bytes_max: int,
+        drop: Callable[[Peer, str, str], None],
+    ) -> None:
+        self._socket = socket
+        self._counts = counts
+        self._bytes_max = bytes_max
+        self._drop = drop
+        self.by_identity: dict[bytes, Peer] = {}
+        self.waiting: dict[bytes, Peer] = {}
+        """Those with an outbox that is not empty."""
+
+    def send(self, peer: Peer, head: bytes, payload: Piece | None) -> bool:
+        if peer.is_gone:
+            return False
+        parts: Parts = [peer.identity, head] if payload is None else [peer.identity, head, payload]
+        if not peer.outbox and self._try(peer, parts):
+            return True
+        if peer.is_gone:
+            return False
+        peer.outbox.append(parts)
+        peer.outbox_bytes += _size(parts)
+        self.waiting[peer.identity] = peer
+        self._counts.outbox_bytes += _size(parts)
+        if peer.outbox_bytes > self._bytes_max:
+            self._drop(
+                peer,
+                "does not read",
+                f"{peer.outbox_bytes} bytes wait to be read by it, over client_bytes_max",
+            )
+            return False
+        return True
+
+    def flush(self) -> None:
+        """Send what waits, as far as it goes."""
+        for identity, peer in list(self.waiting.items()):
+            while peer.outbox and self._try(peer, peer.outbox[0]):
+                size = _size(peer.outbox.popleft())
+                peer.outbox_bytes -= size
+                self._counts.outbox_bytes -= size
+            if not peer.outbox:
+                self.waiting.pop(identity, None)
+
+    def _try(self, peer: Peer, parts: Parts) -> bool:
+        """False: it has no room, or is gone."""
+        socket = self._socket
+        try:
+            socket.send(parts[0], zmq.SNDMORE | zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._drop(peer, "", "it has gone")
+            return False
+        if len(parts) == 2:
+            socket.send(parts[1], zmq.NOBLOCK)
+        else:
+            socket.send(parts[1], zmq.SNDMORE | zmq.NOBLOCK)
+            socket.send(parts[2], zmq.NOBLOCK, copy=len(parts[2]) < ZERO_COPY_FROM)
+        self._counts.sent_bytes += _size(parts)
+        return True
+
+
+def _size(parts: Parts) -> int:
+    return sum(map(len, parts))
