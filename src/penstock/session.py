@@ -76,7 +76,6 @@ class Session:
     ) -> None:
         self.socket = socket
         self.far = far
-        """What reads for this attachment on the node's host; None where that is this host."""
         self._channel = channel
         self.welcome = welcome
         self.node_uuid = welcome.node_uuid
