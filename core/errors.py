@@ -30,6 +30,7 @@ class ErrorCode(IntEnum):
     INVALID_TIMESTAMP = 14
     DUPLICATE_TOO_OLD = 15
     TRANSACTION_NOT_OPEN = 16
+    ACCESS_DENIED = 17
 
 
 class PenstockError(Exception):
@@ -56,6 +57,11 @@ class NotConnectedError(PenstockError, ConnectionError):
 
 class AttachRefusedError(PenstockError):
     """The node answered and refused: wrong user, invisible process, limits, or version."""
+
+
+class AccessDeniedError(PenstockError):
+    """The caller's principal may not do this. Says the same whether what it names is there or
+    not."""
 
 
 class ForkedClientError(PenstockError):

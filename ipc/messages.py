@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.ipc import coordination, lookups
+from penstock.ipc import accessing, coordination, lookups
 from penstock.ipc.names import PartitionName
 
 PROTOCOL_VERSION: Final = 1
@@ -151,7 +151,7 @@ class Bye(msgspec.Struct, frozen=True, tag="bye"):
 ClientMessage = (
     Hello | OpenLane | FindTopic | ListTopics | CreateTopic | AlterTopic | DeleteTopic
     | TrimPartition | SwapSegments | DescribeNode | Bye | coordination.Request
-    | lookups.Request
+    | lookups.Request | accessing.Request
 )  # fmt: skip
 
 
@@ -242,7 +242,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 NodeMessage = (
     Welcome | LaneOpened | TopicFound | Topics | NodeDescription | Cleaned | Done | Refused
-    | coordination.Reply | lookups.Reply
+    | coordination.Reply | lookups.Reply | accessing.Reply
 )  # fmt: skip
 
 

@@ -1,0 +1,42 @@
+"""Who may do what: entries, namespaces, and their evaluation. Pure: no files, no clock."""
+
+from __future__ import annotations
+
+from penstock.cluster.access.entries import (
+    ANONYMOUS,
+    EVERYBODY,
+    Effect,
+    Entry,
+    Kind,
+    Operation,
+    check_entry,
+    check_namespace,
+    check_principal,
+)
+from penstock.cluster.access.limits import (
+    NamespaceLimits,
+    Tally,
+    check_limit_settings,
+    check_limits,
+)
+from penstock.cluster.access.policy import CLUSTER, Policy
+from penstock.cluster.access.prefixes import literal_prefix
+
+__all__ = [
+    "ANONYMOUS",
+    "CLUSTER",
+    "EVERYBODY",
+    "Effect",
+    "Entry",
+    "Kind",
+    "NamespaceLimits",
+    "Operation",
+    "Policy",
+    "Tally",
+    "check_entry",
+    "check_limit_settings",
+    "check_limits",
+    "check_namespace",
+    "check_principal",
+    "literal_prefix",
+]

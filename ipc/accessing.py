@@ -1,0 +1,94 @@
+"""What is said about access: entries, quotas, limits of namespaces.
+
+These travel as the messages of `ipc.messages` do. Fields are as `cluster.access` and
+`cluster.quotas` explain them. Lists are bounded by `ENTRIES_PER_PAGE`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+
+ENTRIES_PER_PAGE: Final = 80
+
+Amount = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
+
+
+class AccessEntry(msgspec.Struct, frozen=True):
+    principal: str
+    effect: str  # "allow" | "deny"
+    operation: str  # "read" | "write" | "create" | "alter" | "describe" | "delete" | "all"
+    kind: str  # "topic" | "group" | "transactional_id" | "cluster"
+    name: str  # or all that begin as it does: "orders.*"
+
+
+class QuotaSetting(msgspec.Struct, frozen=True):
+    """Bytes a second and other bounds; None: none. `client_id` None: of all its clients together;
+    "*" stands for each principal or client id that has none of its own."""
+
+    principal: str
+    client_id: str | None = None
+    produce_bytes: Amount | None = None
+    consume_bytes: Amount | None = None
+    connections_max: Amount | None = None
+    inflight_bytes_max: Amount | None = None
+
+
+class LimitSetting(msgspec.Struct, frozen=True):
+    namespace: str
+    topics_max: Amount | None = None
+    partitions_max: Amount | None = None
+
+
+# --- client -> node -----------------------------------------------------------------------------
+class ListAccess(msgspec.Struct, frozen=True, tag="list_access"):
+    """`what`: "entries", "quotas" or "limits", from the `skip`-th on."""
+
+    what: str
+    skip: int = 0
+
+
+Entries = Annotated[list[AccessEntry], msgspec.Meta(max_length=ENTRIES_PER_PAGE)]
+
+
+class AddAccess(msgspec.Struct, frozen=True, tag="add_access"):
+    entries: Entries
+
+
+class RemoveAccess(msgspec.Struct, frozen=True, tag="remove_access"):
+    entries: Entries
+
+
+class SetQuota(msgspec.Struct, frozen=True, tag="set_quota"):
+    """In the place of the one for the same; without any bound: none."""
+
+    quota: QuotaSetting
+
+
+class SetLimits(msgspec.Struct, frozen=True, tag="set_limits"):
+    """The same for a namespace."""
+
+    limits: LimitSetting
+
+
+# --- node -> client -----------------------------------------------------------------------------
+class AccessList(msgspec.Struct, frozen=True, tag="access_list"):
+    """`version` counts changes: pages of another one belong to another list."""
+
+    version: int
+    more: bool
+    entries: list[AccessEntry] = []
+    quotas: list[QuotaSetting] = []
+    limits: list[LimitSetting] = []
+
+
+class AccessChanged(msgspec.Struct, frozen=True, tag="access_changed"):
+    """How many of what was named were not there before, or are not there any more."""
+
+    version: int
+    changed: int
+
+
+Request = ListAccess | AddAccess | RemoveAccess | SetQuota | SetLimits
+Reply = AccessList | AccessChanged

@@ -1,0 +1,67 @@
+"""The audit of refusals: a line each through the logger `penstock.audit`, and counters.
+
+A principal that is refused again and again gets a bounded number of lines; what was left out is
+told with its next one. Everything is counted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from typing import Final
+
+from penstock.cluster.quotas import Bucket
+
+logger: Final = logging.getLogger("penstock.audit")
+
+LINES_PER_SECOND: Final = 10
+PRINCIPALS_MAX: Final = 1000
+NAME_SHOWN: Final = 200
+
+
+class _Book:
+    __slots__ = ("bucket", "count", "left_out")
+
+    def __init__(self, now: float) -> None:
+        self.bucket = Bucket(now, LINES_PER_SECOND)
+        self.count = 0
+        self.left_out = 0
+
+
+class Audit:
+    def __init__(self) -> None:
+        self._books: OrderedDict[str, _Book] = OrderedDict()
+        self.count = 0
+        """Refusals in all."""
+
+    def refused(self, now: float, principal: str, operation: str, kind: str, name: str) -> None:
+        """Someone may not do this."""
+        self.note(
+            now, principal, "refused", f"may not {operation} {kind} {name[:NAME_SHOWN]!r}",
+            operation=operation, kind=kind, resource=name[:NAME_SHOWN],
+        )  # fmt: skip
+
+    def note(self, now: float, principal: str, event: str, text: str, **fields: object) -> None:
+        """One line, unless this principal has had too many; counted in any case."""
+        self.count += 1
+        book = self._books.get(principal)
+        if book is None:
+            book = self._books[principal] = _Book(now)
+            if len(self._books) > PRINCIPALS_MAX:
+                self._books.popitem(last=False)
+        self._books.move_to_end(principal)
+        book.count += 1
+        if book.bucket.delay(now):
+            book.left_out += 1
+            return
+        book.bucket.take(now, 1)
+        more = f" ({book.left_out} more refusals of it were not logged)" if book.left_out else ""
+        logger.warning(
+            "%s: %s %s%s", event, principal, text, more,
+            extra={"event": event, "principal": principal, "left_out": book.left_out, **fields},
+        )  # fmt: skip
+        book.left_out = 0
+
+    def counts(self) -> dict[str, int]:
+        """Refusals by principal, of those that were refused last."""
+        return {principal: book.count for principal, book in self._books.items()}
