@@ -160,10 +160,16 @@ class Columns:
     """One decoded batch. Offsets and timestamps are made when asked for.
 
     `values`: BinaryColumn[n]; `keys`: BinaryColumn[n] or NullColumn[n]; `offsets`: int64[n];
-    `timestamps`: int64[n], microseconds since the epoch.
+    `timestamps`: int64[n], microseconds since the epoch, and `constant_timestamp` the only one of
+    them, None where they differ. `is_dense`: whether record i has offset base + i.
+    `header_columns`: int32[n+1] bounds of each record's headers in the columns of names and values;
+    None where the batch has no headers at all.
     """
 
-    __slots__ = ("_header_columns", "_sparse", "_times", "count", "head", "keys", "values")
+    __slots__ = ("_sparse", "_times", "constant_timestamp", "count", "head", "header_columns",
+                 "is_dense", "keys", "values")  # fmt: skip
+
+    constant_timestamp: int | None
 
     def __init__(
         self,
@@ -179,8 +185,13 @@ class Columns:
         self.values = values
         self.keys = keys
         self._sparse = sparse
+        self.is_dense = sparse is None
         self._times = times
-        self._header_columns = header_columns
+        if head.flags & hd.FLAG_APPEND_TIME:
+            self.constant_timestamp = head.append_timestamp
+        else:
+            self.constant_timestamp = head.base_timestamp if times is None else None
+        self.header_columns = header_columns
 
     @property
     def offsets(self) -> npt.NDArray[np.int64]:
@@ -191,23 +202,10 @@ class Columns:
 
     @property
     def timestamps(self) -> npt.NDArray[np.int64]:
-        if self.head.flags & hd.FLAG_APPEND_TIME:
-            return np.full(self.count, self.head.append_timestamp, np.int64)
-        if self._times is None:
-            return np.full(self.count, self.head.base_timestamp, np.int64)
+        if self.constant_timestamp is not None:
+            return np.full(self.count, self.constant_timestamp, np.int64)
+        assert self._times is not None
         return self._times.astype(np.int64) + self.head.base_timestamp
-
-    @property
-    def constant_timestamp(self) -> int | None:
-        """The one timestamp of all records; None where they differ."""
-        if self.head.flags & hd.FLAG_APPEND_TIME:
-            return self.head.append_timestamp
-        return self.head.base_timestamp if self._times is None else None
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether record i has offset base + i."""
-        return self._sparse is None
 
     def first_at(self, offset: int) -> int:
         """Index of the first record at or above `offset`."""
@@ -215,17 +213,11 @@ class Columns:
             return min(max(offset - self.head.base_offset, 0), self.count)
         return int(np.searchsorted(self._sparse, offset - self.head.base_offset))
 
-    @property
-    def header_columns(self) -> tuple[npt.NDArray[np.int32], BinaryColumn, BinaryColumn] | None:
-        """int32[n+1] bounds of each record's headers in the columns of names and values; None where
-        the batch has no headers at all."""
-        return self._header_columns
-
     def headers(self) -> list[HeaderList] | None:
         """Per record a tuple of (name, value) pairs; None where the batch has no headers at all."""
-        if self._header_columns is None:
+        if self.header_columns is None:
             return None
-        lists, names, values = self._header_columns
+        lists, names, values = self.header_columns
         texts = [str(name, "utf-8", "replace") for name in names.to_list() if name is not None]
         pairs = list(zip(texts, values.to_list(), strict=True))
         bounds = lists.tolist()
@@ -283,9 +275,7 @@ def _binary_column(
 
 
 def _raw_body(stored: memoryview, head: hd.BatchHeader) -> memoryview:
-    """The body expanded. `header.checked` has bounded what it may expand to."""
-    if head.codec == hd.CODEC_NONE:
-        return stored
+    """A compressed body expanded. `header.checked` has bounded what it may expand to."""
     if len(stored) < sc.STORED.size:
         raise CorruptBatchError("a compressed body is shorter than its own length field")
     packed, _ = sc.STORED.unpack_from(stored)
@@ -317,7 +307,9 @@ def decode(
             f"body checksum of the batch at byte {position} (base offset {head.base_offset}) is "
             "wrong"
         )
-    body = _raw_body(buffer[position + hd.HEADER_BYTES : position + head.length], head)
+    body = buffer[position + hd.HEADER_BYTES : position + head.length]
+    if head.codec != hd.CODEC_NONE:
+        body = _raw_body(body, head)
     count = head.record_count
     if count == 1 and not head.attributes & _NOT_PLAIN:
         only = _plain_one(body, head)

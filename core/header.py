@@ -30,7 +30,7 @@ numpy, so that writer processes stay small.
 from __future__ import annotations
 
 import struct
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from crc32c import crc32c
 
@@ -193,36 +193,39 @@ def checked(buffer: Buffer, position: int = 0) -> BatchHeader:
 def checked_private(private: bytearray, position: int = 0) -> BatchHeader:
     """`checked` for a header that is the caller's own copy; its checksum field is left zeroed.
     `position` is where it stood, for messages."""
-    head = BatchHeader._make(HEADER.unpack(private)) if len(private) == 128 else parse(private)
-    if head.magic != MAGIC:
-        raise CorruptBatchError(f"no batch at byte {position}: magic is {head.magic!r}")
+    fields: tuple[Any, ...]
+    fields = HEADER.unpack(private) if len(private) == HEADER_BYTES else parse(private)
+    (
+        magic, version, header_units, _, header_crc, length, base_offset, _, _, _, _, _, codec,
+        checksum_kind, _, last_offset_delta, record_count, _, _, _, _, _, raw_body_length, _, _, _,
+    ) = fields  # fmt: skip
+    if magic != MAGIC:
+        raise CorruptBatchError(f"no batch at byte {position}: magic is {magic!r}")
     _U32.pack_into(private, CRC_AT, 0)
-    if crc32c(private) != head.header_crc:
+    if crc32c(private) != header_crc:
         raise CorruptBatchError(f"header checksum of the batch at byte {position} is wrong")
-    if head.version != VERSION or head.header_units != HEADER_BYTES // 16:
+    if version != VERSION or header_units != HEADER_BYTES // 16:
         raise UnsupportedVersionError(
-            f"batch at byte {position} has format version {head.version} and a header of "
-            f"{16 * head.header_units} bytes; this build reads version {VERSION} with "
-            f"{HEADER_BYTES}"
+            f"batch at byte {position} has format version {version} and a header of "
+            f"{16 * header_units} bytes; this build reads version {VERSION} with {HEADER_BYTES}"
         )
     if (
-        head.length < HEADER_BYTES
-        or head.length % BATCH_ALIGN
-        or head.length > BATCH_BYTES_MAX
-        or head.record_count > head.last_offset_delta + 1
-        or head.last_offset_delta >= RECORDS_MAX
-        or head.base_offset > OFFSET_MAX
-        or head.raw_body_length > (RAW_BODY_MAX if head.codec else head.length - HEADER_BYTES)
-        or head.checksum_kind != CHECKSUM_CRC32C
-        or head.codec not in CODEC_NAMES
+        length < HEADER_BYTES
+        or length % BATCH_ALIGN
+        or length > BATCH_BYTES_MAX
+        or record_count > last_offset_delta + 1
+        or last_offset_delta >= RECORDS_MAX
+        or base_offset > OFFSET_MAX
+        or raw_body_length > (RAW_BODY_MAX if codec else length - HEADER_BYTES)
+        or checksum_kind != CHECKSUM_CRC32C
+        or codec not in CODEC_NAMES
     ):
         raise CorruptBatchError(
-            f"batch at byte {position} has impossible fields: length {head.length}, "
-            f"{head.record_count} records in {head.last_offset_delta + 1} offsets from "
-            f"{head.base_offset}, a body of {head.raw_body_length} bytes in codec {head.codec}, "
-            f"checksum kind {head.checksum_kind}"
+            f"batch at byte {position} has impossible fields: length {length}, {record_count} "
+            f"records in {last_offset_delta + 1} offsets from {base_offset}, a body of "
+            f"{raw_body_length} bytes in codec {codec}, checksum kind {checksum_kind}"
         )
-    return head
+    return tuple.__new__(BatchHeader, fields)  # `_make` is one more call
 
 
 def body_is_good(buffer: Buffer, position: int, head: BatchHeader) -> bool:

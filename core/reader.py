@@ -118,7 +118,7 @@ class LogReader:
         end = min(valid_bytes, self._view_start + len(view))
         if self.offset != offset or self._base != base or at + hd.HEADER_BYTES > end:
             return None
-        head = hd.checked(view, position)
+        head = hd.checked_private(bytearray(view[position : position + hd.HEADER_BYTES]), position)
         if (
             head.base_offset != offset
             or head.last_offset_delta

@@ -53,6 +53,8 @@ class DrainedLane:
     @property
     def is_ready(self) -> bool:
         receiver = self.receiver
-        if not receiver.has_frames or time.monotonic() < self.blocked_until:
+        if not receiver.has_frames:
+            return False
+        if self.blocked_until and time.monotonic() < self.blocked_until:
             return False
         return self.retiring or receiver.has_room

@@ -84,10 +84,13 @@ class StatePage:
         magic, _, topic_id, partition = lo.PAGE_IDENTITY.unpack_from(self._bytes, self._base * 8)
         return PageIdentity(topic_id, partition) if magic == lo.PAGE_MAGIC else None
 
-    def is_of(self, packed: bytes) -> bool:
-        """Whether the page carries this packed identity (`lo.PAGE_IDENTITY`), or nobody's."""
+    def is_gone(self, packed: bytes) -> bool:
+        """Whether the partition of this packed identity (`lo.PAGE_IDENTITY`) was deleted: its page
+        says so, or is another one's by now."""
+        if self._q[self._base + lo.Q_PAGE_STATUS] == lo.STATUS_DELETED:
+            return True
         at = self._base * 8
-        return bool(self._bytes[at : at + len(packed)] == packed) or self.identity is None
+        return bool(self._bytes[at : at + len(packed)] != packed) and self.identity is not None
 
     @property
     def log_end(self) -> int:

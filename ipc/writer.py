@@ -12,6 +12,7 @@ When that channel ends, the node is dead: the pass is finished and the process l
 from __future__ import annotations
 
 import logging
+import os
 import select
 import time
 from collections.abc import Callable, Iterable
@@ -156,6 +157,8 @@ class Writer:
         for page, sent in by_page.items():
             self._append(page, sent, answers)
         self._wake_consumers()  # they wait longest, and what they read is published
+        if self._spin:
+            os.sched_yield()  # who looks for records may wait for this very processor to do so
         self._answer(taken, answers)
         for role, batches, results in self._uncounted:
             role.count(batches, results)
@@ -274,14 +277,14 @@ class Writer:
         cleared before the next look that it is to cover.
         """
         lanes = self._drained
-        if self._spin and spin(self._spin, lambda: any(lane.is_ready for lane in lanes)):
+        if self._spin and spin(self._spin, self._is_ready):
             return
         self._doorbell.clear()
         self._ticket += 1
         for lane in lanes:
             lane.receiver.publish_sleeping(self._ticket)
         fence()
-        if not any(lane.is_ready for lane in lanes):
+        if not self._is_ready():
             wait = self._idle.bound()
             now = time.monotonic()
             for lane in lanes:
@@ -291,6 +294,12 @@ class Writer:
                 wait = min(wait, max(0.0, self._next_tick - now))
             self._poll.poll(wait * 1000)
         self._asleep = True
+
+    def _is_ready(self) -> bool:
+        for lane in self._drained:  # noqa: SIM110 - a generator costs what two of these do
+            if lane.is_ready:
+                return True
+        return False
 
     def _wake_up(self) -> None:
         self._asleep = False

@@ -75,13 +75,7 @@ class AssignedPartition:
     @property
     def has_more(self) -> bool:
         """Whether `take` has something to bring, or to raise."""
-        return bool(self._carry) or self.end > self.offset or self._is_gone
-
-    @property
-    def _is_gone(self) -> bool:
-        """Whether the partition was deleted: its page says so, or is another partition's by now."""
-        page = self.page
-        return page.status == lo.STATUS_DELETED or not page.is_of(self._identity)
+        return bool(self._carry) or self.end > self.offset or self.page.is_gone(self._identity)
 
     @property
     def held(self) -> int:
@@ -159,7 +153,7 @@ class AssignedPartition:
             or page.leader_epoch != self._epoch
             or self._carry
             or self._latest is not None
-            or self._is_gone
+            or page.is_gone(self._identity)
         ):
             return None
         try:
@@ -283,7 +277,7 @@ class AssignedPartition:
 
     def _check_page(self) -> None:
         page = self.page
-        if self._is_gone:
+        if page.is_gone(self._identity):
             raise er.UnknownTopicError(f"topic {self.name[0]!r} was deleted")
         if self._epoch in (EPOCH_UNKNOWN, page.leader_epoch):
             return

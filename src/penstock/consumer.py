@@ -302,7 +302,7 @@ class Consumer(Closing, Elsewhere):
             counts = self._counts
             counts["batches"] += 1
             counts["records"] += 1
-            counts["bytes"] += chunk.values.nbytes
+            counts["bytes"] += len(chunk.columns.values.data)
             return RecordBatch([chunk])
         chunks = self._turns.gather(max_records, self._take)
         if chunks:

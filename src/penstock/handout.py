@@ -31,7 +31,9 @@ class HandOut:
             self._assigned[chunk.topic, chunk.partition].offset = chunk.row_offset(chunk.start)
         for chunk in chunks:
             partition = self._assigned[chunk.topic, chunk.partition]
-            yield (rows := self.begin(partition, chunk, iter(chunk.records())))
+            rows = iter(chunk.records())
+            self._live = (partition, chunk, rows)
+            yield rows
             if not self.is_at(rows):
                 return  # settled meanwhile: the next poll brings the rest
             partition.offset = chunk.next_offset

@@ -130,8 +130,15 @@ class Chunk:
         columns = self.columns
         head = columns.head
         stamps = columns.constant_timestamp
-        if columns.count == len(self) == 1 and stamps is not None and columns.is_dense:
-            return [self._only(stamps)]
+        if columns.count == 1 and self._is_whole and columns.is_dense and stamps is not None:
+            # Nobody wants to wait for machinery made for many.
+            lists = columns.headers() if columns.header_columns is not None else None
+            return [
+                Record(
+                    self.topic, self.partition, head.base_offset, stamps, columns.keys[0],
+                    columns.values[0], lists[0] if lists else (),
+                )
+            ]  # fmt: skip
         offsets: Sequence[int]
         if columns.is_dense:
             offsets = range(head.base_offset + self.start, head.base_offset + self.stop)
@@ -151,15 +158,6 @@ class Chunk:
         )
         return list(rows)
 
-    def _only(self, stamp: int) -> Record:
-        """The record of a batch of one: nobody wants to wait for machinery made for many."""
-        columns = self.columns
-        lists = columns.headers()
-        return Record(
-            self.topic, self.partition, columns.head.base_offset, stamp, columns.keys[0],
-            columns.values[0], lists[0] if lists else (),
-        )  # fmt: skip
-
 
 class RecordBatch:
     """What one `poll` brought: records of one or several partitions, as columns.
@@ -175,7 +173,10 @@ class RecordBatch:
         self.chunks = tuple(chunks)
 
     def __bool__(self) -> bool:
-        return any(map(len, self.chunks))
+        for chunk in self.chunks:  # noqa: SIM110 - asked of every poll: no calls for each chunk
+            if chunk.stop > chunk.start:
+                return True
+        return False
 
     def __len__(self) -> int:
         return sum(map(len, self.chunks))

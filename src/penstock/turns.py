@@ -42,14 +42,13 @@ class Turns:
         """The only record that is there, with its partition, where it can be had the short way."""
         if self._holding or len(self.active) > ALONE_MAX:
             return None
-        only = None
-        for partition in self.active:
-            if partition.has_more:
-                if only is not None:
-                    return None
-                only = partition
-        chunk = only.take_alone() if only is not None else None
-        return (only, chunk) if only is not None and chunk is not None else None
+        ready = self.active
+        if len(ready) > 1:
+            ready = [partition for partition in ready if partition.has_more]
+        if len(ready) != 1:
+            return None
+        chunk = ready[0].take_alone()
+        return None if chunk is None else (ready[0], chunk)
 
     def gather(self, room: int | None, take: Take) -> list[Chunk]:
         """What is there now, at most `room` records of it."""
