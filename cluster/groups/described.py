@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from heapq import nsmallest
 from typing import Final
 
@@ -22,6 +22,11 @@ LIST_MAX: Final = 200
 """Groups of one answer."""
 
 
+def everything(_name: str) -> bool:
+    """Nothing is hidden."""
+    return True
+
+
 def info(group: Group) -> GroupInfo:
     partitions = sum(len(owned.owners) for owned in group.owners.values())
     return GroupInfo(
@@ -34,8 +39,9 @@ def info(group: Group) -> GroupInfo:
     )
 
 
-def list_groups(groups: Mapping[str, Group], after: str) -> GroupList:
-    names = nsmallest(LIST_MAX + 1, (n for n, g in groups.items() if n > after and g.meta))
+def list_groups(groups: Mapping[str, Group], after: str, sees: Callable[[str], bool]) -> GroupList:
+    there = (name for name, group in groups.items() if name > after and group.meta and sees(name))
+    names = nsmallest(LIST_MAX + 1, there)
     return GroupList([info(groups[name]) for name in names[:LIST_MAX]], len(names) > LIST_MAX)
 
 
@@ -46,8 +52,10 @@ def describe(
     counts: Mapping[str, int],
     skip: int,
     partitions_max: int,
+    sees: Callable[[str], bool],
 ) -> GroupDescription:
-    """`topics`: names by id. Members are told with the first page only."""
+    """`topics`: names by id. Members are told with the first page only. `sees`: of which topics the
+    partitions are told at all."""
     owned = {
         (owners.topic, topic_id, partition)
         for topic_id, owners in group.owners.items()
@@ -57,7 +65,7 @@ def describe(
         (topics.get(topic_id, ""), topic_id, partition)
         for topic_id, partition, _ in group.all_offsets()
     }
-    places = sorted(owned | kept)
+    places = sorted(place for place in owned | kept if sees(place[0]))
     page = [_partition(group, *place) for place in places[skip : skip + partitions_max]]
     return GroupDescription(
         info(group),

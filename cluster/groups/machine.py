@@ -38,12 +38,13 @@ and who was heard of when (`liveness`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from penstock.cluster.decisions import Decision, Record
 from penstock.cluster.groups import admission, described, records, requests
 from penstock.cluster.groups import offsets as kept
+from penstock.cluster.groups.described import everything
 from penstock.cluster.groups.draft import Draft
 from penstock.cluster.groups.liveness import Liveness, Timers
 from penstock.cluster.groups.records import Member
@@ -276,16 +277,21 @@ class Groups:
             )
         return Decision(tuple(kept.removal(there)), None)
 
-    def list_groups(self, after: str) -> GroupList:
-        return described.list_groups(self._groups, after)
+    def list_groups(self, after: str, sees: Callable[[str], bool] = everything) -> GroupList:
+        """`sees`: which groups are told."""
+        return described.list_groups(self._groups, after, sees)
 
     def describe(
-        self, group: str, skip: int, partitions_max: int = requests.PLACES_MAX
+        self,
+        group: str,
+        skip: int,
+        partitions_max: int = requests.PLACES_MAX,
+        sees: Callable[[str], bool] = everything,
     ) -> GroupDescription:
-        """Partitions from the `skip`-th on; members with the first page."""
+        """Partitions from the `skip`-th on; members with the first page. `sees`: which topics'."""
         names = {topic_id: name for name, (topic_id, _) in self._catalogue.items()}
         there, counts = self._existing(group), self._counts.get(group, Counter())
-        return described.describe(there, names, self._liveness, counts, skip, partitions_max)
+        return described.describe(there, names, self._liveness, counts, skip, partitions_max, sees)
 
     # --- the world ---
     def topics_changed(self, now: float, topics: Topics) -> Decision[None]:

@@ -103,6 +103,7 @@ class Catalog:
 
     def _index(self) -> None:
         self.topics = {topic.name: topic for topic in self._document.topics}
+        self.names = {bytes.fromhex(topic.topic_id): name for name, topic in self.topics.items()}
         self.deleting = {topic.topic_id: topic for topic in self._document.deleting}
 
     @property

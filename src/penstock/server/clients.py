@@ -7,6 +7,7 @@ from typing import Final, Protocol
 from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import Doorbell
 from penstock.server.lanes import Lane
+from penstock.server.permits import EVERYTHING, Permits
 
 NO_SLOT: Final = -1
 KINDS: Final = {
@@ -40,6 +41,7 @@ class Client:
         self.producer_id = 0
         self.lanes: dict[int, Lane] = {}
         self.connection: Connection | None = None
+        self.permits: Permits = EVERYTHING
 
     @property
     def log_fields(self) -> dict[str, object]:

@@ -16,10 +16,13 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from penstock import __version__
+from penstock.cluster.access import Kind
 from penstock.core.errors import ConfigError, NotConnectedError
+from penstock.ipc import accessing as ac
 from penstock.ipc import coordination as co
 from penstock.ipc import layout as lo
 from penstock.ipc import lookups
@@ -28,6 +31,7 @@ from penstock.ipc.channel import FDS_MAX, Peer
 from penstock.ipc.hostslots import DiskSlot
 from penstock.ipc.liveness import raise_descriptor_limit
 from penstock.ipc.paths import remember_folder, socket_in, socket_path
+from penstock.server.accessing import Accessing
 from penstock.server.attached import Attached
 from penstock.server.catalog import check_not_internal
 from penstock.server.cleanerproc import CLEANER_COMMAND, CleanerProcess
@@ -37,8 +41,10 @@ from penstock.server.config import NodeConfig
 from penstock.server.coordinator.coordinator import Coordinator
 from penstock.server.diskguard import DiskGuard
 from penstock.server.grants import Grants
+from penstock.server.guard import Guard
 from penstock.server.hostcheck import remove_ipc_warning
 from penstock.server.partitions import Partitions
+from penstock.server.permits import EVERYTHING, RemotePermits
 from penstock.server.sessions import Answer, AttachServer, Reply, Session
 from penstock.server.startup import Ground, acquire_lock, settle, take_over
 from penstock.server.supervisor import WRITER_COMMAND, Supervisor
@@ -116,6 +122,7 @@ class Node:
             self._server.close()
             self._coordinator.close()
             await self._topics.close()
+            await self._accessing.close()
             self._attached.close()
             self._cleaner.close()
             self._guard.close()
@@ -141,8 +148,11 @@ class Node:
             ground.tables,
             ground.catalog,
             self._partitions,
+            lambda: ground.access.limits,
             lambda: self._coordinator.topics_changed(),
         )
+        self._doorman = Guard(ground.access, self._topics.name_of)
+        self._accessing = Accessing(ground.access)
         self._cleaning = Cleaning(config, self._topics, self._partitions, self._supervisor.post)
         self._grants = Grants(
             ground.book, self._supervisor, lambda lane: self._coordinator.lane_gone(lane)
@@ -239,8 +249,11 @@ class Node:
     def hello(self, session: Session, peer: Peer, hello: ms.Hello) -> Reply:
         """Admit a client: what it is, what it may map, and its doorbell."""
         self._check_running()
+        who = hello.remote
+        permits = EVERYTHING if who is None else RemotePermits(self._doorman, who.principal)
         client = self._attached.attach(peer, hello, session)
         session.client = client
+        client.permits = permits
         ground = self._ground
         lanes = [ms.LaneInfo(lane.name, lane.writer) for lane in client.lanes.values()]
         del lanes[WELCOME_LANES_MAX:]
@@ -266,6 +279,7 @@ class Node:
         self._check_running()
         client = session.client
         assert isinstance(client, Client)
+        client.permits.check(message)
         match message:
             case ms.OpenLane():
                 return self._open_lane(client, message)
@@ -274,7 +288,7 @@ class Node:
                     check_not_internal(message.name)
                 return self._topics.find(message.name)
             case ms.ListTopics():
-                return Reply(self._topics.listed(message))
+                return Reply(self._topics.listed(message, partial(client.permits.sees, Kind.topic)))
             case ms.CreateTopic():
                 return self._then_clean(self._topics.create(message))
             case ms.AlterTopic():
@@ -289,6 +303,10 @@ class Node:
                 return Reply(self._describe())
             case _ if isinstance(message, co.Request):
                 return self._coordinator.answer(client, message)
+            case ac.ListAccess():
+                return Reply(self._accessing.listed(message))
+            case ac.AddAccess() | ac.RemoveAccess() | ac.SetQuota() | ac.SetLimits():
+                return self._accessing.change(message, str(client.permits))
             case _ if isinstance(message, lookups.Request):
                 raise ConfigError(
                     f"{type(message).__name__} is for clients on other hosts, whose gateway "

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from penstock.core.errors import NotConnectedError, PenstockError
+from penstock.core.errors import AccessDeniedError, NotConnectedError, PenstockError
 from penstock.ipc import messages as ms
 from penstock.ipc.channel import Channel, Peer, close_fds, listen
 
@@ -144,7 +144,9 @@ class Session:
     def _fail(self, message: ms.ClientMessage, error: Exception) -> None:
         """Answer a request that cannot be served; a hello that cannot be is the end."""
         kind = type(message).__name__
-        if isinstance(error, PenstockError):
+        if isinstance(error, AccessDeniedError):  # told by the audit, which is bounded
+            refused = ms.Refused(type(error).__name__, str(error)[:4000])
+        elif isinstance(error, PenstockError):
             logger.info(
                 "%s of pid %d refused: %s",
                 kind,

@@ -15,6 +15,7 @@ from typing import Final
 from penstock.core.storage import Storage
 from penstock.ipc import layout as lo
 from penstock.ipc.liveness import boot_id
+from penstock.server.access import Access
 from penstock.server.catalog import Catalog
 from penstock.server.config import NodeConfig
 from penstock.server.datafolder import DataFolder, FolderLock, make_folder
@@ -39,6 +40,7 @@ class Ground:
     book: LaneBook
     leftovers: list[Leftover]
     writers: int
+    access: Access
 
 
 async def acquire_lock(config: NodeConfig, stop: asyncio.Event) -> FolderLock | None:
@@ -67,13 +69,14 @@ def take_over(config: NodeConfig, lock: FolderLock) -> Ground:
     boot = boot_id()
     folder = DataFolder.open(config.data_folder, boot, Storage())
     catalog = Catalog.open(config.data_folder, folder.storage)
+    access = Access(config.data_folder, folder.storage)
     book = LaneBook(folder.record.uuid, boot, config)
     leftovers = book.find_leftovers()
     writers = _number_of_writers(config, folder, leftovers)
     leftovers = _drainable(book, leftovers, writers)
     folder.begin(boot, writers)
     tables = Tables(folder.record.uuid)
-    return Ground(lock, folder, catalog, tables, book, leftovers, writers)
+    return Ground(lock, folder, catalog, tables, book, leftovers, writers, access)
 
 
 def _number_of_writers(config: NodeConfig, folder: DataFolder, leftovers: list[Leftover]) -> int:

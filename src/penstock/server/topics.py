@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+from penstock.cluster.access import NamespaceLimits, Tally, check_limits
 from penstock.core.errors import (
     LogOfflineError,
     NotConnectedError,
@@ -52,13 +53,16 @@ class Topics:
         tables: Tables,
         catalog: Catalog,
         partitions: Partitions,
+        limits: Callable[[], Sequence[NamespaceLimits]] = tuple,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
+        """`limits`: those of namespaces, as they are at the moment."""
         self._config = config
         self._folder = folder
         self._tables = tables
         self._catalog = catalog
         self._partitions = partitions
+        self._limits = limits
         self._on_change = on_change
         self._lock = asyncio.Lock()
         self._deletions: dict[str, asyncio.Task[None]] = {}
@@ -78,6 +82,10 @@ class Topics:
         """The topics that users made."""
         return [topic.info for topic in self._catalog.topics.values() if not topic.is_internal]
 
+    def name_of(self, topic_id: bytes) -> str | None:
+        """The name of a topic that is there."""
+        return self._catalog.names.get(topic_id)
+
     def has(self, name: str) -> bool:
         return name in self._catalog.topics
 
@@ -94,12 +102,14 @@ class Topics:
         await self._wait_open(topic, topic.pages)
         return ms.TopicFound(self._catalog.find(name).info)
 
-    def listed(self, request: ms.ListTopics) -> ms.Topics:
-        """The topics behind `after`, as many as one message takes."""
+    def listed(
+        self, request: ms.ListTopics, sees: Callable[[str], bool] = lambda _name: True
+    ) -> ms.Topics:
+        """The topics behind `after` that the client `sees`, as many as one message takes."""
         names = sorted(
             name
             for name, topic in self._catalog.topics.items()
-            if name > request.after and (request.internal or not topic.is_internal)
+            if name > request.after and (request.internal or not topic.is_internal) and sees(name)
         )
         found: list[ms.TopicInfo] = []
         room = TOPICS_BYTES_MAX
@@ -112,11 +122,18 @@ class Topics:
         return ms.Topics(found, more=len(found) < len(names))
 
     async def create(self, request: ms.CreateTopic) -> ms.TopicFound:
-        return await self._create(
-            lambda: self._catalog.plan_create(
+        def plan() -> tuple[CatalogDocument, TopicRecord]:
+            planned = self._catalog.plan_create(
                 request.name, request.settings, self._config, self._tables.is_page_free
             )
-        )
+            self._check_limits(request.name, Tally(1, request.settings.partitions))
+            return planned
+
+        return await self._create(plan)
+
+    def _check_limits(self, name: str, more: Tally) -> None:
+        partitions = {topic.name: len(topic.pages) for topic in self._catalog.topics.values()}
+        check_limits(self._limits(), name, more, partitions)
 
     async def ensure_internal(self, name: str, settings: ms.TopicSettings) -> ms.TopicInfo:
         """A topic of the node's own, made if it is not there, open. Raises `LogOfflineError`."""
@@ -160,6 +177,7 @@ class Topics:
             document, topic = self._catalog.plan_alter(
                 request.name, request.settings, self._config, self._tables.is_page_free
             )
+            self._check_limits(request.name, Tally(0, len(topic.pages) - len(before.pages)))
             await self._write(document)
             await self._off_loop(self._make_folders, topic)
             self._partitions.add(topic)

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from penstock.cluster import groups as gr
+from penstock.cluster.access import Kind
 from penstock.cluster.decisions import Decision
 from penstock.core.errors import ConfigError, ResourceLimitError
 from penstock.ipc import coordination as co
@@ -59,9 +60,9 @@ class GroupRequests:
             case co.DeleteGroup():
                 return self._delete(request)
             case co.ListGroups():
-                return _look(lambda: self._listed(request))
+                return _look(lambda: self._listed(client, request))
             case co.DescribeGroup():
-                return _look(lambda: self._described(request))
+                return _look(lambda: self._described(client, request))
             case _:
                 raise AssertionError(f"{type(request).__name__} is not of groups")
 
@@ -109,7 +110,9 @@ class GroupRequests:
         return Plan(lambda now: self._groups.leave(now, request.group, request.member_id), say)
 
     def _assigned(self, client: Client, assignment: gr.Assignment, skip: int) -> co.GroupAssignment:
-        page = [self._owned(each) for each in assignment.partitions[max(skip, 0) :]]
+        reads = client.permits.reads
+        owned = [each for each in assignment.partitions if reads(each.topic)]
+        page = [self._owned(each) for each in owned[max(skip, 0) :]]
         fits = fitting(page)
         return co.GroupAssignment(
             assignment.member_id,
@@ -166,14 +169,20 @@ class GroupRequests:
         check_count("offsets", len(request.offsets), co.PARTITIONS_MAX)
         return Plan(lambda now: self._groups.delete(now, request.group, request.offsets), _done)
 
-    def _listed(self, request: co.ListGroups) -> co.Groups:
-        found = self._groups.list_groups(request.after)
+    def _listed(self, client: Client, request: co.ListGroups) -> co.Groups:
+        found = self._groups.list_groups(
+            request.after, lambda name: client.permits.sees(Kind.group, name)
+        )
         infos = [_info(each) for each in found.groups]
         fits = fitting(infos)
         return co.Groups(infos[:fits], found.more or fits < len(infos))
 
-    def _described(self, request: co.DescribeGroup) -> co.GroupDescription:
-        found = self._groups.describe(request.group, request.skip)
+    def _described(self, client: Client, request: co.DescribeGroup) -> co.GroupDescription:
+        found = self._groups.describe(
+            request.group,
+            request.skip,
+            sees=lambda name: client.permits.sees(Kind.topic, name),
+        )
         members = [
             co.MemberInfo(
                 each.member_id,

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from penstock.cluster.access import Kind
 from penstock.cluster.decisions import Decision
 from penstock.cluster.transactions import ConsumedOffsets, Listed
 from penstock.core.errors import PenstockTimeout, UnknownTopicError
@@ -79,7 +80,7 @@ class TransactionRequests:
             case co.CommitTransaction():
                 return await self._commit(request)
             case co.ListTransactions():
-                return self._listed(request)
+                return self._listed(client, request)
             case _:
                 raise AssertionError(f"{type(request).__name__} is not of transactions")
 
@@ -183,10 +184,12 @@ class TransactionRequests:
         """Wait a while for markers; it is decided all the same."""
         await self._markers.until(condition, min(MARKED_WITHIN, self._left))
 
-    def _listed(self, request: co.ListTransactions) -> co.Transactions:
+    def _listed(self, client: Client, request: co.ListTransactions) -> co.Transactions:
         now = self._now()
         infos: list[co.TransactionInfo] = []
         for each in self._transactions.list(request.after):
+            if not client.permits.sees(Kind.transactional_id, each.transactional_id):
+                continue
             infos.append(_info(each, now))
             if len(infos) > _PAGE:
                 break
