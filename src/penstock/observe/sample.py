@@ -55,6 +55,14 @@ class Partition(NamedTuple):
     duplicates: int
     refusals: int
     throttles: int
+    last_stable: int
+    open_began: int
+    """Since when the oldest open transaction is, in microseconds since the epoch; 0: there is
+    none."""
+    cleaning: list[int]
+    """As `ipc.state.CLEANING` names them."""
+    syncs: list[int]
+    """Microseconds in syncs, and how many syncs under each bound of `layout.SYNC_BOUNDS_US`."""
 
 
 class Consumer(NamedTuple):
@@ -118,10 +126,11 @@ class Sample:
 
 
 class Observer:
-    """Looks at one node again and again. Close it."""
+    """Looks at one node again and again. Close it. `internal`: at the node's own topics, too."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, *, internal: bool = False) -> None:
         self.place = place
+        self._internal = internal
         self.shared = Shared(place.uuid)
         self.topics: list[Topic] = []
         self._pid = place.pid
@@ -178,7 +187,9 @@ class Observer:
             identity = found.st_ino, found.st_mtime_ns
             if identity != self._catalogue_is:
                 topics = msgspec.json.decode(path.read_bytes(), type=Catalogue).topics
-                self.topics = [topic for topic in topics if not is_internal(topic.name)]
+                self.topics = [
+                    topic for topic in topics if self._internal or not is_internal(topic.name)
+                ]
                 self._catalogue_is = identity
         except FileNotFoundError:
             self.topics = []
@@ -190,6 +201,9 @@ class Observer:
             for number, page in enumerate(topic.pages):
                 start = lo.PAGES_AT // 8 + page * _PAGE_WORDS
                 q = words[start : start + _PAGE_WORDS].tolist()
+                records, nbytes, batches, duplicates, refusals, throttles = q[
+                    lo.Q_PAGE_RECORDS : lo.Q_PAGE_THROTTLES + 1
+                ]
                 found[page] = Partition(
                     topic.name,
                     topic.topic_id,
@@ -202,7 +216,16 @@ class Observer:
                     q[lo.Q_PAGE_HIGH_WATERMARK],
                     q[lo.Q_PAGE_DURABLE],
                     q[lo.Q_PAGE_LEADER_EPOCH],
-                    *q[lo.Q_PAGE_RECORDS : lo.Q_PAGE_THROTTLES + 1],
+                    records,
+                    nbytes,
+                    batches,
+                    duplicates,
+                    refusals,
+                    throttles,
+                    q[lo.Q_PAGE_LAST_STABLE],
+                    q[lo.Q_PAGE_OPEN_BEGAN],
+                    q[lo.Q_PAGE_CLEANINGS : lo.Q_PAGE_CLEANED_AT + 1],
+                    q[lo.Q_PAGE_SYNC_US :],
                 )
         return found
 

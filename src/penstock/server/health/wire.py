@@ -1,0 +1,35 @@
+"""Metrics of the gateway, from what it counts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.server.health.page import Page, labels
+
+if TYPE_CHECKING:
+    from penstock.server.gateway.counts import Counts
+
+
+def write(page: Page, counts: Counts) -> None:
+    """The loop may count on meanwhile: what it may add keys to is copied first."""
+    page.add("penstock_gateway_connections", counts.connections)
+    page.add("penstock_gateway_connections_opened_total", counts.connections_opened)
+    page.add("penstock_gateway_endpoints", counts.endpoints)
+    page.add("penstock_gateway_cursors", counts.cursors)
+    page.add("penstock_gateway_received_bytes_total", counts.received_bytes)
+    page.add("penstock_gateway_sent_bytes_total", counts.sent_bytes)
+    page.add("penstock_gateway_outbox_bytes", counts.outbox_bytes)
+    for name, label, found in (
+        ("requests_total", "type", counts.requests),
+        ("refusals_total", "reason", counts.refusals),
+        ("dropped_connections_total", "reason", counts.drops),
+        ("throttles_total", "what", counts.throttles),
+        ("throttled_seconds_total", "what", counts.throttled_seconds),
+    ):
+        rows = sorted(dict(found).items())
+        page.rows(f"penstock_gateway_{name}", [(labels(**{label: key}), n) for key, n in rows])
+    for kind, one in sorted(dict(counts.latencies).items()):
+        page.histogram(
+            "penstock_gateway_request_seconds", one.bounds, list(one.counts), one.total,
+            labels(type=kind),
+        )  # fmt: skip
