@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _ALIASES: Final = {"data": "data_folder", "writers": "writers_max"}
 _SIZES: Final = ("lane_capacity", "cleaner_rate")
 _ROOMS: Final = ("disk_warn", "disk_stop")
-_TEXTS: Final = ("data_folder", "name", "log_format")
+_TEXTS: Final = ("data_folder", "name", "log_format", "metrics")
 CONFIG_BYTES_MAX: Final = 1 << 20
 
 
@@ -60,6 +60,20 @@ def serve(
             help="Shared memory of a producer's lane, like 4MiB; a batch takes at most a quarter.",
         ),
     ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Serve /metrics, /healthz and /readyz there by HTTP, like 127.0.0.1:9641.",
+        ),
+    ] = None,
+    metrics_public: Annotated[
+        bool,
+        typer.Option(
+            "--metrics-public",
+            help="Let --metrics be an address that other hosts reach: it has no password.",
+        ),
+    ] = False,
     log_format: Annotated[
         LogFormat | None,
         typer.Option(
@@ -78,6 +92,7 @@ def serve(
     from penstock.server.main import serve as run_node
 
     given = {"data": data, "name": name, "writers": writers, "lane_capacity": lane_capacity}
+    given["metrics"], given["metrics_public"] = metrics, metrics_public or None
     given["log_format"] = log_format.value if log_format is not None else None
     settings: dict[str, Any] = {"log_format": os.environ.get(FORMAT_VARIABLE) or "text"}
     settings |= read_config(config) if config is not None else {}

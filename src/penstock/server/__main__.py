@@ -32,6 +32,7 @@ _OPTIONS = {
     "--disk-warn": (float, "room below which to warn, a share of the disk or bytes"),
     "--disk-stop": (float, "room below which nothing is appended"),
     "--writer-spin": (float, "seconds that writers look for records before they sleep"),
+    "--metrics": (str, "HOST:PORT where metrics and health are served"),
     "--lock-timeout": (float, "seconds to wait for the data folder's lock"),
 }
 

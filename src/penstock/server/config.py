@@ -11,6 +11,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.header import BATCH_BYTES_MAX
 from penstock.ipc import layout as lo
 from penstock.ipc.paths import DEFAULT_NODE, check_node_name
+from penstock.server.health.address import check_http_address
 from penstock.server.logformat import FORMATS
 
 _WHOLE: Final = {
@@ -178,6 +179,14 @@ class NodeConfig:
     gateway_stall_timeout: float = 10.0
     """A gateway process that gives the node no sign of life for so long is killed and replaced."""
 
+    metrics: str | None = None
+    """Where metrics and health are served over HTTP: `HOST:PORT`, such as `127.0.0.1:9641`; port 0
+    for any free one (the log says which). None: nowhere."""
+
+    metrics_public: bool = False
+    """Lets `metrics` be an address that other hosts reach. Whoever reaches it reads names of
+    topics, groups and processes there, without a password."""
+
     log_format: str = "text"
     """How node and writers write log lines on stderr: `text`, or `json`, one object a line."""
 
@@ -203,6 +212,10 @@ class NodeConfig:
             _check_room(field, getattr(self, field))
         if self.listen is not None:
             check_listen(self.listen)
+        if not isinstance(self.metrics_public, bool):
+            raise ConfigError(f"metrics_public is {self.metrics_public!r}: allowed are true, false")
+        if self.metrics is not None:
+            check_http_address(self.metrics, public=self.metrics_public)
         if self.client_silence_max < 2 * self.client_heartbeat:
             raise ConfigError(
                 f"client_silence_max is {self.client_silence_max:g}, less than twice "

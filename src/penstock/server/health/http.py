@@ -50,9 +50,9 @@ class _Connection:
 
     __slots__ = ("deadline", "head", "is_lingering", "left", "sock")
 
-    def __init__(self, sock: socket.socket, now: float) -> None:
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
         self.sock = sock
-        self.deadline = now + REQUEST_TIMEOUT
+        self.deadline = deadline
         self.head = b""
         self.left: memoryview | None = None
         self.is_lingering = False
@@ -62,9 +62,18 @@ class HttpServer:
     """`serve` runs until `stop`, which any thread may call. `answer` is given a path; it may take
     its time, meanwhile the others wait."""
 
-    def __init__(self, listener: socket.socket, answer: Callable[[str], Reply]) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        answer: Callable[[str], Reply],
+        *,
+        request_timeout: float = REQUEST_TIMEOUT,
+        answer_timeout: float = ANSWER_TIMEOUT,
+    ) -> None:
         self._listener = listener
         self._answer = answer
+        self._request_timeout = request_timeout
+        self._answer_timeout = answer_timeout
         self._wakeup, self._waker = os.pipe()
         os.set_blocking(self._waker, False)
         self._connections: set[_Connection] = set()
@@ -105,7 +114,7 @@ class HttpServer:
                 time.sleep(0.01)  # out of descriptors: do not spin
             return
         sock.setblocking(False)
-        connection = _Connection(sock, time.monotonic())
+        connection = _Connection(sock, time.monotonic() + self._request_timeout)
         self._connections.add(connection)
         self._selector.register(sock, selectors.EVENT_READ, connection)
         if len(self._connections) > CONNECTIONS_MAX:
@@ -166,7 +175,7 @@ class HttpServer:
         head = "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n"
         connection.left = memoryview(head if headless else head + reply.body)
         connection.head = b""
-        connection.deadline = time.monotonic() + ANSWER_TIMEOUT
+        connection.deadline = time.monotonic() + self._answer_timeout
         self._selector.modify(connection.sock, selectors.EVENT_WRITE, connection)
         with contextlib.suppress(BlockingIOError):
             self._send(connection)
@@ -189,7 +198,9 @@ class HttpServer:
                 self._gone(connection)
             else:
                 try:
-                    self._reply(connection, plain(408, f"no request within {REQUEST_TIMEOUT:g} s"))
+                    self._reply(
+                        connection, plain(408, f"no request within {self._request_timeout:g} s")
+                    )
                 except OSError:
                     self._gone(connection)
 
