@@ -16,8 +16,9 @@ from penstock.group.admin import GroupAdmin, GroupDescription, GroupListing, Off
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.coordination import Transactions
-from penstock.ipc.hostslots import DiskSlot
 from penstock.ipc.state import StatePage
+from penstock.ipc.waits import run
+from penstock.logs import logs_of
 from penstock.offsets import Offset
 from penstock.remote.address import Place
 from penstock.session import Reply, Session, as_topic
@@ -123,8 +124,9 @@ class Admin(Closing):
         for an offset above the log's end, `UnknownTopicError`, `LogOfflineError`.
         """
         info, place, session = self._find(name), Offset.of(before), self._session
+        logs = logs_of(session, self._timeout)
         trims = [
-            Trim(info, number, session.page(info.pages[number]), session.data_folder, place)
+            Trim(info, number, session.page(info.pages[number]), logs, place)
             for number in chosen(info, partition)
         ]
         if dry_run:
@@ -143,12 +145,14 @@ class Admin(Closing):
     def describe_topic(self, name: str) -> TopicDescription:
         """A topic with the state of its partitions, read from shared memory."""
         info = self._find(name)
+        logs = logs_of(self._session, self._timeout)
+        run(logs.refreshing([self._session.page(page) for page in info.pages]))
         partitions = [
             self._describe(number, self._session.page(page), page % self._session.writers)
             for number, page in enumerate(info.pages)
         ]
         settings = {name: getattr(info.settings, name) for name in SETTABLE}
-        room = DiskSlot(self._session.state).read()
+        room = run(logs.looking_at_disk())
         disk = {**room._asdict(), "level": lo.DISK_NAMES.get(room.level, str(room.level))}
         return TopicDescription(name, info.topic_id.hex(), settings, partitions, disk)
 
@@ -213,7 +217,7 @@ class Admin(Closing):
 
     def _groups(self) -> GroupAdmin:
         self._check_attached()
-        return GroupAdmin(self._ask, self._session, self._find)
+        return GroupAdmin(self._ask, self._session, self._find, self._timeout)
 
     def describe_node(self) -> ms.NodeDescription:
         """The node's process, its writers and how much is attached to it."""

@@ -10,16 +10,18 @@ from typing import Final, Literal
 
 from penstock.core import errors as er
 from penstock.core.columns import decode
-from penstock.core.committed import AbortedTransactions
 from penstock.core.header import ATTR_TRANSACTIONAL
-from penstock.core.reader import Limit, LogReader, divergence
-from penstock.core.storage import Storage
+from penstock.core.reader import Limit
 from penstock.ipc import layout as lo
 from penstock.ipc.state import StatePage
+from penstock.ipc.waits import Waits
 from penstock.latest import LatestOnly, newest_of_keys, newest_of_partition
+from penstock.logs import Log, Logs
 from penstock.offsets import Offset
-from penstock.places import resolve
+from penstock.places import resolving
 from penstock.records import Chunk
+from penstock.session import Session
+from penstock.sources import Source
 
 TopicPartition = tuple[str, int]
 Isolation = Literal["read_uncommitted", "read_committed"]
@@ -36,27 +38,24 @@ class AssignedPartition:
     Under `read_committed` it ends at the last stable offset and leaves out what was aborted.
     """
 
-    __slots__ = ("_aborted", "_carry", "_epoch", "_folder", "_identity", "_latest", "_reader",
-                 "_storage", "aborted", "fetched", "name", "offset", "page", "paused", "place",
-                 "skipped", "topic_id")  # fmt: skip
+    __slots__ = ("_carry", "_committed", "_epoch", "_identity", "_latest", "_reader", "aborted",
+                 "fetched", "name", "offset", "page", "paused", "place", "skipped",
+                 "topic_id")  # fmt: skip
 
     def __init__(
-        self, name: TopicPartition, topic_id: bytes, page: StatePage, storage: Storage, folder: str,
+        self, name: TopicPartition, topic_id: bytes, page: StatePage, source: Source,
         latest: LatestOnly | None = None, isolation: Isolation = "read_uncommitted",
     ) -> None:  # fmt: skip
         self.name = name
         self.topic_id = topic_id
         self.page = page
-        self._storage = storage
-        self._folder = folder
-        self._reader = LogReader(storage, folder)
+        self._reader = source
         self.offset = 0
         self._epoch = EPOCH_UNKNOWN
         self._identity = lo.PAGE_IDENTITY.pack(lo.PAGE_MAGIC, lo.LAYOUT_VERSION, topic_id, name[1])
         self._carry: list[Chunk] = []
         self._latest = latest
-        committed = isolation == "read_committed"
-        self._aborted = AbortedTransactions(storage, folder) if committed else None
+        self._committed = isolation == "read_committed"
         self.paused = False
         self.aborted = 0  # records left out, because their transaction was aborted
         self.fetched = 0  # bytes decoded by the last fetch
@@ -70,7 +69,7 @@ class AssignedPartition:
     def end(self) -> int:
         """Where it ends for this reader: the high watermark, or the last stable offset."""
         page = self.page
-        return page.high_watermark if self._aborted is None else page.last_stable
+        return page.last_stable if self._committed else page.high_watermark
 
     @property
     def has_more(self) -> bool:
@@ -103,6 +102,14 @@ class AssignedPartition:
     def leader_epoch(self) -> int:
         """Of what was read before `offset`; `EPOCH_UNKNOWN` where nothing was."""
         return self._epoch
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether records are known to be on the way, while none is here: never on this host."""
+        return False
+
+    def allow(self, credit: int) -> None:
+        """Fetch so many bytes ahead from now on. On this host nothing is."""
 
     def jump(self, offset: int, leader_epoch: int = EPOCH_UNKNOWN) -> None:
         """Go on at `offset`, which follows a record of that epoch; what was fetched ahead is
@@ -217,6 +224,8 @@ class AssignedPartition:
         try:
             found = self._reader.fetch(limit, bytes_max)
         except er.OffsetOutOfRangeError:
+            if self.offset >= page.log_start:
+                raise
             found = []  # said below, with what to do
         except er.CorruptBatchError as error:
             # Rule 11: what looks broken may be a segment that retention took away meanwhile.
@@ -239,8 +248,8 @@ class AssignedPartition:
                     break
                 if (
                     head.attributes & ATTR_TRANSACTIONAL
-                    and self._aborted is not None
-                    and self._aborted.has(head, limit.offset)
+                    and self._committed
+                    and self._reader.leaves_out(head, limit.offset)
                 ):
                     self.aborted += head.record_count
                     continue
@@ -281,7 +290,7 @@ class AssignedPartition:
             raise er.UnknownTopicError(f"topic {self.name[0]!r} was deleted")
         if self._epoch in (EPOCH_UNKNOWN, page.leader_epoch):
             return
-        parted = divergence(self._storage, self._folder, self.offset, self._epoch, page.log_end)
+        parted = self._reader.parted(self.offset, self._epoch, page.log_end)
         if parted is not None:
             raise er.LogTruncatedError(
                 f"{self}: this consumer stands at offset {self.offset}, read in leader epoch "
@@ -290,14 +299,17 @@ class AssignedPartition:
                 divergence=parted,
             )
         self._epoch = page.leader_epoch
-        if self._aborted is not None:
-            self._aborted.forget()
+        self._reader.began_anew()
 
-    def resolve(self, to: Offset) -> int:
+    def resolving(self, to: Offset, logs: Logs) -> Waits[int]:
         """The offset that a place means now. Raises `OffsetOutOfRangeError` for an exact offset
         outside the log."""
-        start, limit = self.page.log_start, self.limit()
-        return resolve(to, str(self), self._storage, self._folder, start, limit, self.offset)
+        log = Log(self.page, self.topic_id, self.name[1])
+        return resolving(to, str(self), logs, log, self.offset, committed=self._committed)
+
+    def moved(self, session: Session, page: int) -> None:
+        """The node came back: it is on that page now."""
+        self.page = session.page(page)
 
     def close(self) -> None:
         self._reader.close()

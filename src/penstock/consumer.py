@@ -30,6 +30,8 @@ from penstock.offsets import Offset
 from penstock.records import Chunk, Record, RecordBatch
 from penstock.remote.address import Place
 from penstock.session import Session
+from penstock.sources import LocalSource, folder_of
+from penstock.standing import Standing
 from penstock.turns import Turns
 
 logger = logging.getLogger("penstock.consumer")
@@ -38,10 +40,14 @@ END_POLL: Final = 0.05
 """Seconds of a poll by who reads up to an end: what is below it is there, or is no record but the
 mark of a transaction, which is passed over without bringing anything."""
 
+FAR_PATIENCE: Final = 0.1
+"""Seconds that a poll waits beyond its own time for what is known to be on its way from another
+host: such records are there, though not here."""
+
 Start = Offset | str | int | datetime
 
 
-class Consumer(Closing, Elsewhere):
+class Consumer(Closing, Elsewhere, Standing):
     """Reads partitions by explicit assignment. Made by `Client.consumer`. For one thread at a time.
 
     Args:
@@ -157,17 +163,22 @@ class Consumer(Closing, Elsewhere):
                 assigned[topic, number] = kept
                 continue
             partition = self._partition((topic, number), info.topic_id, info.pages[number])
-            partition.jump(partition.resolve(self._start))
+            partition.jump((yield from partition.resolving(self._start, self._logs())))
             assigned[topic, number] = partition
         self._handout.settle()
         self._adopt(assigned)
 
     def _partition(self, name: TopicPartition, topic_id: bytes, page: int) -> AssignedPartition:
-        folder = self._session.data_folder / f"{topic_id.hex()}-{name[1]}"
-        return AssignedPartition(
-            name, topic_id, self._session.page(page), self._storage, str(folder),
-            self._latest_only, self._isolation,
-        )  # fmt: skip
+        """A partition to read, wherever its log lies."""
+        session, state = self._session, self._session.page(page)
+        latest, isolation = self._latest_only, self._isolation
+        if session.far is not None:
+            from penstock.remote.partition import FarPartition  # for remote clients only
+
+            credit = self._turns.bytes_max
+            return FarPartition(name, topic_id, state, session.far, credit, latest, isolation)
+        source = LocalSource(self._storage, str(session.data_folder / folder_of(topic_id, name[1])))
+        return AssignedPartition(name, topic_id, state, source, latest, isolation)
 
     def _adopt(self, assigned: dict[TopicPartition, AssignedPartition]) -> None:
         """Read these from now on; others are closed."""
@@ -187,11 +198,16 @@ class Consumer(Closing, Elsewhere):
 
     def seek(self, topic: str, partition: int, to: Start) -> int:
         """Go on elsewhere; returns the offset that `to` meant."""
+        run(self.refreshing())
+        return run(self.seeking(topic, partition, to))
+
+    def seeking(self, topic: str, partition: int, to: Start) -> Waits[int]:
+        """`seek` by what is known of the partition, with the waiting left to another one."""
         self._check_usable()
         self._handout.settle()
         found = self._of(topic, partition)
         epoch = found.page.leader_epoch
-        offset = found.resolve(Offset.of(to))
+        offset = yield from found.resolving(Offset.of(to), self._logs())
         found.jump(offset, epoch)  # rule 15: that place may be committed
         self._touched.append(found)
         self._tell_positions()
@@ -199,7 +215,8 @@ class Consumer(Closing, Elsewhere):
 
     def seek_all(self, to: Start) -> dict[TopicPartition, int]:
         """`seek` on every assigned partition."""
-        return {name: self.seek(*name, to) for name in self._assigned}
+        run(self.refreshing())
+        return {name: run(self.seeking(*name, to)) for name in self._assigned}
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Fetch nothing of these partitions (none given: of all) until `resume`.
@@ -217,21 +234,6 @@ class Consumer(Closing, Elsewhere):
         for partition in self._named(partitions):
             partition.paused = False
         self._watch_pages()
-
-    def lag(self) -> dict[TopicPartition, int]:
-        """Offsets between position and end (see `end_offsets`), from shared memory."""
-        return {
-            name: max(0, partition.end - self._handout.offset_of(partition))
-            for name, partition in self._assigned.items()
-        }
-
-    def end_offsets(self) -> dict[TopicPartition, int]:
-        """The high watermarks, under `read_committed` the last stable offsets."""
-        return {name: part.end for name, part in self._assigned.items()}
-
-    def beginning_offsets(self) -> dict[TopicPartition, int]:
-        """The log starts."""
-        return {name: part.page.log_start for name, part in self._assigned.items()}
 
     # --- reading ---------------------------------------------------------------------------------
     def poll(self, max_records: int | None = None, timeout: float | None = 0.0) -> RecordBatch:
@@ -264,16 +266,27 @@ class Consumer(Closing, Elsewhere):
             left = None if deadline is None else deadline - time.monotonic()
             yield from attachment.minding(self, RECONNECT_MAX if left is None else left)
             if left is not None and left <= 0:
-                return batch
+                if not self.awaits(left):
+                    return batch
+                left += FAR_PATIENCE
             bound = backoff.bound() if left is None else min(backoff.bound(), left)
             yield from attachment.sleeping(bound, self._spin, self._has_news)
+
+    def awaits(self, left: float) -> bool:
+        """Whether a poll whose time is over waits all the same, for what is known to be on its way
+        from another host."""
+        return (
+            self._session.far is not None
+            and left > -FAR_PATIENCE
+            and any(partition.is_awaited for partition in self._turns.active)
+        )
 
     def batches(
         self, max_records: int | None = None, timeout: float | None = None
     ) -> Iterator[RecordBatch]:
         """Polls that brought something, until none does for `timeout` seconds (None: for ever; with
         `follow=False`: until the high watermarks of the beginning)."""
-        ends = self.ends()
+        ends = run(self.ending())
         while not self.is_over(ends):
             batch = self.poll(max_records, timeout if ends is None else END_POLL)
             if batch:
@@ -335,9 +348,12 @@ class Consumer(Closing, Elsewhere):
         logger.warning("%s: offset %d is gone, going on at %d", partition, partition.offset, target)
         partition.jump(target)
 
-    def ends(self) -> dict[TopicPartition, int] | None:
+    def ending(self) -> Waits[dict[TopicPartition, int] | None]:
         """Where iteration that begins now will end; None: nowhere."""
-        return None if self._follow else self.end_offsets()
+        if self._follow:
+            return None
+        yield from self.refreshing()
+        return self.known_ends()
 
     def is_over(self, ends: dict[TopicPartition, int] | None) -> bool:
         """Whether iteration has come to these."""
@@ -371,6 +387,10 @@ class Consumer(Closing, Elsewhere):
     def _watch_pages(self) -> None:
         """Paused partitions wake nobody."""
         self._turns.choose(self._assigned.values())
+        if self._session.far is not None and self._turns.active:
+            share = self._turns.bytes_max // len(self._turns.active)
+            for partition in self._turns.active:
+                partition.allow(share)
         slot = self._session.slot
         if slot is not None:
             slot.watch(part.page.index for part in self._turns.active)
@@ -397,7 +417,7 @@ class Consumer(Closing, Elsewhere):
     def moved(self, session: Session, pages: dict[TopicPartition, int]) -> None:
         """The node came back: the same partitions, on these pages (for `Attachment`)."""
         for name, partition in self._assigned.items():
-            partition.page = session.page(pages[name])
+            partition.moved(session, pages[name])
         self._counts["reconnects"] += 1
         self._watch()
 

@@ -23,7 +23,7 @@ LatestOnly = Literal["key", "partition"]
 KEY_COST: Final = 128
 """Bytes that are reckoned for remembering one key, besides its record."""
 _ROW_BITS: Final = 32
-_FIRST_STEP_BACK: Final = 64
+STEP_BACK: Final = 64
 
 Fetch = Callable[[], list[Chunk]]
 
@@ -165,4 +165,4 @@ def newest_of_partition(
             return last.cut(last.stop - 1, last.stop)
         if at == start:
             return None
-        step *= _FIRST_STEP_BACK
+        step *= STEP_BACK

@@ -21,6 +21,7 @@ from penstock.ipc.state import StatePage
 from penstock.ipc.waits import Waits
 from penstock.observe.ages import Ages, Place
 from penstock.session import Session
+from penstock.sources import folder_of
 
 
 class Log(NamedTuple):
@@ -33,7 +34,7 @@ class Log(NamedTuple):
     @property
     def folder(self) -> str:
         """Its name below the data folder."""
-        return f"{self.topic_id.hex()}-{self.partition}"
+        return folder_of(self.topic_id, self.partition)
 
     def limit(self, *, committed: bool = False) -> Limit:
         """How far it may be read now: the offset first, then the bytes it needs."""
@@ -127,3 +128,12 @@ def sizes_below(storage: Storage, folder: str, before: int, end: int) -> tuple[i
 def positions_of(slot: ClientSlot, pid: int) -> Iterable[tuple[int, int]]:
     """(page, next offset) of the client in that slot; nothing where it is another one's by now."""
     return slot.positions() if slot.in_use and slot.pid == pid else ()
+
+
+def logs_of(session: Session, timeout: float) -> Logs:
+    """The logs of a session's node. What has to be asked is asked within `timeout` seconds."""
+    if session.far is None:
+        return LocalLogs(session)
+    from penstock.remote.logs import FarLogs  # for remote clients only
+
+    return FarLogs(session, timeout)

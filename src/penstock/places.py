@@ -1,28 +1,31 @@
 """What a place in a log means at this moment, in offsets.
 
-Owns the arithmetic, for consumers and admins alike. Reads pages and indexes, changes nothing.
+Owns the arithmetic, for consumers and admins alike. Reads pages, asks for times, changes nothing.
 """
 
 from __future__ import annotations
 
 from penstock.core.errors import OffsetOutOfRangeError
-from penstock.core.reader import Limit, offset_for_timestamp
-from penstock.core.storage import Storage
+from penstock.ipc.waits import Waits
+from penstock.logs import Log, Logs
 from penstock.offsets import Offset
 
 
-def resolve(
-    to: Offset, name: str, storage: Storage, folder: str, start: int, limit: Limit, here: int
-) -> int:
-    """The offset that `to` means in the partition `name`, which holds `start` to `limit`, for one
-    who stands at `here`. Raises `OffsetOutOfRangeError` for an exact offset outside the log."""
-    end = limit.offset
+def resolving(
+    to: Offset, name: str, logs: Logs, log: Log, here: int, *, committed: bool = False
+) -> Waits[int]:
+    """The offset that `to` means in the partition `name`, for one who stands at `here`, and for
+    whom it ends at the last stable offset if `committed`. Raises `OffsetOutOfRangeError` for an
+    exact offset outside the log."""
+    page = log.page
+    start = page.log_start
+    end = page.last_stable if committed else page.high_watermark
     if to.place == "earliest":
         return start
     if to.place == "latest":
         return end
     if to.place == "time":
-        found = offset_for_timestamp(storage, folder, to.number, limit)
+        found = yield from logs.finding_time(log, to.number, committed=committed)
         return end if found is None else max(found, start)
     if to.place == "exact":
         if not start <= to.number <= end:

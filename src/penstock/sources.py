@@ -55,3 +55,8 @@ class LocalSource(LogReader):
 
     def began_anew(self) -> None:
         self._aborted.forget()
+
+
+def folder_of(topic_id: bytes, partition: int) -> str:
+    """The name of a partition's folder below the data folder."""
+    return f"{topic_id.hex()}-{partition}"

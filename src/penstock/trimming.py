@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from penstock.core import errors as er
-from penstock.core.reader import Limit
-from penstock.core.segment import list_segments, open_for_reading
-from penstock.core.storage import Storage
 from penstock.ipc import messages as ms
 from penstock.ipc.state import StatePage
+from penstock.ipc.waits import run
+from penstock.logs import Log, Logs
 from penstock.offsets import Offset
-from penstock.places import resolve
+from penstock.places import resolving
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,33 +34,22 @@ class Trim:
     """One partition and where its log is to start."""
 
     def __init__(
-        self, topic: ms.TopicInfo, partition: int, page: StatePage, folder: Path, before: Offset
+        self, topic: ms.TopicInfo, partition: int, page: StatePage, logs: Logs, before: Offset
     ) -> None:
         self._topic = topic
         self._partition = partition
-        self._page = page
-        self._storage = Storage()
-        self._folder = str(folder / f"{topic.topic_id.hex()}-{partition}")
+        self._logs = logs
+        self._log = Log(page, topic.topic_id, partition)
         self._start = page.log_start
         if before.place == "exact" and before.number < self._start:
             before = Offset.earliest()  # that is done already
-        limit = Limit(page.high_watermark, *page.segment(), self._start)
         name = f"{topic.name}-{partition}"
-        self._before = resolve(
-            before, name, self._storage, self._folder, self._start, limit, self._start
-        )
+        self._before = run(resolving(before, name, logs, self._log, self._start))
 
     def foretell(self) -> TrimResult:
         """What `do` would answer if it came now."""
-        bases = list_segments(self._storage, self._folder)
-        ends = [*bases[1:], self._page.high_watermark]
-        gone = [base for base, end in zip(bases, ends, strict=True) if base < end <= self._before]
-        nbytes = 0
-        for base in gone:
-            fd = open_for_reading(self._storage, self._folder, base)
-            nbytes += self._storage.size(fd)
-            self._storage.close(fd)
-        return self._result(self._before, len(gone), nbytes)
+        segments, nbytes = run(self._logs.sizing(self._log, self._before))
+        return self._result(self._before, segments, nbytes)
 
     def do(self, ask: Callable[[ms.TrimPartition], ms.Cleaned]) -> TrimResult:
         topic = self._topic

@@ -17,6 +17,7 @@ from penstock.closing import AsyncClosing
 from penstock.consumer import END_POLL, Start
 from penstock.consumer import Consumer as BlockingConsumer
 from penstock.core import errors as er
+from penstock.ipc.waits import run
 from penstock.options import ConsumerOptions, GroupOptions
 from penstock.records import Record, RecordBatch
 from penstock.remote.address import Place
@@ -99,16 +100,15 @@ class Consumer(AsyncClosing):
         return self._core.position(topic, partition)
 
     def seek(self, topic: str, partition: int, to: Start) -> int:
-        """Go on elsewhere; returns the offset that `to` meant."""
-        offset = self._core.seek(topic, partition, to)
+        """Go on elsewhere; returns the offset that `to` meant. Over tcp it goes by what is known of
+        the partition (see `end_offsets`), and a time is asked for while the loop waits."""
+        offset = run(self._core.seeking(topic, partition, to))
         self._carrier.wake()
         return offset
 
     def seek_all(self, to: Start) -> dict[TopicPartition, int]:
         """`seek` on every assigned partition."""
-        offsets = self._core.seek_all(to)
-        self._carrier.wake()
-        return offsets
+        return {name: self.seek(*name, to) for name in self._core.assignment()}
 
     def pause(self, *partitions: TopicPartition) -> None:
         """See `penstock.Consumer.pause`."""
@@ -120,16 +120,17 @@ class Consumer(AsyncClosing):
         self._carrier.wake()
 
     def lag(self) -> dict[TopicPartition, int]:
-        """Offsets between position and high watermark, from shared memory."""
-        return self._core.lag()
+        """Offsets between position and end, as far as they are known (see `end_offsets`)."""
+        return self._core.known_lag()
 
     def end_offsets(self) -> dict[TopicPartition, int]:
-        """The high watermarks."""
-        return self._core.end_offsets()
+        """The high watermarks, under `read_committed` the last stable offsets. Over tcp as last
+        heard: in a moment where a partition is read, long ago where it is paused."""
+        return self._core.known_ends()
 
     def beginning_offsets(self) -> dict[TopicPartition, int]:
-        """The log starts."""
-        return self._core.beginning_offsets()
+        """The log starts, over tcp as last heard."""
+        return self._core.known_beginnings()
 
     # --- reading ---------------------------------------------------------------------------------
     async def poll(
@@ -145,7 +146,7 @@ class Consumer(AsyncClosing):
     ) -> AsyncIterator[RecordBatch]:
         """Polls that brought something, until none does for `timeout` seconds (None: for ever; with
         `follow=False`: until the high watermarks of the beginning)."""
-        ends = self._core.ends()
+        ends = await self._carrier.carry(self._core.ending())
         while not self._core.is_over(ends):
             batch = await self.poll(max_records, timeout if ends is None else END_POLL)
             if batch:

@@ -99,8 +99,7 @@ class GroupConsumer(AsyncClosing):
     async def _is_at_end(self) -> bool:
         if self._core.follows:
             return False
-        await self._attend()
-        return self._core.is_at_end()
+        return await self._carrier.carry(self._core.ending())
 
     async def _attend(self) -> None:
         """Let the loop wait for what the next plain call would block for."""
@@ -119,8 +118,7 @@ class GroupConsumer(AsyncClosing):
 
     async def seek(self, topic: str, partition: int, to: Start) -> int:
         """Go on elsewhere; returns the offset that `to` meant."""
-        await self._attend()
-        return self._core.seek(topic, partition, to)
+        return await self._carrier.carry(self._core.seeking(topic, partition, to))
 
     async def assignment(self) -> list[TopicPartition]:
         """The partitions that are its own now."""
@@ -145,8 +143,8 @@ class GroupConsumer(AsyncClosing):
         self._carrier.wake()
 
     def lag(self) -> dict[TopicPartition, int]:
-        """Offsets between position and high watermark, from shared memory."""
-        return self._core.lag()
+        """Offsets between position and high watermark, over tcp as last heard."""
+        return self._core.known_lag()
 
     # --- life ------------------------------------------------------------------------------------
     @property

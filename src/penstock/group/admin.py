@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.core import errors as er
-from penstock.core.reader import Limit
-from penstock.core.storage import Storage
 from penstock.group.options import check_group_name
 from penstock.ipc import coordination as co
 from penstock.ipc import messages as ms
-from penstock.ipc.clients import ClientSlot
-from penstock.observe.ages import Ages, Place
+from penstock.ipc.waits import run
+from penstock.logs import Log, logs_of
 from penstock.offsets import Offset
-from penstock.places import resolve
+from penstock.places import resolving
 from penstock.session import Session
 from penstock.trimming import chosen
 
@@ -109,11 +107,13 @@ class OffsetReset:
 class GroupAdmin:
     """See the module. `find` tells of a topic; `session` is the attachment."""
 
-    def __init__(self, ask: Ask, session: Session, find: Callable[[str], ms.TopicInfo]) -> None:
+    def __init__(
+        self, ask: Ask, session: Session, find: Callable[[str], ms.TopicInfo], timeout: float
+    ) -> None:
         self._ask = ask
         self._session = session
         self._find = find
-        self._storage = Storage()
+        self._logs = logs_of(session, timeout)
 
     def listed(self) -> list[GroupListing]:
         found: list[GroupListing] = []
@@ -193,13 +193,11 @@ class GroupAdmin:
 
     def _positions(self, asked: co.GroupDescription) -> dict[TopicPartition, int]:
         """What the members publish: the next offset each wants of its partitions."""
-        by_member: dict[str, dict[int, int]] = {}
-        for member in asked.members:
-            if member.slot < 0:
-                continue
-            slot = ClientSlot(self._session.clients, member.slot)
-            if slot.in_use and slot.pid == member.pid:
-                by_member[member.member_id] = dict(slot.positions())
+        members = [member for member in asked.members if member.slot >= 0]
+        found = run(self._logs.positioning([(member.slot, member.pid) for member in members]))
+        by_member = {
+            member.member_id: positions for member, positions in zip(members, found, strict=True)
+        }
         return {
             (one.topic, one.partition): by_member[one.member_id][one.page]
             for one in asked.partitions
@@ -217,18 +215,17 @@ class GroupAdmin:
 
     def _ages(self, asked: co.GroupDescription) -> dict[TopicPartition, float]:
         """When the first record that is not committed was appended, by the time index."""
-        places = {}
+        names, places = [], []
         for one in asked.partitions:
             if one.offset == co.NO_OFFSET or one.page < 0:
                 continue
             page = self._session.page(one.page)
             if one.offset < page.high_watermark:
-                topic_id = one.topic_id.hex()
-                folder = str(self._session.data_folder / f"{topic_id}-{one.partition}")
-                place = Place(0, (topic_id, one.partition), folder, max(one.offset, page.log_start))
-                places[place] = (one.topic, one.partition)
-        times = Ages(self._storage).times(places, AGES_BUDGET)
-        return {places[place]: at for place, at in times.items()}
+                log = Log(page, one.topic_id, one.partition)
+                names.append((one.topic, one.partition))
+                places.append((log, max(one.offset, page.log_start)))
+        times = run(self._logs.dating(places, AGES_BUDGET))
+        return {name: at for name, at in zip(names, times, strict=True) if at is not None}
 
     # --- change ---
     def reset(
@@ -269,12 +266,9 @@ class GroupAdmin:
 
     def _resolved(self, info: ms.TopicInfo, number: int, to: Offset, here: int) -> int:
         page = self._session.page(info.pages[number])
-        start = page.log_start
-        limit = Limit(page.high_watermark, *page.segment(), start)
-        folder = str(self._session.data_folder / f"{info.topic_id.hex()}-{number}")
-        name = f"{info.name}-{number}"
-        here = start if here == co.NO_OFFSET else here
-        return resolve(to, name, self._storage, folder, start, limit, here)
+        here = page.log_start if here == co.NO_OFFSET else here
+        log = Log(page, info.topic_id, number)
+        return run(resolving(to, f"{info.name}-{number}", self._logs, log, here))
 
     def delete(self, group: str, topic: str | None) -> None:
         check_group_name(group)

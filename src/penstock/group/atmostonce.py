@@ -87,15 +87,15 @@ class Claims:
                 return chunk.row_offset(chunk.start)
         return self._reader.position(*name)
 
-    def seek(self, name: TopicPartition, to: Start) -> int:
+    def seeking(self, name: TopicPartition, to: Start) -> Waits[int]:
         """Forwards only. What is passed over is the caller's wish and not counted."""
         self.settle()
         self._unfetch()
         before = self._reader.position(*name)
-        offset = self._reader.seek(*name, to)
+        offset = yield from self._reader.seeking(*name, to)
         head = self._claimed_to(name)
         if offset < head:
-            self._reader.seek(*name, before)
+            yield from self._reader.seeking(*name, before)
             raise er.GroupError(
                 f"{name[0]}-{name[1]}: group {self._member.group!r} is at-most-once and committed "
                 f"up to {head}; going back to {offset} would deliver twice. An admin "

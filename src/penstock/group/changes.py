@@ -45,7 +45,7 @@ class Owner(Protocol):
 
     def letting_go(self, names: Sequence[TopicPartition], *, lost: bool) -> Waits[None]: ...
 
-    def take_on(self, owned: Sequence[co.Owned]) -> None: ...
+    def taking_on(self, owned: Sequence[co.Owned]) -> Waits[None]: ...
 
 
 class Changes:
@@ -118,7 +118,7 @@ class Changes:
         if len(added) < len(wanted):  # new ones, which their writers are about to make
             self.retry_at = time.monotonic() + UNOPENED_EVERY
         if added:
-            self._owner.take_on(added)
+            yield from self._owner.taking_on(added)
             member.own([*held.values(), *added])
             self._counts["assigned"] += len(added)
         reader.notice = notice

@@ -18,7 +18,7 @@ from penstock import elsewhere, forks
 from penstock.assigned import TopicPartition
 from penstock.attachment import RECONNECT_MAX
 from penstock.closing import Closing
-from penstock.consumer import END_POLL, Start
+from penstock.consumer import END_POLL, FAR_PATIENCE, Start
 from penstock.core import errors as er
 from penstock.group.atmostonce import Claims
 from penstock.group.changes import LOOK_SECONDS, Changes, Listener
@@ -111,13 +111,9 @@ class GroupConsumer(Closing, elsewhere.Elsewhere):
         self._look_every = session_timeout / 3
         self._sign_every = None if processing_timeout is None else processing_timeout / 3
         self._reader = GroupReader(
-            socket,
-            start=start,
-            node_timeout=node_timeout,
-            timeout=timeout,
-            session=session,
+            socket, start=start, node_timeout=node_timeout, timeout=timeout, session=session,
             **reading,
-        )
+        )  # fmt: skip
         self._handout = self._reader.handout
         self._looping = Looping(self._reader, self._is_due)
         join = co.JoinGroup(
@@ -183,7 +179,9 @@ class GroupConsumer(Closing, elsewhere.Elsewhere):
             left = None if deadline is None else deadline - now
             yield from reader.minding(RECONNECT_MAX if left is None else left)
             if left is not None and left <= 0:
-                return GroupBatch((), self._member.ownership, self)
+                if not reader.awaits(left):
+                    return GroupBatch((), self._member.ownership, self)
+                left += FAR_PATIENCE
             bound = min(backoff.bound(), max(self._due - now, 0.001))
             yield from reader.sleeping(bound if left is None else min(bound, left))
 
@@ -230,15 +228,18 @@ class GroupConsumer(Closing, elsewhere.Elsewhere):
         self._out = None
 
     def is_at_end(self) -> bool:
-        """With `follow=False`: whether all that its partitions held when they came was handed
-        out."""
+        """With `follow=False`: whether all that they held when they came was handed out."""
+        return run(self.ending())
+
+    def ending(self) -> Waits[bool]:
         if self._reader.follows:
             return False
         if self._ends is None:
-            self.assignment()
+            yield from self._following()
             if self._changes.retry_at is not None:
                 return False  # no word of the coordinator yet: what it owns is not known
-            self._ends = self._reader.end_offsets()
+            yield from self._reader.refreshing()
+            self._ends = self._reader.known_ends()
         return self._reached(self._ends)
 
     def _reached(self, ends: dict[TopicPartition, int]) -> bool:
@@ -331,9 +332,9 @@ class GroupConsumer(Closing, elsewhere.Elsewhere):
             if self._ends is not None:
                 self._ends.pop(name, None)
 
-    def take_on(self, owned: Sequence[co.Owned]) -> None:
+    def taking_on(self, owned: Sequence[co.Owned]) -> Waits[None]:
         """These came: read them from what the group has committed."""
-        fresh = self._reader.place(owned)
+        fresh = yield from self._reader.placing(owned)
         if self._claims is not None:
             self._claims.place(owned, fresh)
         self._commits.place(owned)
@@ -409,31 +410,41 @@ class GroupConsumer(Closing, elsewhere.Elsewhere):
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions that are its own now."""
-        if not self._handout.is_live and self._reader.is_disturbed():
-            run(self.attending())
+        run(self._following())
         return self._reader.assignment()
+
+    def _following(self) -> Waits[None]:
+        """Let the assignment be what the coordinator last said, unless a loop stands within it."""
+        if not self._handout.is_live and self._reader.is_disturbed():
+            yield from self.attending()
 
     def seek(self, topic: str, partition: int, to: Start) -> int:
         """Go on elsewhere; returns the offset that `to` meant. What is committed follows with the
         next commit. At-most-once only forwards."""
+        return run(self.seeking(topic, partition, to))
+
+    def seeking(self, topic: str, partition: int, to: Start) -> Waits[int]:
         self._reader.check_usable()
-        self.assignment()
+        yield from self._following()
+        yield from self._reader.refreshing()
         if self._claims is not None:
-            return self._claims.seek((topic, partition), to)
+            return (yield from self._claims.seeking((topic, partition), to))
         self._out = self._commits.out_but(self._out, (topic, partition))
-        return self._reader.seek(topic, partition, to)
+        return (yield from self._reader.seeking(topic, partition, to))
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Fetch nothing of these partitions (none given: of all) until `resume`; they stay its
-        own."""
+        """Fetch nothing of these (none given: of all) until `resume`; they stay its own."""
         self._reader.pause(*partitions)
 
     def resume(self, *partitions: TopicPartition) -> None:
         self._reader.resume(*partitions)
 
     def lag(self) -> dict[TopicPartition, int]:
-        """Offsets between position and high watermark, from shared memory."""
+        """Offsets between position and high watermark."""
         return self._reader.lag()
+
+    def known_lag(self) -> dict[TopicPartition, int]:
+        return self._reader.known_lag()
 
     # --- life ------------------------------------------------------------------------------------
     @property

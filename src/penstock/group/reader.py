@@ -57,7 +57,7 @@ class GroupReader(Consumer):
         return self._assigned.get(partition.name) is partition
 
     # --- what is read ---
-    def place(self, owned: Sequence[Owned]) -> list[TopicPartition]:
+    def placing(self, owned: Sequence[Owned]) -> Waits[list[TopicPartition]]:
         """Read these too, from where the group stands; those where it stands nowhere yet begin
         at `start`, and are returned."""
         assigned = dict(self._assigned)
@@ -67,7 +67,7 @@ class GroupReader(Consumer):
             partition = self._partition(name, one.topic_id, one.page)
             if one.offset == NO_OFFSET:
                 epoch = partition.page.leader_epoch
-                partition.jump(partition.resolve(self._start), epoch)
+                partition.jump((yield from partition.resolving(self._start, self._logs())), epoch)
                 fresh.append(name)
             else:
                 partition.jump(one.offset, one.leader_epoch)

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from penstock.cluster.frames import messages as fr
+
+SMALL: Final = 4096
+RESTS: Final = 4
+"""Fewer bytes are told of to the gateway only when the consumer found nothing so many times."""
 
 
 class Arrived(NamedTuple):
@@ -37,7 +41,8 @@ class FarCursor:
         self._arrived: deque[Arrived] = deque()
         self._failed: fr.CursorFailed | None = None
         self._is_closed = False
-        self._owed = 0
+        self._owed = 0  # below 0: the gateway was given more than there is credit for now
+        self._rests = 0
 
     # --- the carrier's thread ---
     def put(self, message: fr.Fetched, payload: bytes | bytearray | memoryview | None) -> None:
@@ -67,10 +72,29 @@ class FarCursor:
         return self._arrived.popleft() if self._arrived else None
 
     def took(self, nbytes: int) -> None:
-        """So many bytes were consumed. The gateway is told once it is worth a message: it sends as
-        long as there is any credit left."""
+        """So many bytes were consumed. The gateway is told once it is worth a message, or once the
+        consumer rests."""
         self._owed += nbytes
-        if self._owed * 4 >= self.credit and not self._is_closed and self._failed is None:
+        self._rests = 0
+        if self._owed * 4 >= self.credit:
+            self._pay()
+
+    def rest(self) -> None:
+        """The consumer found nothing here. What the gateway was not told of yet might be what it
+        waits for, where it holds many cursors of a connection to one bound."""
+        self._rests += 1
+        if self._owed >= SMALL or (self._owed > 0 and self._rests >= RESTS):
+            self._pay()
+
+    def allow(self, credit: int) -> None:
+        """Another credit from now on: more is given at once, less as bytes are consumed."""
+        self._owed += credit - self.credit
+        self.credit = credit
+        if self._owed * 4 >= credit:
+            self._pay()
+
+    def _pay(self) -> None:
+        if not self._is_closed and self._failed is None:
             owed, self._owed = self._owed, 0
             self._give(owed)
 

@@ -32,6 +32,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc.alone import AloneRole
 from penstock.ipc.messages import OpenPartition, TopicSettings
 from penstock.ipc.state import StatePage, format_table
+from penstock.sources import LocalSource
 
 LIVES = int(os.environ.get("PENSTOCK_HISTORIES", "120"))
 OPEN, COMMITTED, ABORTED = "open", "committed", "aborted"
@@ -149,7 +150,7 @@ class Partition:
 
     def reader(self, isolation: Isolation, offset: int | None = None) -> AssignedPartition:
         made = AssignedPartition(
-            ("t", 0), TOPIC, self.page, self.storage, self.folder, None, isolation
+            ("t", 0), TOPIC, self.page, LocalSource(self.storage, self.folder), None, isolation
         )
         made.jump(self.page.log_start if offset is None else offset)
         return made
