@@ -54,7 +54,7 @@ class FarPartition(AssignedPartition):
             if source.offset == self.offset:
                 source.epoch = self._epoch
             source.open()
-        return self._is_gone
+        return self.page.is_gone(self._identity)
 
     @property
     def is_awaited(self) -> bool:
