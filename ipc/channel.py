@@ -8,6 +8,7 @@ those of a message that is refused are closed here.
 from __future__ import annotations
 
 import array
+import contextlib
 import errno
 import fcntl
 import os
@@ -205,6 +206,11 @@ class Channel:
     def _check_open(self) -> None:
         if self._sock.fileno() < 0:
             raise ClosedError("this channel is closed")
+
+    def end(self) -> None:
+        """Say no more: the peer comes to the end, and may still speak."""
+        with contextlib.suppress(OSError):  # it is gone already
+            self._sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         self._sock.close()

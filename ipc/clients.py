@@ -69,6 +69,10 @@ class ClientSlot:
         self._q[self._base + lo.Q_CLIENT_NOTICE] += 1
         return self.notice
 
+    def copy_notice(self, notice: int) -> None:
+        """What the notice is in the slot that this one is a copy of."""
+        self._q[self._base + lo.Q_CLIENT_NOTICE] = notice
+
     @property
     def in_use(self) -> bool:
         return bool(self._q[self._base + lo.Q_CLIENT_IN_USE])

@@ -289,6 +289,11 @@ class LaneReceiver:
         return int(self._q[lo.Q_LANE_TAIL])
 
     @property
+    def next_sequence(self) -> int:
+        """Of the first frame that is not finished."""
+        return int(self._q[lo.Q_LANE_HEAD_SEQUENCE])
+
+    @property
     def is_closed(self) -> bool:
         return bool(self._q[lo.Q_LANE_STATE] == lo.LANE_CLOSED)
 
@@ -309,15 +314,39 @@ class LaneReceiver:
         position = self._head
         if tail == position:
             return []
-        if tail < position or tail - position > self._capacity or tail % lo.FRAME_ALIGN:
+        if not discard_acks:
+            frames_max = min(frames_max, self._places(0))
+        found = self._whole(position, tail, self._head_sequence, frames_max, bytes_max)
+        if found and self._head_sequence is None:
+            self._head_sequence = found[0].sequence
+        return found
+
+    def frames_behind(
+        self, last: Frame, unanswered: int, frames_max: int, bytes_max: int
+    ) -> list[Frame]:
+        """The next whole frames behind `last`, for who answers later: so many up to `last` are not
+        finished yet, and the places of their acknowledgements are kept."""
+        tail = self._q[lo.Q_LANE_TAIL]
+        if tail == last.end:
+            return []
+        frames_max = min(frames_max, self._places(unanswered))
+        return self._whole(last.end, tail, last.sequence + 1, frames_max, bytes_max)
+
+    def _places(self, kept: int) -> int:
+        """Free acknowledgement places, but for those that are kept."""
+        unread = self._ack_tail - self._q[lo.Q_LANE_ACK_HEAD]
+        if not 0 <= unread <= lo.ACKS_MAX:
+            raise LaneCorruptError(f"acknowledgement head is {unread} behind its tail")
+        return int(lo.ACKS_MAX - unread - kept)
+
+    def _whole(
+        self, position: int, tail: int, due: int | None, frames_max: int, bytes_max: int
+    ) -> list[Frame]:
+        """The frames from `position` on, of which the first has the sequence `due`, if known."""
+        if not 0 < tail - position <= self._capacity or tail % lo.FRAME_ALIGN:
             raise LaneCorruptError(
                 f"tail {tail} does not stand within {self._capacity} bytes after head {position}"
             )
-        if not discard_acks:
-            unread = self._ack_tail - q[lo.Q_LANE_ACK_HEAD]
-            if not 0 <= unread <= lo.ACKS_MAX:
-                raise LaneCorruptError(f"acknowledgement head is {unread} behind its tail")
-            frames_max = min(frames_max, lo.ACKS_MAX - unread)
         found: list[Frame] = []
         view = self._bytes
         capacity = self._capacity
@@ -330,19 +359,19 @@ class LaneReceiver:
                 (crc,) = lo.FRAME_CRC.unpack_from(view, at + lo.FRAME_CRC_AT)
                 if crc != crc32c(packed):
                     raise LaneCorruptError(f"frame header at {position} fails its checksum")
-                if self._head_sequence is None:
-                    self._head_sequence = sequence
+                if due is None:
+                    due = sequence
                 if (
                     size < lo.FRAME_BYTES
                     or size % lo.FRAME_ALIGN
                     or position % capacity + size > capacity
                     or position + size > tail
                     or length > size - lo.FRAME_BYTES
-                    or sequence != self._head_sequence + len(found)
+                    or sequence != due + len(found)
                 ):
                     raise LaneCorruptError(
                         f"frame at {position} cannot be: {size} bytes, batch of {length}, sequence "
-                        f"{sequence} where {self._head_sequence + len(found)} is due"
+                        f"{sequence} where {due + len(found)} is due"
                     )
                 position += size
                 if kind == lo.KIND_PAD:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from penstock.core.errors import PenstockTimeout, UnsupportedVersionError
@@ -280,6 +281,14 @@ class StatePage:
         q, base, took = self._q, self._base, int(seconds * 1e6)
         q[base + lo.Q_PAGE_SYNC_COUNTS + bisect_left(lo.SYNC_BOUNDS_US, took)] += 1
         q[base + lo.Q_PAGE_SYNC_US] += took
+
+    def copy_counts(self, counters: Sequence[int], cleaning: Sequence[int]) -> None:
+        """What `counters` and `cleaning` are on the page that this one is a copy of."""
+        q, base = self._q, self._base
+        for at, value in enumerate(counters[: lo.Q_PAGE_THROTTLES - lo.Q_PAGE_RECORDS + 1]):
+            q[base + lo.Q_PAGE_RECORDS + at] = value
+        for at, value in enumerate(cleaning[: len(CLEANING)]):
+            q[base + lo.Q_PAGE_CLEANINGS + at] = value
 
     def count_throttle(self) -> None:
         self._q[self._base + lo.Q_PAGE_THROTTLES] += 1

@@ -11,7 +11,7 @@ from penstock.closing import Closing
 from penstock.consumer import Consumer
 from penstock.core import errors as er
 from penstock.group.consumer import GroupConsumer
-from penstock.ipc import layout as lo
+from penstock.ipc.waits import run
 from penstock.options import (
     ConsumerOptions,
     GroupOptions,
@@ -22,7 +22,9 @@ from penstock.options import (
     check_producer_names,
 )
 from penstock.producer import Producer
-from penstock.session import Session, default_url, socket_of
+from penstock.reaching import Keys, Transport, reaching
+from penstock.remote.address import RemoteAddress
+from penstock.session import default_url
 from penstock.transactions.producer import TransactionalProducer
 from penstock.transactions.stages import Stage, StagesOutcome, commit_stages
 
@@ -30,14 +32,33 @@ from penstock.transactions.stages import Stage, StagesOutcome, commit_stages
 class Client(Closing):
     """A node's address and what was made from it. Closing the client closes all of that."""
 
-    def __init__(self, url: str, *, client_id: str = "", timeout: float = 5.0) -> None:
-        self._socket = socket_of(url)
+    def __init__(
+        self,
+        url: str,
+        *,
+        client_id: str = "",
+        timeout: float = 5.0,
+        transport: Transport = "auto",
+        keys: Keys = None,
+    ) -> None:
+        self._socket = run(
+            reaching(url, transport=transport, keys=keys, client_id=client_id, timeout=timeout)
+        )
         self.url = url
         self._client_id = client_id
         self._timeout = timeout
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()
         self._closed = False
-        Session.attach(self._socket, lo.KIND_ADMIN, client_id=client_id, timeout=timeout).close()
+
+    @property
+    def transport(self) -> str:
+        """How the node is reached: "shm" or "tcp"."""
+        return "tcp" if isinstance(self._socket, RemoteAddress) else "shm"
+
+    def metrics(self) -> dict[str, float]:
+        """The connection to a node on another host: counters since it was first made, and what is
+        under way now. Empty where the node is reached through shared memory."""
+        return self._socket.metrics() if isinstance(self._socket, RemoteAddress) else {}
 
     @overload
     def producer(self, **options: Unpack[TransactionOptions]) -> TransactionalProducer: ...
@@ -127,15 +148,31 @@ class Client(Closing):
                 made.close()
             except er.PenstockError as error:
                 failure = failure or error
+        if isinstance(self._socket, RemoteAddress):
+            self._socket.close()
+            self._socket.join()
         if failure is not None:
             raise failure
 
 
-def connect(url: str | None = None, *, client_id: str = "", timeout: float = 5.0) -> Client:
-    """Connect to a node: `shm://` (the default node of this user), `shm://NAME`, or
-    `shm:///PATH/OF/DATA/FOLDER`. Without a URL: `$PENSTOCK_URL`, else `shm://`.
+def connect(
+    url: str | None = None,
+    *,
+    client_id: str = "",
+    timeout: float = 5.0,
+    transport: Transport = "auto",
+    keys: Keys = None,
+) -> Client:
+    """Connect to a node: `shm://` (the default node of this user), `shm://NAME`,
+    `shm:///PATH/OF/DATA/FOLDER`, or `tcp://HOST:PORT`, with more after commas for what answers
+    first. Without a URL: `$PENSTOCK_URL`, else `shm://`.
 
-    Waits up to `timeout` seconds for a node that is starting. Raises `NotConnectedError`,
-    `AttachRefusedError`, `ConfigError`.
+    Waits up to `timeout` seconds for a node that is starting. A node that is reached by tcp and
+    turns out to be on this host is used through shared memory, unless `transport` is "tcp". `keys`:
+    this client's key file, for brokers that want one; default `$PENSTOCK_KEY`. Raises
+    `NotConnectedError`, `AttachRefusedError`, `ConfigError`.
     """
-    return Client(default_url() if url is None else url, client_id=client_id, timeout=timeout)
+    return Client(
+        default_url() if url is None else url, client_id=client_id, timeout=timeout,
+        transport=transport, keys=keys,
+    )  # fmt: skip

@@ -17,7 +17,7 @@ from penstock.assigned import TopicPartition
 from penstock.consumer import Consumer, Start
 from penstock.core import errors as er
 from penstock.records import Chunk, RecordBatch
-from penstock.session import socket_of
+from penstock.session import place_of
 
 if TYPE_CHECKING:
     import duckdb
@@ -79,7 +79,7 @@ def connected(
         raise ImportError(
             "SQL over topics needs DuckDB and pyarrow: pip install 'penstock[sql]'"
         ) from error
-    socket = socket_of(url)
+    socket = place_of(url)
     with Admin(socket, client_id=CLIENT_ID, timeout=timeout) as admin:
         known = admin.list_topics()
     text = query.lower()
@@ -98,7 +98,7 @@ def explained(error: Exception, url: str, timeout: float = 5.0) -> Exception:
     first, *_ = str(error).splitlines() or [""]
     if not first.startswith("Catalog Error: Table"):
         return error
-    with Admin(socket_of(url), client_id=CLIENT_ID, timeout=timeout) as admin:
+    with Admin(place_of(url), client_id=CLIENT_ID, timeout=timeout) as admin:
         topics = admin.list_topics()
     listed = ", ".join(topics[:TOPICS_NAMED]) + (", ..." if len(topics) > TOPICS_NAMED else "")
     return er.UnknownTopicError(

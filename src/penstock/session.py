@@ -48,19 +48,31 @@ def default_url() -> str:
     return os.environ.get("PENSTOCK_URL") or "shm://"
 
 
+def place_of(url: str, keys: str | os.PathLike[str] | None = None) -> Place:
+    """What clients attach to at a URL; `keys` as `RemoteAddress.of_url` takes them."""
+    target = _target(url)
+    if target.scheme == "tcp":
+        return RemoteAddress.of_url(target.hosts, keys)
+    if keys is not None:
+        raise er.ConfigError(f"keys= are for tcp://HOST:PORT, and not for {url!r}")
+    return target.attach_socket()
+
+
 def socket_of(url: str) -> Path:
     """The attach socket that a `shm://` URL names. Raises `ConfigError` for other URLs."""
-    if not isinstance(url, str):
-        raise TypeError(f"url={url!r} must be str, not {type(url).__name__}")
-    target = paths.parse_url(url)
+    target = _target(url)
     if target.scheme != "shm":
         raise er.ConfigError(
-            f"{url!r}: this build attaches by shared memory only; use shm://, shm://NAME or "
-            "shm:///DATA/FOLDER on the node's own host"
+            f"{url!r}: this needs the node's own host; use shm://, shm://NAME or "
+            "shm:///DATA/FOLDER there"
         )
-    if target.folder is not None:
-        return paths.socket_in(target.folder)
-    return paths.socket_path(target.name or "default")
+    return target.attach_socket()
+
+
+def _target(url: str) -> paths.Target:
+    if not isinstance(url, str):
+        raise TypeError(f"url={url!r} must be str, not {type(url).__name__}")
+    return paths.parse_url(url)
 
 
 class Session:
@@ -177,6 +189,11 @@ class Session:
         try:
             yield from channel.sending(hello)
             received = yield from channel.receiving(timeout)
+        except er.PenstockTimeout as error:
+            channel.close()
+            if isinstance(socket, RemoteAddress):
+                raise socket.silent() from error
+            raise
         except BaseException:
             channel.close()
             raise

@@ -16,7 +16,6 @@ from penstock.aio.transactions import Stage, TransactionalProducer
 from penstock.aio.waiting import Carrier, Opening, in_thread
 from penstock.closing import AsyncClosing
 from penstock.core import errors as er
-from penstock.ipc import layout as lo
 from penstock.options import (
     ConsumerOptions,
     GroupOptions,
@@ -26,8 +25,9 @@ from penstock.options import (
     check_consumer_names,
     check_producer_names,
 )
-from penstock.remote.address import Place
-from penstock.session import Session, default_url, socket_of
+from penstock.reaching import Keys, Transport, reaching
+from penstock.remote.address import Place, RemoteAddress
+from penstock.session import default_url
 from penstock.transactions.stages import StagesOutcome, commit_stages
 
 M = TypeVar("M", Producer, TransactionalProducer, Stage, Consumer, GroupConsumer, Admin)
@@ -47,14 +47,23 @@ class Client(AsyncClosing):
         self._closed = False
 
     @classmethod
-    async def make(cls, url: str, *, client_id: str, timeout: float) -> Client:
-        """Find out that a node is there."""
-        socket = socket_of(url)
-        session = await Carrier("client").carry(
-            Session.attaching(socket, lo.KIND_ADMIN, client_id=client_id, timeout=timeout)
+    async def make(
+        cls, url: str, *, client_id: str, timeout: float, transport: Transport, keys: Keys
+    ) -> Client:
+        """Find out that a node is there, and how it is reached."""
+        place = await Carrier("client").carry(
+            reaching(url, transport=transport, keys=keys, client_id=client_id, timeout=timeout)
         )
-        session.close()
-        return cls(url, socket, client_id)
+        return cls(url, place, client_id)
+
+    @property
+    def transport(self) -> str:
+        """How the node is reached: "shm" or "tcp"."""
+        return "tcp" if isinstance(self._socket, RemoteAddress) else "shm"
+
+    def metrics(self) -> dict[str, float]:
+        """As of `penstock.Client`."""
+        return self._socket.metrics() if isinstance(self._socket, RemoteAddress) else {}
 
     @overload
     def producer(self, **options: Unpack[TransactionOptions]) -> Opening[TransactionalProducer]: ...
@@ -145,18 +154,26 @@ class Client(AsyncClosing):
                 await made.close()
             except er.PenstockError as error:
                 failure = failure or error
+        if isinstance(self._socket, RemoteAddress):
+            self._socket.close()
+            await in_thread(self._socket.join)
         if failure is not None:
             raise failure
 
 
 def connect(
-    url: str | None = None, *, client_id: str = "", timeout: float = 5.0
+    url: str | None = None,
+    *,
+    client_id: str = "",
+    timeout: float = 5.0,
+    transport: Transport = "auto",
+    keys: Keys = None,
 ) -> Opening[Client]:
-    """Connect to a node, for `async with` or `await`: `shm://` (the default node of this user),
-    `shm://NAME`, or `shm:///PATH/OF/DATA/FOLDER`. Without a URL: `$PENSTOCK_URL`, else `shm://`.
-
-    Waits up to `timeout` seconds for a node that is starting. Raises `NotConnectedError`,
-    `AttachRefusedError`, `ConfigError`.
-    """
+    """Connect to a node, for `async with` or `await`. Arguments and errors as of
+    `penstock.connect`."""
     where = default_url() if url is None else url
-    return Opening(lambda: Client.make(where, client_id=client_id, timeout=timeout))
+    return Opening(
+        lambda: Client.make(
+            where, client_id=client_id, timeout=timeout, transport=transport, keys=keys
+        )
+    )

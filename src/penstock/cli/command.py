@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -26,6 +25,7 @@ from penstock.core import errors as er
 if TYPE_CHECKING:
     from penstock.admin import Admin
     from penstock.client import Client
+    from penstock.remote.address import Place
 
 DEFAULT_URL: Final = "shm://"
 TIMEOUT_DEFAULT: Final = 15.0
@@ -95,16 +95,16 @@ class Env:
         if not self.quiet:
             output.narrate(text)
 
-    def socket(self) -> Path:
-        from penstock.session import socket_of
+    def place(self) -> Place:
+        from penstock.session import place_of
 
-        return socket_of(self.url)
+        return place_of(self.url)
 
     def admin(self) -> Admin:
         """An admin of the node, without loading what only producers and consumers need."""
         from penstock.admin import Admin
 
-        return Admin(self.socket(), client_id="penstock-cli", timeout=self.timeout)
+        return Admin(self.place(), client_id="penstock-cli", timeout=self.timeout)
 
     def connect(self) -> Client:
         from penstock.client import connect
@@ -118,8 +118,8 @@ _Url = Annotated[
         "-b",
         "--bootstrap",
         metavar="URL",
-        help="The node: shm://, shm://NAME or shm:///DATA/FOLDER. Default: $PENSTOCK_URL, else "
-        f"{DEFAULT_URL}",
+        help="The node: shm://, shm://NAME, shm:///DATA/FOLDER or tcp://HOST:PORT. "
+        f"Default: $PENSTOCK_URL, else {DEFAULT_URL}",
     ),
 ]
 _Format = Annotated[Format | None, typer.Option("--format", help="How results are written.")]

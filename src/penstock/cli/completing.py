@@ -170,9 +170,9 @@ class _Line:
 
     def _groups(self) -> Words:
         from penstock.admin import Admin
-        from penstock.session import socket_of
+        from penstock.session import place_of
 
-        with Admin(socket_of(self._env().url), timeout=GROUPS_TIMEOUT) as admin:
+        with Admin(place_of(self._env().url), timeout=GROUPS_TIMEOUT) as admin:
             return [(one.group, f"{one.guarantee}, {one.state}") for one in admin.list_groups()]
 
     def _topics(self) -> Words:

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock import forks
-from penstock.core.errors import ClosedError, ConfigError
+from penstock.core.errors import ClosedError, NotConnectedError
 from penstock.ipc.channel import pair
 
 if TYPE_CHECKING:
+    from penstock.cluster.frames.messages import Welcome
+    from penstock.keys import ClientKey
     from penstock.remote.carrier import Carrier
     from penstock.remote.cursors import Fetcher
 
@@ -41,16 +43,25 @@ class Link:
 class RemoteAddress:
     """See the module. Reads as its URL. Thread-safe."""
 
-    def __init__(self, hosts: tuple[Host, ...], keys: str | os.PathLike[str] | None = None) -> None:
-        if not hosts:
-            raise ConfigError("a tcp:// address needs at least one HOST:PORT")
+    def __init__(self, hosts: tuple[Host, ...], key: ClientKey | None = None) -> None:
         self.hosts = hosts
-        self.keys = None if keys is None else Path(keys)
+        self.key = key
         self._lock = threading.Lock()
         self._carrier: Carrier | None = None
         self._end: weakref.finalize[..., RemoteAddress] | None = None
         self._closed = False
         forks.remember(self)
+
+    @classmethod
+    def of_url(
+        cls, hosts: tuple[Host, ...], keys: str | os.PathLike[str] | None = None
+    ) -> RemoteAddress:
+        """With the client's key file `keys`, or the one that `$PENSTOCK_KEY` names. ConfigError
+        where it is none."""
+        from penstock.keys import KEY_VARIABLE, load_client_key  # only for clients of keys
+
+        path = keys or os.environ.get(KEY_VARIABLE)
+        return cls(hosts, load_client_key(path) if path else None)
 
     def __str__(self) -> str:
         return "tcp://" + ",".join(map(host_text, self.hosts))
@@ -78,16 +89,24 @@ class RemoteAddress:
                 raise ClosedError(f"the client of {self} is closed")
             carrier = self._carrier
             if carrier is None or carrier.is_over:
-                carrier = self._carrier = Carrier(self.hosts, self.keys)
+                carrier = self._carrier = Carrier(self.hosts, self.key, str(self))
                 carrier.start()
                 self._end = weakref.finalize(self, carrier.finish)
                 self._end.atexit = False
             return carrier
 
-    def why(self) -> str:
-        """What is known about why nothing answers, for messages."""
+    def silent(self) -> NotConnectedError:
+        """What to raise where no answer came in time."""
         carrier = self._carrier
-        return "" if carrier is None else carrier.why()
+        return NotConnectedError(
+            f"{self} does not answer" if carrier is None else carrier.hopeless()
+        )
+
+    @property
+    def welcome(self) -> Welcome | None:
+        """What the broker that is connected said of itself."""
+        carrier = self._carrier
+        return None if carrier is None else carrier.welcome
 
     def metrics(self) -> dict[str, float]:
         """Counters of the connection since it was first made; empty before."""
@@ -101,6 +120,12 @@ class RemoteAddress:
             if self._end is not None:
                 self._end()
         forks.forget(self)
+
+    def join(self) -> None:
+        """After `close`: wait until the broker was told, if nothing uses the address any more."""
+        carrier = self._carrier
+        if carrier is not None:
+            carrier.join()
 
     def after_fork_in_child(self) -> None:
         """The connection is the parent's: what attaches here gets one of its own."""

@@ -71,7 +71,7 @@ class Transacting(Producer):
         config = self.config
         return TransactionalOutbox(
             self.socket,
-            level=config.level,
+            level=self._level,
             idempotent=True,
             delivery_timeout=config.delivery_timeout,
             open_lane=lambda writer: self._minder.open_lane(writer),

@@ -1,0 +1,247 @@
+"""One connection to one broker: connecting, greeting, sending, hearing, and how it ended.
+
+A `Wire` is made for one attempt and never repaired: ZeroMQ is told not to reconnect, so that
+nothing of an old connection can be taken for the new one's. Used by the carrier's thread only;
+never blocks.
+
+    connecting --handshake--> greeting --Welcome--> up      each of them --> failed
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from penstock.cluster.frames import codec
+from penstock.cluster.frames import messages as fr
+from penstock.core.header import BATCH_BYTES_MAX
+from penstock.keys import ClientKey
+from penstock.remote.address import Host, host_text
+
+logger = logging.getLogger("penstock.remote")
+
+CONNECT_WITHIN: Final = 3.0
+"""Seconds for the TCP connection and ZeroMQ's handshake."""
+WELCOME_WITHIN: Final = 5.0
+MESSAGES_UNSENT_MAX: Final = 200_000
+"""Messages that ZeroMQ keeps for a broker that does not read. The windows of lanes and the credits
+of cursors bound them long before."""
+MESSAGES_UNREAD_MAX: Final = 10_000
+MESSAGE_BYTES_MAX: Final = BATCH_BYTES_MAX + fr.GATEWAY_HEADER_MAX
+LINGER_MAX: Final = 0.5
+"""Seconds that a good-bye may take to leave."""
+LATE_MAX: Final = 1.0
+"""Seconds by which a look may be late before it was this process that was not there."""
+
+_FAILED: Final = {
+    zmq.EVENT_CLOSED: "nothing listens there",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it hung up in the handshake: is that a Penstock broker?",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: (
+        "its handshake is not ours: one side wants keys and the other has none, or the broker's "
+        "key is another one"
+    ),
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "it does not know this client's key",
+    zmq.EVENT_DISCONNECTED: "it hung up",
+}
+_EVENTS: Final = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED
+)
+
+
+class Wire:
+    """See the module. `failed` tells why it ended, None while it has not."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        host: Host,
+        key: ClientKey | None,
+        hello: fr.Hello,
+    ) -> None:
+        self.host = host
+        self.failed: str | None = None
+        self.refused: fr.Refused | None = None
+        self.welcome: fr.Welcome | None = None
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self.round_trip = 0.0
+        self._hello = hello
+        self._shaken = False
+        now = time.monotonic()
+        self._deadline = now + CONNECT_WITHIN
+        self._heard = now
+        self._due = self._deadline
+        self._pinged = 0.0
+        self._socket = socket = context.socket(zmq.DEALER)
+        self._monitor: zmq.Socket[bytes] | None = None
+        try:
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.IMMEDIATE, 1)
+            socket.setsockopt(zmq.RECONNECT_IVL, -1)
+            socket.setsockopt(zmq.CONNECT_TIMEOUT, int(CONNECT_WITHIN * 1000))
+            socket.setsockopt(zmq.HANDSHAKE_IVL, int(CONNECT_WITHIN * 1000))
+            socket.setsockopt(zmq.SNDHWM, MESSAGES_UNSENT_MAX)
+            socket.setsockopt(zmq.RCVHWM, MESSAGES_UNREAD_MAX)
+            socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
+            socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+            socket.setsockopt(zmq.IPV6, 1)
+            if key is not None:
+                socket.setsockopt(zmq.CURVE_PUBLICKEY, key.public.encode())
+                socket.setsockopt(zmq.CURVE_SECRETKEY, key.secret.encode())
+                socket.setsockopt(zmq.CURVE_SERVERKEY, key.server.encode())
+            self._monitor = socket.get_monitor_socket(_EVENTS)
+            self._monitor.setsockopt(zmq.LINGER, 0)
+            socket.connect(f"tcp://{host_text(host)}")
+        except BaseException:
+            self.close()
+            raise
+
+    def filenos(self) -> list[int]:
+        """Readable (once) when there may be something new: `look`, then `messages`."""
+        assert self._monitor is not None
+        return [self._socket.fileno(), self._monitor.fileno()]
+
+    @property
+    def is_up(self) -> bool:
+        return self.welcome is not None and self.failed is None
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something stands to be read, for which no descriptor becomes readable again."""
+        assert self._monitor is not None
+        return bool(
+            int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
+            or int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN
+        )
+
+    # --- out ---
+    def send(self, message: msgspec.Struct, payload: codec.Piece | None = None) -> None:
+        """Hand it to ZeroMQ; what has failed takes nothing any more."""
+        if self.failed is not None:
+            return
+        head = codec.encode(message)
+        self.bytes_sent += len(head)
+        try:
+            if payload is None:
+                self._socket.send(head, zmq.NOBLOCK)
+            else:
+                self._socket.send(head, zmq.NOBLOCK | zmq.SNDMORE)
+                self._socket.send(payload, zmq.NOBLOCK)
+                self.bytes_sent += len(payload)
+        except zmq.Again:
+            self.failed = f"{MESSAGES_UNSENT_MAX} messages wait to be read by it"
+
+    # --- in ---
+    def messages(self, count: int) -> Iterator[tuple[fr.GatewayMessage, codec.Piece | None]]:
+        """What came, at most so many. A welcome and pongs are taken in here."""
+        socket = self._socket
+        for _ in range(count):
+            if self.failed is not None:
+                return
+            try:
+                frames: list[codec.Piece] = [socket.recv(zmq.NOBLOCK)]
+            except zmq.Again:
+                return
+            while socket.getsockopt(zmq.RCVMORE):
+                frames.append(socket.recv(zmq.NOBLOCK, copy=False).buffer)
+            self._heard = time.monotonic()
+            self.bytes_received += sum(map(len, frames))
+            try:
+                message, payload = codec.from_gateway(frames)
+            except codec.FrameError as error:
+                self.failed = f"it sent what is no message of this protocol: {error}"
+                return
+            if isinstance(message, fr.Pong):
+                self.round_trip = max(0.0, time.monotonic() - message.stamp / 1e9)
+            elif isinstance(message, fr.Welcome):
+                self._greeted(message)
+                yield message, None
+            elif isinstance(message, fr.Refused) and message.endpoint == -1:
+                self.refused = message
+                self.failed = f"it refused: {message.message}"
+                return
+            elif self.welcome is None:
+                self.failed = f"it said {type(message).__name__} before it greeted"
+                return
+            else:
+                yield message, payload
+
+    def _greeted(self, welcome: fr.Welcome) -> None:
+        if self.welcome is not None:
+            self.failed = "it greeted twice"
+        elif welcome.protocol != fr.PROTOCOL_VERSION:
+            self.refused = fr.Refused(
+                -1, "UnsupportedVersionError",
+                f"the broker at {host_text(self.host)} speaks version {welcome.protocol} of the "
+                f"protocol ({welcome.software}), this client {fr.PROTOCOL_VERSION}",
+            )  # fmt: skip
+            self.failed = self.refused.message
+        else:
+            self.welcome = welcome
+
+    # --- time ---
+    def look(self, now: float) -> None:
+        """Take in what became of the connection, ping, judge silence."""
+        self._watch()
+        if self.failed is not None:
+            return
+        welcome = self.welcome
+        if welcome is None:
+            if now > self._deadline:
+                self.failed = (
+                    f"no greeting within {WELCOME_WITHIN:g} s: is that a Penstock broker?"
+                    if self._shaken
+                    else f"no answer within {CONNECT_WITHIN:g} s: is it on, no firewall between?"
+                )
+            return
+        if now - self._due > LATE_MAX:
+            self._heard = now  # this process was stopped or starved: that says nothing of the other
+        if now - self._heard > welcome.silence_max and not self.has_news:
+            self.failed = f"no sign of life for {now - self._heard:.1f} s"
+        elif now - self._pinged >= welcome.heartbeat:
+            self._pinged = now
+            self.send(fr.Ping(time.monotonic_ns()))
+
+    def due(self) -> float:
+        """When `look` has to be called next, at the latest (monotonic)."""
+        self._due = (
+            self._deadline if self.welcome is None else self._pinged + self.welcome.heartbeat
+        )
+        return self._due
+
+    def _watch(self) -> None:
+        monitor = self._monitor
+        assert monitor is not None
+        while self.failed is None:
+            try:
+                parts = monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            event = int(parse_monitor_message(parts)["event"])
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._shaken = True
+                self._deadline = time.monotonic() + WELCOME_WITHIN
+                self.send(self._hello)
+            elif event in _FAILED:
+                self.failed = _FAILED[zmq.Event(event)]
+
+    def close(self, *, linger: float = 0.0) -> None:
+        """Hang up, after what was sent last has left or `linger` seconds have passed."""
+        if self._monitor is not None:
+            self._socket.disable_monitor()
+            self._monitor.close(0)
+            self._monitor = None
+        self._socket.close(int(linger * 1000))
+        if self.failed is None:
+            self.failed = "closed"
