@@ -215,7 +215,7 @@ class NodeDescription(msgspec.Struct, frozen=True, tag="node"):
     partitions: int = 0
     coordinator: dict[str, int] = {}
     versions: dict[str, str] = {}
-    settings: dict[str, str | int | float | None] = {}
+    settings: dict[str, str | int | float | bool | None] = {}
     listen: str = ""
 
 
