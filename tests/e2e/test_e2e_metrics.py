@@ -1,0 +1,219 @@
+"""Health and metrics of a node as machines read them: scrapes, readiness, and what is not asked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from group_world import fill
+from node_helpers import eventually
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock.server.gateway.counts import Counts
+from penstock.server.health.address import HttpAddress
+from penstock.server.health.families import FAMILIES
+from penstock.server.health.service import HealthService
+from penstock.testing import Broker
+
+Metrics = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+class Asking:
+    """One node's HTTP endpoint."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def get(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"{self.url}{path}", timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def metrics(self) -> Metrics:
+        status, text = self.get("/metrics")
+        assert status == 200
+        found: Metrics = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                key = sample.name, frozenset(sample.labels.items())
+                assert key not in found, f"{key} twice"
+                found[key] = sample.value
+        return found
+
+    def value(self, name: str, **labels: object) -> float | None:
+        """The value of the one line that has these labels, beside others."""
+        wanted = {(key, str(value)) for key, value in labels.items()}
+        found = [
+            value
+            for (found, where), value in self.metrics().items()
+            if found == f"penstock_{name}" and wanted <= where
+        ]
+        assert len(found) <= 1, f"{name} {labels}: {found}"
+        return found[0] if found else None
+
+    def readiness(self) -> list[str]:
+        """What is missing."""
+        status, text = self.get("/readyz")
+        first, *rest = text.splitlines()
+        assert (status, first) == ((503, "not ready") if rest else (200, "ready"))
+        return rest
+
+
+@contextmanager
+def asking(broker: Broker) -> Iterator[Asking]:
+    service = HealthService.start(HttpAddress("127.0.0.1", 0), str(broker.data), Counts())
+    try:
+        yield Asking(f"http://{service.address}")
+    finally:
+        service.close()
+
+
+@pytest.fixture(scope="module")
+def http(node):
+    with asking(node) as found:
+        yield found
+
+
+def test_what_was_appended_is_in_the_next_scrape(node, http):
+    topic = node.create_topic(partitions=2, durability="fsync")
+    fill(node, topic, 0, 30)
+    eventually(lambda: http.value("appended_records_total", topic=topic, partition=0) == 30)
+    found = http.metrics()
+
+    def of(name, partition):
+        where = frozenset({"topic": topic, "partition": str(partition)}.items())
+        return found[f"penstock_{name}", where]
+
+    for name in ("log_end", "high_watermark", "last_stable", "durable"):
+        assert of(f"{name}_offset", 0) == 30
+    assert of("appended_bytes_total", 0) >= 30
+    assert of("log_start_offset", 0) == of("refused_batches_total", 0) == 0
+    assert of("appended_records_total", 1) == 0
+    assert of("partition_online", 1) == 1
+    assert found["penstock_sync_seconds_count", frozenset()] >= 1
+    assert found["penstock_omitted_series", frozenset()] == 0
+
+
+def test_every_sample_is_of_a_family_that_the_guide_lists(node, http):
+    with node.connect() as client, client.consumer(node.create_topic(), group="listed") as consumer:
+        consumer.poll(1, timeout=0)
+        suffixes = ("_bucket", "_sum", "_count")
+        for (name, labels), _ in http.metrics().items():
+            if not name.startswith("penstock_"):
+                assert name.startswith(("process_", "python_gc_")), name
+                continue
+            base = name
+            for suffix in suffixes:
+                if name not in FAMILIES and name.endswith(suffix):
+                    base = name.removesuffix(suffix)
+            assert {key for key, _ in labels} - {"le"} == set(FAMILIES[base].labels), name
+
+
+def test_lag_of_a_group_in_records_and_in_seconds(node, http):
+    topic = node.create_topic()
+    fill(node, topic, 0, 10)
+    with node.connect() as client:
+        with client.consumer(topic, group="scraped", follow=False) as consumer:
+            assert len(list(consumer)) == 10
+        fill(node, topic, 10, 7)
+    where = {"group": "scraped", "topic": topic, "partition": 0}
+    eventually(lambda: http.value("group_lag_records", **where) == 7)
+    eventually(lambda: (http.value("group_lag_seconds", **where) or 0) > 0)
+    assert http.value("group_committed_offset", **where) == 10
+    assert http.value("group_members", group="scraped") == 0
+    assert http.value("coordinator_serving") == 1
+
+
+def test_lag_of_a_consumer_that_is_attached(node, http):
+    topic = node.create_topic()
+    fill(node, topic, 0, 10)
+    with node.connect() as client, client.consumer(topic, start="earliest") as consumer:
+        assert len(consumer.poll(4, timeout=5)) == 4
+        consumer.poll(1, timeout=5)
+        eventually(lambda: http.value("consumer_lag_records", topic=topic) == 6)
+        eventually(lambda: (http.value("consumer_lag_seconds", topic=topic) or 0) > 0)
+    eventually(lambda: http.value("consumer_lag_records", topic=topic) is None)
+
+
+def test_lanes_and_clients(node, http):
+    topic = node.create_topic()
+    with node.connect() as client, client.producer() as producer:
+        producer.send(topic, b"one").result(5)
+        eventually(
+            lambda: (http.value("lane_written_bytes_total", producer=producer.producer_id) or 0) > 0
+        )
+        assert http.value("lane_used_bytes", producer=producer.producer_id) == 0
+        assert http.value("producer_dropped_records_total", producer=producer.producer_id) == 0
+        assert (http.value("clients", kind="producer") or 0) >= 1
+
+
+def test_processes_and_the_disk(node, http):
+    assert http.value("node_up") == http.value("node_answers") == 1
+    assert (http.value("node_resident_memory_bytes") or 0) > 1 << 20
+    assert http.value("writer_up", writer=0) == 1
+    assert http.value("writer_restarts_total", writer=0) == 0
+    free, size = http.value("disk_free_bytes"), http.value("disk_size_bytes")
+    assert 0 < (free or 0) <= (size or 0)
+
+
+def test_other_paths_are_not_there(http):
+    assert http.get("/")[0] == http.get("/metrics/x")[0] == http.get("/favicon.ico")[0] == 404
+
+
+def test_not_ready_while_a_writer_is_stopped_and_ready_again():
+    with Broker(writers=1) as broker, asking(broker) as http:
+        topic = broker.create_topic()
+        fill(broker, topic, 0, 1)
+        eventually(lambda: http.readiness() == [])
+        assert http.get("/healthz") == (200, "alive\n")
+        [writer] = [row.pid for row in broker_writers(broker)]
+        os.kill(writer, signal.SIGSTOP)
+        try:
+            eventually(lambda: http.readiness() == [f"writer 0 (pid {writer}) is stopped"])
+            assert http.get("/healthz")[0] == 200, "restarting the node would not help"
+            eventually(lambda: http.value("writer_up", writer=0) == 0)
+        finally:
+            os.kill(writer, signal.SIGCONT)
+        eventually(lambda: http.readiness() == [])
+        eventually(lambda: http.value("writer_up", writer=0) == 1)
+
+
+def test_a_writer_that_died_is_counted_and_was_missing_no_longer_than_it_was():
+    with Broker(writers=1) as broker, asking(broker) as http:
+        topic = broker.create_topic()
+        fill(broker, topic, 0, 1)
+        broker.kill_writer(topic)
+        eventually(lambda: http.value("writer_restarts_total", writer=0) == 1)
+        eventually(lambda: http.readiness() == [])
+
+
+def test_not_healthy_while_the_node_is_stopped_or_gone():
+    with Broker() as broker, asking(broker) as http:
+        eventually(lambda: http.get("/healthz")[0] == 200)
+        os.kill(broker.pid, signal.SIGSTOP)
+        try:
+            eventually(lambda: http.get("/healthz")[0] == 503)
+            eventually(lambda: "does not answer" in http.readiness()[0])
+            eventually(lambda: http.value("node_up") == 0)
+            assert http.value("node_answers") == 0
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+        eventually(lambda: http.get("/healthz")[0] == 200)
+        broker.restart(kill=True)
+        eventually(lambda: http.readiness() == [])
+        eventually(lambda: http.value("node_up") == 1)
+        broker.stop()
+        eventually(lambda: http.get("/healthz")[0] == 503)
+        assert http.value("node_up") == 0
+
+
+def broker_writers(broker: Broker):
+    with broker.connect() as client, client.admin() as admin:
+        return admin.describe_node().writers
