@@ -24,7 +24,7 @@ from penstock.ipc import clients as client_table
 from penstock.ipc import liveness, paths
 from penstock.ipc import messages as ms
 from penstock.ipc import state as state_table
-from penstock.ipc.channel import Channel, close_fds, connecting
+from penstock.ipc.channel import SEND_TIMEOUT, Channel, close_fds, connecting
 from penstock.ipc.clients import ClientSlot
 from penstock.ipc.doorbell import Doorbell
 from penstock.ipc.lane import LaneSender
@@ -309,12 +309,13 @@ class Session:
             return None
         return reply.message if isinstance(reply, ms.Refused) else f"unexpected {reply!r}"
 
-    def close(self, *, polite: bool = True) -> None:
-        """Hang up and unmap. `polite=False` in a forked child, which must not speak."""
+    def close(self, *, polite: bool = True, patience: float = SEND_TIMEOUT) -> None:
+        """Hang up and unmap. `polite=False` in a forked child, which must not speak. `patience`:
+        seconds for which a node that reads nothing is waited for."""
         if polite:
             # Without a node there is nobody left who would have to forget this client.
             with contextlib.suppress(OSError, er.PenstockError):
-                self._channel.send(ms.Bye())
+                self._channel.send(ms.Bye(), timeout=patience)
         self._channel.close()
         self.doorbell.close()
         self.caller_bell.close()

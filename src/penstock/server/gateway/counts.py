@@ -24,6 +24,9 @@ class Counts:
         """Partitions that are being fetched now."""
         self.requests: defaultdict[str, int] = defaultdict(int)
         """Messages that came, by their type."""
+        self.produced_batches = 0
+        self.produced_records = 0
+        self.produced_bytes = 0
         self.received_bytes = 0
         self.sent_bytes = 0
         self.outbox_bytes = 0

@@ -21,8 +21,10 @@ from penstock.ipc import layout as lo
 from penstock.server.gateway.peers import Peer, Piece
 
 if TYPE_CHECKING:
+    from penstock.server.gateway.events import Task
     from penstock.server.gateway.forwarding import Asks
     from penstock.server.gateway.producing import Outgoing
+    from penstock.server.gateway.states import PageStates
     from penstock.session import Session
 
 _tickets = itertools.count(time.monotonic_ns())
@@ -38,9 +40,10 @@ class Endpoint:
     whoever has to do with the endpoint when the doorbell rang."""
 
     __slots__ = ("asks", "client_id", "fetching", "is_open", "kind", "notice", "number", "outgoing",
-                 "peer", "principal", "session", "window")  # fmt: skip
+                 "peer", "principal", "session", "states", "task", "window")  # fmt: skip
 
     session: Session
+    states: PageStates
 
     def __init__(self, peer: Peer, number: int, kind: int, client_id: str) -> None:
         self.peer = peer
@@ -51,6 +54,8 @@ class Endpoint:
         self.window = 0
         self.notice = 0
         self.is_open = False
+        self.task: Task | None = None
+        """Its attaching, while that is under way."""
         self.asks: Asks | None = None
         self.outgoing: Outgoing | None = None
         self.fetching: object | None = None

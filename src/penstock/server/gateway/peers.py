@@ -33,6 +33,7 @@ class Peer:
     __slots__ = (
         "_peers",
         "address",
+        "bytes_received",
         "bytes_reserved",
         "endpoints",
         "fd",
@@ -60,6 +61,7 @@ class Peer:
         self.outbox: deque[Parts] = deque()
         self.outbox_bytes = 0
         self.bytes_reserved = 0
+        self.bytes_received = 0
         self.heard_at = time.monotonic()
         self.is_gone = False
 
@@ -114,6 +116,20 @@ class Peers:
             )
             return False
         return True
+
+    def forget(self, peer: Peer) -> None:
+        """It is gone: nothing is sent to it any more."""
+        peer.is_gone = True
+        self.by_identity.pop(peer.identity, None)
+        self.waiting.pop(peer.identity, None)
+        self._counts.outbox_bytes -= peer.outbox_bytes
+        peer.outbox.clear()
+        peer.outbox_bytes = 0
+
+    def say_last(self, peer: Peer, head: bytes) -> None:
+        """Send this if it can be sent at once."""
+        peer.is_gone = True
+        self._try(peer, [peer.identity, head])
 
     def flush(self) -> None:
         """Send what waits, as far as it goes."""

@@ -1,7 +1,425 @@
-"""Batches of remote producers: checked, put into lanes, answered in order."""
+"""Batches of remote producers: checked, put into lanes, and answered in the order they came in.
+
+    came ──checked──> held ──room in the lane──> in the lane ──answer──> acknowledged
+                │                                                           ▲
+                └──refused: an answer with an error, in its turn ───────────┘
+
+Rule 27: what a batch is and says of itself is checked before the lane. Nothing is decoded. What is
+under way to a writer is bounded by the window that the client was told; who sends more is dropped.
+Answers come by the doorbell of the endpoint's session, for which each lane with frames in it is
+armed (see `endpoints`).
+"""
 
 from __future__ import annotations
 
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from penstock.cluster.frames import messages as fr
+from penstock.core.errors import (
+    CorruptBatchError,
+    ErrorCode,
+    PenstockError,
+    UnknownTopicError,
+    UnsupportedVersionError,
+)
+from penstock.core.header import (
+    ATTR_CONTROL,
+    ATTR_TRANSACTIONAL,
+    BatchHeader,
+    body_is_good,
+    checked,
+)
+from penstock.ipc import layout as lo
+from penstock.ipc.doorbell import Doorbell, fence
+from penstock.ipc.lane import Ack, LaneCorruptError, LaneSender
+from penstock.server.gateway.counts import Counts
+from penstock.server.gateway.endpoints import Endpoint, fresh_ticket
+from penstock.server.gateway.events import Events
+
+logger = logging.getLogger("penstock.gateway")
+
+LANE_TIMEOUT: Final = 10.0
+LANE_RETRY: Final = 0.2
+UNDER_WAY_MAX: Final = lo.ACKS_MAX
+"""Batches under way to one writer: as many answers as the lanes on both sides have room for."""
+OWNERS_MAX: Final = 100_000
+NOT_IN_LANE: Final = -1
+
+MayWrite = Callable[[Endpoint, bytes], None]
+"""Raises what refuses an endpoint to write to the topic with that id."""
+Allow = Callable[[str, str, int, float], float]
+"""(principal, client id, bytes, now) -> seconds to hold the endpoint back, 0 for none."""
+WatchDurable = Callable[[Endpoint, int, int], None]
+
+
+class Refusal(Exception):
+    """A batch is not let into a lane."""
+
+    def __init__(self, code: ErrorCode, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+class Batch:
+    """One batch under way. `error`: why the gateway refused it, 0 if it did not."""
+
+    __slots__ = ("answer", "came", "error", "flags", "lane_sequence", "page", "payload", "records",
+                 "sequence", "size")  # fmt: skip
+
+    def __init__(self, message: fr.Produce, payload: memoryview, came: float) -> None:
+        self.sequence = message.sequence
+        self.page = message.page
+        self.flags = message.flags
+        self.payload: memoryview | None = payload
+        self.size = len(payload)
+        self.came = came
+        self.records = 0
+        self.error = 0
+        self.lane_sequence = NOT_IN_LANE
+        self.answer: Ack | None = None
+
+
+class Lane:
+    """An endpoint's way to one writer. `under_way`: all without an answer, in order; of these,
+    `held` are good and not in the lane yet, `in_lane` are not answered by the writer yet."""
+
+    __slots__ = ("bytes_under_way", "doorbell", "endpoint", "expected", "held", "in_lane",
+                 "is_opening", "rung", "sender", "under_way", "writer")  # fmt: skip
+
+    def __init__(self, endpoint: Endpoint, writer: int, first: int) -> None:
+        self.endpoint = endpoint
+        self.writer = writer
+        self.expected = first
+        self.sender: LaneSender | None = None
+        self.doorbell: Doorbell | None = None
+        self.under_way: deque[Batch] = deque()
+        self.held: deque[Batch] = deque()
+        self.in_lane: deque[Batch] = deque()
+        self.bytes_under_way = 0
+        self.is_opening = False
+        self.rung = 0
+
+    def close(self) -> None:
+        for batches in (self.held, self.in_lane, self.under_way):
+            batches.clear()
+        if self.sender is not None:
+            self.sender.detach()
+            self.sender = None
+        if self.doorbell is not None:
+            self.doorbell.close()
+            self.doorbell = None
+
 
 class Outgoing:
-    """The lanes of one endpoint."""
+    """The lanes of one endpoint. A quota holds it back until `held_until` (monotonic seconds)."""
+
+    __slots__ = ("held_until", "lanes")
+
+    def __init__(self) -> None:
+        self.lanes: dict[int, Lane] = {}
+        self.held_until = 0.0
+
+    def close(self) -> None:
+        for lane in self.lanes.values():
+            lane.close()
+        self.lanes.clear()
+
+
+class Producing:
+    """All that remote producers send. `failed` ends an endpoint whose lane cannot be gone on
+    with."""
+
+    def __init__(
+        self,
+        events: Events,
+        counts: Counts,
+        *,
+        may_write: MayWrite,
+        allow: Allow,
+        watch_durable: WatchDurable,
+        failed: Callable[[Endpoint, str], None],
+    ) -> None:
+        self._events = events
+        self._counts = counts
+        self._may_write = may_write
+        self._allow = allow
+        self._watch_durable = watch_durable
+        self._failed = failed
+        self._touched: dict[Lane, None] = {}
+        self._owners: dict[int, str] = {}
+
+    # --- in ---
+    def produce(
+        self, endpoint: Endpoint, message: fr.Produce, payload: memoryview | None, now: float
+    ) -> str:
+        """Take a batch. Returns why the connection is to be dropped, empty if it is not."""
+        outgoing = endpoint.outgoing
+        if outgoing is None:
+            return f"{endpoint} is no producer and sent a batch"
+        if payload is None:
+            return f"{endpoint} sent a batch without its bytes"
+        if message.writer >= endpoint.session.writers:
+            return f"{endpoint} names writer {message.writer} of {endpoint.session.writers}"
+        lane = outgoing.lanes.get(message.writer)
+        if lane is None:
+            lane = Lane(endpoint, message.writer, message.sequence)
+            outgoing.lanes[message.writer] = lane
+        if message.sequence != lane.expected:
+            return f"{endpoint} sent batch {message.sequence} where {lane.expected} was due"
+        batch = Batch(message, payload, now)
+        if lane.under_way and lane.bytes_under_way + batch.size > endpoint.window:
+            return (
+                f"{endpoint} has {lane.bytes_under_way + batch.size} bytes under way to writer "
+                f"{lane.writer}, over its window of {endpoint.window}"
+            )
+        if len(lane.under_way) >= UNDER_WAY_MAX:
+            return f"{endpoint} has {UNDER_WAY_MAX} batches under way to writer {lane.writer}"
+        lane.expected += 1
+        lane.under_way.append(batch)
+        lane.bytes_under_way += batch.size
+        self._touched[lane] = None
+        try:
+            self._check(lane, batch, payload)
+        except Refusal as refusal:
+            batch.error, batch.payload = refusal.code, None
+            name = refusal.code.name.lower()
+            self._counts.refusals[name] += 1
+            logger.warning(
+                "a batch of %s is refused: %s", endpoint, refusal,
+                extra={"principal": endpoint.principal, "reason": name},
+            )  # fmt: skip
+            return ""
+        lane.held.append(batch)
+        wait = self._allow(endpoint.principal, endpoint.client_id, batch.size, now)
+        if wait > 0:
+            self._hold_back(endpoint, outgoing, wait, now)
+        return ""
+
+    def _check(self, lane: Lane, batch: Batch, payload: memoryview) -> None:
+        """Rule 27: raise what refuses it."""
+        endpoint = lane.endpoint
+        session = endpoint.session
+        bound = session.welcome.lane_capacity // lo.FRAME_SHARE - lo.FRAME_BYTES
+        if batch.size > bound:
+            raise Refusal(
+                ErrorCode.BATCH_TOO_LARGE, f"it has {batch.size} bytes, a lane takes {bound}"
+            )
+        try:
+            head = checked(payload)
+        except CorruptBatchError as error:
+            raise Refusal(ErrorCode.CORRUPT_BATCH, str(error)) from error
+        except UnsupportedVersionError as error:
+            raise Refusal(ErrorCode.UNSUPPORTED_VERSION, str(error)) from error
+        if head.length != batch.size:
+            raise Refusal(
+                ErrorCode.CORRUPT_BATCH, f"it says {head.length} bytes, {batch.size} came"
+            )
+        if not body_is_good(payload, 0, head):
+            raise Refusal(ErrorCode.CORRUPT_BATCH, "the checksum of its body is wrong")
+        self._check_owner(endpoint, head)
+        if batch.page >= lo.PAGES_MAX or batch.page % session.writers != lane.writer:
+            raise Refusal(
+                ErrorCode.UNKNOWN_PARTITION, f"page {batch.page} is not of writer {lane.writer}"
+            )
+        identity = endpoint.states.page(batch.page).identity
+        if identity is None:
+            raise Refusal(ErrorCode.UNKNOWN_PARTITION, f"page {batch.page} is nobody's")
+        if identity != (head.topic_id, head.partition):
+            raise Refusal(ErrorCode.WRONG_TOPIC_ID, f"page {batch.page} is of another partition")
+        try:
+            self._may_write(endpoint, head.topic_id)
+        except UnknownTopicError as error:
+            raise Refusal(ErrorCode.WRONG_TOPIC_ID, str(error)) from error
+        except PenstockError as error:
+            raise Refusal(ErrorCode.ACCESS_DENIED, str(error)) from error
+        batch.records = head.last_offset_delta + 1
+
+    def _check_owner(self, endpoint: Endpoint, head: BatchHeader) -> None:
+        """Control batches are the coordinator's. A transaction has a producer id of its own, which
+        belongs to the principal that it was given to, as far as this gateway knows; the log knows
+        whether it is open."""
+        if head.attributes & ATTR_CONTROL or lo.is_coordinators(head.producer_id):
+            raise Refusal(ErrorCode.CORRUPT_BATCH, "only the coordinator writes such a batch")
+        if head.attributes & ATTR_TRANSACTIONAL:
+            owner = self._owners.get(head.producer_id, endpoint.principal)
+            if owner != endpoint.principal:
+                raise Refusal(
+                    ErrorCode.ACCESS_DENIED, f"producer {head.producer_id} is another principal's"
+                )
+        elif head.producer_id != endpoint.session.producer_id:
+            raise Refusal(
+                ErrorCode.UNKNOWN_PRODUCER,
+                f"it is of producer {head.producer_id}, not {endpoint.session.producer_id}",
+            )
+
+    def note_owner(self, producer_id: int, principal: str) -> None:
+        """The node gave this id to a transactional producer of that principal."""
+        self._owners.pop(producer_id, None)
+        self._owners[producer_id] = principal
+        if len(self._owners) > OWNERS_MAX:
+            del self._owners[next(iter(self._owners))]
+
+    # --- quotas ---
+    def _hold_back(self, endpoint: Endpoint, outgoing: Outgoing, wait: float, now: float) -> None:
+        """Its quota is used up: what it has sent is held for so long."""
+        if outgoing.held_until <= now:
+            self._events.later(wait, lambda: self._let_go(endpoint, outgoing))
+        outgoing.held_until = max(outgoing.held_until, now + wait)
+        self._counts.throttles["produce"] += 1
+        self._counts.throttled_seconds["produce"] += wait
+        endpoint.post(fr.Throttled(endpoint.number, "produce", wait))
+
+    def _let_go(self, endpoint: Endpoint, outgoing: Outgoing) -> None:
+        left = outgoing.held_until - time.monotonic()
+        if left > 0:
+            self._events.later(left, lambda: self._let_go(endpoint, outgoing))
+        elif endpoint.is_open:
+            self._touched.update(dict.fromkeys(outgoing.lanes.values()))
+
+    # --- lanes ---
+    def rung(self, endpoint: Endpoint) -> None:
+        """Its doorbell rang, or it is time to look anyway."""
+        if endpoint.outgoing is not None:
+            self._touched.update(dict.fromkeys(endpoint.outgoing.lanes.values()))
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether `turn` has something to do."""
+        return bool(self._touched)
+
+    def turn(self, now: float) -> None:
+        """Write what is held, take what is answered: all lanes that something happened to."""
+        while self._touched:
+            touched, self._touched = self._touched, {}
+            for lane in touched:
+                if not lane.endpoint.is_open:
+                    continue
+                try:
+                    self._move(lane, now)
+                except PenstockError as error:
+                    self._failed(lane.endpoint, str(error))
+
+    def _move(self, lane: Lane, now: float) -> None:
+        sender = lane.sender
+        if sender is None:
+            if lane.held and not lane.is_opening:
+                self._open(lane)
+            self._answer(lane, now)
+            return
+        outgoing = lane.endpoint.outgoing
+        assert outgoing is not None
+        while True:
+            wrote = outgoing.held_until <= now and self._write(lane, sender)
+            sender.publish_sleeping(fresh_ticket())
+            fence()
+            if wrote:
+                self._wake(lane, sender)
+            acks = sender.acks()
+            if len(acks) == lo.ACKS_MAX:
+                self._wake(lane, sender)  # it may sleep until there is room for its answers
+            if acks:
+                self._match(lane, acks)
+            self._answer(lane, now)
+            if not acks:
+                return
+
+    @staticmethod
+    def _write(lane: Lane, sender: LaneSender) -> bool:
+        """Put what is held into the lane, as far as there is room. True if anything was."""
+        held = lane.held
+        wrote = False
+        while held:
+            batch = held[0]
+            assert batch.payload is not None
+            sequence = sender.try_write(batch.page, (batch.payload,), batch.size, batch.flags)
+            if sequence is None:
+                break
+            batch.lane_sequence, batch.payload = sequence, None
+            lane.in_lane.append(held.popleft())
+            wrote = True
+        return wrote
+
+    @staticmethod
+    def _wake(lane: Lane, sender: LaneSender) -> None:
+        """Ring the writer if it sleeps; after a fence."""
+        ticket = sender.writer_ticket()
+        if ticket and ticket != lane.rung and lane.doorbell is not None:
+            lane.rung = ticket
+            lane.doorbell.ring()
+
+    def _open(self, lane: Lane) -> None:
+        endpoint = lane.endpoint
+        lane.is_opening = True
+
+        def opened(found: tuple[LaneSender, Doorbell]) -> None:
+            lane.is_opening = False
+            lane.sender, lane.doorbell = found
+            self._touched[lane] = None
+
+        def failed(error: Exception) -> None:
+            logger.warning("no lane to writer %d for %s: %s", lane.writer, endpoint, error)
+            self._events.later(LANE_RETRY, again)
+
+        def again() -> None:
+            lane.is_opening = False
+            if endpoint.is_open:
+                self._touched[lane] = None
+
+        assert endpoint.asks is not None
+        endpoint.asks.add(
+            lambda: endpoint.session.opening_lane(lane.writer, LANE_TIMEOUT), opened, failed
+        )
+
+    # --- answers ---
+    @staticmethod
+    def _match(lane: Lane, acks: list[Ack]) -> None:
+        """Give each answer of the writer to its batch; both are in the order of the lane."""
+        for ack in acks:
+            batch = lane.in_lane.popleft() if lane.in_lane else None
+            if batch is None or batch.lane_sequence != ack.sequence:
+                raise LaneCorruptError(
+                    f"writer {lane.writer} answered frame {ack.sequence} of its lane, where "
+                    f"{'none' if batch is None else batch.lane_sequence} was due"
+                )
+            batch.answer = ack
+
+    def _answer(self, lane: Lane, now: float) -> None:
+        """Tell the client what is answered, up to the first batch that is not."""
+        under_way = lane.under_way
+        endpoint = lane.endpoint
+        acks: list[fr.Ack] = []
+        pages: dict[int, int] = {}
+        counts = self._counts
+        latencies = counts.latencies["produce"]
+        while under_way:
+            batch = under_way[0]
+            answer = batch.answer
+            if answer is not None:
+                acks.append(fr.Ack(batch.sequence, *answer[1:]))
+                if not answer.error:
+                    synced = batch.flags & lo.FRAME_SYNC
+                    end = answer.base_offset + batch.records if synced else 0
+                    pages[batch.page] = max(pages.get(batch.page, 0), end)
+                    counts.produced_batches += 1
+                    counts.produced_records += batch.records
+                    counts.produced_bytes += batch.size
+                elif batch.page < lo.PAGES_MAX:
+                    pages.setdefault(batch.page, 0)
+            elif batch.error:
+                acks.append(fr.Ack(batch.sequence, 0, 0, batch.error, 0))
+            else:
+                break
+            under_way.popleft()
+            lane.bytes_under_way -= batch.size
+            latencies.observe(now - batch.came)
+        if not acks:
+            return
+        states = [endpoint.states.of(page) for page in pages]
+        endpoint.post(fr.Acks(endpoint.number, lane.writer, acks, states))
+        for state in states:
+            if state.durable < pages[state.page]:
+                self._watch_durable(endpoint, state.page, pages[state.page])

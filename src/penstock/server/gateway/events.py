@@ -1,0 +1,146 @@
+"""One thread's events: descriptors, clocks, and calls that wait (`penstock.ipc.waits`).
+
+A `Task` carries a generator of waits out beside all else. Nothing here blocks but `poll`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import math
+import select
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from penstock.ipc.waits import Waits
+
+WAIT_MAX: Final = 0.5
+"""Seconds for which `poll` sleeps at most (rule 13)."""
+
+
+class Timer:
+    """A call to come; `cancel` any number of times."""
+
+    __slots__ = ("call", "is_due")
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call = call
+        self.is_due = True
+
+    def cancel(self) -> None:
+        self.is_due = False
+
+
+class Events:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Callable[[], None]] = {}
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._numbers = itertools.count()
+
+    def watch(self, fd: int, handler: Callable[[], None]) -> None:
+        """Call `handler` whenever `fd` is readable, instead of who was called so far."""
+        self._handlers[fd] = handler
+        with contextlib.suppress(FileExistsError):
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        """Before `fd` is closed, or at once after it was."""
+        if self._handlers.pop(fd, None) is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._epoll.unregister(fd)
+
+    def later(self, seconds: float, call: Callable[[], None]) -> Timer:
+        timer = Timer(call)
+        due = time.monotonic() + seconds
+        heapq.heappush(self._timers, (due, next(self._numbers), timer))
+        return timer
+
+    def spawn(
+        self,
+        steps: Waits[Any],
+        done: Callable[[Any], None],
+        failed: Callable[[Exception], None],
+    ) -> Task:
+        """Carry `steps` out; one of the two is called in the end, maybe before this returns."""
+        task = Task(self, steps, done, failed)
+        task.step()
+        return task
+
+    def poll(self, timeout: float) -> None:
+        """Sleep until something happens, at most so long, and tell whom it concerns."""
+        timeout = min(timeout, WAIT_MAX)
+        if self._timers:
+            timeout = min(timeout, max(0.0, self._timers[0][0] - time.monotonic()))
+        for fd, _ in self._epoll.poll(math.ceil(timeout * 1000) / 1000):
+            handler = self._handlers.get(fd)
+            if handler is not None:
+                handler()
+        if self._timers:
+            now = time.monotonic()
+            while self._timers and self._timers[0][0] <= now:
+                timer = heapq.heappop(self._timers)[2]
+                if timer.is_due:
+                    timer.call()
+
+    def close(self) -> None:
+        self._epoll.close()
+
+
+class Task:
+    """A call that is under way. Nobody is told any more once it is cancelled."""
+
+    __slots__ = ("_done", "_events", "_failed", "_fd", "_is_over", "_steps", "_timer")
+
+    def __init__(
+        self,
+        events: Events,
+        steps: Waits[Any],
+        done: Callable[[Any], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._events = events
+        self._steps = steps
+        self._done = done
+        self._failed = failed
+        self._fd = -1
+        self._timer: Timer | None = None
+        self._is_over = False
+
+    def step(self) -> None:
+        """What was waited for may be there."""
+        if self._is_over:
+            return
+        self._pause()
+        try:
+            wait = next(self._steps)
+        except StopIteration as stop:
+            self._is_over = True
+            self._done(stop.value)
+        except Exception as error:
+            self._is_over = True
+            self._failed(error)
+        else:
+            if wait.on is not None:
+                self._fd = wait.on.fileno()
+                self._events.watch(self._fd, self.step)
+            self._timer = self._events.later(wait.seconds, self.step)
+
+    def _pause(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._fd >= 0:
+            self._events.unwatch(self._fd)
+            self._fd = -1
+
+    def cancel(self) -> None:
+        """Give it up: it lets go of what it holds."""
+        if not self._is_over:
+            self._is_over = True
+            self._pause()
+            self._steps.close()

@@ -1,0 +1,225 @@
+"""The gateway's ROUTER socket and the TCP connections behind it.
+
+Every bound of ZeroMQ is set here, for its defaults drop silently and admit frames of any size. What
+it does not bound is watched by the descriptors of its connections, which its messages and its
+monitor name: connections that never say hello, and messages that never end, which it would gather
+without limit. Such a connection is shut down by its descriptor; ZeroMQ then sees its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import Final
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from penstock.cluster.frames import messages as fr
+from penstock.core.errors import ConfigError
+from penstock.server.config import NodeConfig
+
+logger = logging.getLogger("penstock.gateway")
+
+RCVHWM: Final = 32
+SNDHWM: Final = 64
+"""Messages that ZeroMQ queues for a connection, each way."""
+BACKLOG: Final = 512
+STRANGERS_MAX: Final = 256
+"""Connections that have not said hello yet; further ones are shut down at once."""
+UNREAD_MAX: Final = 64 << 20
+"""Bytes that a connection may have sent and that made no message yet."""
+STRANGER_BYTES_MAX: Final = 4 * fr.CLIENT_HEADER_MAX
+ACCEPT_PAUSE: Final = 1.0
+"""Seconds without listening after descriptors ran out."""
+TCP_INFO_BYTES: Final = 232
+RECEIVED_AT: Final = 128
+"""Where Linux keeps the bytes received in `struct tcp_info`."""
+_U64: Final = struct.Struct("=Q")
+MONITORED: Final = (
+    zmq.EVENT_ACCEPTED
+    | zmq.EVENT_ACCEPT_FAILED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+FAILED_HANDSHAKES: Final[dict[int, str]] = {
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "handshake failed",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "no ZeroMQ",
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "no access",
+}
+
+Frames = list[zmq.Frame]
+
+
+class Line:
+    """See the module. `gone` is told of each connection's end by its descriptor; `refused` of
+    connections that were ended here, with a reason."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        config: NodeConfig,
+        *,
+        gone: Callable[[int], None],
+        refused: Callable[[str], None],
+        secure: Callable[[zmq.Socket[bytes]], None] = lambda _: None,
+    ) -> None:
+        self._config = config
+        self._gone = gone
+        self._refused = refused
+        self.url = ""
+        self._strangers: dict[int, float] = {}
+        self._known: set[int] = set()
+        self._resume_at = 0.0
+        sock = self.socket = context.socket(zmq.ROUTER)
+        silence = int(config.client_silence_max * 1000)
+        sock.setsockopt(zmq.LINGER, 0)
+        sock.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        sock.setsockopt(zmq.RCVHWM, RCVHWM)
+        sock.setsockopt(zmq.SNDHWM, SNDHWM)
+        sock.setsockopt(zmq.BACKLOG, BACKLOG)
+        sock.setsockopt(zmq.MAXMSGSIZE, max(config.batch_bytes_max, fr.CLIENT_HEADER_MAX))
+        sock.setsockopt(zmq.HANDSHAKE_IVL, int(config.hello_timeout * 1000))
+        sock.setsockopt(zmq.HEARTBEAT_IVL, max(1, int(config.client_heartbeat * 1000)))
+        sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, silence)
+        sock.setsockopt(zmq.HEARTBEAT_TTL, min(silence, 6_553_500))
+        sock.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        sock.setsockopt(zmq.TCP_MAXRT, silence)
+        sock.setsockopt(zmq.IPV6, int("[" in (config.listen or "")))
+        secure(sock)
+        self._monitor = sock.get_monitor_socket(MONITORED)
+
+    def bind(self, url: str) -> str:
+        """Listen; the URL with the real port. Raises `ConfigError`."""
+        try:
+            self.socket.bind(url)
+        except zmq.ZMQError as error:
+            raise ConfigError(
+                f"cannot listen at {url}: {error.strerror}; see who has that port "
+                "(`ss -ltnp`), or name another address"
+            ) from error
+        self.url = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        return self.url
+
+    # --- descriptors for the loop ---
+    def fileno(self) -> int:
+        """Edge-triggered: `has_messages` is to be asked before each sleep."""
+        return int(self.socket.getsockopt(zmq.FD))
+
+    def monitor_fileno(self) -> int:
+        return int(self._monitor.getsockopt(zmq.FD))
+
+    @property
+    def has_messages(self) -> bool:
+        return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    def receive(self) -> Frames | None:
+        """The next message, None if there is none now."""
+        try:
+            return self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+
+    # --- connections ---
+    def look(self) -> None:
+        """Take in what the monitor tells."""
+        while int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            event = parse_monitor_message(self._monitor.recv_multipart())
+            what, fd = int(event["event"]), int(event["value"])
+            if what == zmq.EVENT_ACCEPTED:
+                self._accepted(fd)
+            elif what == zmq.EVENT_DISCONNECTED:
+                self._strangers.pop(fd, None)
+                self._known.discard(fd)
+                self._gone(fd)
+            elif what == zmq.EVENT_ACCEPT_FAILED:
+                self._pause(os.strerror(fd))
+            else:
+                self._refused(FAILED_HANDSHAKES[what])
+
+    def _accepted(self, fd: int) -> None:
+        self._known.discard(fd)
+        self._strangers[fd] = time.monotonic()
+        if len(self._strangers) > STRANGERS_MAX:
+            logger.warning("connection dropped: %d others said no hello yet", STRANGERS_MAX)
+            self._end_stranger(fd, "too many without a hello")
+
+    def said_hello(self, fd: int) -> None:
+        """The connection with that descriptor is a peer from now on."""
+        self._strangers.pop(fd, None)
+        self._known.add(fd)
+
+    def sweep(self, now: float) -> None:
+        """End connections that never say hello; listen again if that was given up."""
+        self.look()
+        for fd, since in list(self._strangers.items()):
+            if now - since > self._config.hello_timeout:
+                self._end_stranger(fd, "no hello")
+            elif self.bytes_received(fd) > STRANGER_BYTES_MAX:
+                self._end_stranger(fd, "too much before a hello")
+        if self._resume_at and now >= self._resume_at:
+            self._resume_at = 0.0
+            with contextlib.suppress(zmq.ZMQError):
+                self.socket.bind(self.url)
+                return
+            self._resume_at = now + ACCEPT_PAUSE
+
+    def _end_stranger(self, fd: int, reason: str) -> None:
+        del self._strangers[fd]
+        self._refused(reason)
+        self.shut_down(fd)
+
+    def _pause(self, why: str) -> None:
+        """ZeroMQ would try again at once, and for ever, while there are no descriptors."""
+        if self._resume_at:
+            return
+        logger.error("no connection accepted for %g s: %s", ACCEPT_PAUSE, why)
+        self._refused("no descriptors")
+        self._resume_at = time.monotonic() + ACCEPT_PAUSE
+        with contextlib.suppress(zmq.ZMQError):
+            self.socket.unbind(self.url)
+
+    @staticmethod
+    def bytes_received(fd: int) -> int:
+        """What the kernel has got from the other side so far; 0 where it is not known."""
+        try:
+            with _Borrowed(fd) as sock:
+                info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+        except OSError:
+            return 0
+        if len(info) < RECEIVED_AT + _U64.size:
+            return 0
+        return int(_U64.unpack_from(info, RECEIVED_AT)[0])
+
+    @staticmethod
+    def shut_down(fd: int) -> None:
+        """End a connection. ZeroMQ may have closed it already and the number may be another's: only
+        a TCP socket is touched, whose client then connects again."""
+        with contextlib.suppress(OSError), _Borrowed(fd) as sock:
+            if sock.family in (socket.AF_INET, socket.AF_INET6):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self, linger: float) -> None:
+        self.socket.disable_monitor()
+        self._monitor.close(0)
+        self.socket.close(int(linger * 1000))
+
+
+class _Borrowed:
+    """A descriptor of ZeroMQ's as a socket, through a duplicate that is closed at the end."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=os.dup(fd))
+
+    def __enter__(self) -> socket.socket:
+        return self._socket
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()

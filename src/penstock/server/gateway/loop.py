@@ -1,0 +1,411 @@
+"""The gateway's loop: one ROUTER socket, many sessions to the node, and nothing that blocks.
+
+    a connection:   TCP ──hello──> peer ──silent, gone, against the rules──> dropped
+    each turn:      events, messages, lanes, fetches, what waits to be sent; then sleep
+
+Owns the order of a turn and says which message goes to which part. What a message may not be ends
+its connection, and only that. Identities are ZeroMQ's own: a connection that chose one is dropped,
+for it might be given what was meant for another.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import zmq
+
+from penstock import __version__
+from penstock.cluster.access import ANONYMOUS
+from penstock.cluster.frames import codec
+from penstock.cluster.frames import messages as fr
+from penstock.ipc import layout as lo
+from penstock.ipc import lookups as lk
+from penstock.ipc.liveness import boot_id
+from penstock.ipc.paths import socket_in
+from penstock.server.access import Access
+from penstock.server.config import NodeConfig
+from penstock.server.gateway.aside import Aside
+from penstock.server.gateway.attaching import Attaching
+from penstock.server.gateway.counts import Counts
+from penstock.server.gateway.endpoints import Endpoint
+from penstock.server.gateway.events import Events
+from penstock.server.gateway.fetching import Fetching
+from penstock.server.gateway.forwarding import Forwarding
+from penstock.server.gateway.line import UNREAD_MAX, Frames, Line
+from penstock.server.gateway.peers import Peer, Peers
+from penstock.server.gateway.producing import Producing
+from penstock.server.gateway.states import Known
+from penstock.server.gateway.tokens import Tokens
+from penstock.server.guard import Guard
+from penstock.server.topicnames import TopicNames
+
+logger = logging.getLogger("penstock.gateway")
+
+MESSAGES_PER_TURN: Final = 128
+BYTES_PER_TURN: Final = 8 << 20
+SWEEP: Final = 0.25
+"""Seconds between two looks at silence, at lanes that nobody rang for, at what connections send."""
+RETRY_SEND: Final = 0.002
+"""Seconds until a full connection is tried again."""
+FAREWELL: Final = 0.5
+"""Seconds that a connection has to read why it is dropped, and all have at the end."""
+
+
+class Gateway:
+    """Made, bound, then `run` until `stop`."""
+
+    def __init__(self, config: NodeConfig, node_uuid: bytes) -> None:
+        self._config = config
+        self._node_uuid = node_uuid
+        self._boot_id = boot_id()
+        folder = config.data_folder
+        self.counts = Counts()
+        self.events = Events()
+        self._names = TopicNames(folder)
+        self.guard = Guard(Access(folder), self._names.of)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._line = Line(self._context, config, gone=self._closed, refused=self._refused)
+        self._peers = Peers(self._line.socket, self.counts, config.client_bytes_max, self._drop)
+        self._by_fd: dict[int, Peer] = {}
+        self._leaving: dict[bytes, int] = {}
+        known = self._known = Known(Path(folder))
+        self._fetching = Fetching(known, may_read=self._may_read)
+        self._producing = Producing(
+            self.events,
+            self.counts,
+            may_write=self._may_write,
+            allow=lambda _principal, _client, _nbytes, _now: 0.0,
+            watch_durable=self._fetching.watch_durable,
+            failed=lambda endpoint, why: self._attaching.end(endpoint, why),
+        )
+        self._forwarding = Forwarding(self.counts, Aside(self.events), self._may_look_up)
+        self._attaching = Attaching(
+            config,
+            self.events,
+            self.counts,
+            known,
+            socket_in(folder),
+            Tokens.of_folder(folder),
+            rung=self._rung,
+            gone=self._fetching.gone,
+        )
+        self._messages: dict[type, Callable[[Peer, Any, memoryview | None, float], str | None]] = {
+            fr.Produce: self._produce,
+            fr.Fetch: self._fetch,
+            fr.More: self._more,
+            fr.Drop: self._drop_cursor,
+            fr.Ask: self._ask,
+            fr.Attach: lambda peer, message, _, __: self._attaching.attach(peer, message),
+            fr.Detach: lambda peer, message, _, __: self._attaching.detach(peer, message.endpoint),
+            fr.Ping: self._ping,
+            fr.Hello: lambda *_: "it said hello twice",
+        }
+        self._stopping = False
+        self._fetch_wait: float | None = None
+
+    def bind(self) -> str:
+        """Listen; the URL with the real port."""
+        assert self._config.listen is not None
+        return self._line.bind(self._config.listen)
+
+    # --- the loop ---
+    def run(self) -> None:
+        """Serve until `stop`."""
+        self.events.watch(self._line.fileno(), lambda: None)
+        self.events.watch(self._line.monitor_fileno(), self._line.look)
+        self._sweep()
+        while not self._stopping:
+            self.turn()
+        self._farewell()
+
+    def stop(self) -> None:
+        """Leave after this turn: connections are told so, and the node drains their lanes."""
+        self._stopping = True
+
+    def turn(self) -> None:
+        """One round of everything."""
+        self.events.poll(self._pause())
+        now = time.monotonic()
+        self._receive(now)
+        self._producing.turn(now)
+        self._fetch_wait = self._fetching.turn(now)
+        if self._peers.waiting:
+            self._peers.flush()
+
+    def _pause(self) -> float:
+        if self._line.has_messages or self._producing.is_pending:
+            return 0.0
+        pause = SWEEP
+        if self._peers.waiting:
+            pause = RETRY_SEND
+        if self._fetch_wait is not None:
+            pause = min(pause, self._fetch_wait)
+        return pause
+
+    def _receive(self, now: float) -> None:
+        nbytes = 0
+        for _ in range(MESSAGES_PER_TURN):
+            frames = self._line.receive()
+            if frames is None:
+                return
+            nbytes += sum(map(len, frames))
+            self._take(frames, now)
+            if nbytes > BYTES_PER_TURN:
+                return
+
+    def _take(self, frames: Frames, now: float) -> None:
+        identity = frames[0].bytes
+        parts = [frame.buffer for frame in frames[1:]]
+        self.counts.received_bytes += sum(map(len, parts))
+        peer = self._peers.by_identity.get(identity)
+        try:
+            message, payload = codec.from_client(parts)
+        except codec.FrameError as error:
+            if peer is None:
+                self._refused("bad frame")
+                self._line.shut_down(_descriptor(frames[0]))
+            else:
+                self._drop(peer, "bad frame", str(error))
+            return
+        name = type(message).__name__.lower()
+        self.counts.requests[name] += 1
+        if peer is None:
+            self._meet(identity, frames, message, now)
+            return
+        peer.heard_at = now
+        peer.bytes_received += sum(map(len, parts))
+        why = self._messages[type(message)](peer, message, _view(payload), now)
+        if why:
+            self._drop(peer, "against the rules", why)
+
+    # --- connections ---
+    def _meet(self, identity: bytes, frames: Frames, message: fr.ClientMessage, now: float) -> None:
+        """The first message of a connection, or one of a connection that is being dropped."""
+        fd = _descriptor(frames[0])
+        if identity in self._leaving:
+            return
+        if not identity.startswith(b"\0"):
+            self._refused("chose its identity")
+            self._line.shut_down(fd)
+            return
+        principal = _property(frames[0], "User-Id") or ANONYMOUS
+        address = _property(frames[0], "Peer-Address") or "?"
+        if not isinstance(message, fr.Hello):
+            # Its connection was made anew under it, or the gateway was: it has to begin again.
+            stranger = Peer(self._peers, identity, principal, address, bytes(16))
+            stranger.send(codec.encode(fr.Ended(-1, "this connection is not known: say hello")))
+            return
+        peer = Peer(self._peers, identity, principal, address, message.incarnation)
+        peer.heard_at = now
+        peer.fd = fd
+        peer.software = message.software
+        refusal = self._refusal(message)
+        if refusal is not None:
+            logger.info("connection of %s refused: %s", peer, refusal.message)
+            self.counts.refusals[refusal.error] += 1
+            peer.send(codec.encode(refusal))
+            return  # a stranger for as long as it says nothing better
+        self._line.said_hello(fd)
+        self._peers.by_identity[identity] = peer
+        self._by_fd[fd] = peer
+        self.counts.connections += 1
+        self.counts.connections_opened += 1
+        logger.debug("%s connected: %s", peer, peer.software)
+        config = self._config
+        peer.send(
+            codec.encode(
+                fr.Welcome(
+                    fr.PROTOCOL_VERSION,
+                    fr.APIS,
+                    f"penstock {__version__}",
+                    self._node_uuid,
+                    self._boot_id,
+                    str(socket_in(config.data_folder)),
+                    config.client_heartbeat,
+                    config.client_silence_max,
+                    config.batch_bytes_max,
+                )
+            )
+        )
+
+    def _refusal(self, hello: fr.Hello) -> fr.Refused | None:
+        """Why this connection cannot be served."""
+        if self._stopping:
+            return fr.Refused(-1, "NotConnectedError", "this node is stopping")
+        if hello.protocol != fr.PROTOCOL_VERSION:
+            return fr.Refused(
+                -1,
+                "UnsupportedVersionError",
+                f"the client speaks protocol version {hello.protocol}, this gateway "
+                f"{fr.PROTOCOL_VERSION}: use Penstock versions that fit each other",
+            )
+        for api, (low, high) in fr.APIS.items():
+            theirs = hello.apis.get(api)
+            if theirs is not None and not (theirs[0] <= high and low <= theirs[1]):
+                return fr.Refused(
+                    -1,
+                    "UnsupportedVersionError",
+                    f"the client speaks {api!r} in versions {theirs[0]} to {theirs[1]}, this "
+                    f"gateway in {low} to {high}: use Penstock versions that fit each other",
+                )
+        most = self._config.connections_max
+        if len(self._peers.by_identity) >= most:
+            return fr.Refused(
+                -1,
+                "ResourceLimitError",
+                f"the node has {most} remote connections, its bound connections_max: close some, "
+                "or start the node with a larger one (and clients_max with it)",
+            )
+        return None
+
+    def _drop(self, peer: Peer, kind: str, why: str) -> None:
+        """End a connection: for a reason of ours (`kind`), or because it has ended."""
+        if peer.is_gone:
+            return
+        if kind:
+            self.counts.drops[kind] += 1
+            logger.warning(
+                "connection of %s dropped: %s", peer, why,
+                extra={"principal": peer.principal, "address": peer.address, "reason": kind},
+            )  # fmt: skip
+            self._leaving[peer.identity] = peer.fd
+            self.events.later(FAREWELL, lambda: self._shut_down(peer))
+            self._peers.say_last(peer, codec.encode(fr.Ended(-1, why[:1000])))
+        self._peers.forget(peer)
+        if self._by_fd.get(peer.fd) is peer:
+            del self._by_fd[peer.fd]
+        self.counts.connections -= 1
+        for endpoint in list(peer.endpoints.values()):
+            self._attaching.end(endpoint, "")
+
+    def _shut_down(self, peer: Peer) -> None:
+        if self._leaving.pop(peer.identity, None) is not None and peer.fd not in self._by_fd:
+            self._line.shut_down(peer.fd)
+
+    def _closed(self, fd: int) -> None:
+        """A TCP connection has ended."""
+        peer = self._by_fd.get(fd)
+        if peer is not None:
+            logger.debug("%s has gone", peer)
+            self._drop(peer, "", "")
+        for identity in [who for who, its in self._leaving.items() if its == fd]:
+            del self._leaving[identity]
+
+    def _refused(self, reason: str) -> None:
+        """A connection ended before it was a peer."""
+        self.counts.drops[reason] += 1
+
+    def _sweep(self) -> None:
+        """What nobody rings for: silence, and belts (rule 13)."""
+        now = time.monotonic()
+        self.events.later(SWEEP, self._sweep)
+        self._line.sweep(now)
+        silence = self._config.client_silence_max
+        for peer in list(self._peers.by_identity.values()):
+            if now - peer.heard_at > silence:
+                self._drop(peer, "silent", f"nothing was heard of it for {silence:g} s")
+            elif self._line.bytes_received(peer.fd) - peer.bytes_received > UNREAD_MAX:
+                self._drop(peer, "endless message", f"over {UNREAD_MAX} bytes made no message")
+            else:
+                for endpoint in peer.endpoints.values():
+                    if endpoint.is_open:
+                        self._producing.rung(endpoint)
+
+    # --- messages ---
+    def _ping(self, peer: Peer, message: fr.Ping, _: memoryview | None, now: float) -> None:
+        peer.send(codec.encode(fr.Pong(message.stamp)))
+
+    def _open(self, peer: Peer, number: int) -> Endpoint | None:
+        """None: it ended, and its client does not know that yet."""
+        endpoint = peer.endpoints.get(number)
+        return endpoint if endpoint is not None and endpoint.is_open else None
+
+    def _ask(self, peer: Peer, message: fr.Ask, _: memoryview | None, now: float) -> str | None:
+        endpoint = self._open(peer, message.endpoint)
+        return None if endpoint is None else self._forwarding.ask(endpoint, message, now)
+
+    def _produce(
+        self, peer: Peer, message: fr.Produce, payload: memoryview | None, now: float
+    ) -> str | None:
+        endpoint = self._open(peer, message.endpoint)
+        return (
+            None if endpoint is None
+            else self._producing.produce(endpoint, message, payload, now)
+        )  # fmt: skip
+
+    def _fetch(self, peer: Peer, message: fr.Fetch, _: memoryview | None, now: float) -> str | None:
+        endpoint = self._open(peer, message.endpoint)
+        if endpoint is None:
+            return None
+        if endpoint.kind != lo.KIND_CONSUMER:
+            return f"{endpoint} is no consumer and fetches"
+        name = self._names.of(message.topic_id)
+        if name is not None:
+            self._known.learn(message.topic_id, name)
+        self._fetching.fetch(endpoint, message)
+        return None
+
+    def _more(self, peer: Peer, message: fr.More, _: memoryview | None, now: float) -> None:
+        endpoint = self._open(peer, message.endpoint)
+        if endpoint is not None:
+            self._fetching.more(endpoint, message)
+
+    def _drop_cursor(self, peer: Peer, message: fr.Drop, _: memoryview | None, now: float) -> None:
+        endpoint = self._open(peer, message.endpoint)
+        if endpoint is not None:
+            self._fetching.drop(endpoint, message)
+
+    def _rung(self, endpoint: Endpoint) -> None:
+        self._producing.rung(endpoint)
+        self._fetching.rung(endpoint)
+
+    # --- who may what ---
+    def _may_write(self, endpoint: Endpoint, topic_id: bytes) -> None:
+        self.guard.check_topic(endpoint.principal, "write", topic_id)
+
+    def _may_read(self, principal: str, topic: str) -> None:
+        self.guard.check(principal, "read", "topic", topic)
+
+    def _may_look_up(self, endpoint: Endpoint, request: lk.Request) -> None:
+        self.guard.check_request(endpoint.principal, request)
+
+    # --- the end ---
+    def _farewell(self) -> None:
+        """Tell everybody, and leave what is in lanes to the node."""
+        reason = "the node is stopping or restarts its gateway"
+        self._attaching.stopping = reason
+        goodbye = codec.encode(fr.Ended(-1, reason))
+        for peer in list(self._peers.by_identity.values()):
+            for endpoint in list(peer.endpoints.values()):
+                # A producer's lanes are drained; members of groups are only away.
+                self._attaching.end(endpoint, "", goodbye=endpoint.is_producer)
+            peer.send(goodbye)
+        until = time.monotonic() + FAREWELL
+        while self._peers.waiting and time.monotonic() < until:
+            time.sleep(RETRY_SEND)
+            self._peers.flush()
+        logger.info("the gateway leaves, %d connections were told", self.counts.connections)
+        self._line.close(FAREWELL)
+        self._context.term()
+        self.events.close()
+
+
+def _descriptor(frame: zmq.Frame) -> int:
+    """Of the connection that a frame came by."""
+    fd = frame.get(zmq.SRCFD)
+    return fd if isinstance(fd, int) else -1
+
+
+def _property(frame: zmq.Frame, name: str) -> str:
+    try:
+        return str(frame.get(name))
+    except zmq.ZMQError:
+        return ""
+
+
+def _view(payload: codec.Piece | None) -> memoryview | None:
+    return None if payload is None else memoryview(payload)

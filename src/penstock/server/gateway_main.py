@@ -1,0 +1,89 @@
+"""Main of the gateway process: serves remote clients until the node is gone or has enough of it.
+
+Started by the node only (see `gatewayproc`), with one end of a socket whose other end the node
+holds: it is told the address and signs of life, and its end is the gateway's. Should the node die
+while this process is stopped, the kernel kills it: the next node waits for that, by the folder's
+lock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+from typing import Final
+
+import msgspec
+
+from penstock.core.errors import PenstockError
+from penstock.ipc import messages as ms
+from penstock.ipc.channel import Channel
+from penstock.ipc.liveness import raise_descriptor_limit
+from penstock.server.config import NodeConfig
+from penstock.server.gateway.loop import Gateway
+from penstock.server.logformat import configure
+
+logger = logging.getLogger("penstock.gateway")
+
+BEAT: Final = 0.5
+"""Seconds between two signs of life."""
+PR_SET_PDEATHSIG: Final = 1
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run until told to leave (0), or until it cannot go on (1)."""
+    parser = argparse.ArgumentParser(prog="penstock-gateway")
+    parser.add_argument("--config", required=True, help="the node's, as JSON")
+    parser.add_argument("--uuid", required=True)
+    parser.add_argument("--lifeline-fd", type=int, required=True)
+    parser.add_argument("--node-pid", type=int, required=True)
+    parser.add_argument("--log-level", default="INFO")
+    options = parser.parse_args(argv)
+    config = NodeConfig(**msgspec.json.decode(options.config))
+    configure("gateway", options.log_level, config.log_format)
+    for number in (signal.SIGINT, signal.SIGTERM):  # the node decides when it ends
+        signal.signal(number, signal.SIG_IGN)
+    _die_with(options.node_pid)
+    raise_descriptor_limit()
+    line: Channel = Channel(socket.socket(fileno=options.lifeline_fd), inbound=ms.GatewayReport)
+    try:
+        gateway = Gateway(config, bytes.fromhex(options.uuid))
+        url = gateway.bind()
+    except PenstockError as error:
+        logger.error("the gateway cannot serve: %s", error)
+        _tell(line, ms.GatewayFailed(type(error).__name__, str(error)))
+        return 1
+    _tell(line, ms.GatewayListens(url))
+    logger.info("remote clients are served at %s: pid %d", url, os.getpid())
+    gateway.events.watch(line.fileno(), gateway.stop)
+
+    def beat() -> None:
+        _tell(line, ms.GatewayLives())
+        gateway.events.later(BEAT, beat)
+
+    beat()
+    gateway.run()
+    return 0
+
+
+def _die_with(node: int) -> None:
+    """Have the kernel kill this process when the node dies, however it does."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
+        logger.warning("prctl: %s", os.strerror(ctypes.get_errno()))
+    if os.getppid() != node:
+        sys.exit(0)
+
+
+def _tell(line: Channel, report: ms.GatewayReport) -> None:
+    with contextlib.suppress(PenstockError, BlockingIOError):
+        line.send_nowait(report)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

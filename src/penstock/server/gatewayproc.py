@@ -1,0 +1,143 @@
+"""The gateway process as the node sees it: there while the node is to be reached from elsewhere.
+
+    started --GatewayListens--> listening --silent for gateway_stall_timeout--> killed, replaced
+        +-----GatewayFailed---> the first one: the node does not start; later ones: tried again
+
+What it says comes over its lifeline. Its successors listen at the port that the first one got.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Final
+
+import msgspec
+
+from penstock.core import errors as er
+from penstock.ipc import messages as ms
+from penstock.ipc.channel import Channel, close_fds
+from penstock.server.childproc import ChildProcess
+from penstock.server.config import NodeConfig
+from penstock.server.datafolder import DataFolder
+
+logger = logging.getLogger("penstock.node")
+
+GATEWAY_COMMAND: Final = (sys.executable, "-m", "penstock.server.gateway_main")
+START_TIMEOUT: Final = 15.0
+LOOKS_A_STALL: Final = 4
+
+
+class GatewayProcess(ChildProcess):
+    """See the module."""
+
+    name = "gateway"
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        folder: DataFolder,
+        lock_fd: int,
+        command: Sequence[str] = GATEWAY_COMMAND,
+        on_listening: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        super().__init__(config, folder, lock_fd, command)
+        self._on_listening = on_listening
+        self._settings = config
+        self._channel: Channel | None = None
+        self._first: asyncio.Future[str] = self._loop.create_future()
+        self._heard_at = 0.0
+        self._looking: asyncio.TimerHandle | None = None
+        self.url = ""
+        """Where it listens, with the real port; empty before the first time."""
+
+    @property
+    def is_needed(self) -> bool:
+        return self._config.listen is not None
+
+    def _arguments(self) -> Mapping[str, object]:
+        return {
+            "--config": msgspec.json.encode(asdict(self._settings)).decode(),
+            "--uuid": self._folder.record.uuid,
+            "--node-pid": os.getpid(),
+            "--log-level": logging.getLevelName(logger.getEffectiveLevel()),
+        }
+
+    async def listening(self) -> str:
+        """Wait until it listens for the first time: the URL. Raises what keeps it from that."""
+        if not self.is_needed:
+            return ""
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._first), START_TIMEOUT)
+        except er.PenstockError:
+            raise
+        except TimeoutError:
+            raise er.PenstockTimeout(
+                f"the gateway does not listen at {self._config.listen} after {START_TIMEOUT:g} s"
+            ) from None
+
+    def _begun(self, lifeline: socket.socket) -> None:
+        self._channel = Channel(lifeline, inbound=ms.GatewayReport)
+        self._heard_at = time.monotonic()
+        self._loop.add_reader(lifeline.fileno(), self._read)
+        self._look()
+
+    def _ended(self) -> None:
+        self._read()
+        self._channel = None
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
+
+    def _read(self) -> None:
+        while self._channel is not None and not self._channel.closed:
+            try:
+                received = self._channel.recv_nowait()
+            except BlockingIOError:
+                return
+            except (er.PenstockError, OSError) as error:
+                logger.error("the gateway (pid %d) says %s: it is killed", self.pid, error)
+                self.kill()
+                received = None
+            if received is None:
+                self._loop.remove_reader(self._channel.fileno())
+                return
+            report, fds = received
+            close_fds(fds)
+            self._heard_at = time.monotonic()
+            self._take(report)
+
+    def _take(self, report: ms.GatewayReport) -> None:
+        if isinstance(report, ms.GatewayListens):
+            self.url = report.url
+            self._settings = replace(self._config, listen=report.url)
+            if not self._first.done():
+                self._first.set_result(report.url)
+            self._on_listening(report.url)
+        elif isinstance(report, ms.GatewayFailed) and not self._first.done():
+            kind = getattr(er, report.error, er.PenstockError)
+            self._first.set_exception(kind(report.message))
+            self._first.exception()  # nobody may be waiting any more
+
+    def _look(self) -> None:
+        """Stopped is not dead: kill one that gives no sign of life (rule 8)."""
+        bound = self._config.gateway_stall_timeout
+        silent = time.monotonic() - self._heard_at
+        if silent > bound:
+            logger.error(
+                "the gateway (pid %d) has given no sign of life for %.1f s: it is killed",
+                self.pid, silent, extra={"pid": self.pid, "reason": "stalled"},
+            )  # fmt: skip
+            self.kill()
+        self._looking = self._loop.call_later(bound / LOOKS_A_STALL, self._look)
+
+    def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+        super().close()
