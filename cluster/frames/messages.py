@@ -50,7 +50,9 @@ CREDIT_MAX: Final = 1 << 30
 
 EndpointNumber = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 Number = Annotated[int, msgspec.Meta(ge=0, lt=(1 << 63) - 1)]
-"""Offsets, sequences, producer ids, stamps."""
+"""Offsets, sequences, stamps."""
+ProducerId = Annotated[int, msgspec.Meta(ge=0)]
+"""All 64 bits of it."""
 Small = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 """Writers, pages, partitions, kinds, flags."""
 Credit = Annotated[int, msgspec.Meta(ge=0, le=CREDIT_MAX)]
@@ -111,7 +113,7 @@ class Attach(msgspec.Struct, frozen=True, tag="attach"):
     endpoint: EndpointNumber
     kind: Small
     client_id: Name
-    resume: Number | None = None
+    resume: ProducerId | None = None
     token: Token = b""
 
 

@@ -15,11 +15,13 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any, Final
 
 from penstock.client import Client, connect
 from penstock.core.errors import PenstockError
 from penstock.ipc.shm import unlink_all
+
+ANY_PORT: Final = "tcp://127.0.0.1:0"
 
 
 class EmbeddedNode:
@@ -31,6 +33,8 @@ class EmbeddedNode:
         log: where its log lines go, a file or the path of one to append to; None discards them,
             unless it fails to start.
         arguments: further arguments of `python -m penstock.server`.
+        listen: where clients connect by TCP, see `tcp_url`; True is any free port of this host, and
+            None nowhere.
         ready_timeout: seconds within which it must admit clients.
     """
 
@@ -41,12 +45,14 @@ class EmbeddedNode:
         writers: int | None = None,
         log: IO[bytes] | Path | None = None,
         arguments: tuple[str, ...] = (),
+        listen: str | bool | None = None,
         ready_timeout: float = 15.0,
     ) -> None:
         self._owns_folder = data is None
         self.data = Path(data if data is not None else tempfile.mkdtemp(prefix="penstock-"))
         self._writers = writers
         self._log = log
+        self._listen = ANY_PORT if listen is True else listen or None
         self._arguments = arguments
         self._ready_timeout = ready_timeout
         self._process: subprocess.Popen[bytes] | None = None
@@ -61,6 +67,14 @@ class EmbeddedNode:
     @property
     def url(self) -> str:
         return f"shm://{self.data.resolve()}"
+
+    @property
+    def tcp_url(self) -> str:
+        """Where remote clients find it, with the real port. The same after a restart."""
+        listen = self._record().get("listen") if self._listen else None
+        if not listen:
+            raise PenstockError("this node serves no remote clients: make it with listen=True")
+        return str(listen)
 
     @property
     def pid(self) -> int:
@@ -80,6 +94,8 @@ class EmbeddedNode:
             sys.executable, "-m", "penstock.server", "--data", str(self.data), "--ready-fd",
             str(writer), "--owner", str(os.getpid()), *self._arguments,
         ]  # fmt: skip
+        if self._listen is not None:
+            command += ["--listen", self._record().get("listen") or self._listen]
         if self._writers is not None:
             command += ["--writers", str(self._writers)]
         # Closed below, read on failure.
@@ -145,14 +161,18 @@ class EmbeddedNode:
             shutil.rmtree(self.data, ignore_errors=True)
 
     def _uuid(self) -> str | None:
+        node = self._record()
+        uuid = node.get("uuid") or node.get("node_uuid")
+        return uuid if isinstance(uuid, str) else None
+
+    def _record(self) -> dict[str, Any]:
+        """What node.json tells; nothing before there is one."""
         import msgspec
 
         try:
-            node = msgspec.json.decode((self.data / "node.json").read_bytes())
-        except (OSError, msgspec.DecodeError):
-            return None
-        uuid = node.get("uuid") or node.get("node_uuid")
-        return uuid if isinstance(uuid, str) else None
+            return msgspec.json.decode((self.data / "node.json").read_bytes(), type=dict[str, Any])
+        except (OSError, msgspec.MsgspecError):
+            return {}
 
     def __enter__(self) -> EmbeddedNode:
         return self

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from penstock.server.config import NodeConfig
 
 _ALIASES: Final = {"data": "data_folder", "writers": "writers_max"}
-_SIZES: Final = ("lane_capacity", "cleaner_rate")
+_SIZES: Final = (
+    "lane_capacity", "cleaner_rate", "client_window", "client_bytes_max", "principal_bytes_max",
+)  # fmt: skip
 _ROOMS: Final = ("disk_warn", "disk_stop")
-_TEXTS: Final = ("data_folder", "name", "log_format", "metrics")
+_TEXTS: Final = ("data_folder", "name", "log_format", "metrics", "listen")
 CONFIG_BYTES_MAX: Final = 1 << 20
 
 
@@ -60,6 +62,13 @@ def serve(
             help="Shared memory of a producer's lane, like 4MiB; a batch takes at most a quarter.",
         ),
     ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Serve clients on other hosts too, at tcp://ADDRESS:PORT; port 0 is any free one.",
+        ),
+    ] = None,
     metrics: Annotated[
         str | None,
         typer.Option(
@@ -92,6 +101,7 @@ def serve(
     from penstock.server.main import serve as run_node
 
     given = {"data": data, "name": name, "writers": writers, "lane_capacity": lane_capacity}
+    given["listen"] = listen
     given["metrics"], given["metrics_public"] = metrics, metrics_public or None
     given["log_format"] = log_format.value if log_format is not None else None
     settings: dict[str, Any] = {"log_format": os.environ.get(FORMAT_VARIABLE) or "text"}

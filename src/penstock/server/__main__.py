@@ -34,6 +34,14 @@ _OPTIONS = {
     "--writer-spin": (float, "seconds that writers look for records before they sleep"),
     "--metrics": (str, "HOST:PORT where metrics and health are served"),
     "--lock-timeout": (float, "seconds to wait for the data folder's lock"),
+    "--listen": (str, "serve clients on other hosts at tcp://ADDRESS:PORT"),
+    "--connections-max": (int, "most connections of remote clients"),
+    "--client-window": (int, "bytes under way from a remote producer to a writer"),
+    "--client-bytes-max": (int, "bytes held for one remote connection"),
+    "--principal-bytes-max": (int, "bytes held for the connections of one principal"),
+    "--client-heartbeat": (float, "seconds between signs of life of a remote client"),
+    "--client-silence-max": (float, "seconds of silence that end a remote connection"),
+    "--gateway-stall-timeout": (float, "seconds after which a silent gateway is replaced"),
 }
 
 

@@ -4,11 +4,17 @@
                   |    --EOF, sent away---> absent: its lanes are kept until it resumes, marks
                   |                         them closed, or dies
                   +----pidfd, any state---> dead:   its lanes are retired
+       remote ----+----EOF----------------> gone:   its lanes are retired; resumed in time or not
 
 Death is the pidfd alone (rule 7): a forked child that holds the socket keeps nobody alive. And a
 socket that ends says nothing about lanes: it may be an attempt to attach that its client gave up,
 while the client writes on into the lanes it has. After a node died, living producers of its lanes
-begin as absent. Owns pidfds, doorbells, slots and producer ids. Speaks to no socket.
+begin as absent.
+
+A remote client is attached by the gateway, whose death says nothing about it. Its connection's end
+is: what it sent is drained, and should it come back it sends again what has no answer, into lanes
+that are opened when the old ones are gone. Not back within `REMOTE_ABSENCE`, it counts as dead for
+its transactions. Owns pidfds, doorbells, slots and producer ids. Speaks to no socket.
 """
 
 from __future__ import annotations
@@ -29,7 +35,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.channel import Peer
 from penstock.ipc.liveness import open_pidfd
-from penstock.server.clients import KINDS, NO_SLOT, Client, Connection
+from penstock.server.clients import KINDS, NO_SLOT, Client, Connection, Owner
 from penstock.server.config import NodeConfig
 from penstock.server.datafolder import DataFolder
 from penstock.server.grants import Grants
@@ -40,6 +46,10 @@ from penstock.server.writerproc import Order
 
 logger = logging.getLogger("penstock.node")
 
+NO_PIDFD: Final = -1
+
+REMOTE_ABSENCE: Final = 10.0
+"""Seconds without any connection after which a remote client is taken for dead."""
 ABSENT_INTERVAL: Final = 5.0
 """Seconds between two looks whether absent producers have closed their lanes."""
 
@@ -54,7 +64,8 @@ class Attached:
         tables: Tables,
         grants: Grants,
         supervisor: Supervisor,
-        on_death: Callable[[int, int], None] = lambda _pid, _start_time: None,
+        on_death: Callable[[Owner], None] = lambda _: None,
+        gateway_pid: Callable[[], int] = lambda: 0,
     ) -> None:
         self._config = config
         self._folder = folder
@@ -62,6 +73,7 @@ class Attached:
         self._grants = grants
         self._supervisor = supervisor
         self._on_death = on_death
+        self._gateway_pid = gateway_pid
         self._loop = asyncio.get_running_loop()
         self._absence: asyncio.TimerHandle | None = None
         self._producers: dict[int, Client] = {}
@@ -134,7 +146,11 @@ class Attached:
         if self.count >= self._config.clients_max:
             raise ResourceLimitError(
                 f"the node has {self.count} clients, its bound clients_max: close some, or start "
-                "the node with a larger one"
+                f"the node with a larger one (up to {lo.CLIENTS_MAX})"
+            )
+        if hello.remote is not None and peer.pid != self._gateway_pid():
+            raise AttachRefusedError(
+                f"process {peer.pid} attaches for others and is not this node's gateway"
             )
         resumed = self._resumed(peer, hello)
         client = resumed or self._admitted(peer, hello)
@@ -159,6 +175,9 @@ class Attached:
                 f"producer id {hello.resume} was not given by this node: attach without `resume`"
             )
         client = self._producers.get(hello.resume)
+        if hello.remote is not None:
+            self._check_remote(hello.resume, client)
+            return None
         identities = [lane.identity for lane in self._grants.of_producer(hello.resume)]
         owners = {(identity.pid, identity.start_time) for identity in identities}
         if client is not None:
@@ -173,7 +192,24 @@ class Attached:
             client.connection = None
         return client
 
+    def _check_remote(self, producer_id: int, client: Client | None) -> None:
+        """The gateway has seen the token: what the producer had by another connection is over."""
+        if client is not None and client.remote is None:
+            raise AttachRefusedError(
+                f"producer id {producer_id} belongs to pid {client.pid} of the node's own host: "
+                "attach without `resume`"
+            )
+        if client is not None:
+            if client.connection is not None:
+                client.connection.hang_up()
+            self._end(client, "came back by another connection")
+
     def _admitted(self, peer: Peer, hello: ms.Hello) -> Client:
+        if hello.remote is not None:
+            return self._enter(
+                hello.kind, peer.pid, hello.start_time, NO_PIDFD, hello.client_id[:100],
+                hello.remote,
+            )  # fmt: skip
         try:
             pidfd = open_pidfd(peer.pid, hello.start_time)
         except ProcessLookupError as error:
@@ -184,14 +220,24 @@ class Attached:
             ) from error
         return self._enter(hello.kind, peer.pid, hello.start_time, pidfd, hello.client_id[:100])
 
-    def _enter(self, kind: int, pid: int, start_time: int, pidfd: int, name: str) -> Client:
+    def _enter(
+        self,
+        kind: int,
+        pid: int,
+        start_time: int,
+        pidfd: int,
+        name: str,
+        remote: ms.RemotePeer | None = None,
+    ) -> Client:
         try:
-            client = Client(kind, pid, start_time, pidfd, name)
+            client = Client(kind, pid, start_time, pidfd, name, remote)
         except BaseException:
-            os.close(pidfd)
+            if pidfd != NO_PIDFD:
+                os.close(pidfd)
             raise
         self.clients.add(client)
-        self._loop.add_reader(pidfd, self._died, client)
+        if pidfd != NO_PIDFD:
+            self._loop.add_reader(pidfd, self._died, client)
         return client
 
     def _equip(self, client: Client, resume: int | None) -> None:
@@ -201,7 +247,7 @@ class Attached:
         if client.kind == lo.KIND_PRODUCER and not client.producer_id:
             client.producer_id = resume or self._folder.next_producer_id()
             self._producers[client.producer_id] = client
-            if resume is not None:
+            if resume is not None and client.remote is None:
                 self._grants.take_back(client)
 
     # --- the end of a client ---
@@ -212,7 +258,7 @@ class Attached:
     def hung_up(self, client: Client) -> None:
         """The connection ended. Until the process resumes or dies, its lanes are kept."""
         client.connection = None
-        if not client.lanes:
+        if not client.lanes or client.remote is not None:
             self._end(client, "has gone")
             return
         self._free_slot(client)
@@ -233,7 +279,7 @@ class Attached:
         if client.connection is not None:
             client.connection.hang_up()
         self._end(client, "died")
-        self._on_death(client.pid, client.start_time)
+        self._on_death(client.owner)
 
     def _end(self, client: Client, how: str) -> None:
         if client not in self.clients:
@@ -257,9 +303,20 @@ class Attached:
         if self._producers.get(client.producer_id) is client:
             del self._producers[client.producer_id]
         self._free_slot(client)
-        self._loop.remove_reader(client.pidfd)
-        os.close(client.pidfd)
+        self._close(client)
+        if client.remote is not None:
+            self._loop.call_later(REMOTE_ABSENCE, self._look_for, client.owner)
+
+    def _close(self, client: Client) -> None:
+        if client.pidfd != NO_PIDFD:
+            self._loop.remove_reader(client.pidfd)
+            os.close(client.pidfd)
         client.doorbell.close()
+
+    def _look_for(self, owner: Owner) -> None:
+        """A remote client has gone some time ago. Is anything of it back?"""
+        if all(client.owner != owner for client in self.clients):
+            self._on_death(owner)
 
     def _free_slot(self, client: Client) -> None:
         slot, client.slot = client.slot, NO_SLOT
@@ -274,7 +331,5 @@ class Attached:
         if self._absence is not None:
             self._absence.cancel()
         for client in self.clients:
-            self._loop.remove_reader(client.pidfd)
-            os.close(client.pidfd)
-            client.doorbell.close()
+            self._close(client)
         self.clients.clear()

@@ -33,7 +33,7 @@ _Document = TypeVar("_Document", bound=msgspec.Struct)
 
 class NodeRecord(msgspec.Struct, frozen=True):
     """node.json. `generations`, `producers` and `coordinators` (epochs of the coordinator) are the
-    first numbers beyond the reserved blocks."""
+    first numbers beyond the reserved blocks. `listen`: where remote clients were admitted last."""
 
     schema: int
     uuid: str
@@ -43,6 +43,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     generations: int
     producers: int
     coordinators: int = 1
+    listen: str = ""
 
 
 class FolderLock:
@@ -133,6 +134,11 @@ class DataFolder:
             producers=self._producer + PRODUCER_BLOCK,
             coordinators=self._coordinator + COORDINATOR_BLOCK,
         )
+
+    def listens_at(self, url: str) -> None:
+        """Remote clients are admitted there, for whoever looks."""
+        if url != self.record.listen:
+            self._write(listen=url)
 
     def mark_clean(self) -> None:
         """Every log was synced and closed; unused numbers go back."""

@@ -14,10 +14,10 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from penstock.core.errors import ConfigError, PenstockError
+from penstock.core.errors import ConfigError, PenstockError, PenstockTimeout
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
-from penstock.server.clients import KINDS, Client
+from penstock.server.clients import KINDS, REMOTE_PID, Client, Owner
 from penstock.server.lanes import Lane, LaneBook
 from penstock.server.supervisor import Supervisor
 from penstock.server.writerproc import Order
@@ -42,6 +42,7 @@ class Grants:
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
         self._owners: dict[str, Client] = {}
+        self._awaited: set[asyncio.Future[None]] = set()
 
     def orders_for(self, writer: int) -> Iterator[Order]:
         """Everything about lanes that a fresh writer must know."""
@@ -73,12 +74,44 @@ class Grants:
         lane = client.lanes.get(request.writer)
         if lane is not None:
             return lane, self._book.open_memory(lane)
+        pid, start_time = client.pid, client.start_time
+        if client.remote is not None:  # the gateway's death is not that of its clients
+            pid = start_time = REMOTE_PID
         lane, fd = self._book.make(
-            request.writer, request.capacity, client.producer_id, client.pid, client.start_time
+            request.writer, request.capacity, client.producer_id, pid, start_time, client.owner
         )
         self._own(client, lane)
         self._supervisor.post(lane.writer, ms.AddLane(lane.name, dead=False), client.doorbell)
         return lane, fd
+
+    async def drained_before(self, client: Client, writer: int, timeout: float) -> None:
+        """Wait until lanes are gone that the client's producer id had to that writer by an earlier
+        connection. What is in them comes first (rule 5), and no two ever write into one."""
+        until = self._loop.time() + timeout
+        while any(
+            lane.writer == writer and self._owners.get(lane.name) is not client
+            for lane in self.of_producer(client.producer_id)
+        ):
+            left = until - self._loop.time()
+            if left <= 0:
+                raise PenstockTimeout(
+                    f"a lane that producer {client.producer_id} had before is not drained after "
+                    f"{timeout:g} s (topic_timeout): its writer restarts, or its disk is full"
+                )
+            gone = self._loop.create_future()
+            self._awaited.add(gone)
+            try:
+                await asyncio.wait_for(gone, left)
+            except TimeoutError:
+                continue
+            finally:
+                self._awaited.discard(gone)
+
+    def _gone(self, lane: Lane) -> None:
+        for waiter in self._awaited:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._on_gone(lane)
 
     def take_back(self, client: Client) -> None:
         """A resuming client's socket had ended, so its lanes were being retired; now they are its
@@ -92,10 +125,9 @@ class Grants:
         lanes = self._book.lanes.values()
         return [lane for lane in lanes if lane.identity.producer_id == producer_id]
 
-    def has_lanes_of(self, pid: int, start_time: int) -> bool:
-        """Whether anything of that process may still be in a lane."""
-        identities = (lane.identity for lane in self._book.lanes.values())
-        return any((who.pid, who.start_time) == (pid, start_time) for who in identities)
+    def has_lanes_of(self, owner: Owner) -> bool:
+        """Whether anything of that process, or remote client, may still be in a lane."""
+        return any(lane.owner == owner for lane in self._book.lanes.values())
 
     def retire(self, client: Client) -> None:
         """The client is dead or closed: its writers drain what its lanes hold."""
@@ -128,7 +160,7 @@ class Grants:
         else:
             self._book.remove(lane)
             logger.debug("lane %s is drained and gone", lane.name, extra={"lane": lane.name})
-            self._on_gone(lane)
+            self._gone(lane)
 
     def _bytes_left(self, lane: Lane) -> int | None:
         """Bytes between head and tail; None when the node has no descriptor left to look."""
@@ -154,6 +186,7 @@ class Grants:
             extra={"lane": lane.name, "bytes": left, "reason": report.reason},
         )
         self._book.remove(lane)
+        self._gone(lane)
         client = self._owners.pop(lane.name, None)
         if client is None:
             return None

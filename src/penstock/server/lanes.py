@@ -32,10 +32,12 @@ logger = logging.getLogger("penstock.node")
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """A lane of this folder. `retired`: its producer is dead or closed, its writer drains it."""
+    """A lane of this folder. `retired`: its producer is dead or closed, its writer drains it.
+    `owner`: who has put batches into it, as far as this run knows (see `clients`)."""
 
     name: str
     identity: LaneIdentity
+    owner: tuple[int, int] = (0, 0)
     retired: bool = False
 
     @property
@@ -96,7 +98,8 @@ class LaneBook:
                 )
                 identity = None
             if region is not None and identity is not None:
-                found.append(Leftover(Lane(name, identity), region))
+                owner = identity.pid, identity.start_time
+                found.append(Leftover(Lane(name, identity, owner), region))
                 continue
             if region is not None:
                 region.close()
@@ -109,7 +112,13 @@ class LaneBook:
 
     # --- this run ---
     def make(
-        self, writer: int, capacity: int | None, producer_id: int, pid: int, start_time: int
+        self,
+        writer: int,
+        capacity: int | None,
+        producer_id: int,
+        pid: int,
+        start_time: int,
+        owner: tuple[int, int] | None = None,
     ) -> tuple[Lane, int]:
         """A new lane and the descriptor of its memory, which is the caller's."""
         if len(self.lanes) >= self._config.lanes_max:
@@ -128,7 +137,7 @@ class LaneBook:
             os.close(fd)
             shm.unlink(name)
             raise
-        lane = self.lanes[name] = Lane(name, identity)
+        lane = self.lanes[name] = Lane(name, identity, owner or (pid, start_time))
         return lane, fd
 
     def _create(self, writer: int, producer_id: int, size: int) -> tuple[str, int]:

@@ -40,6 +40,7 @@ from penstock.server.clients import Client
 from penstock.server.config import NodeConfig
 from penstock.server.coordinator.coordinator import Coordinator
 from penstock.server.diskguard import DiskGuard
+from penstock.server.gatewayproc import GATEWAY_COMMAND, GatewayProcess
 from penstock.server.grants import Grants
 from penstock.server.guard import Guard
 from penstock.server.hostcheck import remove_ipc_warning
@@ -66,10 +67,12 @@ class Node:
         *,
         writer_command: Sequence[str] = WRITER_COMMAND,
         cleaner_command: Sequence[str] = CLEANER_COMMAND,
+        gateway_command: Sequence[str] = GATEWAY_COMMAND,
     ) -> None:
         self.config = config
         self._writer_command = writer_command
         self._cleaner_command = cleaner_command
+        self._gateway_command = gateway_command
         self._stop = asyncio.Event()
         self._stopping = False
         self._started_at = time.time()
@@ -115,7 +118,7 @@ class Node:
                 self._supervisor.ensure(writer)
             await settle(ground, self._partitions, self.config.drain_timeout, self._stop)
             if not self._stop.is_set():
-                self._admit(ready)
+                await self._admit(ready)
             await self._stop.wait()
             await self._end()
         finally:
@@ -124,6 +127,7 @@ class Node:
             await self._topics.close()
             await self._accessing.close()
             self._attached.close()
+            self._gateway.close()
             self._cleaner.close()
             self._guard.close()
             self._supervisor.close()
@@ -170,7 +174,15 @@ class Node:
             ground.tables,
             self._grants,
             self._supervisor,
-            lambda pid, start_time: self._coordinator.process_died(pid, start_time),
+            lambda process: self._coordinator.process_died(process),
+            lambda: self._gateway.pid,
+        )
+        self._gateway = GatewayProcess(
+            config,
+            ground.folder,
+            ground.lock.fd,
+            self._gateway_command,
+            on_listening=ground.folder.listens_at,
         )
         self._coordinator = Coordinator(
             config,
@@ -183,10 +195,13 @@ class Node:
             topic_made=self._cleaner.ensure,
         )
 
-    def _admit(self, ready: Callable[[], None] | None) -> None:
+    async def _admit(self, ready: Callable[[], None] | None) -> None:
         self._server.admit()
+        self._gateway.ensure()
         self._cleaner.ensure()
         self._coordinator.begin()
+        if self._gateway.is_needed:
+            await self._gateway.listening()
         logger.info(
             "node %s serves %s: pid %d, %d topics, up to %d writers",
             self.config.name or "without a name", self.config.data_folder, os.getpid(),
@@ -201,6 +216,7 @@ class Node:
         logger.info("stopping: writers drain and close their logs")
         self._stopping = True
         self._server.stop_accepting()
+        await self._gateway.stop()
         await self._coordinator.stop(self.config.drain_timeout)
         await self._cleaner.stop()
         ground = self._ground
@@ -282,6 +298,8 @@ class Node:
         client.permits.check(message)
         match message:
             case ms.OpenLane():
+                if client.remote is not None:
+                    return self._open_lane_after(client, message)
                 return self._open_lane(client, message)
             case ms.FindTopic():
                 if client.kind == lo.KIND_PRODUCER:
@@ -332,6 +350,14 @@ class Node:
             else:
                 self._attached.hung_up(client)
 
+    async def _open_lane_after(self, client: Client, request: ms.OpenLane) -> Reply:
+        """For a producer that may have been here by another connection before."""
+        await self._grants.drained_before(client, request.writer, self.config.topic_timeout)
+        self._check_running()
+        if client.connection is None:
+            raise NotConnectedError(f"{client} has gone before its lane was opened")
+        return self._open_lane(client, request)
+
     def _open_lane(self, client: Client, request: ms.OpenLane) -> Reply:
         lane, fd = self._grants.open(client, request, self._ground.writers)
         bell = self._supervisor.ensure(lane.writer).doorbell
@@ -374,4 +400,5 @@ class Node:
                 "layout": str(lo.LAYOUT_VERSION),
             },
             settings=asdict(self.config),
+            listen=self._gateway.url,
         )

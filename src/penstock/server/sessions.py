@@ -38,7 +38,7 @@ class Reply(NamedTuple):
     given: Sequence[int] = ()
 
 
-Answer = Reply | Coroutine[Any, Any, ms.NodeMessage]
+Answer = Reply | Coroutine[Any, Any, "ms.NodeMessage | Reply"]
 
 
 class Service(Protocol):
@@ -127,14 +127,14 @@ class Session:
                 self._task = self._loop.create_task(self._answer_later(message, answer))
 
     async def _answer_later(
-        self, message: ms.ClientMessage, answer: Coroutine[Any, Any, ms.NodeMessage]
+        self, message: ms.ClientMessage, answer: Coroutine[Any, Any, ms.NodeMessage | Reply]
     ) -> None:
         try:
             reply = await answer
         except Exception as error:
             self._fail(message, error)
         else:
-            self._reply(Reply(reply))
+            self._reply(reply if isinstance(reply, Reply) else Reply(reply))
         self._task = None
         if not self._channel.closed:
             self._loop.add_reader(self._channel.fileno(), self._readable)

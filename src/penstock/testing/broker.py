@@ -38,6 +38,7 @@ class Broker:
         writers: most writer processes of the node; None leaves its default.
         options: further options of the node by their names in the operations guide, such as
             `{"lanes_max": 4}`; `penstock.server` has to know them on its command line.
+        listen: whether clients find it by TCP too, at `tcp_url`.
         start_timeout: seconds within which the node must admit clients.
 
     Raises `PenstockError` with the node's log when it does not start.
@@ -50,6 +51,7 @@ class Broker:
         durability: Durability = "os",
         writers: int | None = None,
         options: Mapping[str, object] | None = None,
+        listen: bool = False,
         start_timeout: float = 15.0,
     ) -> None:
         if durability not in ("os", "interval", "fsync"):
@@ -74,6 +76,7 @@ class Broker:
                 writers=writers,
                 log=self.log_path,
                 arguments=tuple(arguments),
+                listen=listen,
                 ready_timeout=start_timeout,
             )
         except BaseException as error:
@@ -95,6 +98,11 @@ class Broker:
     def url(self) -> str:
         """For `penstock.connect`, and for programs under test."""
         return self.node.url
+
+    @property
+    def tcp_url(self) -> str:
+        """The same for remote clients, if it was made with `listen=True`."""
+        return self.node.tcp_url
 
     @property
     def data(self) -> Path:

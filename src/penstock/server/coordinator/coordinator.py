@@ -24,7 +24,7 @@ from penstock.cluster.transactions import Transactions
 from penstock.core.errors import NotConnectedError, PenstockError, PenstockTimeout
 from penstock.ipc import coordination as co
 from penstock.ipc import messages as ms
-from penstock.server.clients import Client
+from penstock.server.clients import Client, Owner
 from penstock.server.config import NodeConfig
 from penstock.server.coordinator.holders import Holders
 from penstock.server.coordinator.journal import Journal
@@ -196,9 +196,10 @@ class Coordinator:
             groups = self._life.machines.groups
             self._life.act(lambda now: event(groups, now, member.group, member.member_id, *more))
 
-    def process_died(self, pid: int, start_time: int) -> None:
-        """A process with any attachment is dead, as its pidfd says."""
-        self._holders.process_died(pid, start_time)
+    def process_died(self, process: Owner) -> None:
+        """A process with any attachment is dead, as its pidfd says, or a remote client is away for
+        too long."""
+        self._holders.process_died(process)
 
     def lane_gone(self, lane: Lane) -> None:
         """A lane that was retired is drained and unlinked."""

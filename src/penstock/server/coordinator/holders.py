@@ -2,6 +2,8 @@
 
     noted ──its process died──► dying ──no lane of the process is left──► abandoned, forgotten
 
+A remote client is a process too here, which is taken for dead when it was away for long enough.
+
 Only then may what it had open be aborted (rule 19); nothing of it can come after that. Knows what
 this run of the node was told: what an earlier run knew is left to the transactions' timeouts.
 """
@@ -10,12 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.server.clients import Client
+from penstock.server.clients import Client, Owner
 from penstock.server.grants import Grants
 from penstock.server.lanes import Lane
-
-Process = tuple[int, int]
-"""Pid and start time."""
 
 
 class Holders:
@@ -24,26 +23,27 @@ class Holders:
     def __init__(self, grants: Grants, abandon: Callable[[int], bool]) -> None:
         self._grants = grants
         self._abandon = abandon
-        self._process_of: dict[int, Process] = {}
-        self._dying: set[Process] = set()
+        self._process_of: dict[int, Owner] = {}
+        self._dying: set[Owner] = set()
 
     def note(self, producer_id: int, client: Client) -> None:
         """That producer belongs to the client's process from now on."""
-        self._process_of[producer_id] = client.pid, client.start_time
+        self._process_of[producer_id] = client.owner
+        self._dying.discard(client.owner)
 
-    def process_died(self, pid: int, start_time: int) -> None:
-        if (pid, start_time) in self._process_of.values():
-            self._dying.add((pid, start_time))
+    def process_died(self, process: Owner) -> None:
+        if process in self._process_of.values():
+            self._dying.add(process)
             self.look()
 
     def lane_gone(self, lane: Lane) -> None:
-        if (lane.identity.pid, lane.identity.start_time) in self._dying:
+        if lane.owner in self._dying:
             self.look()
 
     def look(self) -> None:
         """Abandon what can be abandoned."""
         for process in list(self._dying):
-            if self._grants.has_lanes_of(*process):
+            if self._grants.has_lanes_of(process):
                 continue
             for producer_id, holder in list(self._process_of.items()):
                 if holder == process and self._abandon(producer_id):

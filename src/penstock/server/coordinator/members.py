@@ -5,6 +5,8 @@
       ├────── pidfd ────────────► died, in any state
       └────── state T for longer than stall_timeout ─► stalled (rule 8)
 
+Remote members have no process here: only the end of their connection is seen.
+
 Owns pidfds of its own, one a process, since a member may be without a connection. What follows from
 each event is decided elsewhere. No timer runs while there are no members.
 """
@@ -24,7 +26,7 @@ from penstock.core.errors import PenstockError
 from penstock.ipc import liveness
 from penstock.ipc.clients import ClientSlot
 from penstock.ipc.shm import Region
-from penstock.server.clients import NO_SLOT, Client
+from penstock.server.clients import NO_SLOT, REMOTE_PID, Client
 
 logger = logging.getLogger("penstock.coordinator")
 
@@ -69,6 +71,8 @@ class Members:
         self._loop = asyncio.get_running_loop()
         self._members: dict[str, Member] = {}
         self._processes: dict[tuple[int, int], _Process] = {}
+        self._elsewhere = _Process(REMOTE_PID, REMOTE_PID, -1)
+        """What stands for the processes of all remote members."""
         self._timer: asyncio.TimerHandle | None = None
         self.notices = 0
 
@@ -82,30 +86,34 @@ class Members:
         return self._members.get(member_id)
 
     def identity(self, client: Client) -> ClientIdentity:
+        if client.remote is not None:
+            return ClientIdentity(REMOTE_PID, REMOTE_PID, "", client.name)
         return ClientIdentity(client.pid, client.start_time, self._boot_id, client.name)
 
     # --- in ---
     def prepare(self, client: Client) -> None:
         """See to it that the client's process can be watched. Raises `ResourceLimitError`; asked
         before anything is decided for it."""
-        self._process(client.pid, client.start_time, client.pidfd)
+        self._process_of(client)
 
     def joined(self, group: str, member_id: str, client: Client) -> None:
         """A member came, or came back by another session."""
-        process = self._process(client.pid, client.start_time, client.pidfd)
-        self._enter(Member(group, member_id, process, client))
+        self._enter(Member(group, member_id, self._process_of(client), client))
 
     def found(self, group: str, member_id: str, identity: ClientIdentity) -> Member | None:
         """Take up a member that the log tells of; None when its process is gone."""
         known = self._members.get(member_id)
         if known is not None:
             return known
-        if identity.boot_id != self._boot_id:
+        if identity.pid == REMOTE_PID:
+            process = self._elsewhere
+        elif identity.boot_id != self._boot_id:
             return None
-        try:
-            process = self._process(identity.pid, identity.start_time, None)
-        except ProcessLookupError:
-            return None
+        else:
+            try:
+                process = self._process(identity.pid, identity.start_time, None)
+            except ProcessLookupError:
+                return None
         member = Member(group, member_id, process, None)
         self._enter(member)
         return member
@@ -116,6 +124,11 @@ class Members:
         member.process.members.add(member.member_id)
         if old is not None and old.process is not member.process:
             self._let_go(old)
+
+    def _process_of(self, client: Client) -> _Process:
+        if client.remote is not None:
+            return self._elsewhere
+        return self._process(client.pid, client.start_time, client.pidfd)
 
     def _process(self, pid: int, start_time: int, pidfd: int | None) -> _Process:
         process = self._processes.get((pid, start_time))
