@@ -211,6 +211,8 @@ class FarSource:
         """Go on at `offset`: within what is here at once, else from the gateway."""
         if offset == self.offset:
             return
+        while self._take(fails=False):
+            pass
         pieces = self._kept + self._pieces
         if pieces and pieces[0].start <= offset <= pieces[-1].next_offset:
             while pieces and pieces[0].next_offset <= offset:
