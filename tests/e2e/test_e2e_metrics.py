@@ -82,21 +82,20 @@ def http(node):
 
 
 def test_what_was_appended_is_in_the_next_scrape(node, http):
-    topic = node.create_topic(partitions=2, durability="fsync")
+    topic = node.create_topic(durability="fsync")
     fill(node, topic, 0, 30)
     eventually(lambda: http.value("appended_records_total", topic=topic, partition=0) == 30)
     found = http.metrics()
 
-    def of(name, partition):
-        where = frozenset({"topic": topic, "partition": str(partition)}.items())
+    def of(name):
+        where = frozenset({"topic": topic, "partition": "0"}.items())
         return found[f"penstock_{name}", where]
 
     for name in ("log_end", "high_watermark", "last_stable", "durable"):
-        assert of(f"{name}_offset", 0) == 30
-    assert of("appended_bytes_total", 0) >= 30
-    assert of("log_start_offset", 0) == of("refused_batches_total", 0) == 0
-    assert of("appended_records_total", 1) == 0
-    assert of("partition_online", 1) == 1
+        assert of(f"{name}_offset") == 30
+    assert of("appended_bytes_total") >= 30
+    assert of("log_start_offset") == of("refused_batches_total") == 0
+    assert of("partition_online") == 1
     assert found["penstock_sync_seconds_count", frozenset()] >= 1
     assert found["penstock_omitted_series", frozenset()] == 0
 
@@ -211,7 +210,7 @@ def test_not_healthy_while_the_node_is_stopped_or_gone():
         eventually(lambda: http.value("node_up") == 1)
         broker.stop()
         eventually(lambda: http.get("/healthz")[0] == 503)
-        assert http.value("node_up") == 0
+        eventually(lambda: http.value("node_up") == 0)
 
 
 def broker_writers(broker: Broker):
