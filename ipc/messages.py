@@ -217,6 +217,7 @@ class NodeDescription(msgspec.Struct, frozen=True, tag="node"):
     versions: dict[str, str] = {}
     settings: dict[str, str | int | float | bool | None] = {}
     listen: str = ""
+    metrics: str = ""
 
 
 class Cleaned(msgspec.Struct, frozen=True, tag="cleaned"):
@@ -377,9 +378,11 @@ WriterReport = (
 
 # --- gateway -> node, over its lifeline ---------------------------------------------------------
 class GatewayListens(msgspec.Struct, frozen=True, tag="gateway_listens"):
-    """Clients are admitted at this URL, whose port is the real one."""
+    """Clients are admitted at this URL, metrics are served at that address, both with their real
+    ports; empty where nothing of the kind is to be."""
 
     url: str
+    metrics: str = ""
 
 
 class GatewayFailed(msgspec.Struct, frozen=True, tag="gateway_failed"):

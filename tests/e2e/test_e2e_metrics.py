@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from group_world import fill
 from node_helpers import eventually
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.server.gateway.counts import Counts
+from penstock.core.errors import PenstockError
 from penstock.server.health.address import HttpAddress
 from penstock.server.health.families import FAMILIES
 from penstock.server.health.service import HealthService
 from penstock.testing import Broker
 
+ANY_PORT = "127.0.0.1:0"
 Metrics = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -66,19 +69,20 @@ class Asking:
         return rest
 
 
-@contextmanager
-def asking(broker: Broker) -> Iterator[Asking]:
-    service = HealthService.start(HttpAddress("127.0.0.1", 0), str(broker.data), Counts())
-    try:
-        yield Asking(f"http://{service.address}")
-    finally:
-        service.close()
+def asking(broker: Broker) -> Asking:
+    with broker.connect() as client, client.admin() as admin:
+        return Asking(f"http://{admin.describe_node().metrics}")
 
 
 @pytest.fixture(scope="module")
-def http(node):
-    with asking(node) as found:
-        yield found
+def node() -> Iterator[Broker]:
+    with Broker(options={"metrics": ANY_PORT}) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def http(node: Broker) -> Asking:
+    return asking(node)
 
 
 def test_what_was_appended_is_in_the_next_scrape(node, http):
@@ -167,7 +171,8 @@ def test_other_paths_are_not_there(http):
 
 
 def test_not_ready_while_a_writer_is_stopped_and_ready_again():
-    with Broker(writers=1) as broker, asking(broker) as http:
+    with Broker(writers=1, options={"metrics": ANY_PORT}) as broker:
+        http = asking(broker)
         topic = broker.create_topic()
         fill(broker, topic, 0, 1)
         eventually(lambda: http.readiness() == [])
@@ -185,7 +190,8 @@ def test_not_ready_while_a_writer_is_stopped_and_ready_again():
 
 
 def test_a_writer_that_died_is_counted_and_was_missing_no_longer_than_it_was():
-    with Broker(writers=1) as broker, asking(broker) as http:
+    with Broker(writers=1, options={"metrics": ANY_PORT}) as broker:
+        http = asking(broker)
         topic = broker.create_topic()
         fill(broker, topic, 0, 1)
         broker.kill_writer(topic)
@@ -193,24 +199,72 @@ def test_a_writer_that_died_is_counted_and_was_missing_no_longer_than_it_was():
         eventually(lambda: http.readiness() == [])
 
 
-def test_not_healthy_while_the_node_is_stopped_or_gone():
-    with Broker() as broker, asking(broker) as http:
+def test_not_healthy_while_the_node_is_stopped():
+    with Broker(options={"metrics": ANY_PORT}) as broker:
+        http = asking(broker)
         eventually(lambda: http.get("/healthz")[0] == 200)
         os.kill(broker.pid, signal.SIGSTOP)
         try:
             eventually(lambda: http.get("/healthz")[0] == 503)
             eventually(lambda: "does not answer" in http.readiness()[0])
             eventually(lambda: http.value("node_up") == 0)
-            assert http.value("node_answers") == 0
+            eventually(lambda: http.value("node_answers") == 0)
         finally:
             os.kill(broker.pid, signal.SIGCONT)
         eventually(lambda: http.get("/healthz")[0] == 200)
-        broker.restart(kill=True)
-        eventually(lambda: http.readiness() == [])
-        eventually(lambda: http.value("node_up") == 1)
-        broker.stop()
-        eventually(lambda: http.get("/healthz")[0] == 503)
-        eventually(lambda: http.value("node_up") == 0)
+
+
+def test_a_node_that_comes_and_goes_under_somebody_who_watches_it():
+    with Broker() as broker:
+        service = HealthService.start(HttpAddress("127.0.0.1", 0), str(broker.data), None)
+        try:
+            http = Asking(f"http://{service.address}")
+            eventually(lambda: http.readiness() == [])
+            broker.restart(kill=True)
+            eventually(lambda: http.readiness() == [])
+            eventually(lambda: http.value("node_up") == 1)
+            broker.stop()
+            eventually(lambda: http.get("/healthz")[0] == 503)
+            eventually(lambda: http.value("node_up") == 0)
+        finally:
+            service.close()
+
+
+def test_metrics_go_on_after_the_gateway_died():
+    with Broker(options={"metrics": ANY_PORT}) as broker:
+        http = asking(broker)
+        [first] = gateways(broker)
+        os.kill(first, signal.SIGKILL)
+        eventually(lambda: len(gateways(broker)) == 2)
+
+        def is_back():
+            with contextlib.suppress(OSError):
+                return http.readiness() == []
+
+        eventually(is_back)
+        assert asking(broker).url == http.url
+
+
+def test_garbage_does_not_take_the_endpoint_away(http):
+    host, port = http.url.removeprefix("http://").split(":")
+    for garbage in (b"\0" * 100, b"GET " + b"x" * 20_000, b"\r\n\r\n", os.urandom(5000)):
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 10) as sock:
+            sock.sendall(garbage)
+            sock.shutdown(socket.SHUT_WR)
+            assert not sock.recv(20).startswith(b"HTTP/1.1 200")
+    assert http.get("/healthz")[0] == 200
+
+
+def test_an_address_that_is_taken_keeps_the_node_from_starting(http):
+    with pytest.raises(PenstockError, match="metrics cannot be served at"):
+        Broker(options={"metrics": http.url.removeprefix("http://")})
+
+
+def gateways(broker: Broker) -> list[int]:
+    """Pids of all that were started."""
+    return [
+        int(pid) for pid in re.findall(r"gateway started: pid (\d+)", broker.log_path.read_text())
+    ]
 
 
 def broker_writers(broker: Broker):

@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import sys
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -26,7 +26,11 @@ from penstock.ipc.channel import Channel
 from penstock.ipc.liveness import raise_descriptor_limit
 from penstock.server.config import NodeConfig
 from penstock.server.gateway.loop import Gateway
+from penstock.server.health.address import check_http_address
 from penstock.server.logformat import configure
+
+if TYPE_CHECKING:
+    from penstock.server.health.service import HealthService
 
 logger = logging.getLogger("penstock.gateway")
 
@@ -54,12 +58,13 @@ def main(argv: list[str] | None = None) -> int:
     try:
         gateway = Gateway(config, bytes.fromhex(options.uuid))
         url = gateway.bind()
+        metrics = _metrics(config, gateway)
     except PenstockError as error:
         logger.error("the gateway cannot serve: %s", error)
         _tell(line, ms.GatewayFailed(type(error).__name__, str(error)))
         return 1
-    _tell(line, ms.GatewayListens(url))
-    logger.info("remote clients are served at %s: pid %d", url, os.getpid())
+    _tell(line, ms.GatewayListens(url, str(metrics.address) if metrics is not None else ""))
+    logger.info("remote clients are served at %s: pid %d", url or "no port", os.getpid())
     gateway.events.watch(line.fileno(), gateway.stop)
 
     def beat() -> None:
@@ -68,7 +73,19 @@ def main(argv: list[str] | None = None) -> int:
 
     beat()
     gateway.run()
+    if metrics is not None:
+        metrics.close()
     return 0
+
+
+def _metrics(config: NodeConfig, gateway: Gateway) -> HealthService | None:
+    """Serve health and metrics, if that is wanted."""
+    if config.metrics is None:
+        return None
+    from penstock.server.health.service import HealthService
+
+    address = check_http_address(config.metrics, public=config.metrics_public)
+    return HealthService.start(address, config.data_folder, gateway.counts)
 
 
 def _die_with(node: int) -> None:

@@ -1,4 +1,5 @@
-"""The gateway process as the node sees it: there while the node is to be reached from elsewhere.
+"""The gateway process as the node sees it: there while the node is to be reached from elsewhere, or
+to be asked for metrics.
 
     started --GatewayListens--> listening --silent for gateway_stall_timeout--> killed, replaced
         +-----GatewayFailed---> the first one: the node does not start; later ones: tried again
@@ -56,10 +57,12 @@ class GatewayProcess(ChildProcess):
         self._looking: asyncio.TimerHandle | None = None
         self.url = ""
         """Where it listens, with the real port; empty before the first time."""
+        self.metrics = ""
+        """Where it serves metrics, likewise."""
 
     @property
     def is_needed(self) -> bool:
-        return self._config.listen is not None
+        return self._config.listen is not None or self._config.metrics is not None
 
     def _arguments(self) -> Mapping[str, object]:
         return {
@@ -79,7 +82,8 @@ class GatewayProcess(ChildProcess):
             raise
         except TimeoutError:
             raise er.PenstockTimeout(
-                f"the gateway does not listen at {self._config.listen} after {START_TIMEOUT:g} s"
+                f"the gateway does not listen at {self._config.listen or self._config.metrics} "
+                f"after {START_TIMEOUT:g} s"
             ) from None
 
     def _begun(self, lifeline: socket.socket) -> None:
@@ -115,8 +119,10 @@ class GatewayProcess(ChildProcess):
 
     def _take(self, report: ms.GatewayReport) -> None:
         if isinstance(report, ms.GatewayListens):
-            self.url = report.url
-            self._settings = replace(self._config, listen=report.url)
+            self.url, self.metrics = report.url, report.metrics
+            self._settings = replace(
+                self._config, listen=report.url or None, metrics=report.metrics or None
+            )
             if not self._first.done():
                 self._first.set_result(report.url)
             self._on_listening(report.url)

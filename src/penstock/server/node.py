@@ -401,4 +401,5 @@ class Node:
             },
             settings=asdict(self.config),
             listen=self._gateway.url,
+            metrics=self._gateway.metrics,
         )

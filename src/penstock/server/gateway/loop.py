@@ -108,9 +108,8 @@ class Gateway:
         self._fetch_wait: float | None = None
 
     def bind(self) -> str:
-        """Listen; the URL with the real port."""
-        assert self._config.listen is not None
-        return self._line.bind(self._config.listen)
+        """Listen, if clients are to come: the URL with the real port."""
+        return self._line.bind(self._config.listen) if self._config.listen is not None else ""
 
     # --- the loop ---
     def run(self) -> None:
