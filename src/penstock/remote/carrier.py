@@ -63,6 +63,7 @@ class Carrier:
         self._attachments = Attachments(self, name)
         self._orders: deque[Callable[[], None]] = deque()
         self._bell = Doorbell()
+        self._gate = threading.Lock()
         self._asleep = False
         self._poll = select.epoll()
         self._calls: dict[int, Callable[[], object]] = {}
@@ -93,7 +94,9 @@ class Carrier:
         """Have this done soon."""
         self._orders.append(order)
         if self._asleep:
-            self._bell.ring()
+            with self._gate:  # or its number may be another one's by now
+                if not self.is_over:
+                    self._bell.ring()
 
     def finish(self) -> None:
         """End once nothing uses it."""
@@ -139,7 +142,7 @@ class Carrier:
     def abandon(self) -> None:
         """This process was forked off: give up copies of descriptors, touch nothing else."""
         _abandoned.append(self)
-        self.is_over = True
+        self.is_over, self._asleep = True, False
         self._poll.close()
         self._attachments.abandon()
         self._bell.close()
@@ -201,12 +204,14 @@ class Carrier:
         self._finishing = True
 
     def _leave(self) -> None:
-        self.is_over = True
+        with self._gate:
+            self.is_over = True
+            self._bell.close()
+        self._orders.clear()
         self._attachments.close()
         if self._wire is not None:
             self._wire.close(linger=LINGER_MAX if self._is_up else 0.0)
         self._poll.close()
-        self._bell.close()
         self._context.term()
 
     # --- the connection ---
