@@ -65,6 +65,8 @@ class Access:
         self.keys = AuthorizedKeys(data_folder)
         self.failure = ""
         """What is wrong with the file as it is now; empty if nothing is."""
+        self.changes = 0
+        """How often something else came to hold."""
         self._use()
 
     def _use(self) -> None:
@@ -72,6 +74,7 @@ class Access:
         self.policy = Policy(document.entries, self.keys.namespaces, keys=self.keys.in_use)
         self.quotas = QuotaTable(document.quotas)
         self.limits = document.limits
+        self.changes += 1
 
     def look(self, now: float) -> bool:
         """Read what has changed; whether anything has. Costs nothing within `LOOK_INTERVAL`."""

@@ -1,0 +1,182 @@
+"""The guard: each request has its needs, refusals are audited and tell nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import typing
+
+import msgspec
+import pytest
+
+from penstock.cluster.access import Entry
+from penstock.core.errors import AccessDeniedError, UnknownTopicError
+from penstock.ipc import coordination as co
+from penstock.ipc import lookups as lk
+from penstock.ipc import messages as ms
+from penstock.server.access import Access, AccessDocument
+from penstock.server.audit import LINES_PER_SECOND, Audit
+from penstock.server.guard import FREE, LOCAL_ONLY, Guard, local_principal, needs_of
+from penstock.server.logformat import JsonFormatter
+
+ORDERS, SECRET, GONE = b"o" * 16, b"s" * 16, b"g" * 16
+NAMES = {ORDERS: "orders", SECRET: "secret", b"c" * 16: "__coordinator"}
+REQUESTS = typing.get_args(ms.ClientMessage)
+
+
+def entry(text):
+    return Entry(*text.split())
+
+
+@pytest.fixture
+def guard(tmp_path):
+    def make(*entries):
+        access = Access(str(tmp_path))
+        access.apply(AccessDocument(entries=[entry(text) for text in entries]))
+        return Guard(access, NAMES.get)
+
+    return make
+
+
+def some(kind):
+    """A request of that type, with something in each of its fields."""
+    made = {}
+    for field in msgspec.structs.fields(kind):
+        for value in ("orders", 1, 1.0, True, ORDERS, None, [], lk.LogPlace(0, ORDERS, 0, 0)):
+            try:
+                made[field.name] = msgspec.convert(msgspec.to_builtins(value), field.type)
+            except msgspec.ValidationError:
+                continue
+            break
+        else:
+            made[field.name] = msgspec.json.decode(_example(field.type), type=field.type)
+    return kind(**made)
+
+
+def _example(kind):
+    if kind is ms.TopicSettings:
+        return b"{}"
+    fields = {field.name: "orders" for field in msgspec.structs.fields(kind) if field.required}
+    if kind is ms.CleanedSegment:
+        fields = {"base": 0, "end": 0, "length": 0, "sources": []}
+    return json.dumps(fields).encode()
+
+
+@pytest.mark.parametrize("kind", REQUESTS, ids=lambda kind: kind.__name__)
+def test_every_request_says_what_it_needs(kind):
+    needs = needs_of(some(kind))
+    if kind in LOCAL_ONLY:
+        assert needs is None
+        return
+    assert needs is not None, f"{kind.__name__} is in no table of the guard"
+    assert (list(needs) == []) == (kind in FREE or kind is lk.LookUpAppends)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in REQUESTS if kind not in FREE and kind is not lk.LookUpAppends],
+    ids=lambda kind: kind.__name__,
+)  # fmt: skip
+def test_without_an_entry_every_request_is_refused_and_audited(guard, caplog, kind):
+    watch = guard("bob allow read topic x")
+    with pytest.raises((AccessDeniedError, UnknownTopicError)):
+        watch.check_request("ann", some(kind))
+    assert watch.audit.count == 1
+    [line] = [one for one in caplog.records if one.name == "penstock.audit"]
+    assert line.principal == "ann"
+    watch.check_request(local_principal(1000), some(kind))  # rule 28
+    assert watch.audit.count == 1
+
+
+def test_rule_28_local_principals_are_super_users(guard):
+    watch = guard("* deny all topic *", "* deny all cluster *")
+    watch.check(local_principal(1000), "delete", "topic", "orders")
+    watch.check_request(local_principal(0), ms.DescribeNode())
+    assert watch.sees(local_principal(0), "topic", "orders")
+    assert watch.audit.count == 0
+
+
+def test_there_and_not_there_read_alike_to_those_without_describe(guard):
+    watch = guard("ann allow read topic other", "ann allow write transactional_id t")
+
+    def said(what):
+        with pytest.raises((AccessDeniedError, UnknownTopicError)) as caught:
+            what()
+        return type(caught.value), str(caught.value)
+
+    there = said(lambda: watch.check_request("ann", ms.FindTopic("orders")))
+    gone = said(lambda: watch.check_request("ann", ms.FindTopic("ordesr")))
+    assert there[0] is gone[0] is AccessDeniedError
+    assert there[1].replace("orders", "ordesr") == gone[1]
+    add = [co.AddPartitions("t", 1, 1, [(topic_id, 0)]) for topic_id in (SECRET, GONE)]
+    there, gone = (said(lambda ask=ask: watch.check_request("ann", ask)) for ask in add)
+    assert there[0] is gone[0] is UnknownTopicError
+    assert there[1].replace(SECRET.hex(), GONE.hex()) == gone[1]
+    assert "secret" not in there[1]
+
+
+def test_who_may_describe_is_told_what_is_missing(guard):
+    watch = guard("ann allow describe topic secret", "ann allow write transactional_id t")
+    with pytest.raises(AccessDeniedError, match="may not write topic 'secret'"):
+        watch.check_request("ann", co.AddPartitions("t", 1, 1, [(SECRET, 0)]))
+
+
+def test_joining_needs_the_group_each_topic_and_all_that_a_pattern_may_match(guard):
+    watch = guard("ann allow read group g", "ann allow read topic acme.*")
+
+    def join(topics, pattern=None):
+        watch.check_request("ann", co.JoinGroup("g", "", topics, pattern, "at-least-once"))
+
+    join(["acme.a", "acme.b"])
+    join([], r"acme\.o.*")
+    for topics, pattern in ((["acme.a", "orders"], None), ([], "acme.*"), ([], ".*")):
+        with pytest.raises(AccessDeniedError):
+            join(topics, pattern)
+    with pytest.raises(AccessDeniedError):
+        watch.check_request("ann", co.SyncGroup("other", "m", []))
+
+
+def test_ending_a_transaction_needs_the_groups_whose_offsets_it_commits(guard):
+    watch = guard("ann allow write transactional_id t", "ann allow read group g")
+    end = [co.EndTransaction("t", 1, 1, True, [co.GroupOffsets(group, "m", [])]) for group in "gh"]
+    watch.check_request("ann", end[0])
+    with pytest.raises(AccessDeniedError, match="'h'"):
+        watch.check_request("ann", end[1])
+
+
+def test_nobody_writes_to_the_nodes_own_topics(guard):
+    everything = guard()
+    assert everything.allows("anonymous", "read", "topic", "__coordinator")
+    assert not everything.allows("anonymous", "write", "topic", "__coordinator")
+    with pytest.raises(AccessDeniedError):
+        everything.check_topic("anonymous", "write", b"c" * 16)
+    all_topics = guard("ann allow all topic *")
+    assert not all_topics.allows("ann", "read", "topic", "__coordinator")
+    assert guard("ann allow read topic __*").allows("ann", "read", "topic", "__coordinator")
+
+
+def test_the_audit_is_bounded_by_principal_and_counts_all(caplog):
+    audit = Audit()
+    for _ in range(1000):
+        audit.refused(5.0, "mallory", "read", "topic", "x" * 1000)
+    audit.refused(5.0, "ann", "read", "topic", "y")
+    lines = [one for one in caplog.records if one.name == "penstock.audit"]
+    assert len(lines) <= LINES_PER_SECOND + 2
+    assert lines[-1].principal == "ann"
+    assert max(len(one.message) for one in lines) < 300
+    assert audit.count == 1001
+    assert audit.counts() == {"mallory": 1000, "ann": 1}
+    caplog.clear()
+    audit.refused(7.0, "mallory", "read", "topic", "z")
+    [line] = caplog.records
+    assert f"{line.left_out} more" in line.message
+    assert line.left_out + LINES_PER_SECOND >= 999
+
+
+def test_an_audit_line_is_one_object_of_json(guard, caplog):
+    watch = guard("bob allow read topic x")
+    with caplog.at_level(logging.INFO), pytest.raises(AccessDeniedError):
+        watch.check("ann", "write", "topic", 'a"b\nc')
+    told = json.loads(JsonFormatter("gateway").format(caplog.records[-1]))
+    assert told["logger"] == "penstock.audit"
+    assert (told["principal"], told["operation"], told["kind"]) == ("ann", "write", "topic")
+    assert "\n" not in caplog.records[-1].getMessage()
