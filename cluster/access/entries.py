@@ -63,12 +63,17 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
 
     def matches_name(self, name: str) -> bool:
-        """The node's own topics are meant only by who names them so."""
-        if self.name.endswith("*"):
-            if name.startswith(RESERVED_PREFIX) and not self.name.startswith(RESERVED_PREFIX):
-                return self.effect == Effect.deny
-            return name.startswith(self.name[:-1])
-        return name == self.name
+        """The node's own topics are allowed only by who names them so."""
+        if not self.name.endswith("*"):
+            return name == self.name
+        begins = self.name[:-1]
+        is_hidden = (
+            self.kind == Kind.topic
+            and self.effect == Effect.allow
+            and name.startswith(RESERVED_PREFIX)
+            and not begins.startswith(RESERVED_PREFIX)
+        )
+        return name.startswith(begins) and not is_hidden
 
     def is_about(self, operation: str) -> bool:
         """Whether it speaks of this operation. Who may do anything else to a thing may know that

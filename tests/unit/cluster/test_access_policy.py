@@ -52,7 +52,8 @@ def reference(access, namespaces, keys, principal, operation, kind, name):
         if operation not in operations:
             return False
         if entry.name.endswith("*"):
-            if name[:2] == "__" and entry.name[:2] != "__" and effect == "allow":
+            ours = kind == "topic" and name[:2] == "__"
+            if ours and entry.name[:2] != "__" and effect == "allow":
                 return False
             return name[: len(entry.name) - 1] == entry.name[:-1]
         return entry.name == name
