@@ -28,6 +28,7 @@ from penstock.core.storage import Storage
 
 WINDOW_BYTES: Final = 16 << 20
 PAGE_BYTES: Final = 4096
+BATCHES_MAX: Final = 1 << 20
 _NO_MAGIC: Final = bytes(4)
 _NOT_ALONE: Final = hd.ATTR_CONTROL | hd.ATTR_TRANSACTIONAL
 
@@ -70,7 +71,7 @@ class LogReader:
         self.offset = offset
         self._close_segment()
 
-    def fetch(self, limit: Limit, bytes_max: int) -> list[Found]:
+    def fetch(self, limit: Limit, bytes_max: int, batches_max: int = BATCHES_MAX) -> list[Found]:
         """Batches from `offset` on, each wholly below the limit, until `bytes_max` are gathered (at
         least one batch, if there is one). The first may begin below `offset`.
 
@@ -85,7 +86,7 @@ class LogReader:
         found: list[Found] = []
         size = 0
         try:
-            while self.offset < limit.offset and size < bytes_max:
+            while self.offset < limit.offset and size < bytes_max and len(found) < batches_max:
                 if self._base is None and not self._open_at(self.offset, limit):
                     break
                 end = limit.valid_bytes if self._base == limit.base else None

@@ -98,6 +98,12 @@ class ClientSlot:
         start = self._base * 8 + lo.CLIENT_WATCH_AT
         self._bytes[start : start + len(bits)] = bits
 
+    def watch_one(self, page: int, wanted: bool) -> None:
+        """Ask to be woken for this page too, or not any more."""
+        at = self._base * 8 + lo.CLIENT_WATCH_AT + (page >> 3)
+        bit = 1 << (page & 7)
+        self._bytes[at] = self._bytes[at] | bit if wanted else self._bytes[at] & ~bit
+
     def publish_positions(self, positions: Sequence[tuple[int, int]]) -> None:
         """Another assignment: (page, offset) each, of which the first `POSITIONS_MAX` find room."""
         known = positions[: lo.POSITIONS_MAX]

@@ -18,7 +18,7 @@ from penstock.ipc.hostslots import DiskSlot
 from penstock.ipc.shm import Region
 
 _SPINS_MAX: Final = 200
-_SPIN_BOUND: Final = 2.0
+SEGMENT_WAIT: Final = 2.0
 """Seconds a reader waits for a writer that died inside the sequence lock to be replaced."""
 
 CLEANING: Final = (
@@ -119,6 +119,13 @@ class StatePage:
         first = self._base + lo.Q_PAGE_LOG_START
         return self._q[first : first - 5 : -1].tolist()
 
+    def words(self) -> tuple[memoryview, int, int, int]:
+        """For those who look at thousands of pages in a row: a view, and the indexes in it of log
+        end, high watermark and last stable offset."""
+        base = self._base
+        at = lo.Q_PAGE_LOG_END, lo.Q_PAGE_HIGH_WATERMARK, lo.Q_PAGE_LAST_STABLE
+        return self._q, base + at[0], base + at[1], base + at[2]
+
     @property
     def leader_epoch(self) -> int:
         return int(self._q[self._base + lo.Q_PAGE_LEADER_EPOCH])
@@ -167,15 +174,10 @@ class StatePage:
         spent, *counts = self._q[start : start + 2 + len(lo.SYNC_BOUNDS_US)].tolist()
         return spent, counts
 
-    def segment(self) -> tuple[int, int]:
-        """(base offset of the active segment, its valid bytes), seen together.
-
-        Spins boundedly over a writer in mid-write; raises `PenstockTimeout` where none finishes.
-        """
+    def segment_now(self) -> tuple[int, int] | None:
+        """`segment` without waiting: None while its writer is in the middle of a publication."""
         q, base = self._q, self._base
-        deadline = 0.0
-        spins = 0
-        while True:
+        for _ in range(_SPINS_MAX):
             before = q[base + lo.Q_PAGE_SEQLOCK]
             if not before & 1:
                 pair = (
@@ -184,16 +186,28 @@ class StatePage:
                 )
                 if q[base + lo.Q_PAGE_SEQLOCK] == before:
                     return pair
-            spins += 1
-            if spins > _SPINS_MAX:
-                now = time.monotonic()
-                deadline = deadline or now + _SPIN_BOUND
-                if now > deadline:
-                    raise PenstockTimeout(
-                        f"page {self.index}: its writer stopped in the middle of a publication and "
-                        f"none took its place within {_SPIN_BOUND} s"
-                    )
-                time.sleep(0.001)
+        return None
+
+    def segment(self) -> tuple[int, int]:
+        """(base offset of the active segment, its valid bytes), seen together.
+
+        Spins boundedly over a writer in mid-write; raises `PenstockTimeout` where none finishes.
+        """
+        deadline = 0.0
+        while (pair := self.segment_now()) is None:
+            now = time.monotonic()
+            deadline = deadline or now + SEGMENT_WAIT
+            if now > deadline:
+                raise self.stuck()
+            time.sleep(0.001)
+        return pair
+
+    def stuck(self) -> PenstockTimeout:
+        """What is raised after `SEGMENT_WAIT` seconds in which `segment_now` found nothing."""
+        return PenstockTimeout(
+            f"page {self.index}: its writer stopped in the middle of a publication and none took "
+            f"its place within {SEGMENT_WAIT} s"
+        )
 
     # --- writing (only the partition's writer process) ---
     def claim(self, topic_id: bytes, partition: int, generation: int) -> None:

@@ -9,185 +9,20 @@ list of what was written and what became of it.
 
 from __future__ import annotations
 
-import mmap
 import os
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from dying import memory
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from unit.core.log_helpers import FOLDER, TOPIC, MemoryStorage, abort, begin, commit
+from partition_world import Mapped, Partition, drained
+from unit.core.log_helpers import abort, begin
 
-from penstock.assigned import AssignedPartition, Isolation
-from penstock.core.compaction import Compaction, plan_compaction
-from penstock.core.encode import encode_batch
 from penstock.core.errors import ErrorCode, StorageError
-from penstock.core.header import ATTR_TRANSACTIONAL
-from penstock.core.segment import list_segments
 from penstock.core.storage import Storage
-from penstock.ipc import layout as lo
-from penstock.ipc.alone import AloneRole
-from penstock.ipc.messages import OpenPartition, TopicSettings
-from penstock.ipc.state import StatePage, format_table
-from penstock.sources import LocalSource
 
 LIVES = int(os.environ.get("PENSTOCK_HISTORIES", "120"))
-OPEN, COMMITTED, ABORTED = "open", "committed", "aborted"
-
-
-class Mapped(MemoryStorage):
-    """Files in memory that a reader can map, as they are at that moment."""
-
-    def map_readonly(self, fd: int, length: int, offset: int = 0) -> mmap.mmap:
-        return cast(mmap.mmap, bytes(self._open[fd].content[offset : offset + length]))
-
-    def _as_mapped(self, other: MemoryStorage) -> Mapped:
-        after = Mapped()
-        after.__dict__.update(other.__dict__)
-        return after
-
-    def killed(self) -> Mapped:
-        return self._as_mapped(super().killed())
-
-    def power_cut(self, chance: Any = None) -> Mapped:
-        return self._as_mapped(super().power_cut(chance))
-
-
-@dataclass
-class Written:
-    """A batch: where it stands, its values, whose it is, and what became of its transaction."""
-
-    offset: int
-    values: list[bytes]
-    who: tuple[int, int] | None
-    state: str = COMMITTED
-    is_gone: bool = False
-
-
-class Partition:
-    """A partition with its page, and a plain account of it."""
-
-    def __init__(
-        self, segment_bytes: int = 3000, storage: Storage | None = None, folder: str = FOLDER
-    ) -> None:
-        self.storage = storage or Mapped()
-        self.folder = folder
-        self.segment_bytes = segment_bytes
-        self.boot = self.generation = 1
-        self.clock = 1_000_000
-        self.epochs: dict[int, int] = {}
-        self.sequences: dict[int, int] = {}
-        self.open_from: dict[int, int] = {}
-        self.written: list[Written] = []
-        self.count = 0
-        self.new_page()
-        self.start()
-
-    def new_page(self) -> None:
-        fd, region = memory(lo.state_table_bytes(4))
-        os.close(fd)
-        format_table(region, bytes(16), 4)
-        self.page = StatePage(region, 2)
-
-    def start(self) -> None:
-        order = OpenPartition(
-            2, "t", TOPIC, 0, self.folder, TopicSettings(segment_bytes=self.segment_bytes), False,
-            f"boot-{self.boot}",
-        )  # fmt: skip
-        self.role, _ = AloneRole.open(
-            self.storage, order, self.page, generation=self.generation, batch_bytes_max=1 << 16,
-            now_us=self.clock,
-        )  # fmt: skip
-
-    def append(self, *batches: memoryview) -> list[int]:
-        self.clock += 1000
-        results = self.role.append(list(batches), self.clock)
-        assert not any(result.error for result in results), results
-        return [result.base_offset for result in results]
-
-    def write(self, producer: int, count: int) -> None:
-        """In the producer's transaction if it has one open."""
-        epoch, inside = self.epochs.get(producer, 0), producer in self.open_from
-        sequence = self.sequences.get(producer, 0)
-        values = [b"%d" % number for number in range(self.count, self.count + count)]
-        self.count += count
-        image = encode_batch(
-            values, keys=values, base_timestamp=self.clock, topic_id=TOPIC, partition=0,
-            producer_id=producer, producer_epoch=epoch, base_sequence=sequence,
-            attributes=ATTR_TRANSACTIONAL if inside else 0,
-        ).image()  # fmt: skip
-        (offset,) = self.append(memoryview(image))
-        self.sequences[producer] = sequence + count
-        who = (producer, epoch) if inside else None
-        self.written.append(Written(offset, values, who, OPEN if inside else COMMITTED))
-
-    def begin(self, producer: int) -> None:
-        epoch = self.epochs.setdefault(producer, 0)
-        (self.open_from[producer],) = self.append(begin(epoch, producer=producer))
-
-    def end(self, producer: int, *, committed: bool) -> None:
-        epoch = self.epochs[producer]
-        self.append((commit if committed else abort)(epoch, producer=producer))
-        self.ended(producer, committed=committed)
-
-    def ended(self, producer: int, *, committed: bool) -> None:
-        epoch = self.epochs[producer]
-        self.epochs[producer], self.sequences[producer] = epoch + 1, 0
-        del self.open_from[producer]
-        for one in self.written:
-            if one.who == (producer, epoch):
-                one.state = COMMITTED if committed else ABORTED
-
-    def sync(self) -> None:
-        self.role.request_sync()
-        job = self.role.tick(0.0, self.clock)
-        if job is not None:
-            job.run()
-            self.role.finish_sync(job)
-
-    def reader(self, isolation: Isolation, offset: int | None = None) -> AssignedPartition:
-        made = AssignedPartition(
-            ("t", 0), TOPIC, self.page, LocalSource(self.storage, self.folder), None, isolation
-        )
-        made.jump(self.page.log_start if offset is None else offset)
-        return made
-
-    def read(self, isolation: Isolation) -> list[tuple[int, bytes]]:
-        return drained(self.reader(isolation))
-
-    @property
-    def stable(self) -> int:
-        return max(self.page.log_start, min([self.page.log_end, *self.open_from.values()]))
-
-    def expected(self, committed: bool) -> list[tuple[int, bytes]]:
-        """(offset, value) of what a reader is to see from the log start on."""
-        start, end = self.page.log_start, self.stable if committed else self.page.log_end
-        return [
-            (one.offset + i, value)
-            for one in self.written
-            if one.state == COMMITTED or not (committed or one.is_gone)
-            for i, value in enumerate(one.values)
-            if start <= one.offset + i < end
-        ]
-
-
-def drained(reader: AssignedPartition) -> list[tuple[int, bytes]]:
-    """All that a reader can bring now."""
-    found: list[Any] = []
-    while reader.has_more:
-        before = reader.offset
-        chunks = reader.take(None)
-        for chunk in chunks:
-            columns = chunk.columns
-            rows = slice(chunk.start, chunk.stop)
-            offsets = columns.offsets[rows].tolist()
-            found += zip(offsets, columns.values[rows].to_list(), strict=True)
-        assert chunks or reader.offset > before, "it says that there is more, and brings nothing"
-    return found
-
 
 PRODUCERS = st.integers(1, 4)
 
@@ -251,29 +86,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(chance=st.one_of(st.none(), st.randoms(use_true_random=False)))
     def power_cut(self, chance: Any) -> None:
-        at = self.at
-        at.storage = self.memory.power_cut(chance)
-        at.new_page()
-        at.boot += 1
-        at.generation += 1
-        at.start()
-        end, table = at.role.log_end, at.role._log.producers
-        at.written = [one for one in at.written if one.offset < end]
-        for one in at.written:  # the markers that undid or made them may be gone
-            if one.who is not None:
-                is_open = table.transactions.get(one.who[0])
-                if is_open is not None and is_open.epoch == one.who[1]:
-                    one.state = OPEN
-        known = {p: table.next_sequence(p) or (0, 0) for p in range(1, 5)}
-        at.epochs = {p: epoch for p, (epoch, _) in known.items()}
-        at.sequences = {p: sequence for p, (_, sequence) in known.items()}
-        opened = [table.transactions.get(p) for p in known]
-        at.open_from = {one.producer_id: one.first_offset for one in opened if one is not None}
-        assert all(
-            one.who is not None and one.who[0] in at.open_from
-            for one in at.written
-            if one.state == OPEN
-        )
+        self.at.power_cut(chance)
         self.refollow()
 
     def refollow(self) -> None:
@@ -284,32 +97,12 @@ class Life(RuleBasedStateMachine):
 
     @rule(delete_retention=st.sampled_from([0, 1 << 40]), keys_max=st.sampled_from([3, 1000]))
     def compact(self, delete_retention: int, keys_max: int) -> None:
-        """Keys are all different: only what was aborted goes, and marks of transactions."""
-        self.at.sync()
-        page = self.at.page
-        bound = min(page.high_watermark, page.last_stable, page.durable)
-        plan = plan_compaction(
-            self.memory, FOLDER, list_segments(self.memory, FOLDER), log_start=page.log_start,
-            bound=bound, now_us=self.at.clock,
-        )  # fmt: skip
-        work = Compaction(
-            self.memory, plan, self.at.clock, delete_retention, self.at.segment_bytes,
-            keys_max=keys_max,
-        )  # fmt: skip
-        for prepared in work.prepare():
-            assert self.at.role.swap(prepared, 0, self.at.clock).done
-        later = [each.base for each in work.plan.segments if each.base >= work.reached]
-        end = min([*later, work.plan.end])
-        for one in self.at.written:
-            one.is_gone |= one.state == ABORTED and one.offset < end
+        self.at.compact(delete_retention, keys_max)
 
     @rule(share=st.floats(0, 1))
     def trim(self, share: float) -> None:
-        page = self.at.page
-        self.at.role.trim(
-            page.log_start + int(share * (page.log_end - page.log_start)), self.at.clock
-        )
-        if self.follower.offset < page.log_start:
+        self.at.trim(share)
+        if self.follower.offset < self.at.page.log_start:
             self.refollow()
 
     @invariant()

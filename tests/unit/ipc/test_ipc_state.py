@@ -249,7 +249,7 @@ def test_rule_10_writers_killed_anywhere_leave_a_page_that_the_next_one_repairs(
 
 @pytest.mark.parametrize("stores", range(5))
 def test_rule_10_claim_repairs_a_lock_whose_writer_died_at_any_store(table, monkeypatch, stores):
-    monkeypatch.setattr(state_module, "_SPIN_BOUND", 0.02)
+    monkeypatch.setattr(state_module, "SEGMENT_WAIT", 0.02)
     dying = DyingRegion(table)
     writer = StatePage(dying.as_region(), 1)
     writer.claim(TOPIC, 0, 1)

@@ -1,63 +1,80 @@
 """What remote consumers are sent: one fair round after another over all cursors of the gateway.
 
-Never blocks and never decodes. Wakes by the doorbells of the endpoints (rule 13).
+    idle ──ring, More, Fetch, timer──► fresh ──served a little, more is there──► behind ──► idle
+                                         └──────────── nothing more ───────────────────────►┘
+
+Each round serves everybody who is *fresh*, a little each, and then those *behind* in turn, a piece
+each, up to a bound: who catches up on a backlog never delays another's new records by more than one
+round. Whoever goes idle arms its ticket and looks again (rule 13), so that nothing here polls; the
+belt looks now and then at what no writer rings for, such as a deleted topic.
+
+Owns the order of sending, and what bounds it: credit, bytes under way, quotas. Never blocks and
+never decodes a record.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import logging
+import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
-
-import msgspec
+from typing import Any, Final
 
 from penstock.cluster.frames import messages as fr
-from penstock.server.gateway.states import Known, PageStates
-from penstock.session import Session
+from penstock.core import errors as er
+from penstock.ipc import layout as lo
+from penstock.server.gateway.counts import Counts
+from penstock.server.gateway.cursors import READ_BYTES_MIN, Cursor, OpenFiles, Piece
+from penstock.server.gateway.lines import Endpoint, Line, Link
+from penstock.server.gateway.states import Known
 
-Piece = bytes | bytearray | memoryview
+logger = logging.getLogger("penstock.gateway")
+
+BELT: Final = 0.5
+"""Seconds within which everything is looked at once, rung for or not (rule 13)."""
+UNWATCHED_EVERY: Final = 0.1
+"""Seconds between two looks at pages for which no writer rings, to tell how they moved."""
+NO_SLOT_EVERY: Final = 0.02
+"""The same for an endpoint that the node gave no client slot."""
+AGAIN: Final = 0.005
+"""Seconds until another try: a writer was just publishing, or a peer's outbox is full."""
+NAME_WAIT: Final = 0.25
+"""Seconds for which a topic may be unknown: it may have been created just now."""
+ALLOWED_FOR: Final = 1.0
+"""Seconds for which a cursor goes on without its consumer's rights being looked at again."""
+WORK_MIN: Final = 4096
+"""What any piece counts for at least in the share of its line, in bytes."""
+_SLICES: Final = 10
 
 Allow = Callable[[str, str, int, float], float]
-"""(principal, client id, bytes going out, now) -> seconds to hold the endpoint back, 0 for none."""
-MayRead = Callable[[str, str], None]
+"""(principal, client id, bytes sent, now) -> seconds to hold the endpoint back, 0 for none."""
+Names = Callable[[bytes], str | None]
+"""The name of a topic by its id; None where it is not known (yet, or any more)."""
+MayRead = Callable[[str, str], object]
 """(principal, topic): raises `AccessDeniedError` where that principal may not read that topic."""
-
-
-class Endpoint(Protocol):
-    """What is needed of an endpoint. `peer`: its connection, the same object for all of them."""
-
-    @property
-    def number(self) -> int: ...
-    @property
-    def peer(self) -> Any: ...
-    @property
-    def session(self) -> Session: ...
-    @property
-    def principal(self) -> str: ...
-    @property
-    def client_id(self) -> str: ...
-    @property
-    def states(self) -> PageStates: ...
-    def post(self, message: msgspec.Struct, payload: Piece | None = None) -> bool:
-        """Send, or keep to be sent; False: the peer is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
     """`payload_bytes`: what one `Fetched` is filled up to (and passed by less than a batch).
-    `connection_bytes`: what may be under way to one connection's cursors without `More`; each of
-    its endpoints may have one payload under way beyond that. `turn_bytes`: sent in one `turn`.
-    `readers_max`: segments open at a time. `pages_every`: seconds between two `Pages` of an
-    endpoint."""
+    `fresh_bytes`: what comes at once for who was idle. `round_bytes`: sent in one round.
+    `connection_bytes`: under way to one connection's cursors without `More`; each of its endpoints
+    may have one payload under way beyond that. `files_max`: segments open at a time.
+    `pages_every`: seconds between two `Pages` of an endpoint."""
 
     payload_bytes: int = 512 << 10
+    fresh_bytes: int = 64 << 10
+    round_bytes: int = 4 << 20
     connection_bytes: int = 32 << 20
-    turn_bytes: int = 4 << 20
-    readers_max: int = 512
+    files_max: int = 512
     pages_every: float = 0.020
 
 
-NO_QUOTA: Final[Allow] = lambda principal, client_id, nbytes, now: 0.0  # noqa: E731
+def no_quota(principal: str, client_id: str, nbytes: int, now: float) -> float:
+    return 0.0
 
 
 def anybody(principal: str, topic: str) -> None:
@@ -70,36 +87,332 @@ class Fetching:
     def __init__(
         self,
         known: Known,
+        names: Names,
+        counts: Counts,
         limits: FetchLimits | None = None,
         *,
-        allow: Allow = NO_QUOTA,
+        allow: Allow = no_quota,
         may_read: MayRead = anybody,
     ) -> None:
         self._known = known
+        self._names = names
+        self._counts = counts
         self._limits = limits or FetchLimits()
         self._allow = allow
         self._may_read = may_read
+        self._files = OpenFiles(self._limits.files_max)
+        self._links: dict[Any, Link] = {}
+        self._lines: deque[Line] = deque()  # of the belt
+        self._fresh: deque[Line] = deque()
+        self._behind: deque[Line] = deque()
+        self._timers: list[tuple[float, int, Line]] = []
+        self._number = itertools.count()
+        self._next_belt = 0.0
+        self._now = 0.0  # of the last turn
 
+    # --- what endpoints ask for ------------------------------------------------------------------
     def fetch(self, endpoint: Endpoint, message: fr.Fetch) -> None:
         """Begin a cursor, or begin it anew."""
+        line = self._line(endpoint)
+        self.drop(endpoint, fr.Drop(endpoint.number, message.cursor))
+        if len(line.cursors) + len(line.asked) >= fr.CURSORS_MAX:
+            error: er.PenstockError = er.ResourceLimitError(
+                f"this consumer reads {fr.CURSORS_MAX} partitions, the bound CURSORS_MAX of one: "
+                "make another one for the others"
+            )
+            self._refuse(line, message.cursor, message.offset, error)
+            return
+        if message.page >= lo.PAGES_MAX:
+            error = er.UnknownTopicError(f"page {message.page} is outside 0..{lo.PAGES_MAX - 1}")
+            self._refuse(line, message.cursor, message.offset, error)
+            return
+        line.asked[message.cursor] = message, self._now + NAME_WAIT
+        self._begin_asked(line, self._now)
+
+    def _begin_asked(self, line: Line, now: float) -> None:
+        """Begin the cursors whose topics are known."""
+        for number, (message, until) in list(line.asked.items()):
+            topic = self._names(message.topic_id)
+            if topic is None and now < until:
+                self._later(line, now + AGAIN)
+                continue
+            del line.asked[number]
+            try:
+                if topic is None:
+                    raise er.UnknownTopicError(
+                        f"there is no topic with the id {message.topic_id.hex()} (any more): it "
+                        "was deleted"
+                    )
+                self._may_read(line.endpoint.principal, topic)
+            except er.PenstockError as error:
+                self._refuse(line, number, message.offset, error)
+                continue
+            page = line.endpoint.states.page(message.page)
+            cursor = Cursor(message, topic, page, self._known)
+            line.add(cursor)
+            line.make_ready(cursor)
+            self._counts.cursors += 1
+            self._activate(line)
 
     def more(self, endpoint: Endpoint, message: fr.More) -> None:
         """The client has consumed so many bytes."""
+        line = self._line(endpoint)
+        cursor = line.cursors.get(message.cursor)
+        if cursor is not None:
+            line.credit(cursor, message.credit)
+            self._activate(line)
+            self._unblock(line.link)
 
     def drop(self, endpoint: Endpoint, message: fr.Drop) -> None:
         """End a cursor."""
+        line = self._line(endpoint)
+        line.asked.pop(message.cursor, None)
+        cursor = line.cursors.get(message.cursor)
+        if cursor is not None:
+            self._end(line, cursor)
+            self._activate(line)
+
+    def news_of(self, endpoint: Endpoint, page: int) -> list[fr.PageState]:
+        """How a page stands, if it has moved since the endpoint was told last (for `Acks`)."""
+        return self._line(endpoint).news_of(page)
 
     def watch_durable(self, endpoint: Endpoint, page: int, offset: int) -> None:
-        """The endpoint waits until that page is durable up to `offset` (exclusive): it is told by
-        `Pages`. For producers, after answers whose records are not synced yet."""
+        """The endpoint waits until that page is durable up to `offset` (exclusive), and is told by
+        `Pages`. For producers, after answers whose records are not synced yet. Writers ring the
+        endpoint's lanes for that: a ticket is to stand there, and `rung` to be called."""
+        line = self._line(endpoint)
+        line.waits[page] = max(offset, line.waits.get(page, 0))
+        self._activate(line)
+
+    def has_durable_news(self, endpoint: Endpoint) -> bool:
+        """Whether there is something not to sleep for, to be asked behind ticket and fence."""
+        return self._line(endpoint).has_durable_news
 
     def gone(self, endpoint: Endpoint) -> None:
-        """The endpoint ended: free everything."""
+        """The endpoint ended, and its session is about to be closed: free everything."""
+        line = endpoint.fetching
+        if not isinstance(line, Line):
+            return
+        endpoint.fetching = None
+        for cursor in list(line.cursors.values()):
+            self._end(line, cursor)
+        line.close()
+        for queue in (self._lines, self._fresh, self._behind):
+            if line in queue:
+                queue.remove(line)
+        line.is_gone = True
+        line.link.lines -= 1
+        if not line.link.lines:
+            del self._links[endpoint.peer]
 
     def rung(self, endpoint: Endpoint) -> None:
         """Its doorbell rang, and was cleared: pages may have moved."""
+        if isinstance(endpoint.fetching, Line):
+            self._activate(endpoint.fetching)
 
+    def _line(self, endpoint: Endpoint) -> Line:
+        line = endpoint.fetching
+        if not isinstance(line, Line):
+            link = self._links.setdefault(endpoint.peer, Link())
+            line = endpoint.fetching = Line(endpoint, link)
+            link.lines += 1
+            self._lines.append(line)
+        return line
+
+    # --- whose turn it is ------------------------------------------------------------------------
     def turn(self, now: float) -> float | None:
-        """One fair round of sending; seconds until it wants another one without any event (None:
-        only on events, 0: at once)."""
-        return None
+        """One round of sending; seconds until it wants another one without any event (None: only
+        on events, 0: at once)."""
+        self._now = now
+        self._take_timers(now)
+        if now >= self._next_belt:
+            self._look_around(now)
+        alone = len(self._fresh) + len(self._behind) == 1
+        limits = self._limits
+        room = limits.round_bytes
+        share = limits.payload_bytes if alone else limits.fresh_bytes
+        for _ in range(len(self._fresh)):
+            if room <= 0:
+                break
+            room -= self._process(self._fresh.popleft(), now, share)
+        room = max(room, 1)  # who is behind gets its share also where many are fresh
+        while self._behind and room > 0:
+            room -= self._process(self._behind.popleft(), now, limits.payload_bytes)
+        if self._fresh or self._behind:
+            return 0.0
+        until = [self._next_belt] if self._lines else []
+        if self._timers:
+            until.append(self._timers[0][0])
+        return max(0.0, min(until) - now) if until else None
+
+    def _activate(self, line: Line) -> None:
+        if not line.is_queued:
+            line.is_queued = True
+            self._fresh.append(line)
+
+    def _process(self, line: Line, now: float, share: int) -> int:
+        """One line's turn; what it took, in bytes."""
+        line.is_queued = False
+        if line.asked:
+            self._begin_asked(line, now)
+        line.look(now)
+        taken = self._serve(line, now, share) if line.ready else 0
+        if not line.ready and not line.is_gone:
+            line.arm()
+            line.look(now)
+        if not line.is_gone:
+            line.publish()
+            self._tell(line, now)
+        if line.is_gone:  # what was posted last told that its peer is
+            return taken
+        if line.ready and self._may_go(line, now):
+            line.is_queued = True
+            self._behind.append(line)
+        elif line.has_unwatched:
+            self._later(line, now + (UNWATCHED_EVERY if line.is_rung else NO_SLOT_EVERY))
+        return taken
+
+    def _may_go(self, line: Line, now: float) -> bool:
+        """Whether more may be sent to it now; if not, somebody will call again."""
+        if line.held_until > now:
+            self._later(line, line.held_until)
+            return False
+        limits, link = self._limits, line.link
+        if link.out_bytes >= limits.connection_bytes and line.out_bytes >= limits.payload_bytes:
+            link.blocked[line] = None
+            return False
+        if not line.endpoint.has_room:
+            self._later(line, now + AGAIN)
+            return False
+        return True
+
+    def _unblock(self, link: Link) -> None:
+        blocked, link.blocked = link.blocked, {}
+        for line in blocked:
+            self._activate(line)
+
+    # --- time ------------------------------------------------------------------------------------
+    def _later(self, line: Line, when: float) -> None:
+        """Look at it then, at the latest."""
+        if not line.due or when < line.due:
+            line.due = when
+            heapq.heappush(self._timers, (when, next(self._number), line))
+
+    def _take_timers(self, now: float) -> None:
+        timers = self._timers
+        while timers and timers[0][0] <= now:
+            when, _, line = heapq.heappop(timers)
+            if line.due == when and not line.is_gone:
+                line.due = 0.0
+                self._activate(line)
+
+    def _look_around(self, now: float) -> None:
+        """The belt: some lines at a time, so that it never takes long."""
+        lines = self._lines
+        count = len(lines)
+        self._next_belt = now + BELT / min(max(count, 1), _SLICES)
+        for _ in range(math.ceil(count / _SLICES)):
+            line = lines[0]
+            lines.rotate(-1)
+            line.look_closely()
+            self._activate(line)
+
+    # --- sending ---------------------------------------------------------------------------------
+    def _serve(self, line: Line, now: float, share: int) -> int:
+        """Send what is ready, up to a share of about so many bytes."""
+        taken = 0
+        while taken < share and self._may_go(line, now):
+            cursor = line.next_ready()
+            if cursor is None:
+                break
+            taken += WORK_MIN
+            try:
+                piece = self._read(line, cursor, now, share - taken)
+            except er.PenstockError as error:
+                self._fail(line, cursor, error)
+                continue
+            except Exception as error:
+                logger.exception("%s: reading %s failed", line.endpoint, cursor)
+                self._fail(line, cursor, er.PenstockError(f"{cursor}: the gateway failed: {error}"))
+                continue
+            if piece is None:
+                if cursor.credit > 0 and cursor.has_more:
+                    cursor.again_at = now + AGAIN
+                    self._later(line, cursor.again_at)
+                continue
+            taken += piece.scanned
+            if not self._send(line, cursor, piece, now):
+                break
+            if cursor.credit > 0 and cursor.has_more:
+                line.make_ready(cursor)
+        return taken
+
+    def _read(self, line: Line, cursor: Cursor, now: float, share: int) -> Piece | None:
+        if now - cursor.allowed_at >= ALLOWED_FOR:
+            self._may_read(line.endpoint.principal, cursor.topic)
+            cursor.allowed_at = now
+        if cursor.credit <= 0:
+            cursor.check()
+            return None
+        most = min(cursor.credit, self._limits.payload_bytes, max(share, READ_BYTES_MIN))
+        self._files.touch(cursor)
+        try:
+            return cursor.read(most, now)
+        except er.StorageError as error:
+            if not error.retriable:
+                raise
+            self._files.rest()  # it may be the descriptors that are missing
+            return cursor.read(most, now)
+
+    def _send(self, line: Line, cursor: Cursor, piece: Piece, now: float) -> bool:
+        endpoint = line.endpoint
+        cursor.sent(piece)
+        line.spend(cursor, piece.nbytes)
+        pages = line.news_of(cursor.page.index)
+        message = fr.Fetched(
+            endpoint.number, cursor.number, piece.start, piece.next_offset, piece.aborted, pages
+        )
+        if not endpoint.post(message, piece.payload):
+            return False
+        if piece.nbytes:
+            delay = self._allow(endpoint.principal, endpoint.client_id, piece.nbytes, now)
+            if delay > 0:
+                self._counts.throttles["consume"] += 1
+                self._counts.throttled_seconds["consume"] += delay
+                line.held_until = now + delay
+                endpoint.post(fr.Throttled(endpoint.number, "consume", delay))
+        return True
+
+    def _tell(self, line: Line, now: float) -> None:
+        """How pages moved, where no data told it."""
+        news = line.durable_news() if line.waits else []
+        if line.stale:
+            if now >= line.next_pages:
+                line.next_pages = now + max(self._limits.pages_every, len(line.stale) * 1e-4)
+                for page in list(line.stale):
+                    news += line.news_of(page)
+            else:
+                self._later(line, line.next_pages)
+        if news:
+            line.endpoint.post(fr.Pages(line.endpoint.number, news))
+        if line.waits:
+            self._later(line, now + UNWATCHED_EVERY)
+
+    def _fail(self, line: Line, cursor: Cursor, error: er.PenstockError) -> None:
+        self._end(line, cursor)
+        self._refuse(line, cursor.number, cursor.offset, error)
+
+    def _refuse(self, line: Line, cursor: int, offset: int, error: er.PenstockError) -> None:
+        kind = type(error).__name__
+        self._counts.refusals[kind] += 1
+        logger.info("%s: fetching ended at offset %d: %s", line.endpoint, offset, error)
+        divergence = error.divergence if isinstance(error, er.LogTruncatedError) else None
+        line.endpoint.post(
+            fr.CursorFailed(line.endpoint.number, cursor, offset, kind, str(error), divergence)
+        )
+
+    def _end(self, line: Line, cursor: Cursor) -> None:
+        self._files.forget(cursor)
+        line.remove(cursor)
+        self._counts.cursors -= 1
+        self._unblock(line.link)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 import zmq
@@ -72,8 +71,8 @@ class Gateway:
         self._peers = Peers(self._line.socket, self.counts, config.client_bytes_max, self._drop)
         self._by_fd: dict[int, Peer] = {}
         self._leaving: dict[bytes, int] = {}
-        known = self._known = Known(Path(folder))
-        self._fetching = Fetching(known, may_read=self._may_read)
+        known = Known(folder)
+        self._fetching = Fetching(known, self._names.of, self.counts, may_read=self._may_read)
         self._producing = Producing(
             self.events,
             self.counts,
@@ -342,9 +341,6 @@ class Gateway:
             return None
         if endpoint.kind != lo.KIND_CONSUMER:
             return f"{endpoint} is no consumer and fetches"
-        name = self._names.of(message.topic_id)
-        if name is not None:
-            self._known.learn(message.topic_id, name)
         self._fetching.fetch(endpoint, message)
         return None
 

@@ -1,7 +1,6 @@
 """How partitions stand, as remote endpoints are told: pages of the node's state table on the wire.
 
-Owns what was told to whom of leader epochs, and what is known of topics: their names, learned from
-the node's answers that pass, and their folders. Never waits; reads pages and `epochs` files only.
+Owns what was told to whom of leader epochs. Never waits; reads pages and `epochs` files only.
 """
 
 from __future__ import annotations
@@ -12,63 +11,50 @@ from pathlib import Path
 from typing import Final
 
 from penstock.cluster.frames import messages as fr
-from penstock.core.epochs import load_epochs
+from penstock.core.epochs import EpochCache, load_epochs
 from penstock.core.errors import PenstockError
 from penstock.core.storage import Storage
 from penstock.ipc import coordination as co
 from penstock.ipc import layout as lo
+from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
 from penstock.ipc.shm import Region
 from penstock.ipc.state import StatePage
 
 logger = logging.getLogger("penstock.gateway")
 
-NAMES_MAX: Final = 2 * lo.PAGES_MAX
-"""Topics whose names are kept: those that are there, and as many that were deleted."""
 EPOCHS_TOLD_MAX: Final = 8000
 """Leader epochs in one message; pages for which there is no room tell theirs the next time."""
+_EMPTY: Final = EpochCache()
 
 
 class Known:
-    """What all endpoints of a gateway know of topics together."""
+    """The partitions' folders, and their leader epochs as last read: for all endpoints together."""
 
-    def __init__(self, data_folder: Path, storage: Storage | None = None) -> None:
+    def __init__(self, data_folder: Path | str, storage: Storage | None = None) -> None:
         self.storage = storage or Storage()
         self._data_folder = str(data_folder)
-        self._names: dict[bytes, str] = {}
-        self._epochs: dict[int, tuple[tuple[bytes, int, int], list[tuple[int, int]]]] = {}
-
-    def learn(self, topic_id: bytes, name: str) -> None:
-        """An answer of the node named this topic."""
-        if self._names.get(topic_id) != name:
-            self._names[topic_id] = name
-            while len(self._names) > NAMES_MAX:
-                del self._names[next(iter(self._names))]
-
-    def name_of(self, topic_id: bytes) -> str | None:
-        """None for a topic that no answer has named to anybody."""
-        return self._names.get(topic_id)
+        self._epochs: dict[int, tuple[tuple[bytes, int, int], EpochCache]] = {}
 
     def folder_of(self, topic_id: bytes, partition: int) -> str:
         return f"{self._data_folder}/{topic_id.hex()}-{partition}"
 
     def epochs_of(
         self, page: int, topic_id: bytes, partition: int, leader_epoch: int
-    ) -> list[tuple[int, int]] | None:
-        """(epoch, first offset) of the latest epochs, read once for each `leader_epoch` that the
-        page shows: the file is written before the page. None where it cannot be read."""
+    ) -> EpochCache | None:
+        """Read once for each `leader_epoch` that the page shows: the file is written before the
+        page. None where it cannot be read now."""
         key = topic_id, partition, leader_epoch
         known = self._epochs.get(page)
         if known is not None and known[0] == key:
             return known[1]
         try:
-            cache = load_epochs(self.storage, self.folder_of(topic_id, partition))
+            cache = load_epochs(self.storage, self.folder_of(topic_id, partition)) or _EMPTY
         except PenstockError as error:
-            logger.warning("epochs of page %d are not readable: %s", page, error)
+            logger.warning("leader epochs of page %d are not readable: %s", page, error)
             return None
-        entries = [] if cache is None else list(cache.entries[-fr.EPOCHS_MAX :])
-        self._epochs[page] = key, entries
-        return entries
+        self._epochs[page] = key, cache
+        return cache
 
 
 class PageStates:
@@ -101,46 +87,41 @@ class PageStates:
         # Each of these is published before the ones that it may not pass.
         log_start, durable, last_stable, high_watermark, log_end = page.ends()
         key = topic_id, partition, leader_epoch
-        epochs: list[tuple[int, int]] | None = None
+        epochs: list[tuple[int, int]] = []
         if self._told.get(index) != key:
-            epochs = self._known.epochs_of(index, topic_id, partition, leader_epoch)
-            if epochs is not None and len(epochs) <= epochs_max:
+            cache = self._known.epochs_of(index, topic_id, partition, leader_epoch)
+            entries = () if cache is None else cache.entries[-fr.EPOCHS_MAX :]
+            if cache is not None and len(entries) <= epochs_max:
                 self._told[index] = key
-            else:
-                epochs = None
+                epochs = list(entries)
         wide = wide or self._wide
         return fr.PageState(
             index, topic_id, partition, page.status, page.errno, generation, leader_epoch,
-            log_start, durable, last_stable, high_watermark, log_end, epochs or [],
+            log_start, durable, last_stable, high_watermark, log_end, epochs,
             list(page.counters().values()) if wide else [],
             list(page.cleaning().values()) if wide else [],
         )  # fmt: skip
 
-    def named_in(self, body: ms.NodeMessage) -> list[fr.PageState]:
-        """The pages that an answer names; what it says of topics is learned."""
-        learn = self._known.learn
+    def named_in(self, body: ms.NodeMessage | lk.Reply) -> list[fr.PageState]:
+        """How the pages stand that an answer names."""
         pages: list[int] = []
+        wide = isinstance(body, lk.PagesLookedUp)
         match body:
             case ms.TopicFound(topic=topic):
-                learn(topic.topic_id, topic.name)
                 pages = topic.pages
             case ms.Topics(topics=topics):
-                for topic in topics:
-                    learn(topic.topic_id, topic.name)
-                    pages += topic.pages
+                pages = [page for topic in topics for page in topic.pages]
             case co.GroupAssignment(partitions=owned):
-                for each in owned:
-                    learn(each.topic_id, each.topic)
-                    pages.append(each.page)
+                pages = [each.page for each in owned]
             case co.GroupDescription(partitions=described):
-                for one in described:
-                    learn(one.topic_id, one.topic)
-                    pages.append(one.page)
+                pages = [each.page for each in described]
+            case lk.PagesLookedUp(pages=looked_at):
+                pages = looked_at
         found: list[fr.PageState] = []
         room = EPOCHS_TOLD_MAX
         for index in islice(dict.fromkeys(pages), lo.PAGES_MAX):
             if not 0 <= index < lo.PAGES_MAX:
                 continue  # a partition that has no page any more
-            found.append(self.of(index, epochs_max=room))
+            found.append(self.of(index, wide=wide, epochs_max=room))
             room -= len(found[-1].epochs)
         return found

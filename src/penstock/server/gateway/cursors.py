@@ -1,0 +1,291 @@
+"""A partition as one remote consumer reads it: the next batches as they stand in the log.
+
+What `penstock.assigned` is to a consumer on this host, with the same errors, up to the decoding:
+batches go out as bytes. Owns a position and its validity. Never waits.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import Final, NamedTuple
+
+from penstock.cluster.frames import messages as fr
+from penstock.core import errors as er
+from penstock.core.committed import AbortedTransactions
+from penstock.core.header import ATTR_TRANSACTIONAL, BatchHeader
+from penstock.core.reader import Found, Limit, LogReader
+from penstock.core.storage import Buffer
+from penstock.ipc import layout as lo
+from penstock.ipc.state import SEGMENT_WAIT, StatePage
+from penstock.server.gateway.states import Known
+
+EPOCH_UNKNOWN: Final = -1
+BATCHES_MAX: Final = 512
+"""Batches of one piece: looking at each costs time, however small it is."""
+READ_BYTES_MIN: Final = 64 << 10
+"""Read for one piece even where it is all left out: aborted records cost no credit."""
+
+
+class Piece(NamedTuple):
+    """What comes next: batches one after the other (None: only the position moves), of `nbytes`;
+    `scanned` bytes were looked at for it."""
+
+    start: int
+    next_offset: int
+    aborted: int
+    payload: Buffer | None
+    nbytes: int
+    scanned: int
+
+
+class Cursor:
+    """See the module. `offset` is the next one that will be sent, `credit` what may be, in bytes.
+
+    `out`: what was sent and not consumed yet, as (next offset, bytes).
+    """
+
+    __slots__ = ("_aborted", "_end_at", "_epoch", "_folder", "_identity", "_known", "_log_end_at",
+                 "_q", "_reader", "_stuck_since", "again_at", "allowed_at", "credit", "granted",
+                 "is_ready", "name", "number", "offset", "out", "out_bytes", "page", "partition",
+                 "place", "topic", "topic_id")  # fmt: skip
+
+    def __init__(self, message: fr.Fetch, topic: str, page: StatePage, known: Known) -> None:
+        self.number = message.cursor
+        self.topic = topic
+        self.topic_id = message.topic_id
+        self.partition = message.partition
+        self.name = f"{topic}-{message.partition}"
+        self.page = page
+        self.offset = message.offset
+        self.credit = self.granted = message.credit
+        self.out: deque[tuple[int, int]] = deque()
+        self.out_bytes = 0
+        self.place = 0  # among the positions that its endpoint publishes
+        self.is_ready = False
+        self.again_at = 0.0  # not before, where it found nothing though there is more
+        self.allowed_at = 0.0  # when its consumer was last found to be allowed to read
+        self._epoch = message.leader_epoch
+        self._known = known
+        self._folder = known.folder_of(message.topic_id, message.partition)
+        self._reader = LogReader(known.storage, self._folder, message.offset)
+        self._aborted = (
+            AbortedTransactions(known.storage, self._folder) if message.committed else None
+        )
+        self._identity = lo.PAGE_IDENTITY.pack(
+            lo.PAGE_MAGIC, lo.LAYOUT_VERSION, message.topic_id, message.partition
+        )
+        # Thousands of them are looked at in a row, so by the words themselves.
+        self._q, self._log_end_at, high_watermark, last_stable = page.words()
+        self._end_at = last_stable if message.committed else high_watermark
+        self._stuck_since = 0.0
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def end(self) -> int:
+        """Where it ends for this reader: the high watermark, or the last stable offset."""
+        return int(self._q[self._end_at])
+
+    @property
+    def log_end(self) -> int:
+        return int(self._q[self._log_end_at])
+
+    @property
+    def has_more(self) -> bool:
+        """Whether `read` has something to bring. What it raises for is in `is_troubled` too."""
+        return int(self._q[self._end_at]) > self.offset
+
+    @property
+    def is_troubled(self) -> bool:
+        """Whether `read` is to look at more than the end: the partition was deleted, began another
+        leader epoch, or lost what is wanted."""
+        page = self.page
+        return (
+            page.is_gone(self._identity)
+            or self.offset < page.log_start
+            or self._epoch not in (EPOCH_UNKNOWN, page.leader_epoch)
+        )
+
+    @property
+    def position(self) -> int:
+        """The next offset that its consumer wants, as far as it tells: it gives credit back in
+        quarters, so what is less than that is taken for consumed."""
+        if self.out_bytes * 4 < self.granted or not self.out:
+            return self.offset
+        return self.out[0][0]
+
+    def sent(self, piece: Piece) -> None:
+        if piece.nbytes:
+            self.credit -= piece.nbytes
+            self.out_bytes += piece.nbytes
+            self.out.append((piece.start, piece.nbytes))
+
+    def consumed(self, nbytes: int) -> int:
+        """More credit; what of it was under way."""
+        self.credit = min(self.credit + nbytes, fr.CREDIT_MAX)
+        back = left = min(nbytes, self.out_bytes)
+        self.out_bytes -= back
+        out = self.out
+        while left and out:
+            start, size = out[0]
+            if size > left:
+                out[0] = start, size - left
+                break
+            left -= size
+            out.popleft()
+        return back
+
+    def read(self, bytes_max: int, now: float) -> Piece | None:
+        """The next piece of up to about `bytes_max` (at least a batch); None where there is none,
+        or its writer is just publishing.
+
+        Raises `OffsetOutOfRangeError`, `LogTruncatedError`, `CorruptBatchError`,
+        `UnknownTopicError`, `StorageError`, with the position where it was.
+        """
+        self.check()
+        page, reader, start = self.page, self._reader, self.offset
+        end = self.end
+        segment = page.segment_now()
+        if segment is None:
+            self._stuck_since = self._stuck_since or now
+            if now - self._stuck_since > SEGMENT_WAIT:
+                raise page.stuck()
+            return None
+        self._stuck_since = 0.0
+        limit = Limit(end, *segment, page.log_start)
+        try:
+            found = reader.fetch(limit, bytes_max, BATCHES_MAX)
+        except er.OffsetOutOfRangeError:
+            found = []  # said below, with what to do
+        except er.CorruptBatchError as error:
+            # Rule 11: what looks broken may be a segment that retention took away meanwhile.
+            if start >= page.log_start:
+                reader.seek(start)
+                raise er.CorruptBatchError(
+                    f"{self}: damaged at offset {start} or behind: {error}. seek() past it to "
+                    "leave it out: penstock log verify shows what stands behind"
+                ) from error
+            found = []
+        except BaseException:
+            reader.seek(start)
+            raise
+        if start < page.log_start:
+            reader.seek(start)
+            self.check()
+        return self._piece(found, end)
+
+    def _piece(self, found: list[Found], end: int) -> Piece | None:
+        """The batches that go out, in as few runs of bytes as they stand in."""
+        start, reader, left_out = self.offset, self._reader, self._aborted
+        aborted = scanned = size = 0
+        runs: list[memoryview] = []
+        view, run_start, run_end = memoryview(b""), 0, 0
+        last: BatchHeader | None = None
+        for head, its_view, position in found:
+            if left_out is not None and head.attributes & ATTR_TRANSACTIONAL:
+                try:
+                    is_aborted = left_out.has(head, end)
+                except er.PenstockError:
+                    reader.seek(start if last is None else last.next_offset)
+                    if last is None:
+                        raise
+                    break  # what is good goes out first
+                if is_aborted:
+                    last = head
+                    aborted += head.record_count
+                    scanned += head.length
+                    continue
+            if its_view is not view or position != run_end:
+                if run_end > run_start:
+                    runs.append(view[run_start:run_end])
+                view, run_start = its_view, position
+            run_end = position + head.length
+            size += head.length
+            last = head
+        if last is not None:
+            self._epoch = last.leader_epoch
+        if run_end > run_start:
+            runs.append(view[run_start:run_end])
+        if reader.offset == start:
+            return None
+        self.offset = reader.offset
+        payload: Buffer | None = None
+        if runs:
+            payload = runs[0] if len(runs) == 1 else b"".join(runs)
+        return Piece(start, self.offset, aborted, payload, size, scanned + size)
+
+    def check(self) -> None:
+        """Raises `UnknownTopicError`, `LogTruncatedError`, `OffsetOutOfRangeError`, in this order,
+        where it cannot go on."""
+        page = self.page
+        if page.is_gone(self._identity):
+            raise er.UnknownTopicError(f"topic {self.topic!r} was deleted")
+        leader_epoch = page.leader_epoch
+        if self._epoch not in (EPOCH_UNKNOWN, leader_epoch):
+            self._check_epoch(leader_epoch)
+        if self.offset < page.log_start:
+            raise er.OffsetOutOfRangeError(
+                f"{self}: offset {self.offset} is gone, the log starts at {page.log_start}; seek() "
+                "to a place that exists, or choose on_out_of_range"
+            )
+
+    def _check_epoch(self, leader_epoch: int) -> None:
+        parted = self._parted(leader_epoch)
+        if parted is not None:
+            raise er.LogTruncatedError(
+                f"{self}: this consumer stands at offset {self.offset}, read in leader epoch "
+                f"{self._epoch}, but that epoch's log ends at {parted}: the host lost unsynced "
+                "records. seek() to that offset to read what replaced them",
+                divergence=parted,
+            )
+        self._epoch = leader_epoch
+        if self._aborted is not None:
+            self._aborted.forget()
+
+    def _parted(self, leader_epoch: int) -> int | None:
+        """`core.reader.divergence` by what is known of the log's epochs (rule 15)."""
+        page = self.page
+        cache = self._known.epochs_of(page.index, self.topic_id, self.partition, leader_epoch)
+        if cache is None:
+            raise er.StorageError(
+                f"{self}: its leader epochs cannot be read, so nobody knows whether the log still "
+                "is what was read; the gateway's log says why",
+                retriable=True,
+            )
+        end = cache.end_offset(self._epoch, page.log_end)
+        return end[1] if end is not None and end[1] < self.offset else None
+
+    def rest(self) -> None:
+        """Hold no file open until the next `read`."""
+        self._reader.seek(self.offset)
+
+    def close(self) -> None:
+        self._reader.close()
+        self._aborted = None
+
+
+class OpenFiles:
+    """Which cursors have read last: beyond a bound the others hold no file open."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: OrderedDict[Cursor, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def touch(self, cursor: Cursor) -> None:
+        """It is about to read."""
+        self._open[cursor] = None
+        self._open.move_to_end(cursor)
+        while len(self._open) > self._most:
+            self._open.popitem(last=False)[0].rest()
+
+    def forget(self, cursor: Cursor) -> None:
+        self._open.pop(cursor, None)
+
+    def rest(self) -> None:
+        """No descriptor is to be had: close what is open."""
+        while self._open:
+            self._open.popitem(last=False)[0].rest()

@@ -1,0 +1,249 @@
+"""All that is fetched for one endpoint: its cursors, what wakes it, what it was told of pages.
+
+Owns the endpoint's part of the client slot: the pages that it watches, its positions, its ticket.
+Decides nothing about whose turn it is (`fetching` does).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from penstock.cluster.frames import messages as fr
+from penstock.ipc import layout as lo
+from penstock.ipc.clients import ClientSlot
+from penstock.ipc.doorbell import fence
+from penstock.ipc.state import StatePage
+from penstock.server.gateway.cursors import Cursor
+from penstock.server.gateway.endpoints import fresh_ticket
+from penstock.server.gateway.states import PageStates
+from penstock.session import Session
+
+Piece = bytes | bytearray | memoryview
+Standing = tuple[int, ...]
+_DURABLE: Final = 1
+_LOG_END: Final = 4
+_NEVER: Final[Standing] = (-1,) * 9
+
+
+class Endpoint(Protocol):
+    """What is needed of `endpoints.Endpoint`."""
+
+    number: int
+    kind: int
+    principal: str
+    client_id: str
+    session: Session
+    states: PageStates
+    fetching: object | None
+    peer: Any
+
+    @property
+    def has_room(self) -> bool: ...
+    def post(self, message: msgspec.Struct, payload: Piece | None = None) -> bool: ...
+
+
+class Link:
+    """A connection: bytes under way to its cursors, and who waits for some of them to arrive."""
+
+    __slots__ = ("blocked", "lines", "out_bytes")
+
+    def __init__(self) -> None:
+        self.lines = 0
+        self.out_bytes = 0
+        self.blocked: dict[Line, None] = {}
+
+
+def standing_of(page: StatePage) -> Standing:
+    """All of a page that a reader is told; to be compared."""
+    return (*page.ends(), page.leader_epoch, page.generation, page.status, page.errno)
+
+
+class Line:
+    """See the module. `is_queued`, `due`, `held_until` and `next_pages` are `fetching`'s."""
+
+    __slots__ = ("_is_placed", "_moved", "_slot", "_told", "_wanting", "asked", "cursors", "due",
+                 "endpoint", "held_until", "is_gone", "is_queued", "link", "next_pages",
+                 "out_bytes", "ready", "stale", "states", "waits")  # fmt: skip
+
+    def __init__(self, endpoint: Endpoint, link: Link) -> None:
+        self.endpoint = endpoint
+        self.states = endpoint.states
+        self.link = link
+        self.cursors: dict[int, Cursor] = {}
+        self.asked: dict[
+            int, tuple[fr.Fetch, float]
+        ] = {}  # whose topic is not known yet, until when
+        self.ready: deque[Cursor] = deque()
+        self.stale: dict[int, None] = {}  # pages that moved without data for this endpoint
+        self.waits: dict[int, int] = {}  # page -> offset up to which it is to be durable
+        self.out_bytes = 0
+        self.held_until = 0.0
+        self.next_pages = 0.0
+        self.due = 0.0  # when a timer looks at it; 0: none does
+        self.is_queued = False
+        self.is_gone = False
+        self._told: dict[int, Standing] = {}
+        self._wanting: dict[int, int] = {}  # page -> cursors with credit, which new data wakes
+        self._moved: dict[Cursor, None] = {}  # whose positions are to be published
+        self._is_placed = True
+        is_consumer = endpoint.kind == lo.KIND_CONSUMER  # writers ring nobody else
+        self._slot: ClientSlot | None = endpoint.session.slot if is_consumer else None
+
+    @property
+    def is_rung(self) -> bool:
+        """Whether writers wake it for cursors with credit."""
+        return self._slot is not None
+
+    @property
+    def has_unwatched(self) -> bool:
+        """Whether there are cursors for whose pages no writer rings."""
+        return bool(self.cursors) and (
+            self._slot is None or any(each.credit <= 0 for each in self.cursors.values())
+        )
+
+    # --- cursors ---------------------------------------------------------------------------------
+    def add(self, cursor: Cursor) -> None:
+        self.cursors[cursor.number] = cursor
+        if cursor.credit > 0:
+            self._want(cursor.page.index, 1)
+        self._is_placed = False
+
+    def remove(self, cursor: Cursor) -> None:
+        """It is over: nothing of it is under way any more."""
+        if self.cursors.get(cursor.number) is cursor:
+            del self.cursors[cursor.number]
+        self.link.out_bytes -= cursor.out_bytes
+        self.out_bytes -= cursor.out_bytes
+        cursor.out_bytes = 0
+        if cursor.credit > 0:
+            self._want(cursor.page.index, -1)
+        cursor.credit = 0
+        self._moved.pop(cursor, None)
+        cursor.close()
+        self._is_placed = False
+
+    def credit(self, cursor: Cursor, nbytes: int) -> None:
+        """The client has consumed so many bytes of it."""
+        had = cursor.credit > 0
+        back = cursor.consumed(nbytes)
+        self.out_bytes -= back
+        self.link.out_bytes -= back
+        if cursor.credit > 0 and not had:
+            self._want(cursor.page.index, 1)
+        self._moved[cursor] = None
+
+    def spend(self, cursor: Cursor, nbytes: int) -> None:
+        """So many bytes of it are under way; `Cursor.sent` has counted them."""
+        self.out_bytes += nbytes
+        self.link.out_bytes += nbytes
+        if cursor.credit <= 0 < cursor.credit + nbytes:
+            self._want(cursor.page.index, -1)
+        self._moved[cursor] = None
+
+    # --- what wakes it ---------------------------------------------------------------------------
+    def _want(self, page: int, step: int) -> None:
+        before = self._wanting.get(page, 0)
+        after = before + step
+        if after:
+            self._wanting[page] = after
+        else:
+            del self._wanting[page]
+        if self._slot is not None and (before == 0) != (after == 0):
+            self._slot.watch_one(page, after > 0)
+
+    def arm(self) -> None:
+        """From now on whoever publishes on a watched page rings. Look again after this."""
+        if self._slot is not None and self._wanting:
+            self._slot.publish_sleeping(fresh_ticket())
+            fence()
+
+    def look(self, now: float) -> bool:
+        """What has moved: cursors that may go on become ready, other pages are noted. Whether
+        there is a cursor that may go on."""
+        told = self._told
+        for cursor in self.cursors.values():
+            if cursor.credit > 0 and cursor.has_more:
+                if cursor.again_at <= now:
+                    self.make_ready(cursor)
+            elif cursor.log_end != told.get(cursor.page.index, _NEVER)[_LOG_END]:
+                self.stale[cursor.page.index] = None
+        return bool(self.ready)
+
+    def look_closely(self) -> None:
+        """At what no writer rings for: the belt."""
+        for cursor in self.cursors.values():
+            if cursor.is_troubled:
+                self.make_ready(cursor)
+            page = cursor.page
+            if standing_of(page) != self._told.get(page.index):
+                self.stale[page.index] = None
+
+    def make_ready(self, cursor: Cursor) -> None:
+        if not cursor.is_ready:
+            cursor.is_ready = True
+            self.ready.append(cursor)
+
+    def next_ready(self) -> Cursor | None:
+        """Whose turn it is."""
+        while self.ready:
+            cursor = self.ready.popleft()
+            cursor.is_ready = False
+            if self.cursors.get(cursor.number) is cursor:
+                return cursor
+        return None
+
+    # --- what others are told --------------------------------------------------------------------
+    def news_of(self, page: int) -> list[fr.PageState]:
+        """How a page stands, if that is another than this endpoint was told here."""
+        standing = standing_of(self.states.page(page))
+        self.stale.pop(page, None)
+        if self._told.get(page) == standing:
+            return []
+        self._told[page] = standing
+        return [self.states.of(page)]
+
+    def durable_news(self) -> list[fr.PageState]:
+        """Pages that its producer waits for to be durable, and that have come further."""
+        news: list[fr.PageState] = []
+        for index, offset in list(self.waits.items()):
+            told = self._told.get(index, _NEVER)
+            durable = self.states.page(index).durable
+            if durable >= offset:
+                del self.waits[index]
+            if durable != told[_DURABLE]:
+                news += self.news_of(index)
+        return news
+
+    @property
+    def has_durable_news(self) -> bool:
+        told = self._told
+        return any(
+            self.states.page(index).durable != told.get(index, _NEVER)[_DURABLE]
+            for index in self.waits
+        )
+
+    def publish(self) -> None:
+        """Where its cursors stand, for those who look on."""
+        slot = self._slot
+        if slot is not None:
+            if not self._is_placed:
+                cursors = self.cursors.values()
+                for place, cursor in enumerate(cursors):
+                    cursor.place = place
+                slot.publish_positions([(each.page.index, each.position) for each in cursors])
+            else:
+                for cursor in self._moved:
+                    slot.publish_position(cursor.place, cursor.page.index, cursor.position)
+        self._is_placed = True
+        self._moved.clear()
+
+    def close(self) -> None:
+        for cursor in list(self.cursors.values()):
+            self.remove(cursor)
+        self.ready.clear()
+        self.asked.clear()
+        self.waits.clear()
+        self.link.blocked.pop(self, None)
