@@ -284,10 +284,13 @@ class AssignedPartition:
         not grown past that again, and `UnknownTopicError`."""
         self._check_page()
 
+    def _deleted(self) -> er.UnknownTopicError:
+        return er.UnknownTopicError(f"topic {self.name[0]!r} was deleted")
+
     def _check_page(self) -> None:
         page = self.page
         if page.is_gone(self._identity):
-            raise er.UnknownTopicError(f"topic {self.name[0]!r} was deleted")
+            raise self._deleted()
         if self._epoch in (EPOCH_UNKNOWN, page.leader_epoch):
             return
         parted = self._reader.parted(self.offset, self._epoch, page.log_end)

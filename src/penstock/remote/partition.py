@@ -97,6 +97,17 @@ class FarPartition(AssignedPartition):
         self._source.aborted = 0
         return chunks
 
+    def _check_page(self) -> None:
+        page = self.page
+        if self._epoch in (EPOCH_UNKNOWN, page.leader_epoch) or self._source.knows(
+            page.leader_epoch
+        ):
+            super()._check_page()
+        elif page.is_gone(self._identity):
+            raise self._deleted()
+        # Else the node came back with another epoch, heard of by another attachment: the gateway
+        # compares them when this one begins its cursor anew.
+
     # --- only the newest ---
     def _bring(self, bytes_max: int) -> list[Chunk]:
         if self._latest is None:

@@ -227,6 +227,10 @@ class FarSource:
         self.offset = offset
         self.epoch = EPOCH_UNKNOWN
 
+    def knows(self, epoch: int) -> bool:
+        """Whether the gateway told where the epochs up to this one begin."""
+        return EpochCache(self._fetcher.epochs(self._page)).latest == epoch
+
     def parted(self, offset: int, epoch: int, log_end: int) -> int | None:
         """As `core.reader.divergence`, by what the gateway told of the epochs."""
         cache = EpochCache(self._fetcher.epochs(self._page))
