@@ -4,6 +4,7 @@ plugin of this checkout."""
 from __future__ import annotations
 
 import gc
+import os
 
 import pytest
 from hypothesis import settings
@@ -15,8 +16,20 @@ settings.register_profile("penstock", deadline=None, print_blob=True)
 settings.load_profile("penstock")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--transport",
+        choices=("default", "shm", "tcp", "both"),
+        default=os.environ.get("PENSTOCK_TEST_TRANSPORT") or "default",
+        help="how clients reach the nodes of end-to-end tests: all by shm, all by tcp (but those "
+        "that are local by nature), both, or all by shm and those marked over_tcp by tcp too",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """The plugin is here already where the checkout is installed."""
+    config.addinivalue_line("markers", "over_tcp: run over tcp too in the default suite")
+    config.addinivalue_line("markers", "local(reason): only makes sense on the node's own host")
     if not config.pluginmanager.hasplugin("penstock"):
         config.pluginmanager.register(pytest_plugin, "penstock")
 

@@ -21,11 +21,13 @@ from typing import Any
 import msgspec
 
 from penstock.client import Client, connect
+from penstock.embedded import ANY_PORT
 from penstock.ipc import layout as lo
 from penstock.ipc import liveness
 from penstock.ipc.shm import Region, listing, object_name, open_existing
 from penstock.ipc.state import WriterSlot
 from penstock.testing import wait_until
+from penstock.testing.broker import TRANSPORT_VARIABLE
 
 NODE_MAIN = str(Path(__file__).with_name("node_main.py"))
 READY_TIMEOUT = 20.0
@@ -53,9 +55,11 @@ def descriptors(pid: int) -> list[str]:
 
 
 class NodeUnderTest:
-    """One data folder and the node on it."""
+    """One data folder and the node on it. Its clients reach it as the environment says
+    (`PENSTOCK_TEST_TRANSPORT`)."""
 
     def __init__(self, folder: Path | None = None, **config: Any) -> None:
+        self.transport = os.environ.get(TRANSPORT_VARIABLE) or "shm"
         self._made = folder is None
         self.folder = folder or Path(tempfile.mkdtemp(prefix="penstock-crash-"))
         self.data = self.folder / "data"
@@ -67,7 +71,15 @@ class NodeUnderTest:
 
     @property
     def url(self) -> str:
-        return f"shm://{self.data}"
+        return f"shm://{self.data}" if self.transport == "shm" else str(self.listens)
+
+    @property
+    def listens(self) -> str | None:
+        """Where remote clients find it; None where none are served, or before the first start."""
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            record = msgspec.json.decode((self.data / "node.json").read_bytes())
+            return record.get("listen") or None
+        return None
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
@@ -79,6 +91,8 @@ class NodeUnderTest:
         return self.process.pid
 
     def connect(self, timeout: float = 10.0) -> Client:
+        if self.transport == "tcp":
+            return connect(self.url, timeout=timeout, transport="tcp")
         return connect(self.url, timeout=timeout)
 
     # --- life ---
@@ -86,6 +100,8 @@ class NodeUnderTest:
         """Start without waiting; the descriptor on which it says `ready`."""
         reader, writer = os.pipe()
         plan = {"data_folder": str(self.data), "ready_fd": writer, **self.config}
+        if self.transport == "tcp":
+            plan["listen"] = self.listens or ANY_PORT
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, NODE_MAIN, json.dumps(plan)],

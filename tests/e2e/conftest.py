@@ -1,10 +1,56 @@
-"""The node of most end-to-end tests: one a module, by the plugin that users have too."""
+"""The node of most end-to-end tests: one a module, by the plugin that users have too; and how its
+clients reach it (`--transport`).
+
+A test marked `over_tcp` runs both ways in the default suite. One marked `local` is never run over
+tcp. What a test starts, other processes among it, finds the way in the environment.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+
+from penstock import pytest_plugin
+from penstock.testing import Broker
+
+WAYS = {"shm": ["shm"], "tcp": ["tcp"], "both": ["shm", "tcp"], "default": ["shm"]}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    ways = WAYS[metafunc.config.getoption("--transport")]
+    if metafunc.config.getoption("--transport") == "default" and _marked(metafunc, "over_tcp"):
+        ways = WAYS["both"]
+    if _marked(metafunc, "local"):
+        ways = WAYS["shm"]
+    if ways != WAYS["shm"]:
+        metafunc.parametrize("transport", ways, indirect=True, scope="module")
+
+
+def _marked(metafunc: pytest.Metafunc, name: str) -> bool:
+    return any(metafunc.definition.iter_markers(name))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def transport(request: pytest.FixtureRequest) -> Iterator[str]:
+    """How clients reach nodes: "shm" or "tcp"."""
+    way: str = getattr(request, "param", "shm")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PENSTOCK_TEST_TRANSPORT", way)
+        patch.setenv("PENSTOCK_TRANSPORT", "tcp" if way == "tcp" else "auto")
+        yield way
+
+
+@pytest.fixture
+def penstock_broker(transport: str, request: pytest.FixtureRequest) -> Iterator[Broker]:
+    yield from pytest_plugin._broker(request)
 
 
 @pytest.fixture(scope="module")
-def node(penstock_broker_module):
+def penstock_broker_module(transport: str, request: pytest.FixtureRequest) -> Iterator[Broker]:
+    yield from pytest_plugin._broker(request)
+
+
+@pytest.fixture(scope="module")
+def node(penstock_broker_module: Broker) -> Broker:
     return penstock_broker_module

@@ -21,8 +21,8 @@ from penstock import (
     TransactionError,
     UnknownTopicError,
 )
-from penstock.embedded import EmbeddedNode
 from penstock.partitioner import partitions_of
+from penstock.testing import Broker
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyarrow.compute")
@@ -35,8 +35,8 @@ ROUND_TRIP = {
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with EmbeddedNode() as node, node.connect() as client:
+def client(transport: str) -> Iterator[Client]:
+    with Broker() as node, node.connect() as client:
         yield client
 
 

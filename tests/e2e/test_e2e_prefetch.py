@@ -13,21 +13,21 @@ from penstock import TopicConfig
 from penstock.client import Client
 from penstock.consumer import Consumer
 from penstock.core.errors import ConfigError
-from penstock.embedded import EmbeddedNode
 from penstock.ipc.clients import ClientSlot
 from penstock.records import RecordBatch
+from penstock.testing import Broker
 
 WITHIN = 20.0
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[EmbeddedNode]:
-    with EmbeddedNode(writers=1) as node:
+def node(transport: str) -> Iterator[Broker]:
+    with Broker(writers=1) as node:
         yield node
 
 
 @pytest.fixture
-def client(node: EmbeddedNode) -> Iterator[Client]:
+def client(node: Broker) -> Iterator[Client]:
     with node.connect() as client:
         yield client
 
@@ -118,7 +118,7 @@ def test_the_newest_of_each_key_a_few_at_a_time_and_by_iteration(client: Client)
 
 
 def test_only_the_newest_of_each_partition_without_decoding_the_rest(
-    node: EmbeddedNode, client: Client
+    node: Broker, client: Client
 ) -> None:
     filled(client, "parts", 3, 100)
     with client.consumer("parts", latest_only="partition") as consumer:

@@ -11,9 +11,9 @@ from cli_runner import call_cli
 
 import penstock
 from penstock import Client, Offset, TopicConfig, UnknownTopicError
-from penstock.embedded import EmbeddedNode
 from penstock.query import Scan, scans
 from penstock.session import socket_of
+from penstock.testing import Broker
 
 duckdb = pytest.importorskip("duckdb")
 pa = pytest.importorskip("pyarrow")
@@ -22,13 +22,13 @@ TIME = 1_700_000_000_000_000
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[EmbeddedNode]:
-    with EmbeddedNode() as node:
+def node(transport: str) -> Iterator[Broker]:
+    with Broker() as node:
         yield node
 
 
 @pytest.fixture(scope="module")
-def client(node: EmbeddedNode) -> Iterator[Client]:
+def client(node: Broker) -> Iterator[Client]:
     """A node with the topics of the tests below."""
     with node.connect() as client:
         admin = client.admin()

@@ -22,14 +22,14 @@ from penstock import (
     TopicConfig,
     UnknownTopicError,
 )
-from penstock.embedded import EmbeddedNode
+from penstock.testing import Broker
 
 SEGMENT = 4096
 
 
 @pytest.fixture(scope="module")
-def node():
-    with EmbeddedNode(writers=1) as running:
+def node(transport: str):
+    with Broker(writers=1) as running:
         yield running
 
 
@@ -50,7 +50,7 @@ def fill(client: Client, topic: str, batches: int, partitions: int = 1, size: in
     return admin
 
 
-def files(node: EmbeddedNode, admin: Admin, topic: str, partition: int = 0) -> list[Path]:
+def files(node: Broker, admin: Admin, topic: str, partition: int = 0) -> list[Path]:
     topic_id = admin.describe_topic(topic).topic_id
     return sorted((node.data / f"{topic_id}-{partition}").glob("*.log"))
 

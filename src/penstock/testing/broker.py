@@ -24,9 +24,12 @@ from penstock.embedded import EmbeddedNode
 from penstock.testing import reaper, remains
 
 Durability = Literal["os", "interval", "fsync"]
+Transport = Literal["shm", "tcp"]
 
 PREFIX: Final = "penstock-test-"
 LOG_LINES: Final = 40
+TRANSPORT_VARIABLE: Final = "PENSTOCK_TEST_TRANSPORT"
+"""How clients of a broker reach it that was not told: "shm" (the default) or "tcp"."""
 
 
 class Broker:
@@ -39,6 +42,8 @@ class Broker:
         options: further options of the node by their names in the operations guide, such as
             `{"lanes_max": 4}`; `penstock.server` has to know them on its command line.
         listen: whether clients find it by TCP too, at `tcp_url`.
+        transport: how `url` and `connect` reach it, "shm" or "tcp"; None is what the environment
+            says by `PENSTOCK_TEST_TRANSPORT`, else "shm".
         start_timeout: seconds within which the node must admit clients.
 
     Raises `PenstockError` with the node's log when it does not start.
@@ -52,10 +57,14 @@ class Broker:
         writers: int | None = None,
         options: Mapping[str, object] | None = None,
         listen: bool = False,
+        transport: Transport | None = None,
         start_timeout: float = 15.0,
     ) -> None:
         if durability not in ("os", "interval", "fsync"):
             raise ConfigError(f"durability={durability!r} must be 'os', 'interval' or 'fsync'")
+        transport = transport or as_transport(os.environ.get(TRANSPORT_VARIABLE) or "shm")
+        self.transport: Transport = as_transport(transport)
+        """How `url` and `connect` reach it."""
         self._partitions = partitions
         self._durability: Durability = durability
         self._numbers = itertools.count()
@@ -76,7 +85,7 @@ class Broker:
                 writers=writers,
                 log=self.log_path,
                 arguments=tuple(arguments),
-                listen=listen,
+                listen=listen or self.transport == "tcp",
                 ready_timeout=start_timeout,
             )
         except BaseException as error:
@@ -97,7 +106,7 @@ class Broker:
     @property
     def url(self) -> str:
         """For `penstock.connect`, and for programs under test."""
-        return self.node.url
+        return self.tcp_url if self.transport == "tcp" else self.node.url
 
     @property
     def tcp_url(self) -> str:
@@ -130,7 +139,8 @@ class Broker:
     # --- what tests ask of it ---
     def connect(self, *, client_id: str = "", timeout: float = 5.0) -> Client:
         """A client, as `penstock.connect` gives it."""
-        return connect(self.url, client_id=client_id, timeout=timeout)
+        kind: Literal["auto", "tcp"] = "tcp" if self.transport == "tcp" else "auto"
+        return connect(self.url, client_id=client_id, timeout=timeout, transport=kind)
 
     def create_topic(
         self, name: str | None = None, *, partitions: int | None = None, **settings: Any
@@ -216,3 +226,12 @@ class Broker:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def as_transport(name: str) -> Transport:
+    """Raises `ConfigError` for a name that is none."""
+    if name == "shm":
+        return "shm"
+    if name == "tcp":
+        return "tcp"
+    raise ConfigError(f"transport={name!r} must be 'shm' or 'tcp'")
