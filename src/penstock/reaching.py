@@ -25,6 +25,8 @@ logger = logging.getLogger("penstock.remote")
 Transport = Literal["auto", "tcp"]
 Keys = str | os.PathLike[str] | None
 
+TRANSPORT_VARIABLE: Final = "PENSTOCK_TRANSPORT"
+"""Set to "tcp", "auto" means that: for tests and measurements on one host."""
 LOCAL_WITHIN: Final = 1.0
 """Seconds that the node on this host, which answers over tcp, has for answering its own socket."""
 
@@ -40,6 +42,8 @@ def reaching(
             raise er.ConfigError(f"transport='tcp' needs a tcp://HOST:PORT URL, not {url!r}")
         (yield from _attaching(place, client_id, timeout)).close()
         return place
+    if os.environ.get(TRANSPORT_VARIABLE) == "tcp":
+        transport = "tcp"
     try:
         session = yield from _attaching(place, client_id, timeout)
         try:
