@@ -7,6 +7,7 @@ Owns the session and the sleeping ticket. Never blocks: whatever has to wait is 
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Callable, Collection
 from typing import Final, Protocol
@@ -97,7 +98,7 @@ class Attachment:
             logger.warning("lost the node at %s: %s", self._socket, farewell)
         if now < self._retry_at:
             return
-        self._retry_at = now + RECONNECT_EVERY
+        self._retry_at = now + RECONNECT_EVERY * random.uniform(0.5, 1.5)  # not all in step
         try:
             yield from self.reconnecting(reader, min(max(left, RECONNECT_MIN), RECONNECT_MAX))
         except (_OtherNodeError, er.UnknownTopicError):

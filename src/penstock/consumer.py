@@ -412,6 +412,12 @@ class Consumer(Closing, Elsewhere, Standing):
         pages = {}
         for topic in {topic for topic, _ in self._assigned}:
             pages[topic] = (yield from session.finding_topic(topic, timeout)).pages
+        for topic, number in self._assigned:
+            if number >= len(pages[topic]):
+                raise er.UnknownTopicError(
+                    f"{topic}-{number} is not there any more: topic {topic!r} was made anew with "
+                    f"{len(pages[topic])} partitions while the node was away; assign() those"
+                )
         return {(topic, number): pages[topic][number] for topic, number in self._assigned}
 
     def moved(self, session: Session, pages: dict[TopicPartition, int]) -> None:

@@ -120,7 +120,9 @@ class Session:
             self.resumed = {lane.name: Doorbell.from_fd(fds.pop(0)) for lane in welcome.lanes}
             on_failure.pop_all()
         self.slot = ClientSlot(self.clients, welcome.slot) if welcome.slot >= 0 else None
-        self._owed = 0  # answers to requests that nobody waits for any more
+        self._owed = 0  # answers that have not come yet
+        self._sent = 0  # requests so far
+        self._kept: Any = None  # the answer to the last of them, where nobody asked for it yet
         self._eof = select.poll()
         self._eof.register(channel.fileno(), select.POLLIN)
 
@@ -230,13 +232,29 @@ class Session:
     def asking(self, message: msgspec.Struct, timeout: float) -> Waits[tuple[Any, list[int]]]:
         """Whatever the node answers, a `Refused` too, and descriptors that are the caller's."""
         deadline = time.monotonic() + timeout
+        self._expect()
         try:
-            self._owed += 1  # first: an interrupt must not leave an answer that nobody awaits
             try:
                 yield from self._channel.sending(message, timeout=timeout)
             except (Exception, GeneratorExit):
                 self._owed -= 1  # it was not sent
                 raise
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise er.NotConnectedError(f"the node at {self.socket} is gone: {error}") from error
+        return (yield from self._receiving(type(message).__name__, deadline, timeout))
+
+    def _expect(self) -> None:
+        """A request goes out. Told first: an interrupt must not leave an answer that nobody
+        awaits."""
+        self._owed += 1
+        self._sent += 1
+        self._kept = None
+
+    def _receiving(
+        self, what: str, deadline: float, timeout: float
+    ) -> Waits[tuple[Any, list[int]]]:
+        """The answer to the last request."""
+        try:
             while True:
                 left = max(0.0, deadline - time.monotonic())
                 received = yield from self._channel.receiving(left)
@@ -250,9 +268,34 @@ class Session:
             raise er.NotConnectedError(f"the node at {self.socket} is gone: {error}") from error
         except TimeoutError as error:
             raise er.PenstockTimeout(
-                f"the node at {self.socket} did not answer {type(message).__name__} within "
-                f"{timeout:.1f} s"
+                f"the node at {self.socket} did not answer {what} within {timeout:.1f} s"
             ) from error
+
+    def post(self, message: msgspec.Struct) -> int:
+        """Send a request and wait for nothing; the ticket by which `collecting` brings the answer.
+
+        Raises `BlockingIOError` where it would have to wait, and `NotConnectedError`."""
+        self._expect()
+        try:
+            self._channel.send_nowait(message)
+        except Exception:
+            self._owed -= 1  # it was not sent
+            raise
+        return self._sent
+
+    def collecting(self, ticket: int, expect: type[Reply], timeout: float) -> Waits[Reply | None]:
+        """The answer to what was posted; None where another request was made since, before whose
+        answer this one went by. Raises as `requesting` does."""
+        if ticket != self._sent or not (self._owed or self._kept is not None):
+            return None
+        reply, self._kept = self._kept, None
+        if reply is None:
+            deadline = time.monotonic() + timeout
+            reply, fds = yield from self._receiving("what was posted", deadline, timeout)
+            close_fds(fds)
+        if not isinstance(reply, expect):
+            raise refusal(reply, self.socket)
+        return reply
 
     def open_lane(self, writer: int, timeout: float) -> tuple[LaneSender, Doorbell]:
         """A lane to one writer process, with the doorbell that wakes it."""
@@ -306,6 +349,7 @@ class Session:
         close_fds(fds)
         if self._owed:
             self._owed -= 1
+            self._kept = None if self._owed else reply
             return None
         return reply.message if isinstance(reply, ms.Refused) else f"unexpected {reply!r}"
 

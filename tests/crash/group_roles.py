@@ -47,8 +47,12 @@ class Membership:
 
     def poll(self) -> Any:
         """What came, if anything did. Partitions that come with it were given to it after this."""
-        self._begun = time.monotonic_ns()
+        self.begin()
         return self.consumer.poll(self.stage.rng.choice([None, 1, 5, 50]), timeout=POLL_SECONDS)
+
+    def begin(self) -> None:
+        """Partitions that come from now on were given to it after this."""
+        self._begun = time.monotonic_ns()
 
     def _tell(self, event: str, names: list[Any]) -> None:
         self.stage.tell(event, asked=self._begun, r=[list(name) for name in names])
@@ -79,8 +83,11 @@ def member(stage: Stage) -> None:
 
 
 def _at_most_once(stage: Stage, mine: Membership) -> None:
+    """By `poll`, or by the loop over records, which asks ahead and is left now and then."""
     plan = stage.plan
     while not stage.ending:
+        if stage.rng.random() < 0.2:
+            _claims_ahead(stage, mine)
         batch = mine.poll()
         if batch:
             stage.perhaps_die(plan["suicide"] / 2)
@@ -88,6 +95,26 @@ def _at_most_once(stage: Stage, mine: Membership) -> None:
             stage.tell("polls", r=poll_rows(batch))
             stage.perhaps_die(plan["suicide"])
             stage.pause()
+
+
+def _claims_ahead(stage: Stage, mine: Membership) -> None:
+    """What iterating over the consumer does, until nothing comes for a while: that has no bound."""
+    plan, consumer = stage.plan, mine.consumer
+    mine.begin()
+    for batch in consumer._batches(lambda: consumer.loop_size, POLL_SECONDS, in_loop=True):
+        for rows in consumer._runs(batch):
+            mine.tell_committed("claimed")
+            for record in rows:
+                stage.perhaps_die(plan["suicide"] / 50)
+                value = int(record.value.split(b",")[0])
+                stage.tell(
+                    "polls", r=[[record.topic, record.partition, [record.offset], [value], None]]
+                )
+                if stage.rng.random() < 0.002:
+                    stage.pause()
+                if stage.ending or stage.rng.random() < 0.002:
+                    return
+        mine.begin()
 
 
 def _at_least_once(stage: Stage, mine: Membership) -> None:

@@ -6,6 +6,10 @@ compare-and-advance, granted only to the partition's owner, idempotent by its id
 out only on a grant that this object received itself. While a claim's outcome is unknown the very
 same claim is asked again, across reconnects; what stays unknown is dropped. What was granted, or
 may have been, and was not handed out is counted `skipped` and told to the coordinator.
+
+A loop has two claims at work: while its body works one off, the next is asked for (`ahead`), and
+its answer is looked at when the first is used up. There is never more than one claim without an
+answer, so each begins where the group is known to stand.
 """
 
 from __future__ import annotations
@@ -14,12 +18,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 from penstock.assigned import AssignedPartition, TopicPartition
 from penstock.consumer import Start
 from penstock.core import errors as er
-from penstock.group.membership import Membership
+from penstock.group.membership import Membership, Posted
 from penstock.group.reader import UNSEEN, GroupReader
 from penstock.ipc import coordination as co
 from penstock.ipc.waits import Waits
@@ -27,7 +32,7 @@ from penstock.records import Chunk
 
 logger = logging.getLogger("penstock.consumer")
 
-CLAIM_BYTES: Final = 4 << 20
+CLAIM_BYTES: Final = 16 << 20
 """What one claim takes at most of a loop that is fast enough; a claim costs a sync of the disk."""
 KEEP_TIMEOUT: Final = 1.0
 """Seconds that committing where a partition begins may hold a poll up."""
@@ -53,12 +58,15 @@ class Claims:
         self._node_timeout = node_timeout
         self._heads: dict[TopicPartition, int] = {}
         self._asked: _Asked | None = None
+        self._posted: Posted | None = None
+        """What was asked ahead, if it was."""
         self._before: dict[AssignedPartition, tuple[int, int]] | None = None
         """Where the reader stood before a fetch of which nothing was claimed yet."""
         self._fresh: set[TopicPartition] = set()
         self._last_id = 0
         self._unreported = 0
         self.queue: deque[Chunk] = deque()
+        reader.stands = self.position
 
     def place(self, owned: Iterable[co.Owned], fresh: Iterable[TopicPartition]) -> None:
         """These came; of `fresh` ones nothing is committed yet."""
@@ -82,7 +90,8 @@ class Claims:
         live = self._reader.handout.live
         if live is not None and live[0].name == name and live[2]:
             return live[1].row_offset(live[1].stop - live[2])
-        for chunk in self.queue:
+        asked = [] if self._asked is None else self._asked.chunks.get(name, [])
+        for chunk in chain(self.queue, asked):
             if (chunk.topic, chunk.partition) == name:
                 return chunk.row_offset(chunk.start)
         return self._reader.position(*name)
@@ -129,13 +138,14 @@ class Claims:
 
     def taking(self, max_records: int | None) -> Waits[list[Chunk]]:
         """Granted records, as many as are asked for; without a number what one claim takes."""
-        if self._asked is not None:
-            yield from self._resolving()
+        if not self.queue:
+            yield from self.knowing()
         if not self.queue:
             self._unfetch()
             if self._fresh:
                 yield from self._keeping()
-            yield from self._claiming(self._fetch(max_records))
+            self._prepare(self._fetch(max_records))
+            yield from self.knowing()
         taken: list[Chunk] = []
         room, left = max_records, self.queue.copy()
         while left and (room is None or room > 0):
@@ -148,6 +158,32 @@ class Claims:
             taken.append(chunk)
         self.queue = left  # at the end: what a Ctrl-C tears out of here is not lost
         return taken
+
+    @property
+    def holds(self) -> bool:
+        """Whether something was claimed, or asked for, that is not handed out yet."""
+        return bool(self.queue) or self._asked is not None
+
+    def ahead(self, records: int) -> None:
+        """Ask for the next claim, while others work off what the last one brought. Waits for
+        nothing; what cannot be done now, the next poll does.
+
+        Not for less than half of what is wanted: it would soon be more, by the same sync."""
+        reader = self._reader
+        if self._asked is not None or self._before is not None or self._fresh:
+            return
+        if reader.is_lost or reader.is_disturbed():
+            return
+        there = sum(max(0, p.end - p.offset) for p in reader.partitions.values() if not p.paused)
+        if there < records / 2:
+            return
+        try:
+            self._prepare(self._fetch(records))
+        except er.PenstockError:
+            return  # the next poll raises it
+        if self._asked is not None:
+            self._posted = self._member.post(self._asked.request)
+            self._counts["claims_ahead"] += 1
 
     def _keeping(self) -> Waits[None]:
         """Commit where partitions begin: where "latest" was is kept, lest a crash before the first
@@ -205,8 +241,8 @@ class Claims:
         return chunks
 
     # --- claims ---
-    def _claiming(self, chunks: Sequence[Chunk]) -> Waits[None]:
-        """Claim them all at once; what is granted stands in the queue afterwards."""
+    def _prepare(self, chunks: Sequence[Chunk]) -> None:
+        """Make the claim for all of them, which is still to be asked."""
         named: dict[TopicPartition, list[Chunk]] = {}
         for chunk in chunks:
             name = chunk.topic, chunk.partition
@@ -232,16 +268,19 @@ class Claims:
         request = co.ClaimOffsets(
             self._member.group, self._member.member_id, self._last_id, claims, self._unreported
         )
-        self._asked, self._before = _Asked(request, list(named), named), None
-        yield from self._resolving()
+        self._asked, self._before, self._posted = _Asked(request, list(named), named), None, None
 
-    def _resolving(self) -> Waits[None]:
-        """Learn what became of the claim that was asked. What cannot be learnt is dropped."""
+    def knowing(self, timeout: float | None = None) -> Waits[None]:
+        """Learn what became of the claim that was made, if one was: what is granted stands in the
+        queue afterwards. What cannot be learnt is dropped."""
         asked = self._asked
-        assert asked is not None
-        deadline = time.monotonic() + self._node_timeout
+        if asked is None:
+            return
+        deadline = time.monotonic() + (self._node_timeout if timeout is None else timeout)
         try:
-            answer = yield from self._member.asking(asked.request, co.Claimed, deadline)
+            answer = yield from self._member.asking(
+                asked.request, co.Claimed, deadline, self._posted
+            )
         except er.PenstockError as error:
             self._asked = None
             self._skip(
@@ -294,10 +333,11 @@ class Claims:
     def closing(self, timeout: float) -> Waits[None]:
         """Nothing more is handed out: count and tell what is left."""
         self.settle()
-        if self._asked is not None:
-            chunks = [chunk for found in self._asked.chunks.values() for chunk in found]
-            self._asked = None
-            self._skip(sum(map(len, chunks)), "it was closed during a claim")
+        deadline = time.monotonic() + timeout
+        try:
+            yield from self.knowing(timeout)
+        except er.PenstockError as error:
+            logger.info("group %s: closing during a claim: %s", self._member.group, error)
         self._skip(sum(map(len, self.queue)), "it was closed with them in its hands")
         self.queue.clear()
         if self._unreported:
@@ -305,6 +345,5 @@ class Claims:
             request = co.ClaimOffsets(
                 self._member.group, self._member.member_id, self._last_id, [], self._unreported
             )
-            deadline = time.monotonic() + timeout
             yield from self._member.asking(request, co.Claimed, deadline)
             self._unreported = 0

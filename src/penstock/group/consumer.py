@@ -101,7 +101,7 @@ class GroupConsumer(Closing, elsewhere.Elsewhere):
         self.guarantee = guarantee
         self._counts = dict.fromkeys(
             ("rebalances", "assigned", "revoked", "lost", "commits", "commit_failures",
-             "stale_commits", "skipped", "skipped_claims", "refused_claims"), 0,
+             "stale_commits", "skipped", "skipped_claims", "refused_claims", "claims_ahead"), 0,
         )  # fmt: skip
         self._closed = False
         self._out: GroupBatch | None = None  # in the caller's hands
@@ -111,8 +111,8 @@ class GroupConsumer(Closing, elsewhere.Elsewhere):
         self._look_every = session_timeout / 3
         self._sign_every = None if processing_timeout is None else processing_timeout / 3
         self._reader = GroupReader(
-            socket, start=start, node_timeout=node_timeout, timeout=timeout, session=session,
-            **reading,
+            socket, start=start, node_timeout=node_timeout, timeout=timeout,
+            session=session, **reading,
         )  # fmt: skip
         self._handout = self._reader.handout
         self._looping = Looping(self._reader, self._is_due)
@@ -244,7 +244,7 @@ class GroupConsumer(Closing, elsewhere.Elsewhere):
 
     def _reached(self, ends: dict[TopicPartition, int]) -> bool:
         self._settle()
-        if self._is_gathering or (self._claims is not None and self._claims.queue):
+        if self._is_gathering or (self._claims is not None and self._claims.holds):
             return False
         return all(
             partition.offset >= ends.setdefault(name, partition.end)
@@ -260,9 +260,8 @@ class GroupConsumer(Closing, elsewhere.Elsewhere):
 
     @property
     def loop_size(self) -> int | None:
-        """What a loop over records polls for. A claim is as large as its pace: what is claimed and
-        not handed out is lost."""
-        return self._looping.pace.records if self._claims is not None else None
+        """What a loop over records polls for."""
+        return self._looping.claim_size if self._claims is not None else None
 
     def unpack(self, batch: GroupBatch) -> Iterator[Record]:
         """The records of a batch, the position following each of them."""
@@ -316,6 +315,8 @@ class GroupConsumer(Closing, elsewhere.Elsewhere):
             or self._sign_every is not None
             or (changes.retry_at is not None and now >= changes.retry_at)
         ):
+            if self._claims is not None and not self._reader.is_lost:
+                yield from self._claims.knowing()
             yield from changes.following()
         if changes.retry_at is not None:
             self._due = min(self._due, changes.retry_at)
@@ -339,8 +340,7 @@ class GroupConsumer(Closing, elsewhere.Elsewhere):
             self._claims.place(owned, fresh)
         self._commits.place(owned)
         if fresh and self.guarantee == "at-least-once":
-            # Where "latest" was is kept, lest a crash before the first commit moves it on.
-            self._commits.at = self._due = 0.0
+            self._commits.at = self._due = 0.0  # lest a crash before that moves "latest" on
 
     # --- offsets ---------------------------------------------------------------------------------
     def commit(self, batch: GroupBatch | None = None) -> None:

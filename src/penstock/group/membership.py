@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -35,6 +35,13 @@ REQUEST_MIN: Final = 0.05
 JOINS_MAX: Final = 3
 """How often a member that is fenced before it knows what it owns joins."""
 LEAVE_TIMEOUT: Final = 2.0
+
+
+class Posted(NamedTuple):
+    """A request whose answer nobody has waited for yet."""
+
+    session: Session
+    ticket: int
 
 
 class Membership:
@@ -88,6 +95,11 @@ class Membership:
             request = co.SyncGroup(self.group, self.member_id, part)
             assignment = yield from self.asking(request, co.GroupAssignment, deadline)
         while assignment.more:
+            if time.monotonic() >= deadline:
+                raise er.PenstockTimeout(
+                    f"group {self.group!r}: what {self.member_id} owns takes several messages, and "
+                    f"changed between them for {self._timeout:g} s; it is asked again"
+                )
             known = assignment.partitions
             request = co.SyncGroup(self.group, self.member_id, [], skip=len(known))
             rest = yield from self.asking(request, co.GroupAssignment, deadline)
@@ -122,8 +134,26 @@ class Membership:
                 logger.warning("leaving group %s: %s", self.group, error)
         self._session = None
 
-    def asking(self, request: msgspec.Struct, expect: type[Reply], deadline: float) -> Waits[Reply]:
+    def post(self, request: msgspec.Struct) -> Posted | None:
+        """Ask, and wait for nothing. None where that cannot be done now."""
+        session = self._reader.session
+        if self._session is not session:
+            return None  # it would have to join first
+        try:
+            return Posted(session, session.post(request))
+        except (OSError, er.PenstockError) as error:
+            logger.info("group %s: nothing asked ahead: %s", self.group, error)
+            return None
+
+    def asking(
+        self,
+        request: msgspec.Struct,
+        expect: type[Reply],
+        deadline: float,
+        posted: Posted | None = None,
+    ) -> Waits[Reply]:
         """The answer, before `deadline` (monotonic seconds), also across the node's restart.
+        `posted`: it was asked already, and is asked again only if that answer is lost.
 
         Raises `PenstockTimeout`, `NotConnectedError`, and what the coordinator refuses with.
         """
@@ -132,6 +162,11 @@ class Membership:
             left = max(deadline - time.monotonic(), REQUEST_MIN)
             try:
                 session = yield from self._being_known(left)
+                if posted is not None and posted.session is session:
+                    ticket, posted = posted.ticket, None
+                    answer = yield from session.collecting(ticket, expect, left)
+                    if answer is not None:
+                        return answer
                 return (yield from session.requesting(request, expect, left))
             except er.PenstockError as error:
                 if not error.retriable or time.monotonic() >= deadline:

@@ -7,7 +7,7 @@ client slot is only looked at, so that a change ends a sleep.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from penstock.assigned import AssignedPartition, TopicPartition
@@ -31,6 +31,8 @@ class GroupReader(Consumer):
     """See the module."""
 
     def __init__(self, socket: Place, **options: Any) -> None:
+        self.stands: Callable[[TopicPartition], int] | None = None
+        """Where its owner stands, if that claims ahead of it and never goes back."""
         self.notice = UNSEEN
         self._suspects: list[AssignedPartition] = []
         super().__init__(socket, (), **options)
@@ -166,11 +168,30 @@ class GroupReader(Consumer):
             partition.check()
         except er.UnknownTopicError:
             return  # `_take` sees to that
-        except er.LogTruncatedError:
-            self._counts["truncated"] += 1
-            raise
+        except er.LogTruncatedError as error:
+            raise self._truncated(partition, error) from None
+
+    def _truncated(
+        self, partition: AssignedPartition, error: er.LogTruncatedError
+    ) -> er.LogTruncatedError:
+        """Counted, and with advice that can be followed."""
+        self._counts["truncated"] += 1
+        if self.stands is None:
+            return error
+        return er.LogTruncatedError(
+            f"{partition}: the group stands at offset {partition.offset}, but of what it had read "
+            f"only that below {error.divergence} is left: the host lost unsynced records. The "
+            "group is at-most-once, so that its members cannot go back; an admin can: "
+            f"reset_offsets(..., to={error.divergence}, allow_redelivery=True)",
+            divergence=error.divergence,
+        )
 
     # --- what a group sees differently ---
+    def known_lag(self) -> dict[TopicPartition, int]:
+        if self.stands is None:
+            return super().known_lag()
+        return {name: max(0, one.end - self.stands(name)) for name, one in self._assigned.items()}
+
     def _has_news(self) -> bool:
         return self._turns.has_more() or self.is_disturbed()
 
@@ -183,19 +204,19 @@ class GroupReader(Consumer):
             partition.pause()
             self._watch_pages()
             return []
-        except er.LogTruncatedError:
-            self._counts["truncated"] += 1
-            raise
+        except er.LogTruncatedError as error:
+            raise self._truncated(partition, error) from None
 
     def paging(self, session: Session, timeout: float) -> Waits[dict[TopicPartition, int]]:
-        """Topics that are gone when the node comes back are left out, and dropped by `moved`."""
-        pages = {}
+        """Partitions that are gone when the node is back are left out, and dropped by `moved`."""
+        pages: dict[str, list[int]] = {}
         for topic in {topic for topic, _ in self._assigned}:
             try:
                 pages[topic] = (yield from session.finding_topic(topic, timeout)).pages
             except er.UnknownTopicError:
                 logger.warning("topic %s was deleted while the node was away", topic)
-        return {name: pages[name[0]][name[1]] for name in self._assigned if name[0] in pages}
+        there = [name for name in self._assigned if name[1] < len(pages.get(name[0], ()))]
+        return {name: pages[name[0]][name[1]] for name in there}
 
     def moved(self, session: Session, pages: dict[TopicPartition, int]) -> None:
         for name in [name for name in self._assigned if name not in pages]:
