@@ -104,6 +104,8 @@ class Attached:
         who = lane.identity
         if lo.is_coordinators(who.producer_id):
             return None  # of the node before, even where this process was that
+        if not who.pid:
+            return None  # of a producer elsewhere, which comes back with another connection
         known = self._producers.get(who.producer_id)
         if known is not None:
             return known if (known.pid, known.start_time) == (who.pid, who.start_time) else None
