@@ -35,8 +35,10 @@ _ADVICE: Final = {
     er.ErrorCode.DUPLICATE_TOO_OLD: ": it was sent before, but too long ago to say where it is",
 }
 _TOPIC_GONE: Final = frozenset({er.ErrorCode.UNKNOWN_PARTITION, er.ErrorCode.WRONG_TOPIC_ID})
+_UNSEEN: Final = frozenset({er.ErrorCode.PARTITION_OFFLINE, er.ErrorCode.ACCESS_DENIED})
+"""Refusals that say nothing of the batch, and whose log never saw it."""
 _BY_GAP: Final = frozenset({er.ErrorCode.OUT_OF_ORDER_SEQUENCE, er.ErrorCode.UNKNOWN_PRODUCER})
-"""How a log answers what follows a batch that an offline partition refused."""
+"""How a log answers what follows a batch that it never saw."""
 IN_FLIGHT_EAGER: Final = 8
 """With linger 0, batches of one record leave at once until so many are unacknowledged; then records
 gather until answers come (Nagle's rule, in batches)."""
@@ -245,7 +247,7 @@ class Outbox:
             return
         if code in _TOPIC_GONE:
             self._drop(route, batch.error)
-        elif code is er.ErrorCode.PARTITION_OFFLINE or not self._idempotent:
+        elif code in _UNSEEN or not self._idempotent:
             # It took a sequence that the log never saw. What flies behind it is answered alike, or
             # as out of order if the partition is back meanwhile.
             route.has_gap = True
@@ -259,6 +261,12 @@ class Outbox:
             self._renew(route)
 
     def _refusal(self, batch: Batch, code: er.ErrorCode) -> er.PenstockError:
+        if code is er.ErrorCode.ACCESS_DENIED:
+            return er.AccessDeniedError(
+                f"{batch.route!r} at {self._socket} refused a batch of {batch.count} records: this "
+                "client's principal may not write there (`penstock acl add PRINCIPAL write topic "
+                f"{batch.route.topic}`)"
+            )
         return er.ProduceError(
             f"{batch.route!r} at {self._socket} refused a batch of {batch.count} records: "
             f"{code.name.lower()}{_ADVICE.get(code, '')}",

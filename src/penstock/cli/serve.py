@@ -69,6 +69,13 @@ def serve(
             help="Serve clients on other hosts too, at tcp://ADDRESS:PORT; port 0 is any free one.",
         ),
     ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Let --listen be an address that other hosts reach, without keys.",
+        ),
+    ] = False,
     metrics: Annotated[
         str | None,
         typer.Option(
@@ -101,7 +108,7 @@ def serve(
     from penstock.server.main import serve as run_node
 
     given = {"data": data, "name": name, "writers": writers, "lane_capacity": lane_capacity}
-    given["listen"] = listen
+    given["listen"], given["insecure"] = listen, insecure or None
     given["metrics"], given["metrics_public"] = metrics, metrics_public or None
     given["log_format"] = log_format.value if log_format is not None else None
     settings: dict[str, Any] = {"log_format": os.environ.get(FORMAT_VARIABLE) or "text"}

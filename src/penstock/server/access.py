@@ -34,7 +34,7 @@ logger: Final = logging.getLogger("penstock.access")
 
 ACCESS_FILE: Final = "access.json"
 ACCESS_SCHEMA: Final = 1
-LOOK_INTERVAL: Final = 1.0
+LOOK_INTERVAL: Final = 0.5
 """Seconds between two looks at the files, at least."""
 ENTRIES_MAX: Final = 10_000
 QUOTAS_MAX: Final = 10_000

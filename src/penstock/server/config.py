@@ -154,6 +154,10 @@ class NodeConfig:
     """Where clients on other hosts connect: `tcp://ADDRESS:PORT`, port 0 for any free one (the real
     one is in node.json and in the log). None: nowhere, and there is no gateway process."""
 
+    insecure: bool = False
+    """Listen beyond this host without keys all the same: whoever reaches the port may do
+    everything, and everybody on the way can read it. Else only loopback is listened at without."""
+
     connections_max: int = 1000
     """Most connections of remote clients. What they attach counts for `clients_max` too."""
 
@@ -212,8 +216,11 @@ class NodeConfig:
             _check_room(field, getattr(self, field))
         if self.listen is not None:
             check_listen(self.listen)
-        if not isinstance(self.metrics_public, bool):
-            raise ConfigError(f"metrics_public is {self.metrics_public!r}: allowed are true, false")
+        for field in ("metrics_public", "insecure"):
+            if not isinstance(getattr(self, field), bool):
+                raise ConfigError(
+                    f"{field} is {getattr(self, field)!r}: allowed are true and false"
+                )
         if self.metrics is not None:
             check_http_address(self.metrics, public=self.metrics_public)
         if self.client_silence_max < 2 * self.client_heartbeat:

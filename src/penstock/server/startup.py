@@ -17,8 +17,9 @@ from penstock.ipc import layout as lo
 from penstock.ipc.liveness import boot_id
 from penstock.server.access import Access
 from penstock.server.catalog import Catalog
-from penstock.server.config import NodeConfig
+from penstock.server.config import NodeConfig, check_listen
 from penstock.server.datafolder import DataFolder, FolderLock, make_folder
+from penstock.server.exposure import check_exposure
 from penstock.server.lanes import LaneBook, Leftover
 from penstock.server.partitions import Partitions
 from penstock.server.tables import Tables
@@ -70,6 +71,9 @@ def take_over(config: NodeConfig, lock: FolderLock) -> Ground:
     folder = DataFolder.open(config.data_folder, boot, Storage())
     catalog = Catalog.open(config.data_folder, folder.storage)
     access = Access(config.data_folder, folder.storage)
+    if config.listen is not None:
+        host, _ = check_listen(config.listen)
+        check_exposure(host, keys=access.keys.in_use, insecure=config.insecure)
     book = LaneBook(folder.record.uuid, boot, config)
     leftovers = book.find_leftovers()
     writers = _number_of_writers(config, folder, leftovers)

@@ -42,7 +42,7 @@ KINDS: Final = (lo.KIND_PRODUCER, lo.KIND_CONSUMER, lo.KIND_ADMIN)
 
 class Attaching:
     """`rung` is told when an endpoint's doorbell rang, `gone` when it is over, before its session
-    is closed."""
+    is closed. `bytes_max`: the bound of a principal, given the one of all."""
 
     def __init__(
         self,
@@ -55,6 +55,7 @@ class Attaching:
         *,
         rung: Callable[[Endpoint], None],
         gone: Callable[[Endpoint], None],
+        bytes_max: Callable[[str, int], int],
     ) -> None:
         self._config = config
         self._events = events
@@ -64,6 +65,7 @@ class Attaching:
         self._tokens = tokens
         self._rung = rung
         self._gone = gone
+        self._bytes_max = bytes_max
         self._reserved: Counter[str] = Counter()
         self._producers: dict[int, Endpoint] = {}
         self.stopping = ""
@@ -124,9 +126,10 @@ class Attaching:
         config, peer = self._config, endpoint.peer
         writers = config.writers
         least = config.lane_capacity // lo.FRAME_SHARE
+        of_principal = self._bytes_max(peer.principal, config.principal_bytes_max)
         for bound, left in (
             ("client_bytes_max", config.client_bytes_max - peer.bytes_reserved),
-            ("principal_bytes_max", config.principal_bytes_max - self._reserved[peer.principal]),
+            ("principal_bytes_max", of_principal - self._reserved[peer.principal]),
         ):
             if left < least * writers:
                 raise ResourceLimitError(

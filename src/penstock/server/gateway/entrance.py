@@ -11,15 +11,14 @@ Owns the server's secret, and the audit of who is not let in. Ends no connection
 
 from __future__ import annotations
 
-import ipaddress
 import logging
+import time
 from typing import Final
 
 import zmq
 from zmq.utils import z85
 
 from penstock.cluster.access import ANONYMOUS
-from penstock.core.errors import ConfigError
 from penstock.keys import load_server_key
 from penstock.server.access import Access
 from penstock.server.audit import Audit
@@ -79,8 +78,9 @@ class Entrance:
         """Edge-triggered, as all descriptors of ZeroMQ: `serve` takes in all there is."""
         return int(self._socket.getsockopt(zmq.FD))
 
-    def serve(self, now: float) -> None:
+    def serve(self) -> None:
         """Answer what was asked."""
+        now = time.monotonic()
         while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._socket.send_multipart(self._answer(self._socket.recv_multipart(), now))
 
@@ -110,21 +110,3 @@ class Entrance:
 
     def close(self) -> None:
         self._socket.close(0)
-
-
-def check_exposure(host: str, *, keys: bool, insecure: bool) -> None:
-    """Raise ConfigError for listening beyond this host without keys."""
-    if keys or insecure or _is_loopback(host):
-        return
-    raise ConfigError(
-        f"listening at {host} without keys would let everybody on the network in: make keys first "
-        "(`penstock keys create NAME --out FILE`), or listen on 127.0.0.1, or say --insecure where "
-        "the network itself is safe"
-    )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"

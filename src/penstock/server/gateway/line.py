@@ -93,6 +93,7 @@ class Line:
         sock.setsockopt(zmq.TCP_KEEPALIVE, 1)
         sock.setsockopt(zmq.TCP_MAXRT, silence)
         sock.setsockopt(zmq.IPV6, int("[" in (config.listen or "")))
+        self._secure = secure
         secure(sock)
         self._monitor = sock.get_monitor_socket(MONITORED)
 
@@ -107,6 +108,16 @@ class Line:
             ) from error
         self.url = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         return self.url
+
+    def renew(self) -> None:
+        """Listen anew at the same place, because `secure` says something else now. Connections that
+        are there stay."""
+        if not self.url:
+            return
+        with contextlib.suppress(zmq.ZMQError):
+            self.socket.unbind(self.url)
+        self._secure(self.socket)
+        self._resume_at = time.monotonic()  # its port is free in a moment
 
     # --- descriptors for the loop ---
     def fileno(self) -> int:

@@ -18,28 +18,26 @@ from typing import Any, Final
 import zmq
 
 from penstock import __version__
-from penstock.cluster.access import ANONYMOUS
 from penstock.cluster.frames import codec
 from penstock.cluster.frames import messages as fr
 from penstock.ipc import layout as lo
-from penstock.ipc import lookups as lk
 from penstock.ipc.liveness import boot_id
 from penstock.ipc.paths import socket_in
-from penstock.server.access import Access
 from penstock.server.config import NodeConfig
 from penstock.server.gateway.aside import Aside
 from penstock.server.gateway.attaching import Attaching
 from penstock.server.gateway.counts import Counts
 from penstock.server.gateway.endpoints import Endpoint
+from penstock.server.gateway.entrance import Entrance
 from penstock.server.gateway.events import Events
 from penstock.server.gateway.fetching import Fetching
 from penstock.server.gateway.forwarding import Forwarding
 from penstock.server.gateway.line import UNREAD_MAX, Frames, Line
 from penstock.server.gateway.peers import Peer, Peers
 from penstock.server.gateway.producing import Producing
+from penstock.server.gateway.standing import Standing
 from penstock.server.gateway.states import Known
 from penstock.server.gateway.tokens import Tokens
-from penstock.server.guard import Guard
 from penstock.server.topicnames import TopicNames
 
 logger = logging.getLogger("penstock.gateway")
@@ -65,23 +63,32 @@ class Gateway:
         self.counts = Counts()
         self.events = Events()
         self._names = TopicNames(folder)
-        self.guard = Guard(Access(folder), self._names.of)
+        self._standing = standing = Standing(folder, self._names)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._line = Line(self._context, config, gone=self._closed, refused=self._refused)
+        self._entrance = Entrance(self._context, standing.access, standing.guard.audit)
+        self._line = Line(
+            self._context,
+            config,
+            gone=self._closed,
+            refused=self._refused,
+            secure=self._entrance.secure,
+        )
         self._peers = Peers(self._line.socket, self.counts, config.client_bytes_max, self._drop)
         self._by_fd: dict[int, Peer] = {}
         self._leaving: dict[bytes, int] = {}
         known = Known(folder)
-        self._fetching = Fetching(known, self._names.of, self.counts, may_read=self._may_read)
+        self._fetching = Fetching(
+            known, self._names.of, self.counts, may_read=standing.may_read, allow=standing.consumed
+        )
         self._producing = Producing(
             self.events,
             self.counts,
-            may_write=self._may_write,
-            allow=lambda _principal, _client, _nbytes, _now: 0.0,
+            may_write=standing.may_write,
+            allow=standing.produced,
             watch_durable=self._fetching.watch_durable,
             failed=lambda endpoint, why: self._attaching.end(endpoint, why),
         )
-        self._forwarding = Forwarding(self.counts, Aside(self.events), self._may_look_up)
+        self._forwarding = Forwarding(self.counts, Aside(self.events), standing.may_look_up)
         self._attaching = Attaching(
             config,
             self.events,
@@ -91,6 +98,7 @@ class Gateway:
             Tokens.of_folder(folder),
             rung=self._rung,
             gone=self._fetching.gone,
+            bytes_max=standing.bytes_max,
         )
         self._messages: dict[type, Callable[[Peer, Any, memoryview | None, float], str | None]] = {
             fr.Produce: self._produce,
@@ -115,6 +123,7 @@ class Gateway:
         """Serve until `stop`."""
         self.events.watch(self._line.fileno(), lambda: None)
         self.events.watch(self._line.monitor_fileno(), self._line.look)
+        self.events.watch(self._entrance.fileno(), self._entrance.serve)
         self._sweep()
         while not self._stopping:
             self.turn()
@@ -190,8 +199,13 @@ class Gateway:
             self._refused("chose its identity")
             self._line.shut_down(fd)
             return
-        principal = _property(frames[0], "User-Id") or ANONYMOUS
+        user_id = _property(frames[0], "User-Id")
+        principal = self._entrance.principal_of(user_id)
         address = _property(frames[0], "Peer-Address") or "?"
+        if principal is None:
+            self._refused("no access")
+            self._line.shut_down(fd)
+            return
         if not isinstance(message, fr.Hello):
             # Its connection was made anew under it, or the gateway was: it has to begin again.
             stranger = Peer(self._peers, identity, principal, address, bytes(16))
@@ -199,9 +213,10 @@ class Gateway:
             return
         peer = Peer(self._peers, identity, principal, address, message.incarnation)
         peer.heard_at = now
+        peer.user_id = user_id
         peer.fd = fd
         peer.software = message.software
-        refusal = self._refusal(message)
+        refusal = self._refusal(message, principal)
         if refusal is not None:
             logger.info("connection of %s refused: %s", peer, refusal.message)
             self.counts.refusals[refusal.error] += 1
@@ -230,7 +245,7 @@ class Gateway:
             )
         )
 
-    def _refusal(self, hello: fr.Hello) -> fr.Refused | None:
+    def _refusal(self, hello: fr.Hello, principal: str) -> fr.Refused | None:
         """Why this connection cannot be served."""
         if self._stopping:
             return fr.Refused(-1, "NotConnectedError", "this node is stopping")
@@ -258,6 +273,16 @@ class Gateway:
                 f"the node has {most} remote connections, its bound connections_max: close some, "
                 "or start the node with a larger one (and clients_max with it)",
             )
+        own = self._standing.connections_max(principal)
+        if own is not None:
+            peers = self._peers.by_identity.values()
+            if sum(peer.principal == principal for peer in peers) >= own:
+                return fr.Refused(
+                    -1,
+                    "ResourceLimitError",
+                    f"principal {principal!r} has {own} connections, its limit connections_max: "
+                    "close some, or have the node's operator raise it (`penstock quota set`)",
+                )
         return None
 
     def _drop(self, peer: Peer, kind: str, why: str) -> None:
@@ -302,6 +327,9 @@ class Gateway:
         now = time.monotonic()
         self.events.later(SWEEP, self._sweep)
         self._line.sweep(now)
+        self._entrance.serve()
+        if self._standing.look(now):
+            self._access_changed()
         silence = self._config.client_silence_max
         for peer in list(self._peers.by_identity.values()):
             if now - peer.heard_at > silence:
@@ -312,6 +340,20 @@ class Gateway:
                 for endpoint in peer.endpoints.values():
                     if endpoint.is_open:
                         self._producing.rung(endpoint)
+
+    def _access_changed(self) -> None:
+        """Keys came or went: who came in by one that is not authorized any more has to leave."""
+        if self._entrance.is_outdated:
+            logger.info("keys are in use from now on: connections without one end")
+            self._line.renew()
+        for peer in list(self._peers.by_identity.values()):
+            if self._entrance.principal_of(peer.user_id) != peer.principal:
+                self._standing.guard.audit.note(
+                    time.monotonic(), peer.principal, "sent away",
+                    f"from {peer.address}: its key is not authorized (any more)",
+                    address=peer.address, reason="key revoked",
+                )  # fmt: skip
+                self._drop(peer, "revoked", "its key is not authorized (any more)")
 
     # --- messages ---
     def _ping(self, peer: Peer, message: fr.Ping, _: memoryview | None, now: float) -> None:
@@ -358,16 +400,6 @@ class Gateway:
         self._producing.rung(endpoint)
         self._fetching.rung(endpoint)
 
-    # --- who may what ---
-    def _may_write(self, endpoint: Endpoint, topic_id: bytes) -> None:
-        self.guard.check_topic(endpoint.principal, "write", topic_id)
-
-    def _may_read(self, principal: str, topic: str) -> None:
-        self.guard.check(principal, "read", "topic", topic)
-
-    def _may_look_up(self, endpoint: Endpoint, request: lk.Request) -> None:
-        self.guard.check_request(endpoint.principal, request)
-
     # --- the end ---
     def _farewell(self) -> None:
         """Tell everybody, and leave what is in lanes to the node."""
@@ -385,6 +417,7 @@ class Gateway:
             self._peers.flush()
         logger.info("the gateway leaves, %d connections were told", self.counts.connections)
         self._line.close(FAREWELL)
+        self._entrance.close()
         self._context.term()
         self.events.close()
 

@@ -45,6 +45,7 @@ class Peer:
         "outbox_bytes",
         "principal",
         "software",
+        "user_id",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +57,8 @@ class Peer:
         self.address = address
         self.incarnation = incarnation
         self.software = ""
+        self.user_id = ""
+        """What ZeroMQ knows its key by."""
         self.fd = -1
         self.endpoints: dict[int, Endpoint] = {}
         self.outbox: deque[Parts] = deque()

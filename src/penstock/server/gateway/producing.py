@@ -268,9 +268,10 @@ class Producing:
         """Its quota is used up: what it has sent is held for so long."""
         if outgoing.held_until <= now:
             self._events.later(wait, lambda: self._let_go(endpoint, outgoing))
+        more = now + wait - max(outgoing.held_until, now)
         outgoing.held_until = max(outgoing.held_until, now + wait)
         self._counts.throttles["produce"] += 1
-        self._counts.throttled_seconds["produce"] += wait
+        self._counts.throttled_seconds["produce"] += max(0.0, more)
         endpoint.post(fr.Throttled(endpoint.number, "produce", wait))
 
     def _let_go(self, endpoint: Endpoint, outgoing: Outgoing) -> None:

@@ -1,0 +1,25 @@
+"""Whether listening somewhere lets strangers in."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from penstock.core.errors import ConfigError
+
+
+def check_exposure(host: str, *, keys: bool, insecure: bool) -> None:
+    """Raise ConfigError for listening beyond this host without keys."""
+    if keys or insecure or _is_loopback(host):
+        return
+    raise ConfigError(
+        f"listening at {host} without keys would let everybody on the network in: make keys first "
+        "(`penstock keys create NAME --out FILE`), or listen on 127.0.0.1, or say --insecure where "
+        "the network itself is safe"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,64 @@
+"""What each principal may do and have here, as it is at the moment: rights, quotas, limits.
+
+Asked before a batch goes into a lane, before a cursor reads, and when somebody connects. Follows
+`access.json` and the keys by `look`, which the loop calls each sweep.
+"""
+
+from __future__ import annotations
+
+from penstock.cluster.access import Kind, Operation
+from penstock.cluster.quotas import CONSUME, PRODUCE, Quotas
+from penstock.ipc import lookups as lk
+from penstock.server.access import Access
+from penstock.server.gateway.endpoints import Endpoint
+from penstock.server.guard import Guard
+from penstock.server.topicnames import TopicNames
+
+
+class Standing:
+    """See the module."""
+
+    def __init__(self, data_folder: str, names: TopicNames) -> None:
+        self.access = Access(data_folder)
+        self.guard = Guard(self.access, names.of)
+        self._quotas = Quotas(self.access.quotas)
+        self._seen = self.access.changes
+
+    def look(self, now: float) -> bool:
+        """Follow what has changed; whether anything has since the last look."""
+        self.access.look(now)
+        if self._seen == self.access.changes:
+            return False
+        self._seen = self.access.changes
+        self._quotas.set_table(now, self.access.quotas)
+        return True
+
+    # --- rights ---
+    def may_write(self, endpoint: Endpoint, topic_id: bytes) -> None:
+        """Raise unless it may send batches there."""
+        self.guard.check_topic(endpoint.principal, Operation.write, topic_id)
+
+    def may_read(self, principal: str, topic: str) -> None:
+        self.guard.check(principal, Operation.read, Kind.topic, topic)
+
+    def may_look_up(self, endpoint: Endpoint, request: lk.Request) -> None:
+        self.guard.check_request(endpoint.principal, request)
+
+    # --- quotas: seconds for which a client is to be held back now ---
+    def produced(self, principal: str, client_id: str, nbytes: int, now: float) -> float:
+        return self._quotas.charge(now, PRODUCE, principal, client_id, nbytes)
+
+    def consumed(self, principal: str, client_id: str, nbytes: int, now: float) -> float:
+        return self._quotas.charge(now, CONSUME, principal, client_id, nbytes)
+
+    # --- limits ---
+    def connections_max(self, principal: str) -> int | None:
+        """None: only what all connections together may be."""
+        quota = self.access.quotas.of_principal(principal)
+        return quota.connections_max if quota is not None else None
+
+    def bytes_max(self, principal: str, default: int) -> int:
+        """Bytes without an answer that its producers may have under way."""
+        quota = self.access.quotas.of_principal(principal)
+        given = quota.inflight_bytes_max if quota is not None else None
+        return default if given is None else min(given, default)
