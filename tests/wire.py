@@ -48,9 +48,9 @@ class Dealer:
         if hello:
             self.welcome = self.greet()
 
-    def greet(self) -> fr.Welcome:
+    def greet(self, within: float = WITHIN) -> fr.Welcome:
         self.say(fr.Hello(fr.PROTOCOL_VERSION, fr.APIS, "wire", self.incarnation))
-        return self.hear(fr.Welcome)
+        return self.hear(fr.Welcome, within)
 
     def say(self, message: msgspec.Struct, payload: bytes | None = None) -> None:
         parts = [codec.encode(message)]
