@@ -174,7 +174,7 @@ def test_rule_5_a_producer_that_comes_back_waits_for_what_its_lane_still_holds(
 def broker_lanes(broker: Broker) -> list[str]:
     from node_helpers import shared_objects
 
-    return [name for name in shared_objects(broker.data) if "-lane-" in name]
+    return [name for name in shared_objects(broker.data) if name.startswith("lane-")]
 
 
 def test_who_waits_for_stable_storage_is_told_when_it_came(broker: Broker) -> None:
