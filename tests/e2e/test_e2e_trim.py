@@ -116,9 +116,10 @@ def test_only_the_partitions_that_are_named_are_trimmed(client):
 
 def test_a_consumer_that_was_overtaken_is_told_and_one_with_a_policy_goes_on(client):
     admin = fill(client, "overtaken", 30, size=10_000)  # more than a consumer fetches at once
+    few = 64 << 10
     with (
-        client.consumer("overtaken", start="earliest") as strict,
-        client.consumer("overtaken", start="earliest", on_out_of_range="earliest") as lenient,
+        client.consumer("overtaken", prefetch_bytes=few) as strict,
+        client.consumer("overtaken", prefetch_bytes=few, on_out_of_range="earliest") as lenient,
     ):
         for consumer in (strict, lenient):
             assert len(consumer.poll(5, timeout=10)) == 5
