@@ -92,8 +92,9 @@ class Client:
 class Reading:
     """A cursor at the client: what came, in order, and the credit that is left."""
 
-    def __init__(self, offset: int, credit: int) -> None:
+    def __init__(self, offset: int, credit: int, epoch: int) -> None:
         self.offset = offset
+        self.epoch = epoch  # of the last batch that came
         self.credit = credit
         self.records: list[Any] = []
         self.aborted = 0
@@ -120,6 +121,7 @@ class Reading:
         assert at == len(payload), "not whole batches"
         if payload:
             last = head.length
+            self.epoch = head.leader_epoch
             self.credit -= len(payload)
             assert self.credit > -last, "over the credit by more than a batch"
             self.owed.append(len(payload))
@@ -166,7 +168,7 @@ class Gateway:
         committed: bool = False, leader_epoch: int = -1, page: int | None = None,
         topic_id: bytes = TOPIC,
     ) -> Reading:  # fmt: skip
-        client.cursors[cursor] = reading = Reading(offset, credit)
+        client.cursors[cursor] = reading = Reading(offset, credit, leader_epoch)
         index = self.at.page.index if page is None else page
         message = fr.Fetch(
             client.number, cursor, index, topic_id, 0, offset, leader_epoch, committed, credit

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+from typing import Any
 
 import pytest
 from fetch_world import Gateway, Peer, Reading, folder_in
@@ -35,6 +37,7 @@ def error_of(reading: Reading) -> tuple[str, str]:
 
 
 def local_error(at: Partition, offset: int, epoch: int = -1) -> tuple[str, str]:
+    """What a consumer on the node's host gets there."""
     reader = at.reader("read_uncommitted")
     reader.jump(offset, epoch)
     with pytest.raises(er.PenstockError) as raised:
@@ -239,6 +242,19 @@ def test_rule_15_a_cursor_that_waits_learns_of_another_epoch_without_new_records
     assert client.epochs[at.page.index] == [(1, 0), (2, 3)]
 
 
+def test_rule_15_a_cursor_knows_the_epoch_of_what_it_has_read(at, gateway):
+    client = gateway.client()
+    at.write(1, 5)
+    epoch = at.page.leader_epoch
+    save_epochs(at.storage, at.folder, EpochCache([(epoch, 0)]))
+    reading = gateway.fetch(client)
+    gateway.settle(client)
+    save_epochs(at.storage, at.folder, EpochCache([(epoch, 0), (epoch + 1, 3)]))
+    at.page.publish_epoch(epoch + 1)
+    gateway.turn(after=BELT)
+    assert error_of(reading) == local_error(at, 5, epoch)
+
+
 def test_rule_10_a_position_above_the_end_waits(at, gateway):
     client = gateway.client()
     at.write(1, 2)
@@ -348,6 +364,32 @@ def test_a_reader_without_the_right_is_refused_also_when_it_is_taken_away(at):
     assert error_of(reading)[1] == "alice may not read t"
 
 
+def test_what_was_aborted_and_cannot_be_known_is_an_error_behind_what_is_good(
+    at, gateway, monkeypatch
+):
+    client = gateway.client()
+    at.write(9, 3)
+    at.begin(1)
+    at.write(1, 1)
+    at.end(1, committed=False)
+    original = Storage.open
+
+    def failing(self, path, flags, mode=0o600):
+        if path.endswith(".txn"):
+            raise er.StorageError("no descriptor", retriable=True)
+        return original(self, path, flags, mode)
+
+    monkeypatch.setattr(Storage, "open", failing)
+    reading = gateway.fetch(client, committed=True)
+    gateway.settle(client)
+    assert (len(reading.records), reading.offset) == (3, 3)
+    assert error_of(reading) == ("StorageError", "no descriptor")
+    monkeypatch.undo()
+    again = gateway.fetch(client, reading.offset, committed=True)
+    gateway.settle(client)
+    assert (again.records, again.aborted, again.offset) == ([], 1, at.page.log_end)
+
+
 # --- bounds --------------------------------------------------------------------------------------
 def test_credit_is_passed_by_less_than_a_batch_and_none_is_sent_without(at, gateway):
     client = gateway.client()
@@ -387,6 +429,52 @@ def test_one_connection_has_a_bounded_number_of_bytes_under_way(at):
     for client in [*clients, other]:
         for reading in client.cursors.values():
             assert reading.records == at.expected(committed=False)
+
+
+@pytest.mark.parametrize("how", ["consumes", "drops", "goes"])
+def test_what_one_endpoint_gives_back_lets_its_neighbour_go_on(at, how):
+    for _ in range(300):
+        at.write(1, 3)
+    gateway = Gateway(at, FetchLimits(payload_bytes=2000, connection_bytes=10_000))
+    peer = Peer()
+    first, second = gateway.client(peer), gateway.client(peer)
+    for client in (first, second):
+        gateway.fetch(client, credit=1 << 20)
+    for _ in range(20):
+        gateway.turn()
+    before = len(second.order)
+    gateway.turn()
+    assert 0 < len(second.order) == before, "the connection has all that it may have"
+    if how == "consumes":
+        gateway.more(first)
+    elif how == "drops":
+        gateway.fetching.drop(first, fr.Drop(first.number, 1))
+    else:
+        gateway.fetching.gone(first)
+    gateway.turn()
+    assert len(second.order) > before
+    line: Any = second.fetching
+    theirs = sum(sum(reading.owed) for reading in first.cursors.values())
+    assert line.link.out_bytes == line.out_bytes + (theirs if how == "consumes" else 0)
+
+
+def test_cursors_do_without_open_files_where_there_are_no_descriptors(at, gateway):
+    client = gateway.client()
+    at.write(1, 3)
+    readings = [gateway.fetch(client)]
+    gateway.settle(client)
+    free = os.open("/dev/null", os.O_RDONLY)
+    os.close(free)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, limits[1]))
+    try:
+        for number in range(2, 6):
+            readings.append(gateway.fetch(client, cursor=number))
+            gateway.settle(client)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert [reading.failed for reading in readings] == [None] * 5
+    assert all(reading.records == at.expected(committed=False) for reading in readings)
 
 
 def test_a_peer_whose_outbox_is_full_gets_nothing_more_until_it_has_room(at, gateway):
@@ -509,6 +597,24 @@ def test_who_catches_up_never_delays_new_records_of_others_by_more_than_a_round(
             sum(size for which, size in client.order if which == cursor) for cursor in (0, 1, 2)
         ]
         assert max(shares) - min(shares) <= 2 * (4000 + 256), "not in turn within an endpoint"
+
+
+def test_who_catches_up_gets_on_however_many_others_have_new_records(at):
+    for _ in range(500):
+        at.write(1, 3)
+    gateway = Gateway(at, FetchLimits(payload_bytes=4000, fresh_bytes=2000, round_bytes=4000))
+    fresh = [gateway.client() for _ in range(20)]
+    for client in fresh:
+        gateway.fetch(client, at.page.log_end)
+    gateway.settle(*fresh)
+    behind = gateway.client()
+    reading = gateway.fetch(behind, credit=1 << 28)
+    for _ in range(60):
+        at.write(1, 1)
+        for client in fresh:
+            gateway.fetching.rung(client)
+        gateway.turn()
+    assert reading.offset > 500
 
 
 # --- waking --------------------------------------------------------------------------------------

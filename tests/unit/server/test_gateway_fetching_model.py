@@ -41,7 +41,6 @@ class Life(RuleBasedStateMachine):
     def attach(self) -> None:
         self.gateway = Gateway(self.at, self.limits)
         self.client: Client = self.gateway.client()
-        self.epochs: dict[int, int] = {}
 
     @property
     def memory(self) -> Mapped:
@@ -78,12 +77,11 @@ class Life(RuleBasedStateMachine):
         self.at.sync()
         self.at.write(4, 2)
         readings = dict(self.client.cursors)
-        epochs = {number: self.epoch_of(number) for number in readings}
         self.at.power_cut(chance)
         self.attach()
         for number, reading in readings.items():
             if reading.failed is None:
-                self.fetch(number, number % 2, reading.offset, 700, epochs[number])
+                self.fetch(number, number % 2, reading.offset, 700, reading.epoch)
 
     @rule(number=st.integers(0, 3), share=st.floats(0, 1.1), credit=st.sampled_from([1, 700, 9000]))
     def begin_anew(self, number: int, share: float, credit: int) -> None:
@@ -94,10 +92,6 @@ class Life(RuleBasedStateMachine):
             self.client, offset, cursor=number, credit=credit, committed=bool(which),
             leader_epoch=epoch,
         )  # fmt: skip
-
-    def epoch_of(self, number: int) -> int:
-        cursor = self.client.fetching.cursors.get(number) if self.client.fetching else None  # type: ignore[attr-defined]
-        return -1 if cursor is None else cursor._epoch
 
     @rule(number=st.integers(0, 3))
     def some_rounds(self, number: int) -> None:
@@ -118,7 +112,7 @@ class Life(RuleBasedStateMachine):
             if reading.failed is not None:
                 continue
             local = at.reader(ISOLATIONS[number % 2])
-            local.jump(reading.offset, self.epoch_of(number))
+            local.jump(reading.offset, reading.epoch)
             error, records = None, []
             try:
                 if not local.has_more:

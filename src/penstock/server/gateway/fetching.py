@@ -160,8 +160,9 @@ class Fetching:
         cursor = line.cursors.get(message.cursor)
         if cursor is not None:
             line.credit(cursor, message.credit)
+            line.link.blocked.pop(line, None)
+            self._unblock(line.link)  # others that wait go first
             self._activate(line)
-            self._unblock(line.link)
 
     def drop(self, endpoint: Endpoint, message: fr.Drop) -> None:
         """End a cursor."""
@@ -362,6 +363,7 @@ class Fetching:
             if not error.retriable:
                 raise
             self._files.rest()  # it may be the descriptors that are missing
+            self._files.touch(cursor)
             return cursor.read(most, now)
 
     def _send(self, line: Line, cursor: Cursor, piece: Piece, now: float) -> bool:
