@@ -18,7 +18,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import Backoff, fence, spin
 from penstock.ipc.messages import TopicInfo
 from penstock.ipc.waits import Wait, Waits
-from penstock.remote.address import Place
+from penstock.remote.address import Place, RemoteAddress
 from penstock.session import Session
 
 logger = logging.getLogger("penstock.consumer")
@@ -27,6 +27,8 @@ RECONNECT_EVERY: Final = 0.5
 RECONNECT_MIN: Final = 0.02
 RECONNECT_MAX: Final = 0.25
 """Seconds that one try may take, within what is left of the poll that makes it."""
+RECONNECT_FAR_MAX: Final = 10.0
+"""The same to another host, where a try goes on over as many polls as it takes."""
 NO_SLOT_NAP: Final = 0.02
 """Seconds between two looks of a consumer that the node gave no slot, so that nobody rings it."""
 
@@ -59,6 +61,8 @@ class Attachment:
         self._lost_at: float | None = None
         self._lost_why = ""
         self._retry_at = 0.0
+        self._try: Waits[None] | None = None
+        """A try to attach to another host that the last poll has left unfinished."""
 
     @property
     def is_lost(self) -> bool:
@@ -96,11 +100,15 @@ class Attachment:
                 return
             self._lost_at, self._lost_why = now, farewell
             logger.warning("lost the node at %s: %s", self._socket, farewell)
-        if now < self._retry_at:
+        if now < self._retry_at and self._try is None:
             return
         self._retry_at = now + RECONNECT_EVERY * random.uniform(0.5, 1.5)  # not all in step
+        bound = min(max(left, RECONNECT_MIN), RECONNECT_MAX)
         try:
-            yield from self.reconnecting(reader, min(max(left, RECONNECT_MIN), RECONNECT_MAX))
+            if isinstance(self._socket, RemoteAddress):
+                yield from self._going_on(reader, now + bound)
+            else:
+                yield from self.reconnecting(reader, bound)
         except (_OtherNodeError, er.UnknownTopicError):
             raise
         except er.PenstockError as error:
@@ -109,6 +117,31 @@ class Attachment:
                     f"no node at {self._socket} for {now - self._lost_at:.0f} s "
                     f"({self._lost_why}); last try: {error}"
                 ) from error
+
+    def _going_on(self, reader: Reader, until: float) -> Waits[None]:
+        """`reconnecting`, as far as it gets until then; the next call goes on with it."""
+        steps = self._try or self.reconnecting(reader, RECONNECT_FAR_MAX)
+        self._try = None
+        while True:
+            try:
+                wait = next(steps)
+            except StopIteration:
+                return
+            left = until - time.monotonic()
+            if left <= 0.0:
+                self._try = steps
+                return
+            try:
+                yield Wait(min(wait.seconds, left), wait.on)
+            except BaseException:
+                steps.close()
+                raise
+
+    def give_up(self) -> None:
+        """Leave a try that is unfinished: what it would have found is not wanted any more."""
+        steps, self._try = self._try, None
+        if steps is not None:
+            steps.close()
 
     def reconnecting(self, reader: Reader, timeout: float) -> Waits[None]:
         """Attach anew and go on with the same topics there. When it raises, nothing changed."""
@@ -136,6 +169,7 @@ class Attachment:
     ) -> Waits[dict[str, TopicInfo]]:
         """What the node knows of these topics, all of it by one attachment, whose pages they name;
         within `timeout` also across the node's restart."""
+        self.give_up()  # it knows of fewer topics
         deadline = time.monotonic() + timeout
         pauses = Backoff(first=0.005, last=0.25)  # what hangs up on every try is not asked at once
         while True:

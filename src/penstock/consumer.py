@@ -450,6 +450,7 @@ class Consumer(Closing, Elsewhere, Standing):
             partition.close()
         self._assigned.clear()
         self._handout.end()
+        self._attachment.give_up()
         self._session.close(polite=not self._forked)
         forks.forget(self)
 

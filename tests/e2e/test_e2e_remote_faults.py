@@ -20,13 +20,14 @@ from penstock.producer import Producer
 from penstock.testing import Broker, wait_until
 
 WITHIN = 20.0
+QUICK = {"client_heartbeat": 0.25, "client_silence_max": 1.5}
 SLACK = 2.0
 """Seconds by which a bound may be overrun on a machine that is busy."""
 
 
 @pytest.fixture
 def broker() -> Iterator[Broker]:
-    with Broker(listen=True, partitions=2) as made:
+    with Broker(listen=True, partitions=2, options=QUICK) as made:
         yield made
 
 

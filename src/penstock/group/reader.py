@@ -135,6 +135,7 @@ class GroupReader(Consumer):
     def reattaching(self, timeout: float) -> Waits[None]:
         """Attach anew if the node hung up, within `timeout` seconds."""
         if self.is_lost or self._session.farewell() is not None:
+            self._attachment.give_up()
             yield from self._attachment.reconnecting(self, timeout)
 
     def finding(self, topics: Collection[str]) -> Waits[None]:
