@@ -86,7 +86,7 @@ class RemoteAddress:
 
         with self._lock:
             if self._closed:
-                raise ClosedError(f"the client of {self} is closed")
+                raise ClosedError(f"this client is closed: {self}")
             carrier = self._carrier
             if carrier is None or carrier.is_over:
                 carrier = self._carrier = Carrier(self.hosts, self.key, str(self))
