@@ -38,6 +38,8 @@ logger = logging.getLogger("penstock.remote")
 
 RETRY_FIRST: Final = 0.05
 RETRY_LAST: Final = 2.0
+HEALTHY_AFTER: Final = 5.0
+"""Seconds for which a connection stands before it counts as one that worked."""
 MESSAGES_A_TURN: Final = 256
 IDLE: Final = 60.0
 REASONS_MAX: Final = 8
@@ -70,6 +72,7 @@ class Carrier:
         self._at = 0  # the host that is tried
         self._tried: list[str] = []
         self._is_up = False
+        self._up_since = 0.0
         self._met_other = self._takes_other = False  # another node than the one before
         self._reasons: list[str] = []
         self._retries = Retries(RETRY_FIRST, RETRY_LAST)
@@ -259,7 +262,7 @@ class Carrier:
         counts = self._counts
         counts["reconnects"] += counts["connects"] > 0
         counts["connects"] += 1
-        self._retries.reset()
+        self._up_since = time.monotonic()
         self._tried, self._reasons = [], []
         self._is_up, self._met_other, self._takes_other = True, False, False
         logger.info("connected to %s", host_text(wire.host))
@@ -282,6 +285,8 @@ class Carrier:
             logger.warning("%s", said)
             self._reasons = [said]
             self._attachments.lost(said)
+            if time.monotonic() - self._up_since > HEALTHY_AFTER:
+                self._retries.reset()
             self._retry_at = time.monotonic() + self._retries.next()
             return
         self._counts["failed_connects"] += 1
