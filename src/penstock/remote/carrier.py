@@ -38,7 +38,7 @@ logger = logging.getLogger("penstock.remote")
 
 RETRY_FIRST: Final = 0.05
 RETRY_LAST: Final = 2.0
-HEALTHY_AFTER: Final = 5.0
+HEALTHY_AFTER: Final = 1.0
 """Seconds for which a connection stands before it counts as one that worked."""
 MESSAGES_A_TURN: Final = 256
 IDLE: Final = 60.0

@@ -181,7 +181,7 @@ class Endpoint:
         try:
             self.channel.send_nowait(message, list(fds))
         except (PenstockError, OSError) as error:
-            logger.info("an attachment was not told %s: %s", type(message).__name__, error)
+            logger.debug("an attachment was not told %s: %s", type(message).__name__, error)
 
     # --- the end ---
     def lose(self, why: str) -> None:
