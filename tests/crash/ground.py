@@ -59,6 +59,7 @@ class NodeUnderTest:
     (`PENSTOCK_TEST_TRANSPORT`)."""
 
     def __init__(self, folder: Path | None = None, **config: Any) -> None:
+        self._listens: str | None = None
         self.transport = os.environ.get(TRANSPORT_VARIABLE) or "shm"
         self._made = folder is None
         self.folder = folder or Path(tempfile.mkdtemp(prefix="penstock-crash-"))
@@ -76,10 +77,11 @@ class NodeUnderTest:
     @property
     def listens(self) -> str | None:
         """Where remote clients find it; None where none are served, or before the first start."""
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            record = msgspec.json.decode((self.data / "node.json").read_bytes())
-            return record.get("listen") or None
-        return None
+        if self._listens is None:
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                record = msgspec.json.decode((self.data / "node.json").read_bytes())
+                self._listens = record.get("listen") or None
+        return self._listens
 
     @property
     def process(self) -> subprocess.Popen[bytes]:

@@ -168,6 +168,7 @@ def test_rows_of_an_arrow_stream_are_dropped_too(node: NodeUnderTest, client: Cl
     assert numbers(client, "rows") == [0, *range(1000 - dropped)]
 
 
+@pytest.mark.local("top looks at the producers of its own host")
 def test_drops_are_logged_once_in_a_while_and_shown_by_top(
     node: NodeUnderTest, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -194,6 +195,7 @@ def test_drops_are_logged_once_in_a_while_and_shown_by_top(
     assert f"{producer.metrics()['dropped_records']} so far" in lines[-1]
 
 
+@pytest.mark.local("top looks at the producers of its own host")
 def test_produce_tells_what_it_dropped(node: NodeUnderTest, client: Client) -> None:
     client.admin().create_topic("piped", TopicConfig(partitions=1))
     with (

@@ -84,6 +84,7 @@ def test_a_refusal_that_comes_for_an_expired_batch_doubles_nothing():
         assert in_log(node).count(b"C" * 64) == 1
 
 
+@pytest.mark.local("it takes a named lane away")
 def test_what_expires_after_it_was_written_does_not_hand_its_sequence_on(tmp_path: Path):
     with NodeUnderTest(
         tmp_path, writers_max=1, lanes_max=1, restart_backoff=0.5, restart_backoff_max=0.5,

@@ -15,7 +15,7 @@ from node_helpers import environment, eventually
 
 import penstock
 from penstock.ipc import coordination as co
-from penstock.session import socket_of
+from penstock.session import place_of
 from penstock.testing import Broker
 from penstock.transactions.link import CoordinatorLink
 
@@ -207,7 +207,7 @@ def test_a_late_end_never_touches_a_later_transaction(client, node, topic):
                 producer.send(topic, b"%d" % number)
         producer.begin_transaction()
         producer.send(topic, b"open").result()
-        link = CoordinatorLink(socket_of(node.url), "late")
+        link = CoordinatorLink(place_of(node.url), "late")
         try:
 
             def end(epoch, commit):

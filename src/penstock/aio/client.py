@@ -4,7 +4,7 @@ made."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Awaitable, Iterable
+from collections.abc import Coroutine, Iterable
 from functools import partial
 from typing import Any, TypeVar, Unpack, cast, overload
 
@@ -133,7 +133,10 @@ class Client(AsyncClosing):
             lambda: self._keep(Admin.make(self._socket, client_id=client_id, timeout=timeout))
         )
 
-    async def _keep(self, making: Awaitable[M]) -> M:
+    async def _keep(self, making: Coroutine[Any, Any, M]) -> M:
+        if self._closed:
+            making.close()
+            self._check_open()
         made = await making
         if self._closed:
             await made.close()
