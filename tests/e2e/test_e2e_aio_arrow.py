@@ -15,6 +15,8 @@ from penstock import aio
 from penstock.core.errors import ClosedError, PenstockError, TransactionError, UnknownTopicError
 from penstock.testing import Broker, assert_records
 
+pytestmark = pytest.mark.over_tcp
+
 pa = pytest.importorskip("pyarrow")
 
 SMALL: dict[str, Any] = {"batch_bytes": 1024, "buffer_bytes_max": 4096}

@@ -24,6 +24,8 @@ from penstock.core.errors import (
 )
 from penstock.testing import Broker, produce
 
+pytestmark = pytest.mark.over_tcp
+
 
 @pytest.fixture
 def topic(node: Broker) -> str:

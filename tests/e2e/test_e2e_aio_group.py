@@ -18,6 +18,8 @@ from penstock import aio
 from penstock.core.errors import ClosedError, ConfigError, GroupError, UnknownTopicError
 from penstock.testing import Broker, produce
 
+pytestmark = pytest.mark.over_tcp
+
 
 @pytest.fixture
 def own_node() -> Iterator[Broker]:

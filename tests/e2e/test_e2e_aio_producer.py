@@ -26,6 +26,8 @@ from penstock.core.errors import (
 )
 from penstock.testing import Broker, assert_records
 
+pytestmark = pytest.mark.over_tcp
+
 SMALL: dict[str, Any] = {"batch_bytes": 1024, "buffer_bytes_max": 4096, "linger": 0.001}
 
 

@@ -24,6 +24,8 @@ from penstock import (
 from penstock.partitioner import partitions_of
 from penstock.testing import Broker
 
+pytestmark = pytest.mark.over_tcp
+
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyarrow.compute")
 

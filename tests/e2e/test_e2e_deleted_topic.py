@@ -8,7 +8,7 @@ import pytest
 
 from penstock import TopicConfig, UnknownTopicError
 
-pytestmark = pytest.mark.penstock(writers=1)
+pytestmark = [pytest.mark.penstock(writers=1), pytest.mark.over_tcp]
 
 
 def read_on(consumer):

@@ -14,6 +14,8 @@ from group_world import fill, member
 from penstock.core import errors as er
 from penstock.testing.waiting import wait_until
 
+pytestmark = pytest.mark.over_tcp
+
 
 class HandlerError(Exception):
     pass
@@ -249,7 +251,7 @@ def test_invariant_7_a_stale_members_commit_is_refused_by_name(node):
         client.consumer(topic, **options) as consumer,
     ):
         stale = consumer.poll(timeout=5)
-        while {chunk.partition for chunk in stale.chunks} != {0, 1}:  # one was here before the other
+        while {chunk.partition for chunk in stale.chunks} != {0, 1}:  # one came first
             consumer.rewind()
             stale = consumer.poll(timeout=5)
         with client.consumer(topic, **options) as other:

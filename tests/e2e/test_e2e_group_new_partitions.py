@@ -6,7 +6,11 @@ import os
 import signal
 import threading
 
+import pytest
+
 from penstock.testing import Broker, wait_until
+
+pytestmark = pytest.mark.over_tcp
 
 
 def test_a_partition_that_is_not_open_yet_is_read_once_it_is() -> None:

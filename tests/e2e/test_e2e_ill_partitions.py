@@ -16,7 +16,7 @@ from penstock import (
 )
 from penstock.core.header import MAGIC
 
-pytestmark = pytest.mark.penstock(writers=1)
+pytestmark = [pytest.mark.penstock(writers=1), pytest.mark.over_tcp]
 
 ROUNDS = 40
 
@@ -91,6 +91,7 @@ def test_what_others_gave_before_an_overtaken_position_raised_is_handed_out(node
         admin.delete_topic("t")
 
 
+@pytest.mark.local("on another host an error may overtake what is still on its way")
 def test_iteration_hands_out_what_others_gave_before_it_raises(node):
     with node.connect() as client, client.producer() as producer:
         admin = client.admin()

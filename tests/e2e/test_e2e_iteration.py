@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+pytestmark = pytest.mark.over_tcp
+
 
 def fill(node, count=300, **settings):
     topic = node.create_topic(**settings)

@@ -17,6 +17,8 @@ from penstock.ipc.clients import ClientSlot
 from penstock.records import RecordBatch
 from penstock.testing import Broker
 
+pytestmark = pytest.mark.over_tcp
+
 WITHIN = 20.0
 
 

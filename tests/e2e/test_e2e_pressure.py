@@ -19,6 +19,8 @@ from penstock.core.errors import DroppedError
 from penstock.delivery import Delivery
 from penstock.testing import wait_until
 
+pytestmark = pytest.mark.over_tcp
+
 WITHIN = 20.0
 LANE = 64 << 10
 BUFFER = 128 << 10
@@ -26,7 +28,7 @@ OPTIONS: dict[str, Any] = {"batch_bytes": 4 << 10, "buffer_bytes_max": BUFFER}
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[NodeUnderTest]:
+def node(transport: str) -> Iterator[NodeUnderTest]:
     with NodeUnderTest(writers_max=1, lane_capacity=LANE) as node:
         yield node
         assert node.stop() == 0

@@ -20,6 +20,8 @@ from penstock.ipc import shm
 from penstock.routes import LaneLink
 from penstock.testing import wait_until
 
+pytestmark = pytest.mark.over_tcp
+
 WITHIN = 10.0
 
 

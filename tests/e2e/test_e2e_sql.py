@@ -12,7 +12,7 @@ from cli_runner import call_cli
 import penstock
 from penstock import Client, Offset, TopicConfig, UnknownTopicError
 from penstock.query import Scan, scans
-from penstock.session import socket_of
+from penstock.session import place_of
 from penstock.testing import Broker
 
 duckdb = pytest.importorskip("duckdb")
@@ -104,9 +104,9 @@ def test_batches_are_cut_at_the_high_watermark_of_the_call(client, node):
     client.admin().create_topic("cut")
     with client.producer() as producer:
         producer.send_batch("cut", [b"%d" % n for n in range(100)]).result(10.0)
-    [scan] = scans(socket_of(node.url), ["cut"], "earliest", 5.0).values()
+    [scan] = scans(place_of(node.url), ["cut"], "earliest", 5.0).values()
     assert sum(map(len, scan.chunks())) == 100
-    short = Scan(socket_of(node.url), "cut", {("cut", 0): (20, 75)}, 5.0)
+    short = Scan(place_of(node.url), "cut", {("cut", 0): (20, 75)}, 5.0)
     assert [offset for chunk in short.chunks() for offset in chunk.offsets] == list(range(20, 75))
 
 
@@ -115,7 +115,7 @@ def test_scans_stream(client, node):
     client.admin().create_topic("long")
     with client.producer(batch_bytes=16 << 10) as producer:
         producer.send_arrow("long", pa.table({"value": [b"x" * 1000] * 5000})).result(20.0)
-    [scan] = scans(socket_of(node.url), ["long"], "earliest", 5.0).values()
+    [scan] = scans(place_of(node.url), ["long"], "earliest", 5.0).values()
     reader = pa.RecordBatchReader.from_stream(scan)
     first = reader.read_next_batch()
     assert 0 < len(first) < 5000

@@ -19,6 +19,8 @@ from penstock.session import place_of
 from penstock.testing import Broker
 from penstock.transactions.link import CoordinatorLink
 
+pytestmark = pytest.mark.over_tcp
+
 PROGRAMS = Path(__file__).resolve().parents[1] / "transaction_programs.py"
 
 

@@ -24,6 +24,8 @@ from penstock import (
 )
 from penstock.testing import Broker
 
+pytestmark = pytest.mark.over_tcp
+
 SEGMENT = 4096
 
 

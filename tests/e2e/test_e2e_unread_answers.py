@@ -12,7 +12,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.channel import Channel
 from penstock.ipc.doorbell import fence
-from penstock.session import Session, socket_of
+from penstock.session import Session, place_of, socket_of
 from penstock.testing import Broker, wait_until
 
 WITHIN = 10.0
@@ -24,6 +24,7 @@ def passes(session, writer):
     return session.state.q[at // 8 + lo.Q_WRITER_PASSES]
 
 
+@pytest.mark.local("it writes into the ring that it shares with the writer")
 def test_rule_1_a_writer_sleeps_while_a_ring_of_answers_is_full_and_goes_on_after():
     with Broker(writers=1) as node, node.connect() as client:
         client.admin().create_topic("t", TopicConfig(partitions=1))
@@ -64,7 +65,7 @@ def test_an_interrupted_request_leaves_no_answer_to_the_next_one(monkeypatch):
     """Ctrl-C between sending and noting that: the next would take the answer for its own."""
     with Broker(writers=1) as node:
         session = Session.attach(
-            socket_of(node.url), lo.KIND_ADMIN, client_id="hasty", timeout=WITHIN
+            place_of(node.url), lo.KIND_ADMIN, client_id="hasty", timeout=WITHIN
         )
         send = Channel._send
 
