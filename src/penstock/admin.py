@@ -16,6 +16,7 @@ from penstock.group.admin import GroupAdmin, GroupDescription, GroupListing, Off
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.coordination import Transactions
+from penstock.ipc.liveness import boot_id
 from penstock.ipc.state import StatePage
 from penstock.ipc.waits import run
 from penstock.logs import logs_of
@@ -258,3 +259,9 @@ class Admin(Closing):
         if not self._closed:
             self._closed = True
             self._session.close(polite=False)
+
+
+def is_near(admin: Admin) -> bool:
+    """Whether its node is on this host, so that its files and processes can be looked at."""
+    session = admin._session
+    return session.far is None or session.welcome.boot_id == boot_id()

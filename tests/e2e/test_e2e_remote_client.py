@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from cli_runner import call_cli
 
 import penstock
 from penstock import aio
@@ -167,3 +168,24 @@ def test_tools_of_the_nodes_own_host_say_so(broker: Broker) -> None:
 
     with pytest.raises(er.ConfigError, match="its own host"):
         find_node(broker.tcp_url)
+
+
+def test_commands_tell_of_a_node_elsewhere_what_it_says_itself(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = broker.create_topic(partitions=2)
+    monkeypatch.setenv("PENSTOCK_TRANSPORT", "tcp")
+    for near in (True, False):
+        if not near:  # as on a host that was booted another time
+            monkeypatch.setattr("penstock.admin.boot_id", lambda: "another")
+        for what in (["node", "describe"], ["topic", "describe", topic]):
+            told = call_cli(*what, url=broker.tcp_url)
+            assert told.code == 0, told.err
+            ran = call_cli(*what, "--format", "json", url=broker.tcp_url)
+            [found] = ran.objects
+            if what[0] == "node":
+                assert found["pid"] == broker.pid
+                assert ("disk_free" in found) == near
+            else:
+                assert (found["disk_bytes"] is not None) == near
+                assert (b"SEGMENTS" in told.out) == near

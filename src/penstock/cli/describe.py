@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 RATES: Final = ("records", "bytes", "batches")
 
 
-def describe_topic(env: Env, admin: Admin, name: str, data_folder: str, sample: float) -> None:
-    """Show one topic; `sample` is how long to count for its rates, 0 for none."""
+def describe_topic(
+    env: Env, admin: Admin, name: str, data_folder: str | None, sample: float
+) -> None:
+    """Show one topic; `sample` is how long to count for its rates, 0 for none. `data_folder` None:
+    it is on another host."""
     topic = admin.describe_topic(name)
     rates: list[dict[str, float]] | None = None
     if sample:
@@ -27,10 +30,12 @@ def describe_topic(env: Env, admin: Admin, name: str, data_folder: str, sample: 
         time.sleep(sample)
         before, topic = topic, admin.describe_topic(name)
         rates = _rates(before, topic, time.monotonic() - begun)
-    disk = [
-        look(f"{data_folder}/{topic.topic_id}-{part.partition}", part.log_start, part.log_end)
-        for part in topic.partitions
-    ]
+    disk = None
+    if data_folder is not None:
+        disk = [
+            look(f"{data_folder}/{topic.topic_id}-{part.partition}", part.log_start, part.log_end)
+            for part in topic.partitions
+        ]
     if env.is_json:
         output.write_json(_fields(topic, disk, rates))
     else:
@@ -51,14 +56,15 @@ def _rates(
 
 
 def _fields(
-    topic: TopicDescription, disk: list[OnDisk], rates: list[dict[str, float]] | None
+    topic: TopicDescription, disk: list[OnDisk] | None, rates: list[dict[str, float]] | None
 ) -> dict[str, Any]:
     fields = asdict(topic)
+    unknown = dict.fromkeys(OnDisk.__struct_fields__)
     for number, part in enumerate(fields["partitions"]):
-        part |= msgspec.structs.asdict(disk[number])
+        part |= unknown if disk is None else msgspec.structs.asdict(disk[number])
         if rates is not None:
             part |= {f"{key}_per_second": rates[number][key] for key in RATES}
-    fields["disk_bytes"] = sum(found.disk_bytes for found in disk)
+    fields["disk_bytes"] = None if disk is None else sum(found.disk_bytes for found in disk)
     fields["records"] = _held(topic)
     return fields
 
@@ -68,19 +74,21 @@ def _held(topic: TopicDescription) -> int:
 
 
 def _write(
-    env: Env, topic: TopicDescription, disk: list[OnDisk], rates: list[dict[str, float]] | None
+    env: Env,
+    topic: TopicDescription,
+    disk: list[OnDisk] | None,
+    rates: list[dict[str, float]] | None,
 ) -> None:
-    size = output.human_bytes(sum(found.disk_bytes for found in disk))
-    output.write_line(
-        f"topic {topic.name}  id {topic.topic_id}  {_held(topic)} records  {size} on disk"
-    )
+    line = f"topic {topic.name}  id {topic.topic_id}  {_held(topic)} records"
+    if disk is not None:
+        line += f"  {output.human_bytes(sum(found.disk_bytes for found in disk))} on disk"
+    output.write_line(line)
     known = {key: value for key, value in topic.settings.items() if value is not None}
     known.pop("partitions", None)
     output.write_line(
         "  " + "  ".join(f"{key}={values.setting(key, value)}" for key, value in known.items())
     )
-    heads = ["partition", "status", "writer", "start", "end", "durable", "epoch", "segments",
-             "size", "earliest", "latest"]  # fmt: skip
+    heads = ["partition", "status", "writer", "start", "end", "durable", "epoch"]
     rows: list[list[object]] = [
         [
             part.partition,
@@ -90,13 +98,14 @@ def _write(
             part.high_watermark,
             part.durable,
             part.leader_epoch,
-            found.segments,
-            output.human_bytes(found.disk_bytes),
-            _moment(found.earliest),
-            _moment(found.latest),
         ]
-        for part, found in zip(topic.partitions, disk, strict=True)
+        for part in topic.partitions
     ]
+    if disk is not None:
+        heads += ["segments", "size", "earliest", "latest"]
+        for row, found in zip(rows, disk, strict=True):
+            row += [found.segments, output.human_bytes(found.disk_bytes),
+                    _moment(found.earliest), _moment(found.latest)]  # fmt: skip
     if rates is not None:
         heads += [f"{key}/s" for key in RATES]
         for row, rate in zip(rows, rates, strict=True):

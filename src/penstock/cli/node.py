@@ -35,32 +35,38 @@ def _nothing() -> None:
 
 def describe(env: Env) -> None:
     """Show versions, processes, room on disk and in shared memory, bounds; wide: all settings."""
-    from penstock.observe.place import Place
-    from penstock.observe.report import Reporter
-    from penstock.observe.sample import Observer
+    from penstock.admin import is_near
 
     with env.admin() as admin:
-        node = admin.describe_node()
-    place = Place(Path(node.data_folder), node.node_uuid.hex(), node.pid, _writers(node))
-    with closing(Observer(place)) as observer:
-        reporter = Reporter(observer)
-        look = reporter.take()
-        report = reporter.compare(look, look)
-        shared = sum(region.size for region in observer.shared.regions())
-    fields = _fields(env.url, node, report, shared)
+        node, near = admin.describe_node(), is_near(admin)
+    fields = _seen(env.url, node) if near else _told(env.url, node)
     if env.is_json:
         output.write_json(fields)
     else:
         _write(fields, wide=env.is_wide)
 
 
+def _seen(url: str, node: NodeDescription) -> dict[str, Any]:
+    """What it says, and what is seen of it on its host."""
+    from penstock.observe.place import Place
+    from penstock.observe.report import Reporter
+    from penstock.observe.sample import Observer
+
+    place = Place(Path(node.data_folder), node.node_uuid.hex(), node.pid, _writers(node))
+    with closing(Observer(place)) as observer:
+        reporter = Reporter(observer)
+        look = reporter.take()
+        report = reporter.compare(look, look)
+        shared = sum(region.size for region in observer.shared.regions())
+    return _fields(url, node, report, shared)
+
+
 def _writers(node: NodeDescription) -> int:
     return 1 + max((writer.writer for writer in node.writers), default=0)
 
 
-def _fields(url: str, node: NodeDescription, report: Report, shared: int) -> dict[str, Any]:
-    disk, memory = shutil.disk_usage(node.data_folder), shutil.disk_usage(SHM)
-    rows = {row.pid: row for row in report.writers}
+def _told(url: str, node: NodeDescription) -> dict[str, Any]:
+    """What the node itself says, also to another host."""
     known = {"topics": node.topics, "partitions": node.partitions, "clients": node.clients,
              "lanes": node.lanes}  # fmt: skip
     return {
@@ -70,14 +76,9 @@ def _fields(url: str, node: NodeDescription, report: Report, shared: int) -> dic
         "versions": node.versions,
         "started_at": node.started_at,
         "uptime": max(0.0, time.time() - node.started_at),
-        "state": report.node.state,
-        "rss": report.node.rss,
+        "state": "running",
+        "rss": None,
         "data_folder": node.data_folder,
-        "disk_free": disk.free,
-        "disk_size": disk.used + disk.free,  # what disk_warn is a share of: root's reserve is not
-        "shm_used": shared,
-        "shm_free": memory.free,
-        "shm_size": memory.total,
         "limits": {
             name: {"used": known[name], "most": node.settings.get(f"{name}_max")}
             for name in _BOUNDS
@@ -86,20 +87,42 @@ def _fields(url: str, node: NodeDescription, report: Report, shared: int) -> dic
             {
                 "writer": writer.writer,
                 "pid": writer.pid,
-                "state": rows[writer.pid].state if writer.pid in rows else "starting",
+                "state": None,
                 "generation": writer.generation,
                 "restarts": writer.restarts,
                 "partitions": writer.partitions,
                 "lanes": writer.lanes,
-                "rss": rows[writer.pid].rss if writer.pid in rows else None,
+                "rss": None,
             }
             for writer in node.writers
         ],
-        "cleaner": report.cleaner,
+        "cleaner": None,
         "coordinator": node.coordinator,
+        "producers": [],
+        "consumers": [],
+        "settings": node.settings,
+    }
+
+
+def _fields(url: str, node: NodeDescription, report: Report, shared: int) -> dict[str, Any]:
+    disk, memory = shutil.disk_usage(node.data_folder), shutil.disk_usage(SHM)
+    rows = {row.pid: row for row in report.writers}
+    fields = _told(url, node)
+    for writer in fields["writers"]:
+        row = rows.get(writer["pid"])
+        writer["state"] = "starting" if row is None else row.state
+        writer["rss"] = None if row is None else row.rss
+    return fields | {
+        "state": report.node.state,
+        "rss": report.node.rss,
+        "disk_free": disk.free,
+        "disk_size": disk.used + disk.free,  # what disk_warn is a share of: root's reserve is not
+        "shm_used": shared,
+        "shm_free": memory.free,
+        "shm_size": memory.total,
+        "cleaner": report.cleaner,
         "producers": report.producers,
         "consumers": report.consumers,
-        "settings": node.settings,
     }
 
 
@@ -107,15 +130,17 @@ def _write(fields: dict[str, Any], *, wide: bool) -> None:
     size = output.human_bytes
     versions = "  ".join(f"{name} {text}" for name, text in fields["versions"].items())
     up = output.human_age(fields["uptime"])
-    lines = (
-        f"node {fields['pid']} {fields['state']}  up {up}  {size(fields['rss'] or 0)}  {versions}",
-        f"  data folder {fields['data_folder']}: {size(fields['disk_free'])} of "
-        f"{size(fields['disk_size'])} free",
-        f"  {SHM}: {size(fields['shm_used'])} taken, {size(fields['shm_free'])} of "
-        f"{size(fields['shm_size'])} free",
-    )
-    for line in lines:
-        output.write_line(line)
+    taken = "" if fields["rss"] is None else f"  {size(fields['rss'])}"
+    output.write_line(f"node {fields['pid']} {fields['state']}  up {up}{taken}  {versions}")
+    room = ": on another host"
+    if "disk_free" in fields:
+        room = f": {size(fields['disk_free'])} of {size(fields['disk_size'])} free"
+    output.write_line(f"  data folder {fields['data_folder']}{room}")
+    if "shm_used" in fields:
+        output.write_line(
+            f"  {SHM}: {size(fields['shm_used'])} taken, {size(fields['shm_free'])} of "
+            f"{size(fields['shm_size'])} free"
+        )
     limits = [[name, found["used"], found["most"]] for name, found in fields["limits"].items()]
     _table(("HAS", "NUMBER", "MOST"), limits)
     _table(

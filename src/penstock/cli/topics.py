@@ -128,10 +128,11 @@ def _summary(topic: TopicDescription) -> dict[str, Any]:
 
 def describe(env: Env, names: Names, sample: Sample = 0.0) -> int:
     """Show the settings of topics and the state of their partitions."""
+    from penstock.admin import is_near
     from penstock.cli.describe import describe_topic
 
     with env.admin() as admin:
-        folder = admin.describe_node().data_folder
+        folder = admin.describe_node().data_folder if is_near(admin) else None
         return for_each(env, names, lambda name: describe_topic(env, admin, name, folder, sample))
 
 
