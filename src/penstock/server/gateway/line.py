@@ -30,8 +30,9 @@ RCVHWM: Final = 32
 SNDHWM: Final = 64
 """Messages that ZeroMQ queues for a connection, each way."""
 BACKLOG: Final = 512
-STRANGERS_MAX: Final = 256
-"""Connections that have not said hello yet; further ones are shut down at once."""
+STRANGERS_EXTRA: Final = 256
+"""Connections beyond `connections_max` of whom each may learn by a refusal that it is one too many;
+further ones are shut down at once."""
 UNREAD_MAX: Final = 64 << 20
 """Bytes that a connection may have sent and that made no message yet."""
 STRANGER_BYTES_MAX: Final = 4 * fr.CLIENT_HEADER_MAX
@@ -158,9 +159,8 @@ class Line:
     def _accepted(self, fd: int) -> None:
         self._known.discard(fd)
         self._strangers[fd] = time.monotonic()
-        if len(self._strangers) > STRANGERS_MAX:
-            logger.warning("connection dropped: %d others said no hello yet", STRANGERS_MAX)
-            self._end_stranger(fd, "too many without a hello")
+        if len(self._strangers) + len(self._known) > self._config.connections_max + STRANGERS_EXTRA:
+            self._end_stranger(fd, "too many")
 
     def said_hello(self, fd: int) -> None:
         """The connection with that descriptor is a peer from now on."""
@@ -184,6 +184,7 @@ class Line:
 
     def _end_stranger(self, fd: int, reason: str) -> None:
         del self._strangers[fd]
+        logger.debug("connection %d dropped before its hello: %s", fd, reason)
         self._refused(reason)
         self.shut_down(fd)
 

@@ -48,6 +48,8 @@ SWEEP: Final = 0.25
 """Seconds between two looks at silence, at lanes that nobody rang for, at what connections send."""
 RETRY_SEND: Final = 0.002
 """Seconds until a full connection is tried again."""
+UNREAD_AFTER: Final = 0.5
+"""Seconds without a message after which it is looked whether bytes come all the same."""
 FAREWELL: Final = 0.5
 """Seconds that a connection has to read why it is dropped, and all have at the end."""
 
@@ -112,6 +114,7 @@ class Gateway:
             fr.Hello: lambda *_: "it said hello twice",
         }
         self._stopping = False
+        self._swept_at = time.monotonic()
         self._fetch_wait: float | None = None
 
     def bind(self) -> str:
@@ -184,7 +187,6 @@ class Gateway:
             self._meet(identity, frames, message, now)
             return
         peer.heard_at = now
-        peer.bytes_received += sum(map(len, parts))
         why = self._messages[type(message)](peer, message, _view(payload), now)
         if why:
             self._drop(peer, "against the rules", why)
@@ -192,9 +194,10 @@ class Gateway:
     # --- connections ---
     def _meet(self, identity: bytes, frames: Frames, message: fr.ClientMessage, now: float) -> None:
         """The first message of a connection, or one of a connection that is being dropped."""
-        fd = _descriptor(frames[0])
         if identity in self._leaving:
             return
+        fd = _descriptor(frames[0])
+        self._line.look()  # who had that descriptor before is told of first
         if not identity.startswith(b"\0"):
             self._refused("chose its identity")
             self._line.shut_down(fd)
@@ -209,7 +212,8 @@ class Gateway:
         if not isinstance(message, fr.Hello):
             # Its connection was made anew under it, or the gateway was: it has to begin again.
             stranger = Peer(self._peers, identity, principal, address, bytes(16))
-            stranger.send(codec.encode(fr.Ended(-1, "this connection is not known: say hello")))
+            ended = fr.Ended(-1, "this connection is not known: say hello")
+            self._peers.say_last(stranger, codec.encode(ended))
             return
         peer = Peer(self._peers, identity, principal, address, message.incarnation)
         peer.heard_at = now
@@ -220,7 +224,7 @@ class Gateway:
         if refusal is not None:
             logger.info("connection of %s refused: %s", peer, refusal.message)
             self.counts.refusals[refusal.error] += 1
-            peer.send(codec.encode(refusal))
+            self._peers.say_last(peer, codec.encode(refusal))
             return  # a stranger for as long as it says nothing better
         self._line.said_hello(fd)
         self._peers.by_identity[identity] = peer
@@ -330,16 +334,28 @@ class Gateway:
         self._entrance.serve()
         if self._standing.look(now):
             self._access_changed()
-        silence = self._config.client_silence_max
+        if now - self._swept_at > max(self._config.client_silence_max / 2, 4 * SWEEP):
+            for peer in self._peers.by_identity.values():
+                peer.heard_at = now  # it was us who did not listen
+        self._swept_at = now
         for peer in list(self._peers.by_identity.values()):
-            if now - peer.heard_at > silence:
-                self._drop(peer, "silent", f"nothing was heard of it for {silence:g} s")
-            elif self._line.bytes_received(peer.fd) - peer.bytes_received > UNREAD_MAX:
+            self._look_at(peer, now)
+
+    def _look_at(self, peer: Peer, now: float) -> None:
+        silence = self._config.client_silence_max
+        if now - peer.heard_at > silence:
+            self._drop(peer, "silent", f"nothing was heard of it for {silence:g} s")
+            return
+        if now - peer.heard_at > UNREAD_AFTER:
+            received = self._line.bytes_received(peer.fd)
+            if peer.received_by != peer.heard_at:
+                peer.received_by, peer.received_bytes = peer.heard_at, received
+            elif received - peer.received_bytes > UNREAD_MAX:
                 self._drop(peer, "endless message", f"over {UNREAD_MAX} bytes made no message")
-            else:
-                for endpoint in peer.endpoints.values():
-                    if endpoint.is_open:
-                        self._producing.rung(endpoint)
+                return
+        for endpoint in peer.endpoints.values():
+            if endpoint.is_open:
+                self._producing.belt(endpoint)
 
     def _access_changed(self) -> None:
         """Keys came or went: who came in by one that is not authorized any more has to leave."""

@@ -23,6 +23,7 @@ Parts = list[Piece]
 
 ZERO_COPY_FROM: Final = 64 << 10
 """Payloads of at least so many bytes are sent from where they lie; the sender leaves them there."""
+MESSAGE_OVERHEAD: Final = 256
 CONGESTED_AT: Final = 1 << 20
 """Bytes in the outbox from which on whoever can wait should not add to it."""
 
@@ -33,7 +34,6 @@ class Peer:
     __slots__ = (
         "_peers",
         "address",
-        "bytes_received",
         "bytes_reserved",
         "endpoints",
         "fd",
@@ -44,6 +44,8 @@ class Peer:
         "outbox",
         "outbox_bytes",
         "principal",
+        "received_by",
+        "received_bytes",
         "software",
         "user_id",
     )  # fmt: skip
@@ -64,7 +66,9 @@ class Peer:
         self.outbox: deque[Parts] = deque()
         self.outbox_bytes = 0
         self.bytes_reserved = 0
-        self.bytes_received = 0
+        self.received_by = 0.0
+        self.received_bytes = 0
+        """What its connection had brought when it was last heard, at `received_by`."""
         self.heard_at = time.monotonic()
         self.is_gone = False
 
@@ -161,9 +165,10 @@ class Peers:
         else:
             socket.send(parts[1], zmq.SNDMORE | zmq.NOBLOCK)
             socket.send(parts[2], zmq.NOBLOCK, copy=len(parts[2]) < ZERO_COPY_FROM)
-        self._counts.sent_bytes += _size(parts)
+        self._counts.sent_bytes += sum(map(len, parts))
         return True
 
 
 def _size(parts: Parts) -> int:
-    return sum(map(len, parts))
+    """What they take here, small ones mostly for being objects."""
+    return MESSAGE_OVERHEAD + sum(map(len, parts))

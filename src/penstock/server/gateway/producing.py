@@ -287,6 +287,13 @@ class Producing:
         if endpoint.outgoing is not None:
             self._touched.update(dict.fromkeys(endpoint.outgoing.lanes.values()))
 
+    def belt(self, endpoint: Endpoint) -> None:
+        """Look at what waits for a writer, rung or not (rule 13)."""
+        if endpoint.outgoing is not None:
+            for lane in endpoint.outgoing.lanes.values():
+                if lane.under_way:
+                    self._touched[lane] = None
+
     @property
     def is_pending(self) -> bool:
         """Whether `turn` has something to do."""
