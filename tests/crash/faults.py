@@ -42,6 +42,8 @@ WEIGHTS: Final = {
     "alter topic": 2,
     "make and delete topic": 2,
 }
+REMOTE_WEIGHTS: Final = {"kill gateway": 14.0, "stop gateway": 6.0}
+"""Beside them, where clients are on another host."""
 END_THE_NODE: Final = (
     "kill node", "kill node and writers", "restart node", "kill stopping node"
 )  # fmt: skip
@@ -193,6 +195,17 @@ class Faults:
 
     def _stop_consumer(self) -> str:
         return self._stop_client(self._crew.consumers)
+
+    # --- the gateway ---
+    def _gateway(self) -> list[int]:
+        pid = self._node.gateway_pid()
+        return [] if pid is None else [pid]
+
+    def _kill_gateway(self) -> str:
+        return self._kill(self._gateway())
+
+    def _stop_gateway(self) -> str:
+        return ", ".join(map(self._stop, self._gateway()))
 
     # --- the node ---
     def _stop_node(self) -> str:

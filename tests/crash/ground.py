@@ -202,6 +202,14 @@ class NodeUnderTest:
                         found.append(int(entry))
         return found
 
+    def gateway_pid(self) -> int | None:
+        """The process that serves remote clients, if it runs."""
+        for pid in self.processes():
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+                if b"gateway_main" in file.read():
+                    return pid
+        return None
+
     def shared_memory(self) -> list[str]:
         return listing(f"/penstock-{self.uuid}-")
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
-from crash.faults import WEIGHTS, WRITERS, Faults
+from crash.faults import REMOTE_WEIGHTS, WEIGHTS, WRITERS, Faults
 from crash.ground import NodeUnderTest, is_running
 from crash.nursery import Hand, Nursery
 from crash.roles import isolated, poll_rows
@@ -28,6 +28,7 @@ from penstock.admin import Admin, TopicConfig
 from penstock.client import Client
 from penstock.consumer import Consumer
 from penstock.core.errors import GroupError, PenstockError
+from penstock.ipc.lane import undrained
 from penstock.observe.shared import Shared
 from penstock.records import RecordBatch
 from penstock.testing import wait_until
@@ -176,8 +177,9 @@ class Trial:
             time.sleep(max(0.0, min(left, due)))
             self._faults.go_on(time.monotonic())
         self._check()
-        kinds = self.scene.kinds or tuple(TRIAL_WEIGHTS)
-        kind = rng.choices(kinds, [TRIAL_WEIGHTS[kind] for kind in kinds])[0]
+        weights = TRIAL_WEIGHTS | (REMOTE_WEIGHTS if self._node.transport == "tcp" else {})
+        kinds = self.scene.kinds or tuple(weights)
+        kind = rng.choices(kinds, [weights[kind] for kind in kinds])[0]
         self._note(f"{kind} {self._faults.strike(kind)}")
         self.tally[kind] += 1
 
@@ -247,10 +249,15 @@ class Trial:
                 self._read_all(client, isolation)
 
     def _lanes_of_the_dead(self) -> list[str]:
-        """What dead processes left in theirs is not drained yet."""
+        """What dead processes left in theirs is not drained yet. Lanes of remote producers name
+        nobody; they are drained once nothing stands in them."""
         shared = Shared(self._node.uuid)
         try:
-            return [name for name, (who, _) in shared.lanes.items() if not is_running(who.pid)]
+            return [
+                name
+                for name, (who, region) in shared.lanes.items()
+                if (not is_running(who.pid) if who.pid else undrained(region) > 0)
+            ]
         finally:
             shared.close()
 
