@@ -62,6 +62,7 @@ class Consumer(Closing, Elsewhere, Standing):
             `OffsetOutOfRangeError`, "earliest" and "latest" go on there (counted in `metrics`).
         prefetch_bytes: what a poll decodes at most, over all partitions, in bytes (and at least a
             batch). Where that does not reach all of them, the next poll begins with the others.
+            From another host as much is fetched ahead, at least 64 KiB of each partition.
         latest_only: "key" brings only the newest record of each key, "partition" only the newest
             record, of what stands before the consumer when it polls. The position goes past the
             rest, counted as `skipped` in `metrics`. See `penstock.latest`.
@@ -240,10 +241,11 @@ class Consumer(Closing, Elsewhere, Standing):
         """Records that are there, or come within `timeout` seconds (None: wait for ever).
 
         Without `max_records` a poll brings up to about 256 KiB a partition, and `prefetch_bytes` in
-        all. Nothing there is an empty batch. Raises `OffsetOutOfRangeError`, `LogTruncatedError`,
-        `CorruptBatchError`, `UnknownTopicError` (deleted), `NotConnectedError` (no node for
-        `node_timeout`). An error of one partition is raised with no other moved, and again until
-        that one is sought elsewhere.
+        all. Nothing there is an empty batch. From another host it brings what has come, and waits
+        up to 0.1 s beyond `timeout` for the first of what it knows to be there. Raises
+        `OffsetOutOfRangeError`, `LogTruncatedError`, `CorruptBatchError`, `UnknownTopicError`
+        (deleted), `NotConnectedError` (no node for `node_timeout`). An error of one partition is
+        raised with no other moved, and again until that one is sought elsewhere.
         """
         return run(self.polling(max_records, timeout))
 

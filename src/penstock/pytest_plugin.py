@@ -24,6 +24,7 @@ _INI = {
     "partitions": (int, "partitions of a topic that is made without saying how many"),
     "durability": (str, "durability of such a topic: os, interval or fsync"),
     "writers": (int, "most writer processes of the node"),
+    "transport": (str, "how it is reached: shm or tcp"),
     "start_timeout": (float, "seconds within which the node must admit clients"),
 }
 
@@ -42,9 +43,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        f"{MARKER}(partitions=, durability=, writers=, start_timeout=, **options): what "
-        "penstock_broker (and, on a module, penstock_broker_module) is made with; other names are "
-        "options of the node",
+        f"{MARKER}(partitions=, durability=, writers=, transport=, start_timeout=, **options): "
+        "what penstock_broker (and, on a module, penstock_broker_module) is made with; other names "
+        "are options of the node",
     )
 
 

@@ -1,4 +1,5 @@
-"""The guarantees under kill -9 and SIGSTOP of clients, writers and node, judged by their histories.
+"""The guarantees under kill -9 and SIGSTOP of clients, writers, gateway and node, judged by their
+histories.
 
 Each trial is a seed. By default each test has seconds (`PENSTOCK_HISTORY_SECONDS`), and
 `PENSTOCK_CRASH_SEED=n` begins with that seed. `PENSTOCK_CRASH_SEEDS` is a number of trials, which
@@ -25,6 +26,7 @@ SCENES = {
     "manual": Scene(("manual",), transactors=1, readers=()),
     "at-most-once": Scene(("at-most-once",), transactors=1, readers=()),
     "exactly-once": Scene(("exactly-once",), transactors=1, readers=()),
+    "remote": Scene(("exactly-once",), transactors=2, readers=("read_committed",)),
     "killed 20 times": Scene(("exactly-once",), readers=(), kinds=("kill consumer",)),
 }
 SEEDS = int(os.environ.get("PENSTOCK_CRASH_SEEDS", "0"))
@@ -161,6 +163,15 @@ def test_crash_history_of_an_exactly_once_job(
     capsys: pytest.CaptureFixture[str], whole: Tally
 ) -> None:
     run_trials("exactly-once", "test_crash_history_of_an_exactly_once_job", capsys, whole)
+
+
+def test_crash_history_of_remote_clients(
+    capsys: pytest.CaptureFixture[str], whole: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over tcp, with the gateway among the victims. `--transport tcp` runs all scenes so."""
+    monkeypatch.setenv("PENSTOCK_TEST_TRANSPORT", "tcp")
+    monkeypatch.setenv("PENSTOCK_TRANSPORT", "tcp")
+    run_trials("remote", "test_crash_history_of_remote_clients", capsys, whole)
 
 
 def test_crash_history_of_a_job_killed_20_times(
