@@ -9,8 +9,10 @@ import msgspec
 import pytest
 
 from penstock.core.swapping import SOURCES_MAX
+from penstock.ipc import accessing as ac
 from penstock.ipc import coordination as co
 from penstock.ipc import layout as lo
+from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
 from penstock.ipc.channel import FDS_MAX, MESSAGE_BYTES_MAX, Channel, ChannelError
 
@@ -24,6 +26,11 @@ SETTINGS = ms.TopicSettings(
     *(4096, U64, 1.5, "interval", 0.1, "append", U64, 2.5, U64, "compact,delete", 1.5, 2.5, 0.1)
 )
 SEGMENT = ms.CleanedSegment(U64, U64, U64, [(U64, U64, 0xFFFFFFFF)] * SOURCES_MAX)
+
+NUMBER = (1 << 63) - 2
+ENTRY = ac.AccessEntry(NAME, "allow", "describe", "transactional_id", NAME)
+QUOTA = ac.QuotaSetting(NAME, NAME, *[1 << 50] * 4)
+LIMITS = ac.LimitSetting(NAME, 1 << 50, 1 << 50)
 
 
 def topic(pages):
@@ -66,6 +73,16 @@ CLIENT = [
     co.BeginStage(NAME, U64),
     co.CommitTransaction(NAME, U64, [NAME] * co.NAMES_MAX, False),
     co.ListTransactions(NAME),
+    lk.LookUpTime(4095, ID, 4095, NUMBER, True),
+    lk.LookUpAppends([lk.LogPlace(4095, ID, 4095, NUMBER)] * lk.PLACES_AT_ONCE),
+    lk.LookUpSegments(lk.LogPlace(4095, ID, 4095, NUMBER)),
+    lk.LookUpPages(list(range(lk.PAGES_AT_ONCE))),
+    lk.LookUpPositions([(1023, 4095)] * lk.CLIENTS_AT_ONCE),
+    ac.ListAccess("entries", 4095),
+    ac.AddAccess([ENTRY] * ac.ENTRIES_PER_PAGE),
+    ac.RemoveAccess([ENTRY] * ac.ENTRIES_PER_PAGE),
+    ac.SetQuota(QUOTA),
+    ac.SetLimits(LIMITS),
 ]  # fmt: skip
 NODE = [
     ms.Welcome(1, b"\xff" * 16, "b" * 36, "/" + "d" * 4095, 1023, lo.WRITERS_MAX, U64, U64,
@@ -93,6 +110,13 @@ NODE = [
     co.TransactionReady(U64, U32, NAME),
     co.TransactionEnded(True, U32, U64),
     co.Transactions([co.TransactionInfo(NAME, "committing", U64, U32, 4095, 1.5)] * 170, True),
+    lk.TimeLookedUp(NUMBER),
+    lk.AppendsLookedUp([1.5] * lk.PLACES_AT_ONCE),
+    lk.SegmentsLookedUp(U64, U64),
+    lk.PagesLookedUp(list(range(lk.PAGES_AT_ONCE)), [U64] * 5),
+    lk.PositionsLookedUp([[(4095, NUMBER)] * lo.POSITIONS_MAX] * lk.CLIENTS_AT_ONCE),
+    ac.AccessList(U64, True, [ENTRY] * ac.ENTRIES_PER_PAGE),
+    ac.AccessChanged(U64, ac.ENTRIES_PER_PAGE),
     ms.Refused("RecordTooLargeError", "\N{SNOWMAN}" * 4000),
 ]  # fmt: skip
 ORDERS = [
@@ -128,11 +152,15 @@ TAGS = {
                        "commit_offsets", "claim_offsets", "list_groups", "describe_group",
                        "seek_group", "delete_group", "init_transactions", "add_partitions",
                        "end_transaction", "begin_stage", "commit_transaction",
-                       "list_transactions"],
+                       "list_transactions", "look_up_time", "look_up_appends",
+                       "look_up_segments", "look_up_pages", "look_up_positions", "list_access",
+                       "add_access", "remove_access", "set_quota", "set_limits"],
     "node to client": ["welcome", "lane_opened", "topic_found", "topics", "node", "cleaned",
                        "done", "group_assignment", "committed", "claimed", "groups",
                        "group_description", "transaction_ready", "transaction_ended",
-                       "transactions", "refused"],
+                       "transactions", "time_looked_up", "appends_looked_up",
+                       "segments_looked_up", "pages_looked_up", "positions_looked_up",
+                       "access_list", "access_changed", "refused"],
     "node to writer": ["open_partition", "close_partition", "add_lane", "retire_lane",
                        "add_client", "remove_client", "trim_log", "swap_log", "stop_writer"],
     "writer to node": ["partition_opened", "partition_failed", "partition_closed",
