@@ -94,7 +94,7 @@ class Reading:
 
     def __init__(self, offset: int, credit: int, epoch: int) -> None:
         self.offset = offset
-        self.epoch = epoch  # of the last batch that came
+        self.epoch = epoch  # of the log up to there
         self.credit = credit
         self.records: list[Any] = []
         self.aborted = 0
@@ -121,11 +121,10 @@ class Reading:
         assert at == len(payload), "not whole batches"
         if payload:
             last = head.length
-            self.epoch = head.leader_epoch
             self.credit -= len(payload)
             assert self.credit > -last, "over the credit by more than a batch"
             self.owed.append(len(payload))
-        self.offset = message.next_offset
+        self.offset, self.epoch = message.next_offset, message.leader_epoch
 
     def take(self) -> int:
         """All that came is consumed; what More is to say."""

@@ -242,7 +242,9 @@ class Acks(msgspec.Struct, frozen=True, tag="acks"):
 
 class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
     """Batches one after the other (payload; none: only the position moves). `start` is what the
-    cursor asked for or the `next_offset` before; `aborted` records were left out."""
+    cursor asked for or the `next_offset` before; `aborted` records were left out. `leader_epoch`:
+    that of the log up to `next_offset`, to be told with it by whoever asks for it again (batches
+    may be of earlier ones)."""
 
     endpoint: int
     cursor: int
@@ -250,6 +252,7 @@ class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
     next_offset: int
     aborted: int
     pages: list[PageState] = []
+    leader_epoch: int = -1
 
 
 class CursorFailed(msgspec.Struct, frozen=True, tag="cursor_failed"):

@@ -20,12 +20,13 @@ RESTS: Final = 4
 
 class Arrived(NamedTuple):
     """Batches one after the other, which bring the cursor from `start` to `next_offset`; without
-    any it only moves. `aborted` records were left out."""
+    any it only moves. `aborted` records were left out. `leader_epoch`: of the log up to there."""
 
     start: int
     next_offset: int
     aborted: int
     view: memoryview
+    leader_epoch: int
 
 
 class FarCursor:
@@ -49,7 +50,11 @@ class FarCursor:
         """What came next. The consumer is rung after this, and after the pages it names."""
         if not self._is_closed:
             view = memoryview(payload if payload is not None else b"")
-            self._arrived.append(Arrived(message.start, message.next_offset, message.aborted, view))
+            self._arrived.append(
+                Arrived(
+                    message.start, message.next_offset, message.aborted, view, message.leader_epoch
+                )
+            )
 
     def fail(self, message: fr.CursorFailed) -> None:
         """Nothing comes any more, and why."""

@@ -27,16 +27,16 @@ _NOT_ALONE: Final = hd.ATTR_CONTROL | hd.ATTR_TRANSACTIONAL
 class _Piece:
     """Batches that came together. `is_paid`: they were read once."""
 
-    __slots__ = ("aborted", "is_paid", "next_offset", "start", "view")
+    __slots__ = ("aborted", "is_paid", "leader_epoch", "next_offset", "start", "view")
 
     def __init__(self, arrived: Arrived) -> None:
-        self.start, self.next_offset, self.aborted, self.view = arrived
+        self.start, self.next_offset, self.aborted, self.view, self.leader_epoch = arrived
         self.is_paid = False
 
 
 class FarSource:
-    """See the module. `offset` is the next offset that it brings, `epoch` that of the record before
-    it. `aborted` counts records that the gateway left out."""
+    """See the module. `offset` is the next offset that it brings, `epoch` that of the log up to
+    there. `aborted` counts records that the gateway left out."""
 
     def __init__(
         self, fetcher: Fetcher, name: str, page: int, topic_id: bytes, partition: int, *,
@@ -151,6 +151,7 @@ class FarSource:
                 size += head.length
         if self._at >= len(view):
             self.offset = max(self.offset, piece.next_offset)
+            self.epoch = max(self.epoch, piece.leader_epoch)
             self._at = 0
             self._kept.append(self._pieces.popleft())
             self._paid(piece)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fetch_world import Gateway, Peer, Reading, folder_in
-from partition_world import Partition, drained
+from partition_world import Mapped, Partition, drained
 from unit.core.log_helpers import TOPIC
 
 from penstock.cluster.frames import messages as fr
@@ -253,6 +253,27 @@ def test_rule_15_a_cursor_knows_the_epoch_of_what_it_has_read(at, gateway):
     at.page.publish_epoch(epoch + 1)
     gateway.turn(after=BELT)
     assert error_of(reading) == local_error(at, 5, epoch)
+
+
+def test_rule_15_what_holds_no_records_at_the_begin_of_an_epoch_parts_nobody_from_the_log():
+    """The position moves past it together with records of the epoch before."""
+    at = Partition(20_000, Mapped(), folder_in("/data"))
+    at.write(1, 1)
+    at.sync()
+    at.boot += 1
+    at.generation += 1
+    at.start()
+    at.begin(1)
+    gateway = Gateway(at)
+    client = gateway.client()
+    reading = gateway.fetch(client)
+    for _ in range(3):
+        gateway.settle(client)
+        gateway.turn(after=BELT)
+    assert (reading.failed, reading.offset, reading.epoch) == (None, 2, at.page.leader_epoch)
+    again = gateway.fetch(client, reading.offset, leader_epoch=reading.epoch)
+    gateway.settle(client)
+    assert again.failed is None
 
 
 def test_rule_10_a_position_above_the_end_waits(at, gateway):

@@ -20,22 +20,23 @@ from penstock.ipc.state import SEGMENT_WAIT, StatePage
 from penstock.server.gateway.states import Known
 
 EPOCH_UNKNOWN: Final = -1
-BATCHES_MAX: Final = 512
-"""Batches of one piece: looking at each costs time, however small it is."""
-READ_BYTES_MIN: Final = 64 << 10
-"""Read for one piece even where it is all left out: aborted records cost no credit."""
+BATCH_WORK: Final = 4096
+"""What a batch costs beside its bytes, in bytes: looking at its header."""
+SHARE_MIN: Final = 64 << 10
+"""A piece is made of at least so much work, if it is there."""
 
 
 class Piece(NamedTuple):
-    """What comes next: batches one after the other (None: only the position moves), of `nbytes`;
-    `scanned` bytes were looked at for it."""
+    """What comes next: batches one after the other (None: only the position moves), of `nbytes`.
+    `work` is what it cost, in bytes."""
 
     start: int
     next_offset: int
     aborted: int
     payload: Buffer | None
     nbytes: int
-    scanned: int
+    work: int
+    leader_epoch: int
 
 
 class Cursor:
@@ -88,6 +89,11 @@ class Cursor:
         return int(self._q[self._end_at])
 
     @property
+    def words(self) -> tuple[int, int]:
+        """Where in the state table it stands how far its log has come."""
+        return self._end_at, self._log_end_at
+
+    @property
     def log_end(self) -> int:
         return int(self._q[self._log_end_at])
 
@@ -136,15 +142,16 @@ class Cursor:
             out.popleft()
         return back
 
-    def read(self, bytes_max: int, now: float) -> Piece | None:
-        """The next piece of up to about `bytes_max` (at least a batch); None where there is none,
-        or its writer is just publishing.
+    def read(self, bytes_max: int, share: int, now: float) -> Piece | None:
+        """The next piece of up to about `bytes_max` (at least a batch) and about as much work as
+        `share`; None where there is none, or its writer is just publishing.
 
         Raises `OffsetOutOfRangeError`, `LogTruncatedError`, `CorruptBatchError`,
         `UnknownTopicError`, `StorageError`, with the position where it was.
         """
-        self.check()
         page, reader, start = self.page, self._reader, self.offset
+        leader_epoch = page.leader_epoch
+        self.check()
         end = self.end
         segment = page.segment_now()
         if segment is None:
@@ -154,8 +161,9 @@ class Cursor:
             return None
         self._stuck_since = 0.0
         limit = Limit(end, *segment, page.log_start)
+        share = max(share, SHARE_MIN)
         try:
-            found = reader.fetch(limit, bytes_max, BATCHES_MAX)
+            found = reader.fetch(limit, min(bytes_max, share), share // BATCH_WORK)
         except er.OffsetOutOfRangeError:
             found = []  # said below, with what to do
         except er.CorruptBatchError as error:
@@ -173,12 +181,12 @@ class Cursor:
         if start < page.log_start:
             reader.seek(start)
             self.check()
-        return self._piece(found, end)
+        return self._piece(found, end, leader_epoch)
 
-    def _piece(self, found: list[Found], end: int) -> Piece | None:
+    def _piece(self, found: list[Found], end: int, leader_epoch: int) -> Piece | None:
         """The batches that go out, in as few runs of bytes as they stand in."""
         start, reader, left_out = self.offset, self._reader, self._aborted
-        aborted = scanned = size = 0
+        aborted = left_out_bytes = size = 0
         runs: list[memoryview] = []
         view, run_start, run_end = memoryview(b""), 0, 0
         last: BatchHeader | None = None
@@ -194,7 +202,7 @@ class Cursor:
                 if is_aborted:
                     last = head
                     aborted += head.record_count
-                    scanned += head.length
+                    left_out_bytes += head.length
                     continue
             if its_view is not view or position != run_end:
                 if run_end > run_start:
@@ -203,17 +211,18 @@ class Cursor:
             run_end = position + head.length
             size += head.length
             last = head
-        if last is not None:
-            self._epoch = last.leader_epoch
         if run_end > run_start:
             runs.append(view[run_start:run_end])
         if reader.offset == start:
             return None
         self.offset = reader.offset
+        # What was passed may end with batches of no record, of this epoch: it is the log's then.
+        self._epoch = leader_epoch if last is None else max(leader_epoch, last.leader_epoch)
         payload: Buffer | None = None
         if runs:
             payload = runs[0] if len(runs) == 1 else b"".join(runs)
-        return Piece(start, self.offset, aborted, payload, size, scanned + size)
+        work = left_out_bytes + size + BATCH_WORK * len(found)
+        return Piece(start, self.offset, aborted, payload, size, work, self._epoch)
 
     def check(self) -> None:
         """Raises `UnknownTopicError`, `LogTruncatedError`, `OffsetOutOfRangeError`, in this order,

@@ -21,13 +21,14 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 from penstock.cluster.frames import messages as fr
 from penstock.core import errors as er
 from penstock.ipc import layout as lo
 from penstock.server.gateway.counts import Counts
-from penstock.server.gateway.cursors import READ_BYTES_MIN, Cursor, OpenFiles, Piece
+from penstock.server.gateway.cursors import BATCH_WORK, Cursor, OpenFiles, Piece
 from penstock.server.gateway.lines import Endpoint, Line, Link
 from penstock.server.gateway.states import Known
 
@@ -45,9 +46,12 @@ NAME_WAIT: Final = 0.25
 """Seconds for which a topic may be unknown: it may have been created just now."""
 ALLOWED_FOR: Final = 1.0
 """Seconds for which a cursor goes on without its consumer's rights being looked at again."""
-WORK_MIN: Final = 4096
-"""What any piece counts for at least in the share of its line, in bytes."""
+PAGES_AT_ONCE: Final = 256
+"""Pages in one `Pages`: asking how each stands takes time."""
 _SLICES: Final = 10
+"""Parts of the belt."""
+_LARGE: Final = 64
+"""Cursors of an endpoint, from which on the belt looks at it in parts as well."""
 
 Allow = Callable[[str, str, int, float], float]
 """(principal, client id, bytes sent, now) -> seconds to hold the endpoint back, 0 for none."""
@@ -108,6 +112,7 @@ class Fetching:
         self._timers: list[tuple[float, int, Line]] = []
         self._number = itertools.count()
         self._next_belt = 0.0
+        self._slice = 0
         self._now = 0.0  # of the last turn
 
     # --- what endpoints ask for ------------------------------------------------------------------
@@ -308,14 +313,20 @@ class Fetching:
                 self._activate(line)
 
     def _look_around(self, now: float) -> None:
-        """The belt: some lines at a time, so that it never takes long."""
+        """The belt: a part of everything at a time, so that it never takes long."""
         lines = self._lines
-        count = len(lines)
-        self._next_belt = now + BELT / min(max(count, 1), _SLICES)
-        for _ in range(math.ceil(count / _SLICES)):
+        large = [line for line in lines if len(line.cursors) > _LARGE]
+        slices = _SLICES if large else min(max(len(lines), 1), _SLICES)
+        self._next_belt = now + BELT / slices
+        for _ in range(math.ceil(len(lines) / slices)):
             line = lines[0]
             lines.rotate(-1)
-            line.look_closely()
+            if len(line.cursors) <= _LARGE:
+                line.look_closely()
+            self._activate(line)
+        self._slice = (self._slice + 1) % _SLICES
+        for line in large:
+            line.look_closely(self._slice, _SLICES)
             self._activate(line)
 
     # --- sending ---------------------------------------------------------------------------------
@@ -326,7 +337,7 @@ class Fetching:
             cursor = line.next_ready()
             if cursor is None:
                 break
-            taken += WORK_MIN
+            taken += BATCH_WORK
             try:
                 piece = self._read(line, cursor, now, share - taken)
             except er.PenstockError as error:
@@ -339,9 +350,10 @@ class Fetching:
             if piece is None:
                 if cursor.credit > 0 and cursor.has_more:
                     cursor.again_at = now + AGAIN
+                    line.is_restless = True
                     self._later(line, cursor.again_at)
                 continue
-            taken += piece.scanned
+            taken += piece.work
             if not self._send(line, cursor, piece, now):
                 break
             if cursor.credit > 0 and cursor.has_more:
@@ -355,16 +367,16 @@ class Fetching:
         if cursor.credit <= 0:
             cursor.check()
             return None
-        most = min(cursor.credit, self._limits.payload_bytes, max(share, READ_BYTES_MIN))
+        most = min(cursor.credit, self._limits.payload_bytes)
         self._files.touch(cursor)
         try:
-            return cursor.read(most, now)
+            return cursor.read(most, share, now)
         except er.StorageError as error:
             if not error.retriable:
                 raise
             self._files.rest()  # it may be the descriptors that are missing
             self._files.touch(cursor)
-            return cursor.read(most, now)
+            return cursor.read(most, share, now)
 
     def _send(self, line: Line, cursor: Cursor, piece: Piece, now: float) -> bool:
         endpoint = line.endpoint
@@ -372,8 +384,9 @@ class Fetching:
         line.spend(cursor, piece.nbytes)
         pages = line.news_of(cursor.page.index)
         message = fr.Fetched(
-            endpoint.number, cursor.number, piece.start, piece.next_offset, piece.aborted, pages
-        )
+            endpoint.number, cursor.number, piece.start, piece.next_offset, piece.aborted, pages,
+            piece.leader_epoch,
+        )  # fmt: skip
         if not endpoint.post(message, piece.payload):
             return False
         if piece.nbytes:
@@ -390,10 +403,10 @@ class Fetching:
         news = line.durable_news() if line.waits else []
         if line.stale:
             if now >= line.next_pages:
-                line.next_pages = now + max(self._limits.pages_every, len(line.stale) * 1e-4)
-                for page in list(line.stale):
+                line.next_pages = now + self._limits.pages_every
+                for page in list(islice(line.stale, PAGES_AT_ONCE)):
                     news += line.news_of(page)
-            else:
+            if line.stale:
                 self._later(line, line.next_pages)
         if news:
             line.endpoint.post(fr.Pages(line.endpoint.number, news))

@@ -64,13 +64,15 @@ def standing_of(page: StatePage) -> Standing:
 class Line:
     """See the module. `is_queued`, `due`, `held_until` and `next_pages` are `fetching`'s."""
 
-    __slots__ = ("_is_placed", "_moved", "_slot", "_told", "_wanting", "asked", "cursors", "due",
-                 "endpoint", "held_until", "is_gone", "is_queued", "link", "next_pages",
-                 "out_bytes", "ready", "stale", "states", "waits")  # fmt: skip
+    __slots__ = ("_eager", "_is_placed", "_moved", "_q", "_seen", "_slot", "_told", "_wanting",
+                 "_words", "asked", "cursors", "due", "endpoint", "held_until", "is_gone",
+                 "is_queued", "is_restless", "link", "next_pages", "out_bytes", "ready", "stale",
+                 "states", "waits")  # fmt: skip
 
     def __init__(self, endpoint: Endpoint, link: Link) -> None:
         self.endpoint = endpoint
         self.states = endpoint.states
+        self._q = endpoint.session.state.q
         self.link = link
         self.cursors: dict[int, Cursor] = {}
         self.asked: dict[
@@ -85,7 +87,11 @@ class Line:
         self.due = 0.0  # when a timer looks at it; 0: none does
         self.is_queued = False
         self.is_gone = False
+        self.is_restless = False  # to be looked at, whether words have changed or not
+        self._words: list[int] | None = None  # of pages: where the ends of its cursors stand
+        self._seen: list[int] = []  # what stood there at the last look
         self._told: dict[int, Standing] = {}
+        self._eager = 0  # cursors with credit
         self._wanting: dict[int, int] = {}  # page -> cursors with credit, which new data wakes
         self._moved: dict[Cursor, None] = {}  # whose positions are to be published
         self._is_placed = True
@@ -100,9 +106,7 @@ class Line:
     @property
     def has_unwatched(self) -> bool:
         """Whether there are cursors for whose pages no writer rings."""
-        return bool(self.cursors) and (
-            self._slot is None or any(each.credit <= 0 for each in self.cursors.values())
-        )
+        return bool(self.cursors) and (self._slot is None or self._eager < len(self.cursors))
 
     # --- cursors ---------------------------------------------------------------------------------
     def add(self, cursor: Cursor) -> None:
@@ -110,6 +114,8 @@ class Line:
         if cursor.credit > 0:
             self._want(cursor.page.index, 1)
         self._is_placed = False
+        self._words = None
+        self.is_restless = True
 
     def remove(self, cursor: Cursor) -> None:
         """It is over: nothing of it is under way any more."""
@@ -124,6 +130,8 @@ class Line:
         self._moved.pop(cursor, None)
         cursor.close()
         self._is_placed = False
+        self._words = None
+        self.is_restless = True
 
     def credit(self, cursor: Cursor, nbytes: int) -> None:
         """The client has consumed so many bytes of it."""
@@ -134,6 +142,7 @@ class Line:
         if cursor.credit > 0 and not had:
             self._want(cursor.page.index, 1)
         self._moved[cursor] = None
+        self.is_restless = True
 
     def spend(self, cursor: Cursor, nbytes: int) -> None:
         """So many bytes of it are under way; `Cursor.sent` has counted them."""
@@ -145,6 +154,7 @@ class Line:
 
     # --- what wakes it ---------------------------------------------------------------------------
     def _want(self, page: int, step: int) -> None:
+        self._eager += step
         before = self._wanting.get(page, 0)
         after = before + step
         if after:
@@ -163,18 +173,31 @@ class Line:
     def look(self, now: float) -> bool:
         """What has moved: cursors that may go on become ready, other pages are noted. Whether
         there is a cursor that may go on."""
+        cursors = self.cursors
+        if self._words is None:
+            words = (word for cursor in cursors.values() for word in cursor.words)
+            self._words = list(dict.fromkeys(words))
+        if cursors:
+            # Most looks find nothing, and thousands of cursors are a lot to be asked one by one.
+            seen = list(map(self._q.__getitem__, self._words))
+            if seen == self._seen and not self.is_restless:
+                return bool(self.ready)
+            self._seen = seen
+        self.is_restless = False
         told = self._told
-        for cursor in self.cursors.values():
+        for cursor in cursors.values():
             if cursor.credit > 0 and cursor.has_more:
                 if cursor.again_at <= now:
                     self.make_ready(cursor)
+                else:
+                    self.is_restless = True
             elif cursor.log_end != told.get(cursor.page.index, _NEVER)[_LOG_END]:
                 self.stale[cursor.page.index] = None
         return bool(self.ready)
 
-    def look_closely(self) -> None:
+    def look_closely(self, part: int = 0, parts: int = 1) -> None:
         """At what no writer rings for: the belt."""
-        for cursor in self.cursors.values():
+        for cursor in list(self.cursors.values())[part::parts]:
             if cursor.is_troubled:
                 self.make_ready(cursor)
             page = cursor.page
