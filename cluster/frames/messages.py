@@ -281,7 +281,7 @@ class Notice(msgspec.Struct, frozen=True, tag="notice"):
 
 
 class Throttled(msgspec.Struct, frozen=True, tag="throttled"):
-    """A quota holds this endpoint back for `seconds`. `what`: "produce" or "consume"."""
+    """A quota holds this endpoint back for `seconds` more. `what`: "produce" or "consume"."""
 
     endpoint: int
     what: str

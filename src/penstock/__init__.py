@@ -28,6 +28,9 @@ _HOMES = {
     "GroupConsumer": "group.consumer",
     "GroupDescription": "group.admin",
     "OffsetReset": "group.admin",
+    "AccessEntry": "access",
+    "LimitSetting": "access",
+    "QuotaSetting": "access",
     "Admin": "admin",
     "TopicConfig": "topicconfig",
     "TopicDescription": "admin",
@@ -45,9 +48,9 @@ _HOMES = {
     "BatchReceipt": "delivery",
     **dict.fromkeys(
         (
-            "AttachRefusedError", "BufferFullError", "ClosedError", "ConfigError",
-            "CorruptBatchError", "DataFolderError", "DeliveryError", "DeliveryTimeout",
-            "DroppedError", "ForkedClientError", "GroupError", "LogOfflineError",
+            "AccessDeniedError", "AttachRefusedError", "BufferFullError", "ClosedError",
+            "ConfigError", "CorruptBatchError", "DataFolderError", "DeliveryError",
+            "DeliveryTimeout", "DroppedError", "ForkedClientError", "GroupError", "LogOfflineError",
             "LogTruncatedError", "NotConnectedError", "OffsetOutOfRangeError", "PenstockError",
             "PenstockTimeout", "ProduceError", "ProducerFencedError", "RecordTooLargeError",
             "ResourceLimitError", "StageDecidedError", "StaleGenerationError", "StorageError",
@@ -59,6 +62,8 @@ _HOMES = {
 }  # fmt: skip
 
 __all__ = [
+    "AccessDeniedError",
+    "AccessEntry",
     "Admin",
     "AttachRefusedError",
     "BatchDelivery",
@@ -79,6 +84,7 @@ __all__ = [
     "GroupConsumer",
     "GroupDescription",
     "GroupError",
+    "LimitSetting",
     "LogOfflineError",
     "LogTruncatedError",
     "NotConnectedError",
@@ -90,6 +96,7 @@ __all__ = [
     "ProduceError",
     "Producer",
     "ProducerFencedError",
+    "QuotaSetting",
     "Receipt",
     "Record",
     "RecordBatch",
@@ -116,10 +123,12 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from penstock.access import AccessEntry, LimitSetting, QuotaSetting
     from penstock.admin import Admin, TopicDescription
     from penstock.client import Client, connect
     from penstock.consumer import Consumer
     from penstock.core.errors import (
+        AccessDeniedError,
         AttachRefusedError,
         BufferFullError,
         ClosedError,

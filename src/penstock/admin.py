@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock import forks
+from penstock.access import AccessAdmin, AccessEntry, LimitSetting, QuotaSetting
 from penstock.closing import Closing
 from penstock.core import errors as er
 from penstock.group.admin import GroupAdmin, GroupDescription, GroupListing, OffsetReset
@@ -28,11 +29,14 @@ from penstock.transactions.listing import TransactionDescription, listed
 from penstock.trimming import Trim, TrimResult, chosen
 
 __all__ = [
+    "AccessEntry",
     "Admin",
     "GroupDescription",
     "GroupListing",
+    "LimitSetting",
     "OffsetReset",
     "PartitionDescription",
+    "QuotaSetting",
     "TopicConfig",
     "TopicDescription",
     "TransactionDescription",
@@ -219,6 +223,37 @@ class Admin(Closing):
     def _groups(self) -> GroupAdmin:
         self._check_attached()
         return GroupAdmin(self._ask, self._session, self._find, self._timeout)
+
+    # --- access ---
+    def list_access(self) -> list[AccessEntry]:
+        """All access entries. While there are none and no keys, everybody may do everything."""
+        return AccessAdmin(self._ask).entries()
+
+    def add_access(self, *entries: AccessEntry) -> int:
+        """Add entries; how many were not there yet. They hold at once, for the gateway within a
+        second. Raises `ConfigError`."""
+        return AccessAdmin(self._ask).add(entries)
+
+    def remove_access(self, *entries: AccessEntry) -> int:
+        """Remove exactly these entries; how many were there."""
+        return AccessAdmin(self._ask).remove(entries)
+
+    def list_quotas(self) -> list[QuotaSetting]:
+        """All quotas of principals and client ids."""
+        return AccessAdmin(self._ask).quotas()
+
+    def set_quota(self, quota: QuotaSetting) -> None:
+        """Put a quota in the place of the one for the same principal and client id; one without
+        any bound takes it away. Raises `ConfigError`."""
+        AccessAdmin(self._ask).set_quota(quota)
+
+    def list_limits(self) -> list[LimitSetting]:
+        """The limits of namespaces."""
+        return AccessAdmin(self._ask).limits()
+
+    def set_limits(self, limits: LimitSetting) -> None:
+        """The same for how many topics and partitions a namespace may have."""
+        AccessAdmin(self._ask).set_limits(limits)
 
     def describe_node(self) -> ms.NodeDescription:
         """The node's process, its writers and how much is attached to it."""

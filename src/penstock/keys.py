@@ -21,10 +21,10 @@ import msgspec
 from penstock.cluster.access import check_namespace, check_principal
 from penstock.core.errors import ConfigError, StorageError
 from penstock.core.storage import Storage
+from penstock.ipc.paths import private_folder
 
 KEY_SCHEMA: Final = 1
 KEY_VARIABLE: Final = "PENSTOCK_KEY"
-SERVER_KEY_VARIABLE: Final = "PENSTOCK_SERVER_KEY"
 KEY_CHARACTERS: Final = 40
 KEYS_MAX: Final = 4096
 """Keys that a node authorizes."""
@@ -211,7 +211,8 @@ def create_key(
     place = authorized_file(data_folder, name)
     if os.path.lexists(place):
         raise ConfigError(f"a key {name!r} is authorized already: revoke it, or take another name")
-    os.makedirs(authorized_folder(data_folder), mode=0o700, exist_ok=True)
+    for folder in (data_folder, keys_folder(data_folder), authorized_folder(data_folder)):
+        private_folder(folder)
     server = ensure_server_key(data_folder)
     made = ClientKey(
         principal=authorized.principal, public=public, secret=secret, server=server.public

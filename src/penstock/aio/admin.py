@@ -11,16 +11,19 @@ from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
-from penstock.admin import Admin as BlockingAdmin
 from penstock.admin import (
+    AccessEntry,
     GroupDescription,
     GroupListing,
+    LimitSetting,
     OffsetReset,
+    QuotaSetting,
     TopicConfig,
     TopicDescription,
     TransactionDescription,
     TrimResult,
 )
+from penstock.admin import Admin as BlockingAdmin
 from penstock.aio.waiting import in_thread
 from penstock.closing import AsyncClosing
 from penstock.ipc.messages import NodeDescription
@@ -116,6 +119,34 @@ class Admin(AsyncClosing):
     async def list_transactions(self) -> list[TransactionDescription]:
         """All transactional ids, sorted: what is open, and for how long."""
         return await self._do(self._core.list_transactions)
+
+    async def list_access(self) -> list[AccessEntry]:
+        """All access entries."""
+        return await self._do(self._core.list_access)
+
+    async def add_access(self, *entries: AccessEntry) -> int:
+        """Add entries; how many were not there yet."""
+        return await self._do(partial(self._core.add_access, *entries))
+
+    async def remove_access(self, *entries: AccessEntry) -> int:
+        """Remove exactly these entries; how many were there."""
+        return await self._do(partial(self._core.remove_access, *entries))
+
+    async def list_quotas(self) -> list[QuotaSetting]:
+        """All quotas of principals and client ids."""
+        return await self._do(self._core.list_quotas)
+
+    async def set_quota(self, quota: QuotaSetting) -> None:
+        """Put a quota in the place of the one for the same."""
+        await self._do(partial(self._core.set_quota, quota))
+
+    async def list_limits(self) -> list[LimitSetting]:
+        """The limits of namespaces."""
+        return await self._do(self._core.list_limits)
+
+    async def set_limits(self, limits: LimitSetting) -> None:
+        """Put limits in the place of those of the same namespace."""
+        await self._do(partial(self._core.set_limits, limits))
 
     async def describe_node(self) -> NodeDescription:
         """The node's process, its writers and how much is attached to it."""

@@ -32,6 +32,9 @@ GROUPS: Final = {
     "node": "node",
     "transaction": "transactions",
     "verify": "verify",
+    "keys": "keys",
+    "acl": "acl",
+    "quota": "quotas",
 }
 """Name of a command group: module in `penstock.cli`, whose `make` returns it."""
 

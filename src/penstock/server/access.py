@@ -76,9 +76,9 @@ class Access:
         self.limits = document.limits
         self.changes += 1
 
-    def look(self, now: float) -> bool:
-        """Read what has changed; whether anything has. Costs nothing within `LOOK_INTERVAL`."""
-        if now - self._looked_at < LOOK_INTERVAL:
+    def look(self, now: float, interval: float = LOOK_INTERVAL) -> bool:
+        """Read what has changed; whether anything has. Costs nothing within `interval`."""
+        if now - self._looked_at < interval:
             return False
         self._looked_at = now
         return self.reload()

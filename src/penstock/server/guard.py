@@ -18,6 +18,7 @@ from penstock.cluster.access import (
     Operation,
     literal_prefix,
 )
+from penstock.cluster.quotas import Bucket
 from penstock.core.errors import AccessDeniedError, UnknownTopicError
 from penstock.ipc import accessing as ac
 from penstock.ipc import coordination as co
@@ -27,6 +28,8 @@ from penstock.ipc.names import is_internal
 from penstock.server.access import Access
 from penstock.server.audit import Audit
 
+LOOKS_PER_SECOND: Final = 10
+"""Looks at the files because of refusals."""
 LOCAL_PREFIX: Final = "user:"
 """Principals of this host, by uid."""
 
@@ -145,6 +148,7 @@ class Guard:
     ) -> None:
         self.access = access
         self.audit = Audit()
+        self._looks = Bucket(clock(), LOOKS_PER_SECOND)
         self._name_of = name_of
         self._clock = clock
 
@@ -157,13 +161,24 @@ class Guard:
             return False  # nobody does this to the node's own topics, whatever entries say
         return self.access.policy.allows(principal, operation, kind, name)
 
+    def _really_denied(self, principal: str, operation: str, kind: str, name: str) -> bool:
+        """Whether it is denied by the files as they are, which may have changed just now. So what
+        an administrator allowed holds at once in every process."""
+        now = self._clock()
+        if self._looks.delay(now):
+            return True
+        self._looks.take(now, 1)
+        self.access.look(now, 0.0)
+        return not self.allows(principal, operation, kind, name)
+
     def sees(self, principal: str, kind: str, name: str) -> bool:
         """Whether lists show it to this principal."""
         return self.allows(principal, DESCRIBE, kind, name)
 
     def check(self, principal: str, operation: str, kind: str, name: str) -> None:
         """Raise AccessDeniedError, and audit it, unless the principal may do this."""
-        if not self.allows(principal, operation, kind, name):
+        asked = (principal, operation, kind, name)
+        if not self.allows(*asked) and self._really_denied(*asked):
             raise self._refused(principal, operation, kind, name)
 
     def check_topic(self, principal: str, operation: str, topic_id: bytes) -> str:
@@ -171,7 +186,8 @@ class Guard:
         that the principal may not describe are alike: UnknownTopicError."""
         name = self._name_of(topic_id)
         if name is not None:
-            if self.allows(principal, operation, TOPIC, name):
+            asked = (principal, operation, TOPIC, name)
+            if self.allows(*asked) or not self._really_denied(*asked):
                 return name
             refused = self._refused(principal, operation, TOPIC, name)
             if self.sees(principal, TOPIC, name):

@@ -270,9 +270,10 @@ class Producing:
             self._events.later(wait, lambda: self._let_go(endpoint, outgoing))
         more = now + wait - max(outgoing.held_until, now)
         outgoing.held_until = max(outgoing.held_until, now + wait)
-        self._counts.throttles["produce"] += 1
-        self._counts.throttled_seconds["produce"] += max(0.0, more)
-        endpoint.post(fr.Throttled(endpoint.number, "produce", wait))
+        if more > 0:
+            self._counts.throttles["produce"] += 1
+            self._counts.throttled_seconds["produce"] += more
+            endpoint.post(fr.Throttled(endpoint.number, "produce", more))
 
     def _let_go(self, endpoint: Endpoint, outgoing: Outgoing) -> None:
         left = outgoing.held_until - time.monotonic()

@@ -1,0 +1,135 @@
+"""`penstock keys ...`: who is let in from other hosts. Works on the node's data folder, also while
+it runs, and never shows a secret."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli import output
+from penstock.cli.asking import confirm
+from penstock.cli.command import Env, command
+from penstock.core import errors as er
+
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", metavar="DIR", help="The node's data folder. Default: that of the node's URL."
+    ),
+]
+
+
+def make(settings: dict[str, Any]) -> typer.Typer:
+    """The command group."""
+    app = typer.Typer(help="Make, list and revoke the keys of remote clients.", **settings)
+    command(app, "create")(create)
+    command(app, "list")(list_keys)
+    command(app, "revoke")(revoke)
+    command(app, "show-server")(show_server)
+    return app
+
+
+def create(
+    env: Env,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The key's name in lists.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="Where the client's key file is put.")
+    ],
+    principal: Annotated[
+        str | None, typer.Option(metavar="WHO", help="Who comes in by it. Default: its name.")
+    ] = None,
+    namespace: Annotated[
+        str | None,
+        typer.Option(metavar="PREFIX", help="All names below PREFIX. are this principal's own."),
+    ] = None,
+    data: Data = None,
+) -> None:
+    """Make a client's key: FILE is for the client alone. From the first key on everybody needs
+    one."""
+    from penstock import keys
+
+    folder = _folder(env, data)
+    made = keys.create_key(folder, name, out, principal=principal, namespace=namespace)
+    if env.is_json:
+        output.write_json({"name": name, "principal": made.principal, "public": made.public,
+                           "file": os.fspath(out), "namespace": namespace})  # fmt: skip
+    else:
+        env.say(
+            f"{out} lets {made.principal} in: move it to the client, and keep it from everybody "
+            "else (penstock.connect(url, keys=FILE), or $PENSTOCK_KEY)"
+        )
+
+
+def list_keys(env: Env, data: Data = None) -> None:
+    """Show who is let in. No secrets."""
+    from penstock import keys
+
+    folder = keys.authorized_folder(_folder(env, data))
+    rows = []
+    for file in sorted(Path(folder).glob(f"*{keys.SUFFIX}")):
+        try:
+            key = keys.decode_key(file.read_bytes(), keys.AuthorizedKey, os.fspath(file))
+        except (er.ConfigError, OSError) as error:
+            output.narrate(f"penstock: {error}; it lets nobody in")
+            continue
+        rows.append({"name": file.stem, **keys.as_dict(key)})
+    if env.is_json:
+        for row in rows:
+            output.write_json(row)
+        return
+    heads = ["name", "principal", "namespace", "fingerprint"]
+    heads += ["public"] if env.is_wide else []
+    output.write_columns(
+        [head.upper() for head in heads], [[row[head] for head in heads] for row in rows]
+    )
+
+
+def revoke(
+    env: Env,
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="As `keys list` has them.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    data: Data = None,
+) -> None:
+    """Let keys in no more; connections that they have end within two seconds."""
+    from penstock import keys
+
+    folder = _folder(env, data)
+    if not yes:
+        confirm(f"Revoke {', '.join(names)}? Connected clients are sent away.")
+    for name in names:
+        keys.revoke_key(folder, name)
+        env.say(f"revoked {name}")
+
+
+def show_server(env: Env, data: Data = None) -> None:
+    """Show the node's public key, which clients check it by."""
+    from penstock import keys
+
+    folder = _folder(env, data)
+    key = keys.load_server_key(folder)
+    if key is None:
+        raise er.ConfigError(
+            f"{folder} has no server key: `penstock keys create` makes one with the first client's"
+        )
+    output.write_line(key.public)
+
+
+def _folder(env: Env, data: Path | None) -> str:
+    """The data folder that is meant."""
+    if data is not None:
+        return os.path.abspath(data)
+    from penstock.ipc.paths import DEFAULT_NODE, default_data_folder, folder_of, parse_url
+
+    target = parse_url(env.url)
+    if target.scheme != "shm":
+        raise er.ConfigError(
+            f"{env.url} is elsewhere: keys are made on the node's host, in its data folder, which "
+            "--data names"
+        )
+    if target.folder is not None:
+        return os.fspath(target.folder)
+    name = target.name or DEFAULT_NODE
+    return os.fspath(folder_of(name) or default_data_folder(name))

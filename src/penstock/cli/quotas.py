@@ -1,0 +1,116 @@
+"""`penstock quota ...`: bytes a second of principals and client ids, and limits of namespaces."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from penstock.cli import output, values
+from penstock.cli.command import Env, command
+from penstock.core import errors as er
+
+Who = Annotated[
+    str, typer.Argument(metavar="PRINCIPAL", help="Or '*': each that has none of its own.")
+]
+ClientId = Annotated[
+    str | None,
+    typer.Option("--client-id", metavar="ID", help="Only its clients of this id; '*': each id."),
+]
+
+
+def make(settings: dict[str, Any]) -> typer.Typer:
+    """The command group."""
+    app = typer.Typer(help="Show and change quotas, and limits of namespaces.", **settings)
+    command(app, "list")(list_quotas)
+    command(app, "set")(set_quota)
+    command(app, "remove")(remove)
+    command(app, "limit")(limit)
+    return app
+
+
+def list_quotas(env: Env) -> None:
+    """Show all quotas and limits."""
+    with env.admin() as admin:
+        quotas, limits = admin.list_quotas(), admin.list_limits()
+    if env.is_json:
+        for one in (*quotas, *limits):
+            output.write_json(msgspec.structs.asdict(one))
+        return
+    heads = ("principal", "client_id", "produce_bytes", "consume_bytes", "connections_max",
+             "inflight_bytes_max")  # fmt: skip
+    if quotas:
+        output.write_columns(
+            [head.upper().replace("_", " ") for head in heads],
+            [[getattr(one, head) for head in heads] for one in quotas],
+        )
+    if limits:
+        output.write_columns(
+            ["NAMESPACE", "TOPICS MAX", "PARTITIONS MAX"],
+            [[one.namespace, one.topics_max, one.partitions_max] for one in limits],
+        )
+
+
+def set_quota(
+    env: Env,
+    principal: Who,
+    client_id: ClientId = None,
+    produce: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Bytes a second sent, like 10MiB.")
+    ] = None,
+    consume: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Bytes a second read.")
+    ] = None,
+    connections: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Most connections.")
+    ] = None,
+    in_flight: Annotated[
+        str | None,
+        typer.Option("--in-flight", metavar="SIZE", help="Most bytes sent without an answer."),
+    ] = None,
+) -> None:
+    """Set bounds; those that are not named stay as they are."""
+    given = {
+        "produce_bytes": None if produce is None else values.size(produce),
+        "consume_bytes": None if consume is None else values.size(consume),
+        "connections_max": connections,
+        "inflight_bytes_max": None if in_flight is None else values.size(in_flight),
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    if not changes:
+        raise er.ConfigError("say what is to be bounded, such as --produce 10MiB")
+    from penstock.access import QuotaSetting
+
+    with env.admin() as admin:
+        known = {(one.principal, one.client_id): one for one in admin.list_quotas()}
+        before = known.get((principal, client_id)) or QuotaSetting(principal, client_id)
+        admin.set_quota(msgspec.structs.replace(before, **changes))
+    env.say(f"set the quota of {_named(principal, client_id)}")
+
+
+def remove(env: Env, principal: Who, client_id: ClientId = None) -> None:
+    """Take a quota away."""
+    from penstock.access import QuotaSetting
+
+    with env.admin() as admin:
+        admin.set_quota(QuotaSetting(principal, client_id))
+    env.say(f"{_named(principal, client_id)} has no quota of its own any more")
+
+
+def limit(
+    env: Env,
+    namespace: Annotated[str, typer.Argument(metavar="NAMESPACE")],
+    topics_max: Annotated[int | None, typer.Option(min=0, metavar="N")] = None,
+    partitions_max: Annotated[int | None, typer.Option(min=0, metavar="N")] = None,
+) -> None:
+    """Bound the topics and partitions of a namespace; without options it has no bound."""
+    from penstock.access import LimitSetting
+
+    with env.admin() as admin:
+        admin.set_limits(LimitSetting(namespace, topics_max, partitions_max))
+    env.say(f"set the limits of namespace {namespace}")
+
+
+def _named(principal: str, client_id: str | None) -> str:
+    return principal if client_id is None else f"clients {client_id!r} of {principal}"

@@ -1,0 +1,438 @@
+"""Keys, access and limits of remote clients, by a real node, real keys and real connections."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+from node_helpers import eventually
+from wire import Dealer, batch_of
+
+import penstock
+from penstock import keys
+from penstock.access import AccessEntry, LimitSetting, QuotaSetting
+from penstock.cluster.frames import messages as fr
+from penstock.core.errors import ErrorCode
+from penstock.ipc import accessing as ac
+from penstock.ipc import coordination as co
+from penstock.ipc import layout as lo
+from penstock.ipc import lookups as lk
+from penstock.ipc import messages as ms
+from penstock.testing import Broker
+
+
+class World:
+    """A node with keys, of which `key` makes more."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.broker = Broker(listen=True)
+        self.key("first")
+
+    def key(self, name: str, **options: str) -> Path:
+        file = self.folder / f"{name}.key"
+        keys.create_key(self.broker.data, name, file, **options)
+        return file
+
+    def dealer(self, file: Path, **more: int | bytes | bool) -> Dealer:
+        """A connection with that key."""
+        key = keys.load_client_key(file)
+        return Dealer(
+            self.broker.tcp_url,
+            curve_serverkey=key.server.encode(),
+            curve_publickey=key.public.encode(),
+            curve_secretkey=key.secret.encode(),
+            **more,  # type: ignore[arg-type]
+        )
+
+    def allow(self, *lines: str) -> None:
+        with self.broker.connect() as client, client.admin() as admin:
+            admin.add_access(*(AccessEntry(*line.split()) for line in lines))
+
+    def forbid(self, *lines: str) -> None:
+        with self.broker.connect() as client, client.admin() as admin:
+            admin.remove_access(*(AccessEntry(*line.split()) for line in lines))
+
+    @property
+    def log(self) -> str:
+        return self.broker.log_path.read_text()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    world = World(tmp_path_factory.mktemp("keys"))
+    with world.broker:
+        eventually(lambda: "keys are in use from now on" in world.log)
+        yield world
+
+
+def connects(dealer: Dealer, within: float = 0.5) -> bool:
+    dealer.say(fr.Hello(fr.PROTOCOL_VERSION, fr.APIS, "wire", dealer.incarnation))
+    return bool(dealer.socket.poll(int(within * 1000)))
+
+
+def test_an_authorized_key_comes_in_as_its_principal(world: World) -> None:
+    file = world.key("ann", namespace="acme")
+    with penstock.connect(world.broker.tcp_url, keys=file, transport="tcp") as client:
+        with client.admin() as admin:
+            admin.create_topic("acme.orders")
+            assert admin.list_topics() == ["acme.orders"]
+        with client.producer() as producer:
+            producer.send("acme.orders", b"1").result(10)
+        with client.consumer("acme.orders", start="earliest") as consumer:
+            assert [record.value for record in consumer.poll(timeout=10)] == [b"1"]
+
+
+def test_no_key_a_wrong_key_and_a_wrong_server_do_not_come_in(world: World) -> None:
+    key = keys.load_client_key(world.key("wrong"))
+    stranger = zmq.curve_keypair()
+    with Dealer(world.broker.tcp_url, hello=False) as dealer:
+        assert not connects(dealer)
+    for public, secret, server in (
+        (*stranger, key.server.encode()),
+        (key.public.encode(), stranger[1], key.server.encode()),
+        (key.public.encode(), key.secret.encode(), zmq.curve_keypair()[0]),
+    ):
+        options = {"curve_publickey": public, "curve_secretkey": secret, "curve_serverkey": server}
+        with Dealer(world.broker.tcp_url, hello=False, **options) as dealer:
+            assert not connects(dealer)
+    line = next(one for one in world.log.splitlines() if "not let in" in one)
+    assert "127.0.0.1" in line
+    assert stranger[0].decode() in world.log
+    assert stranger[1].decode() not in world.log
+
+
+def test_a_client_is_told_why_it_does_not_come_in(world: World, tmp_path: Path) -> None:
+    other = tmp_path / "elsewhere"
+    file = tmp_path / "x.key"
+    keys.create_key(other, "x", file)
+    with pytest.raises(penstock.NotConnectedError, match=r"handshake|key"):
+        penstock.connect(world.broker.tcp_url, keys=file, transport="tcp", timeout=3)
+    with pytest.raises(penstock.NotConnectedError):
+        penstock.connect(world.broker.tcp_url, transport="tcp", timeout=3)
+
+
+def test_a_revoked_key_ends_its_connections_and_opens_no_more(world: World) -> None:
+    leaving, staying = world.key("leaver"), world.key("stayer")
+    with world.dealer(leaving) as gone, world.dealer(staying) as stays:
+        gone.attach(1, lo.KIND_ADMIN)
+        stays.attach(1, lo.KIND_ADMIN)
+        keys.revoke_key(world.broker.data, "leaver")
+        ended = gone.hear(fr.Ended, within=5)
+        assert ended.endpoint == -1
+        assert "not authorized" in ended.reason
+        assert isinstance(stays.ask(1, ms.ListTopics()), ms.Topics)
+    with world.dealer(leaving, hello=False) as dealer:
+        assert not connects(dealer)
+    assert "sent away: leaver" in world.log
+
+
+def test_another_namespace_holds_for_connections_that_come_after(world: World) -> None:
+    file = world.key("mover", namespace="here")
+    with world.dealer(file) as dealer:
+        dealer.attach(1, lo.KIND_ADMIN)
+        made = dealer.ask(1, ms.CreateTopic("here.a", ms.TopicSettings()))
+        assert isinstance(made, ms.TopicFound)
+        place = world.broker.data / "keys/authorized/mover.json"
+        place.write_text(place.read_text().replace('"here"', '"there"'))
+        dealer.hear(fr.Ended, within=5)
+    with world.dealer(file) as dealer:
+        dealer.attach(1, lo.KIND_ADMIN)
+        refused = dealer.ask(1, ms.FindTopic("here.a"))
+        assert isinstance(refused, ms.Refused)
+        assert refused.error == "AccessDeniedError"
+
+
+TID = b"t" * 16
+DENIED: list[ms.ClientMessage] = [
+    ms.FindTopic("secret"),
+    ms.CreateTopic("new", ms.TopicSettings()),
+    ms.AlterTopic("secret", ms.TopicSettings()),
+    ms.DeleteTopic("secret"),
+    ms.TrimPartition("secret", 0, 0),
+    ms.DescribeNode(),
+    co.JoinGroup("g", "", ["secret"], None, "at-least-once"),
+    co.JoinGroup("own.g", "", ["secret"], None, "at-least-once"),
+    co.JoinGroup("own.g", "", [], ".*", "at-least-once"),
+    co.SyncGroup("g", "m", []),
+    co.LeaveGroup("g", "m"),
+    co.CommitOffsets("g", "m", []),
+    co.ClaimOffsets("g", "m", 1, []),
+    co.DescribeGroup("g"),
+    co.SeekGroup("g", []),
+    co.DeleteGroup("g"),
+    co.InitTransactions("t", 10.0),
+    co.AddPartitions("t", 1, 1, []),
+    co.EndTransaction("t", 1, 1, True),
+    co.EndTransaction("own.t", 1, 1, True, [co.GroupOffsets("g", "m", [])]),
+    co.BeginStage("t", 1),
+    co.CommitTransaction("t", 1, []),
+    ac.ListAccess("entries"),
+    ac.AddAccess([ac.AccessEntry("outsider", "allow", "all", "topic", "*")]),
+    ac.RemoveAccess([]),
+    ac.SetQuota(ac.QuotaSetting("outsider")),
+    ac.SetLimits(ac.LimitSetting("own")),
+]
+
+
+@pytest.fixture(scope="module")
+def outsider(world: World) -> Iterator[Dealer]:
+    """Connected, with a namespace of its own, and nothing else."""
+    with world.broker.connect() as client, client.admin() as admin:
+        admin.create_topic("secret")
+    with world.dealer(world.key("outsider", namespace="own")) as dealer:
+        dealer.attach(1, lo.KIND_ADMIN)
+        dealer.attach(2, lo.KIND_PRODUCER)
+        dealer.attach(3, lo.KIND_CONSUMER)
+        yield dealer
+
+
+@pytest.mark.parametrize("request_", DENIED, ids=lambda one: type(one).__name__)
+def test_each_request_is_denied_and_audited(
+    world: World, outsider: Dealer, request_: ms.ClientMessage
+) -> None:
+    answer = outsider.ask(1, request_)
+    assert isinstance(answer, ms.Refused), answer
+    assert answer.error == "AccessDeniedError"
+    assert "outsider" in answer.message
+    assert "refused: outsider may not" in world.log
+
+
+def test_every_request_type_is_among_the_denied(world: World) -> None:
+    import typing
+
+    from penstock.server.guard import FREE, LOCAL_ONLY
+
+    by_id = {lk.LookUpTime, lk.LookUpAppends, lk.LookUpSegments}  # below
+    tried = {type(one) for one in DENIED} | by_id | set(FREE) | set(LOCAL_ONLY)
+    assert tried == set(typing.get_args(ms.ClientMessage))
+
+
+def test_nothing_tells_whether_a_topic_is_there(world: World, outsider: Dealer) -> None:
+    def said(request: ms.ClientMessage, name: str) -> str:
+        answer = outsider.ask(1, request)
+        assert isinstance(answer, ms.Refused)
+        return f"{answer.error} {answer.message}".replace(name, "?")
+
+    assert said(ms.FindTopic("secret"), "secret") == said(ms.FindTopic("nosuch"), "nosuch")
+    assert said(ms.DeleteTopic("secret"), "secret") == said(ms.DeleteTopic("nosuch"), "nosuch")
+    assert outsider.ask(1, ms.ListTopics()).topics == []
+    assert outsider.ask(1, ms.ListTopics(internal=True)).topics == []
+    assert outsider.ask(1, co.ListTransactions()).transactions == []
+    with world.broker.connect() as client, client.admin() as admin:
+        node_side = admin._find("secret")
+    page = node_side.pages[0]
+    for there, gone in zip(looks(page, node_side.topic_id), looks(page, TID), strict=True):
+        assert said(there, node_side.topic_id.hex()) == said(gone, TID.hex())
+
+
+def looks(page: int, topic_id: bytes) -> list[lk.Request]:
+    place = lk.LogPlace(page, topic_id, 0, 0)
+    return [
+        lk.LookUpTime(page, topic_id, 0, 0), lk.LookUpAppends([place]), lk.LookUpSegments(place)
+    ]  # fmt: skip
+
+
+def test_groups_and_transactions_of_others_are_not_listed(world: World, outsider: Dealer) -> None:
+    with (
+        world.broker.connect() as client,
+        client.consumer("secret", group="theirs") as consumer,
+        client.producer(transactional_id="theirs") as producer,
+    ):
+        with producer.transaction():
+            producer.send("secret", b"x")
+        consumer.poll(timeout=0.1)
+        with client.admin() as admin:
+            eventually(lambda: "theirs" in [one.group for one in admin.list_groups()])
+        assert outsider.ask(1, co.ListGroups()).groups == []
+        assert outsider.ask(1, co.ListTransactions()).transactions == []
+    world.allow("outsider allow describe group theirs")
+    [group] = outsider.ask(1, co.ListGroups()).groups
+    assert group.group == "theirs"
+    described = outsider.ask(1, co.DescribeGroup("theirs"))
+    assert described.partitions == []  # of a topic that it may not describe
+    world.forbid("outsider allow describe group theirs")
+
+
+def test_batches_and_fetches_for_what_one_may_not_are_refused(
+    world: World, outsider: Dealer
+) -> None:
+    with world.broker.connect() as client, client.admin() as admin:
+        info = admin._find("secret")
+    attached = outsider.attach(12, lo.KIND_PRODUCER)
+    batch = batch_of([b"x"], info, attached.producer_id, 0)
+    writer = info.pages[0] % attached.writers
+    outsider.say(fr.Produce(12, writer, 0, info.pages[0]), batch)
+    [ack] = outsider.acks(1)
+    assert ack.error in (ErrorCode.ACCESS_DENIED, ErrorCode.WRONG_TOPIC_ID)
+    outsider.say(fr.Fetch(3, 7, info.pages[0], info.topic_id, 0, 0, -1, False, 1 << 20))
+    failed = outsider.hear(fr.CursorFailed)
+    assert failed.error in ("AccessDeniedError", "UnknownTopicError")
+    world.allow("outsider allow read topic secret")
+
+    with world.broker.connect() as client, client.producer() as producer:
+        producer.send("secret", b"now").result(10)
+    outsider.say(fr.Fetch(3, 7, info.pages[0], info.topic_id, 0, 0, -1, False, 1 << 20))
+    assert outsider.hear(fr.Fetched).next_offset > 0
+    outsider.say(fr.Produce(12, writer, 1, info.pages[0]), batch)
+    [ack] = outsider.acks(1)
+    assert ack.error == ErrorCode.ACCESS_DENIED  # which it may know of by now
+    world.forbid("outsider allow read topic secret")
+
+
+def test_the_real_clients_say_what_is_denied(world: World) -> None:
+    file = world.key("reader")
+    url = world.broker.tcp_url
+    world.broker.create_topic("public.news")
+    world.allow("reader allow describe topic public.*")
+    with penstock.connect(url, keys=file, transport="tcp") as client:
+        with client.producer() as producer:
+            delivery = producer.send("public.news", b"x")
+            with pytest.raises(penstock.AccessDeniedError, match="may not write"):
+                delivery.result(10)
+            delivery.exception()
+        with (
+            client.consumer("public.news", start="earliest") as consumer,
+            pytest.raises(penstock.AccessDeniedError),
+        ):
+            consumer.poll(timeout=5)
+        with pytest.raises(penstock.AccessDeniedError):
+            client.consumer("secret").poll(timeout=5)
+        with client.admin() as admin, pytest.raises(penstock.AccessDeniedError):
+            admin.describe_node()
+    world.allow("reader allow all topic public.*")
+    with (
+        penstock.connect(url, keys=file, transport="tcp") as client,
+        client.producer() as producer,
+    ):
+        producer.send("public.news", b"now").result(10)
+
+
+def test_entries_hold_for_connections_that_are_there(world: World) -> None:
+    file = world.key("tenant")
+    world.broker.create_topic("feed")
+    world.allow("tenant allow all topic feed")
+    with (
+        penstock.connect(world.broker.tcp_url, keys=file, transport="tcp") as client,
+        client.producer() as producer,
+    ):
+        producer.send("feed", b"1").result(10)
+        world.allow("* deny write topic feed")
+
+        def denied() -> bool:
+            try:
+                producer.send("feed", b"2").result(10)
+            except penstock.AccessDeniedError:
+                return True
+            return False
+
+        eventually(denied)
+        with world.broker.connect() as local, local.producer() as own:
+            own.send("feed", b"local").result(10)  # rule 28
+        world.forbid("* deny write topic feed")
+        eventually(lambda: not denied())
+
+
+def test_limits_of_a_namespace_hold_for_all_who_make_topics_there(world: World) -> None:
+    file = world.key("small", namespace="small")
+    with world.broker.connect() as local, local.admin() as admin:
+        admin.set_limits(LimitSetting("small", topics_max=2, partitions_max=4))
+        with (
+            penstock.connect(world.broker.tcp_url, keys=file, transport="tcp") as client,
+            client.admin() as tenant,
+        ):
+            tenant.create_topic("small.a", penstock.TopicConfig(partitions=3))
+            with pytest.raises(penstock.ResourceLimitError, match="partitions_max=4"):
+                tenant.create_topic("small.b", penstock.TopicConfig(partitions=2))
+            with pytest.raises(penstock.ResourceLimitError, match="partitions_max=4"):
+                tenant.add_partitions("small.a", 5)
+            tenant.create_topic("small.b")
+            with pytest.raises(penstock.ResourceLimitError, match="topics_max=2"):
+                admin.create_topic("small.c")
+        assert admin.list_limits() == [LimitSetting("small", 2, 4)]
+        admin.set_limits(LimitSetting("small"))
+        assert admin.list_limits() == []
+
+
+def test_a_principal_has_as_many_connections_as_its_limit(world: World) -> None:
+    file, other = world.key("busy"), world.key("other")
+    with world.broker.connect() as local, local.admin() as admin:
+        admin.set_quota(QuotaSetting("busy", connections_max=2))
+        with world.dealer(file), world.dealer(file), world.dealer(other):
+            third = world.dealer(file, hello=False)
+            third.say(fr.Hello(fr.PROTOCOL_VERSION, fr.APIS, "wire", third.incarnation))
+            refused = third.hear(fr.Refused)
+            assert refused.error == "ResourceLimitError"
+            assert "connections_max" in refused.message
+            third.close()
+        admin.set_quota(QuotaSetting("busy"))
+
+
+def test_access_survives_the_node_and_a_damaged_file_keeps_it_out(tmp_path: Path) -> None:
+    from penstock.embedded import EmbeddedNode
+
+    with EmbeddedNode(tmp_path / "d") as node:
+        with penstock.connect(node.url) as client, client.admin() as admin:
+            entry = AccessEntry("ann", "allow", "read", "topic", "x.*")
+            assert admin.add_access(entry, entry) == 1
+            assert admin.add_access(entry) == 0
+            with pytest.raises(penstock.ConfigError, match="host"):
+                admin.add_access(AccessEntry("user:1", "allow", "read", "topic", "x"))
+            many = [AccessEntry(f"p{n}", "deny", "all", "group", f"g{n}*") for n in range(200)]
+            assert admin.add_access(*many) == 200
+        node.stop()
+        node.start()
+        with penstock.connect(node.url) as client, client.admin() as admin:
+            assert admin.list_access() == [entry, *many]
+            assert admin.remove_access(*many) == 200
+            file = tmp_path / "d" / "access.json"
+            good = file.read_text()
+            file.write_text(good[:-10])
+            with pytest.raises(penstock.ConfigError, match="cannot be changed"):
+                admin.add_access(*many)
+            assert admin.list_access() == [entry]
+        node.stop()
+        with pytest.raises(penstock.PenstockError, match=r"access\.json"):
+            node.start()
+        file.write_text(good)
+        node.start()
+
+
+@pytest.mark.parametrize("place", ["tcp://0.0.0.0:0", "tcp://[::]:0"])
+def test_listening_beyond_this_host_needs_keys_or_a_word(tmp_path: Path, place: str) -> None:
+    from penstock.embedded import EmbeddedNode
+
+    with pytest.raises(penstock.PenstockError, match="insecure"):
+        EmbeddedNode(tmp_path / "d", listen=place)
+    keys.create_key(tmp_path / "d", "ann", tmp_path / "ann.key")
+    with EmbeddedNode(tmp_path / "d", listen=place) as node:
+        port = node.tcp_url.rpartition(":")[2]
+        with penstock.connect(
+            f"tcp://127.0.0.1:{port}", keys=tmp_path / "ann.key", transport="tcp"
+        ) as client:
+            assert client is not None
+
+
+def test_an_audit_line_in_json_has_its_fields(tmp_path: Path) -> None:
+    from penstock.embedded import EmbeddedNode
+
+    keys.create_key(tmp_path / "d", "ann", tmp_path / "ann.key")
+    log = tmp_path / "log"
+    with (
+        EmbeddedNode(
+            tmp_path / "d", listen=True, log=log, arguments=("--log-format", "json")
+        ) as node,
+        penstock.connect(node.tcp_url, keys=tmp_path / "ann.key", transport="tcp") as client,
+        client.admin() as admin,
+    ):
+        with pytest.raises(penstock.AccessDeniedError):
+            admin.create_topic("x")
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+    [told] = [line for line in lines if line["logger"] == "penstock.audit"]
+    fields = ("level", "event", "principal", "operation", "kind", "resource")
+    assert [told[field] for field in fields] == [
+        "WARNING", "refused", "ann", "create", "topic", "x",
+    ]  # fmt: skip
