@@ -46,6 +46,7 @@ class Roster:
         self._nursery = nursery
         self._folder = folder
         self._url = url
+        self._is_remote = url.startswith("tcp:")
         self._prefix = prefix
         self._scene = scene
         self._rng = rng
@@ -119,7 +120,8 @@ class Roster:
             "isolation": self.isolation[guarantee],
             "suicide": rng.choice([0.0, 0.01, 0.05]),
             "pause": rng.choice([0.0, 0.005, 0.02]),
-            "options": {"session_timeout": rng.choice([0.5, 30.0])},
+            # Of a remote member that was killed nobody hears before its session is over.
+            "options": {"session_timeout": rng.choice([0.5, 5.0 if self._is_remote else 30.0])},
         }
         if rng.random() < 0.3:
             plan["options"]["instance_id"] = slot

@@ -298,7 +298,10 @@ class Trial:
 
         def committed() -> dict[Place, int]:
             self._check()
-            described = admin.describe_group(group)
+            try:
+                described = admin.describe_group(group)
+            except GroupError:  # nobody has joined yet
+                return {}
             return {(p.topic, p.partition): p.committed or 0 for p in described.partitions}
 
         def behind() -> dict[Place, tuple[int, int]]:
@@ -314,7 +317,7 @@ class Trial:
             HEAL_TIMEOUT,
             lambda: (
                 f"{group} drains: committed and wanted are {behind()}; "
-                f"{admin.describe_group(group)}; "
+                f"{committed()}; "
                 + "".join(f"\n{m.who}: {m.stacks()}" for m in self.roster.members[guarantee])
             ),
         )
