@@ -15,6 +15,7 @@ which are record batches as they stand in lanes and segments. Times are seconds,
       Fetch(endpoint, cursor, ...)  ->  ... <- Fetched(endpoint, cursor, next_offset) + batches
       More(endpoint, cursor, bytes) ->
                                     <-  Pages(endpoint, pages), Notice(endpoint), Throttled(...)
+      Positions(endpoint)           ->
       Detach(endpoint)              ->
       Ping(stamp)                   ->  ... <- Pong(stamp)
                                     <-  Ended(endpoint, reason)
@@ -37,6 +38,8 @@ APIS: Final = {
 
 ENDPOINTS_MAX: Final = 1024
 """Endpoints of one connection."""
+POSITIONS_MAX: Final = 384
+"""Partitions of which one endpoint tells where it stands."""
 CURSORS_MAX: Final = 4096
 """Partitions that one endpoint fetches at a time."""
 CLIENT_HEADER_MAX: Final = 128 << 10
@@ -176,11 +179,20 @@ class Drop(msgspec.Struct, frozen=True, tag="drop"):
     cursor: Number
 
 
+class Positions(msgspec.Struct, frozen=True, tag="positions"):
+    """Where the client stands, for onlookers on the node's host: (page, next offset wanted) of what
+    it reads, and the records that its own policy gave up so far."""
+
+    endpoint: EndpointNumber
+    positions: Annotated[list[tuple[Small, Number]], msgspec.Meta(max_length=POSITIONS_MAX)]
+    dropped: Number = 0
+
+
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     stamp: Number
 
 
-ClientMessage = Hello | Attach | Detach | Ask | Produce | Fetch | More | Drop | Ping
+ClientMessage = Hello | Attach | Detach | Ask | Produce | Fetch | More | Drop | Positions | Ping
 
 
 # --- gateway -> client --------------------------------------------------------------------------

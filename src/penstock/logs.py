@@ -126,8 +126,9 @@ def sizes_below(storage: Storage, folder: str, before: int, end: int) -> tuple[i
 
 
 def positions_of(slot: ClientSlot, pid: int) -> Iterable[tuple[int, int]]:
-    """(page, next offset) of the client in that slot; nothing where it is another one's by now."""
-    return slot.positions() if slot.in_use and slot.pid == pid else ()
+    """(page, next offset) of the client in that slot; nothing where it is another one's by now. Pid
+    0 is any: of a remote client, in whose place its gateway is attached."""
+    return slot.positions() if slot.in_use and pid in (0, slot.pid) else ()
 
 
 def logs_of(session: Session, timeout: float) -> Logs:

@@ -11,6 +11,7 @@ from group_world import fill
 
 from penstock import Offset
 from penstock.core import errors as er
+from penstock.testing import wait_until
 
 
 def offsets(records):
@@ -49,6 +50,11 @@ def test_drain_time_from_two_looks(node):
         consumer.poll(100, timeout=5)
         consumer.commit()
         consumer.poll(1)
+
+        def position():
+            return admin.describe_group("drains").partitions[0].position
+
+        wait_until(lambda: position() == 100, 5.0, "its position")  # over tcp it is told in a while
         group = admin.describe_group("drains")
         [member] = group.members
         assert (member.member_id, member.partitions) == (consumer.member_id, 1)

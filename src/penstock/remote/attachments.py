@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -24,6 +25,7 @@ from penstock.remote.address import Link
 from penstock.remote.endpoint import ORPHAN_FOR, Endpoint, State
 from penstock.remote.lanes import AnswerError, MirroredLane
 from penstock.remote.mirror import MirroredPages
+from penstock.remote.onlookers import Onlookers
 from penstock.remote.wire import Wire
 
 logger = logging.getLogger("penstock.remote")
@@ -57,6 +59,7 @@ class Attachments:
         self._numbers = 0
         self._dirty: dict[Endpoint, None] = {}  # whose lanes are to be looked at
         self._awake: dict[Endpoint, None] = {}  # whose clients have something new
+        self._onlookers = Onlookers()
         self.counts = dict.fromkeys(COUNTED, 0)
         self.throttled = 0.0
 
@@ -84,8 +87,16 @@ class Attachments:
         return sum(lane.in_flight for one in found for lane in list(one.lanes.values()))
 
     def due(self) -> float | None:
-        """When `forget_orphans` has something to do (monotonic)."""
-        return min((one.orphaned_until for one in self._orphans), default=None)
+        """When `forget_orphans` or `tell` has something to do (monotonic)."""
+        times = [one.orphaned_until for one in self._orphans]
+        if self._onlookers.due is not None and self._wire is not None:
+            times.append(self._onlookers.due)
+        return min(times, default=None)
+
+    def tell(self, now: float) -> None:
+        """Say where clients stand, now and then."""
+        if self._wire is not None:
+            self._onlookers.tell(now, self._numbered.values(), self._wire.send)
 
     # --- the connection ---
     def connected(self, wire: Wire, welcome: fr.Welcome) -> None:
@@ -305,6 +316,7 @@ class Attachments:
                 if endpoint.far is not None:
                     endpoint.far.put(message, payload)
                     self._awake[endpoint] = None
+                    self._onlookers.stirred(time.monotonic())
             case fr.Pages():
                 self._publish(endpoint, message.pages)
             case fr.Answer():
@@ -389,6 +401,7 @@ class Attachments:
             lane.sends(frame)
             send(fr.Produce(number, writer, frame.sequence, frame.page, frame.flags), frame.batch)
         if frames:
+            self._onlookers.stirred(time.monotonic())
             self.counts["batches_sent"] += len(frames)
             self._dirty[endpoint] = None
 

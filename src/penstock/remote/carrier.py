@@ -180,7 +180,9 @@ class Carrier:
             call = self._calls.get(fd)
             if call is not None:
                 call()
-        attachments.forget_orphans(time.monotonic())
+        now = time.monotonic()
+        attachments.forget_orphans(now)
+        attachments.tell(now)
 
     def _bound(self, now: float) -> float:
         """Seconds until there is something to do without anything coming."""

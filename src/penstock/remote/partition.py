@@ -52,7 +52,7 @@ class FarPartition(AssignedPartition):
             return True  # no records stood there: the position is to move
         if not source.is_open and not self.paused:
             if source.offset == self.offset:
-                source.epoch = self._epoch
+                source.epoch = max(source.epoch, self._epoch)
             source.open()
         return self.page.is_gone(self._identity)
 

@@ -107,6 +107,7 @@ class Gateway:
             fr.Fetch: self._fetch,
             fr.More: self._more,
             fr.Drop: self._drop_cursor,
+            fr.Positions: self._positions,
             fr.Ask: self._ask,
             fr.Attach: lambda peer, message, _, __: self._attaching.attach(peer, message),
             fr.Detach: lambda peer, message, _, __: self._attaching.detach(peer, message.endpoint),
@@ -411,6 +412,19 @@ class Gateway:
         endpoint = self._open(peer, message.endpoint)
         if endpoint is not None:
             self._fetching.drop(endpoint, message)
+
+    def _positions(
+        self, peer: Peer, message: fr.Positions, _: memoryview | None, now: float
+    ) -> None:
+        endpoint = self._open(peer, message.endpoint)
+        slot = None if endpoint is None else endpoint.session.slot
+        if slot is not None:
+            slot.publish_positions([
+                (page, offset)
+                for page, offset in message.positions
+                if page < lo.PAGES_MAX and offset < 1 << lo.POSITION_BITS
+            ])  # fmt: skip
+            slot.publish_dropped(message.dropped)
 
     def _rung(self, endpoint: Endpoint) -> None:
         self._producing.rung(endpoint)
