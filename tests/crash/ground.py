@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,11 @@ class NodeUnderTest:
     """One data folder and the node on it. Its clients reach it as the environment says
     (`PENSTOCK_TEST_TRANSPORT`)."""
 
-    def __init__(self, folder: Path | None = None, **config: Any) -> None:
+    def __init__(
+        self, folder: Path | None = None, *, before: Sequence[str] = (), **config: Any
+    ) -> None:
+        """`before` goes before its command: where it is to run."""
+        self._before = before
         self._listens: str | None = None
         self.transport = os.environ.get(TRANSPORT_VARIABLE) or "shm"
         self._made = folder is None
@@ -106,7 +111,7 @@ class NodeUnderTest:
             plan["listen"] = self.listens or ANY_PORT
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, NODE_MAIN, json.dumps(plan)],
+                [*self._before, sys.executable, NODE_MAIN, json.dumps(plan)],
                 pass_fds=[writer],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +107,10 @@ class Hand:
 class Nursery:
     """The parent's end."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: Sequence[str] = ()) -> None:
+        """`before` goes before the command: where it is to run."""
         self._process = subprocess.Popen(
-            [sys.executable, __file__],
+            [*before, sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment(),

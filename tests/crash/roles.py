@@ -53,7 +53,8 @@ class Stage:
 
     def connect(self) -> Client:
         plan = self.plan
-        return self.insist(lambda: connect(plan["url"], client_id=plan["who"], timeout=30.0))
+        how: dict[str, Any] = plan.get("connect", {})
+        return self.insist(lambda: connect(plan["url"], client_id=plan["who"], timeout=30.0, **how))
 
     def insist(self, make: Callable[[], Made]) -> Made:
         """What takes a node to be made, across the deaths of nodes."""

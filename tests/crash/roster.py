@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,9 @@ class Scene:
     readers: tuple[str, ...] = ("read_uncommitted",)
     kinds: tuple[str, ...] = ()
     """Faults that strike; none given: all of them."""
+    url: str = ""
+    """Where they connect, if not as the trial does, and how (`connect`)."""
+    connect: dict[str, Any] = field(default_factory=dict)
 
 
 class Roster:
@@ -45,8 +48,8 @@ class Roster:
     ) -> None:
         self._nursery = nursery
         self._folder = folder
-        self._url = url
-        self._is_remote = url.startswith("tcp:")
+        self._url = scene.url or url
+        self._is_remote = self._url.startswith("tcp:")
         self._prefix = prefix
         self._scene = scene
         self._rng = rng
@@ -152,6 +155,7 @@ class Roster:
                 "who": who,
                 "writer": self._count,
                 "url": self._url,
+                "connect": self._scene.connect,
                 "seed": self._rng.random(),
                 "events": str(self._folder / f"{who}.jsonl"),
                 "errors": str(self._folder / f"{who}.err"),

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 from crash.faults import REMOTE_WEIGHTS, WEIGHTS, WRITERS, Faults
@@ -115,6 +115,9 @@ class Upheaval(Faults):
 class Trial:
     """See the module. `run`, then `close` whatever became of it."""
 
+    patience: ClassVar[float] = 1.0
+    """How much longer than usual the pauses between faults are."""
+
     def __init__(
         self, node: NodeUnderTest, nursery: Nursery, scene: Scene, seed: int, prefix: str
     ) -> None:
@@ -127,8 +130,14 @@ class Trial:
         self.tally: Counter[str] = Counter()
         self.roster = Roster(nursery, node.folder, node.url, prefix, scene, rng, self._note)
         self.topics = [*self.roster.inputs, *self.roster.outputs]
-        args = (node, self.roster, self.roster.inputs, rng, self._note)
-        self._faults = Upheaval(self, *args)
+        self._faults = self._make_faults((node, self.roster, self.roster.inputs, rng, self._note))
+
+    def _make_faults(self, args: tuple[Any, ...]) -> Upheaval:
+        return Upheaval(self, *args)
+
+    def weights(self) -> dict[str, float]:
+        """How often each fault strikes, beside the others."""
+        return TRIAL_WEIGHTS | (REMOTE_WEIGHTS if self._node.transport == "tcp" else {})
 
     def _note(self, event: str) -> None:
         self._trace.append(f"{time.monotonic() - self._begun:8.3f}  {event}")
@@ -171,13 +180,13 @@ class Trial:
     def _round(self) -> None:
         rng = self._rng
         pause = rng.uniform(0.01, 0.08) if rng.random() < 0.3 else rng.uniform(0.08, 0.25)
-        deadline = time.monotonic() + pause
+        deadline = time.monotonic() + pause * self.patience
         while (left := deadline - time.monotonic()) > 0:
             due = self._faults.next_at(deadline) - time.monotonic()
             time.sleep(max(0.0, min(left, due)))
             self._faults.go_on(time.monotonic())
         self._check()
-        weights = TRIAL_WEIGHTS | (REMOTE_WEIGHTS if self._node.transport == "tcp" else {})
+        weights = self.weights()
         kinds = self.scene.kinds or tuple(weights)
         kind = rng.choices(kinds, [weights[kind] for kind in kinds])[0]
         self._note(f"{kind} {self._faults.strike(kind)}")

@@ -80,7 +80,8 @@ class Consumer(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """A lane: `tail` bytes in `batches` frames were put into it, `used` are not taken yet."""
+    """A lane: `tail` bytes in `batches` frames were put into it, `used` are not taken yet. `pid` 0:
+    of a producer on another host, whose life nobody sees from here."""
 
     name: str
     producer_id: int
@@ -257,7 +258,8 @@ class Observer:
             found.append(
                 Lane(
                     name, who.producer_id, who.pid, who.start_time,
-                    look_at(who.pid, who.start_time) is not None, who.writer, who.capacity,
+                    not who.pid or look_at(who.pid, who.start_time) is not None, who.writer,
+                    who.capacity,
                     max(0, tail - head), tail, q[lo.Q_LANE_TAIL_SEQUENCE],
                     q[lo.Q_LANE_STATE] == lo.LANE_CLOSED,
                 )

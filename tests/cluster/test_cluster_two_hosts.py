@@ -1,0 +1,139 @@
+"""The guarantees between two hosts: clients in one network namespace, the node in another.
+
+Faults of the network (one-way cuts, a cable that is pulled, half-open connections, a slow line) and
+kill -9 of gateway, node, writers and clients, in the middle of traffic; histories are judged by the
+checker. Each trial is a seed: `PENSTOCK_CRASH_SEED=n` begins with one, `PENSTOCK_NETNS_SECONDS` is
+how long each test goes on (`make netns`).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from crash.ground import NodeUnderTest
+from crash.nursery import Nursery
+from crash.roster import Scene
+from crash.trial import WRITERS
+from far_trial import FarTrial
+from two_hosts import ADDRESSES, CLIENT, NODE, Hosts
+
+SEED = int(os.environ.get("PENSTOCK_CRASH_SEED", "0"))
+SECONDS = float(os.environ.get("PENSTOCK_NETNS_SECONDS", "8"))
+ROUNDS = int(os.environ.get("PENSTOCK_NETNS_ROUNDS", "7"))
+URL = f"tcp://{ADDRESSES[NODE]}:9640"
+TCP: dict[str, Any] = {"url": URL, "connect": {"transport": "tcp"}}
+SCENES = {
+    "at-least-once": Scene(("at-least-once",), readers=("read_uncommitted",), **TCP),
+    "at-most-once": Scene(("at-most-once",), readers=(), **TCP),
+    "exactly-once": Scene(("exactly-once",), transactors=1, readers=(), **TCP),
+}
+TRIALS_PER_NODE = 4
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(SECONDS * 3 + 150)]
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    with Hosts() as found:
+        yield found
+
+
+@dataclass
+class Story:
+    """What the trials of one test came to."""
+
+    guarantee: str
+    first: int
+    begun: float = field(default_factory=time.monotonic)
+    trials: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    figures: Counter[str] = field(default_factory=Counter)
+    recoveries: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def is_over(self) -> bool:
+        return self.trials > 0 and time.monotonic() - self.begun >= SECONDS
+
+    def __str__(self) -> str:
+        faults = ", ".join(f"{kind} {count}" for kind, count in sorted(self.faults.items()))
+        times = ", ".join(
+            f"{kind} {statistics.median(each):.2f} (at most {max(each):.2f})"
+            for kind, each in sorted(self.recoveries.items())
+        )
+        return (
+            f"two hosts, {self.guarantee}: {self.trials} trials from seed {self.first} in "
+            f"{time.monotonic() - self.begun:.0f} s, {self.figures['reads']} deliveries; {faults}; "
+            f"seconds to recover from: {times}"
+        )
+
+
+@pytest.mark.parametrize("guarantee", SCENES)
+def test_histories_between_two_hosts(guarantee, hosts, capsys):
+    story = Story(guarantee, SEED or random.SystemRandom().randrange(1 << 40))
+    nursery = Nursery(hosts.on(CLIENT))
+    try:
+        while not story.is_over:
+            some_trials(story, hosts, nursery)
+    finally:
+        nursery.close()
+        with capsys.disabled():
+            print(f"\n{story}", flush=True)
+
+
+def some_trials(story: Story, hosts: Hosts, nursery: Nursery) -> None:
+    """On one node."""
+    node = NodeUnderTest(
+        before=hosts.on(NODE),
+        listen=URL,
+        insecure=True,
+        writers_max=WRITERS,
+        restart_backoff=0.001,
+        restart_backoff_max=0.02,
+        client_heartbeat=0.2,
+        client_silence_max=1.0,
+    )
+    node.transport = "shm"  # the trial itself looks on from beside the node
+    failed = False
+    try:
+        node.start()
+        for number in range(TRIALS_PER_NODE):
+            if not story.is_over:
+                failed = True
+                one_trial(story, hosts, node, nursery, f"n{number}")
+                failed = False
+        status = node.stop()
+        assert status == 0, f"the node ended with {status}"
+        node.check_gone()
+    finally:
+        hosts.heal()
+        node.clear(keep=failed)
+
+
+def one_trial(
+    story: Story, hosts: Hosts, node: NodeUnderTest, nursery: Nursery, prefix: str
+) -> None:
+    seed = story.first + story.trials
+    trial = FarTrial(hosts, node, nursery, SCENES[story.guarantee], seed, prefix)
+    try:
+        report = trial.run(random.Random(seed).randint(ROUNDS - 2, ROUNDS + 2))
+    except Exception as error:
+        trial.keep()
+        raise AssertionError(
+            f"{error}\n--- seed {seed}: PENSTOCK_CRASH_SEED={seed} PENSTOCK_NETNS_SECONDS=0 python "
+            f"-m pytest --timeout=0 tests/cluster -k {story.guarantee}\n--- kept in {node.folder}"
+            f"\n--- trace\n{trial.trace_text()}\n--- node\n{node.tail()}"
+        ) from error
+    finally:
+        trial.close()
+    story.trials += 1
+    story.faults += trial.tally
+    story.figures.update(report.figures)
+    for kind, times in trial.recoveries.items():
+        story.recoveries.setdefault(kind, []).extend(times)
