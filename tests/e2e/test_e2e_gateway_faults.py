@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
-from node_helpers import children, eventually
+from node_helpers import children, descriptors, eventually, shared_objects
 from resender import Resender
 from wire import Dealer, batch_of
 
 from penstock.cluster.frames import messages as fr
+from penstock.core.header import ATTR_TRANSACTIONAL
+from penstock.ipc import coordination as co
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.session import Session, socket_of
@@ -172,8 +175,6 @@ def test_rule_5_a_producer_that_comes_back_waits_for_what_its_lane_still_holds(
 
 
 def broker_lanes(broker: Broker) -> list[str]:
-    from node_helpers import shared_objects
-
     return [name for name in shared_objects(broker.data) if name.startswith("lane-")]
 
 
@@ -204,3 +205,84 @@ def test_a_clean_stop_tells_connections_and_leaves_no_lane(broker: Broker) -> No
     assert broker_lanes(broker) == []
     broker.start()
     assert len(records(broker, topic)) == 20
+
+
+def test_rule_19_what_a_remote_producer_left_open_is_aborted_when_it_does_not_come_back() -> None:
+    options = {"client_absence_max": 0.3}
+    with Broker(listen=True, writers=1, options=options) as broker:
+        topic = broker.create_topic()
+        info = topic_of(broker, topic)
+        with Dealer(broker.tcp_url) as dealer:
+            attached = dealer.producer()
+            ready = dealer.ask(1, co.InitTransactions("tx", 600.0))
+            assert isinstance(ready, co.TransactionReady)
+            place = (info.topic_id, 0)
+            dealer.ask(1, co.AddPartitions("tx", ready.producer_id, ready.producer_epoch, [place]))
+            batch = batch_of(
+                [b"open"], info, ready.producer_id, 0, producer_epoch=ready.producer_epoch,
+                attributes=ATTR_TRANSACTIONAL,
+            )  # fmt: skip
+            dealer.say(fr.Produce(1, 0, 0, info.pages[0]), batch)
+            assert dealer.acks(1)[0].error == 0
+            # A connection that is lost and found again in time keeps it open.
+            with Dealer(broker.tcp_url) as second:
+                second.incarnation = dealer.incarnation
+                dealer.close()
+                second.attach(1, lo.KIND_PRODUCER)
+                assert state_of(second, "tx") == "open"
+        with Dealer(broker.tcp_url) as onlooker:
+            onlooker.attach(1, lo.KIND_ADMIN)
+            eventually(lambda: state_of(onlooker, "tx") == "ready", "the abort")
+        assert attached.producer_id != ready.producer_id
+        with broker.connect() as client:
+            consumer = client.consumer(topic, start="earliest", isolation="read_committed")
+            assert len(consumer.poll(timeout=0.5)) == 0
+
+
+def state_of(dealer: Dealer, name: str) -> str:
+    found = dealer.ask(1, co.ListTransactions())
+    return next(each.state for each in found.transactions if each.transactional_id == name)
+
+
+def test_members_on_other_hosts_keep_their_partitions_over_a_restart_of_the_node(
+    broker: Broker,
+) -> None:
+    topic = broker.create_topic(partitions=2)
+    join = co.JoinGroup("g", "", [topic], None, "at-least-once", session_timeout=60.0)
+    with Dealer(broker.tcp_url) as dealer:
+        dealer.attach(1, lo.KIND_CONSUMER)
+        joined = dealer.ask(1, join)
+    broker.restart(kill=True)
+    with Dealer(broker.tcp_url) as other, Dealer(broker.tcp_url) as dealer:
+        other.attach(1, lo.KIND_CONSUMER)
+        assert other.ask(1, join).partitions == []  # the other one has its session timeout
+        dealer.attach(1, lo.KIND_CONSUMER)
+        again = dealer.ask(1, msgspec.structs.replace(join, member_id=joined.member_id))
+        assert {each.partition for each in again.partitions} == {0, 1}
+
+
+def test_endpoints_that_come_and_go_leave_nothing_behind(broker: Broker) -> None:
+    topic = broker.create_topic()
+    info = topic_of(broker, topic)
+
+    def round_of(count: int) -> None:
+        for _ in range(count):
+            with Dealer(broker.tcp_url) as dealer:
+                attached = dealer.producer(1)
+                dealer.attach(2, lo.KIND_CONSUMER)
+                batch = batch_of([b"x"], info, attached.producer_id, 0)
+                dealer.say(fr.Produce(1, 0, 0, info.pages[0]), batch)
+                dealer.acks(1)
+                dealer.say(fr.Attach(3, lo.KIND_ADMIN, "never answered"))
+                dealer.say(fr.Detach(2))
+
+    def held() -> list[int]:
+        pids = [broker.pid, gateway(broker), *processes(broker, "writer_main")]
+        return [len(descriptors(pid)) for pid in pids]
+
+    round_of(3)
+    eventually(lambda: not broker_lanes(broker), "that lanes are drained")
+    before = held()
+    round_of(30)
+    eventually(lambda: not broker_lanes(broker), "that lanes are drained")
+    eventually(lambda: held() == before, f"as many descriptors as {before}")

@@ -41,6 +41,7 @@ _OPTIONS = {
     "--principal-bytes-max": (int, "bytes held for the connections of one principal"),
     "--client-heartbeat": (float, "seconds between signs of life of a remote client"),
     "--client-silence-max": (float, "seconds of silence that end a remote connection"),
+    "--client-absence-max": (float, "seconds until a remote client that is away counts as dead"),
     "--gateway-stall-timeout": (float, "seconds after which a silent gateway is replaced"),
 }
 

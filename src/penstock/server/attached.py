@@ -13,8 +13,8 @@ begin as absent.
 
 A remote client is attached by the gateway, whose death says nothing about it. Its connection's end
 is: what it sent is drained, and should it come back it sends again what has no answer, into lanes
-that are opened when the old ones are gone. Not back within `REMOTE_ABSENCE`, it counts as dead for
-its transactions. Owns pidfds, doorbells, slots and producer ids. Speaks to no socket.
+that are opened when the old ones are gone. Not back within `client_absence_max`, it counts as dead
+for its transactions. Owns pidfds, doorbells, slots and producer ids. Speaks to no socket.
 """
 
 from __future__ import annotations
@@ -48,8 +48,6 @@ logger = logging.getLogger("penstock.node")
 
 NO_PIDFD: Final = -1
 
-REMOTE_ABSENCE: Final = 10.0
-"""Seconds without any connection after which a remote client is taken for dead."""
 ABSENT_INTERVAL: Final = 5.0
 """Seconds between two looks whether absent producers have closed their lanes."""
 
@@ -307,7 +305,7 @@ class Attached:
         self._free_slot(client)
         self._close(client)
         if client.remote is not None:
-            self._loop.call_later(REMOTE_ABSENCE, self._look_for, client.owner)
+            self._loop.call_later(self._config.client_absence_max, self._look_for, client.owner)
 
     def _close(self, client: Client) -> None:
         if client.pidfd != NO_PIDFD:

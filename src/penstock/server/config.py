@@ -44,6 +44,7 @@ _SECONDS: Final = {
     "client_heartbeat": (0.05, 60.0),
     "client_silence_max": (0.2, 600.0),
     "gateway_stall_timeout": (0.5, 3600.0),
+    "client_absence_max": (0.1, 3600.0),
 }
 DISK_BYTES_MAX: Final = 1 << 60
 
@@ -179,6 +180,10 @@ class NodeConfig:
     client_silence_max: float = 10.0
     """A connection without a sign of life for so long is dropped: its producers' lanes are drained,
     its members of groups have their session timeout to come back."""
+
+    client_absence_max: float = 10.0
+    """A remote client without any connection for so long is taken for dead: its open transactions
+    are aborted once its lanes are drained, and need not wait for their timeouts."""
 
     gateway_stall_timeout: float = 10.0
     """A gateway process that gives the node no sign of life for so long is killed and replaced."""

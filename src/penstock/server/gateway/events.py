@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import logging
 import math
 import select
 import time
@@ -16,21 +17,29 @@ from typing import Any, Final
 
 from penstock.ipc.waits import Waits
 
+logger = logging.getLogger("penstock.gateway")
+
 WAIT_MAX: Final = 0.5
 """Seconds for which `poll` sleeps at most (rule 13)."""
+
+
+CANCELLED_KEPT: Final = 1000
+"""Timers that may wait for a time at which nobody wants them any more."""
 
 
 class Timer:
     """A call to come; `cancel` any number of times."""
 
-    __slots__ = ("call", "is_due")
+    __slots__ = ("_cancelled", "call")
 
-    def __init__(self, call: Callable[[], None]) -> None:
-        self.call = call
-        self.is_due = True
+    def __init__(self, call: Callable[[], None], cancelled: Callable[[], None]) -> None:
+        self.call: Callable[[], None] | None = call
+        self._cancelled = cancelled
 
     def cancel(self) -> None:
-        self.is_due = False
+        if self.call is not None:
+            self.call = None
+            self._cancelled()
 
 
 class Events:
@@ -41,6 +50,7 @@ class Events:
         self._handlers: dict[int, Callable[[], None]] = {}
         self._timers: list[tuple[float, int, Timer]] = []
         self._numbers = itertools.count()
+        self._cancelled = 0
 
     def watch(self, fd: int, handler: Callable[[], None]) -> None:
         """Call `handler` whenever `fd` is readable, instead of who was called so far."""
@@ -55,10 +65,17 @@ class Events:
                 self._epoll.unregister(fd)
 
     def later(self, seconds: float, call: Callable[[], None]) -> Timer:
-        timer = Timer(call)
+        timer = Timer(call, self._one_less)
         due = time.monotonic() + seconds
         heapq.heappush(self._timers, (due, next(self._numbers), timer))
         return timer
+
+    def _one_less(self) -> None:
+        self._cancelled += 1
+        if self._cancelled > CANCELLED_KEPT and self._cancelled * 2 > len(self._timers):
+            self._timers = [entry for entry in self._timers if entry[2].call is not None]
+            heapq.heapify(self._timers)
+            self._cancelled = 0
 
     def spawn(
         self,
@@ -79,16 +96,27 @@ class Events:
         for fd, _ in self._epoll.poll(math.ceil(timeout * 1000) / 1000):
             handler = self._handlers.get(fd)
             if handler is not None:
-                handler()
+                _call(handler)
         if self._timers:
             now = time.monotonic()
             while self._timers and self._timers[0][0] <= now:
-                timer = heapq.heappop(self._timers)[2]
-                if timer.is_due:
-                    timer.call()
+                call = (timer := heapq.heappop(self._timers)[2]).call
+                if call is None:
+                    self._cancelled = max(0, self._cancelled - 1)
+                else:
+                    timer.call = None
+                    _call(call)
 
     def close(self) -> None:
         self._epoll.close()
+
+
+def _call(what: Callable[[], None]) -> None:
+    """Whose event it is has to cope with what goes wrong; everybody else is served on."""
+    try:
+        what()
+    except Exception:
+        logger.exception("an event failed in the gateway")
 
 
 class Task:

@@ -188,7 +188,14 @@ class Gateway:
             self._meet(identity, frames, message, now)
             return
         peer.heard_at = now
-        why = self._messages[type(message)](peer, message, _view(payload), now)
+        try:
+            why = self._messages[type(message)](peer, message, _view(payload), now)
+        except Exception as error:
+            logger.exception("%s of %s failed", type(message).__name__, peer)
+            self._drop(
+                peer, "failure", f"the gateway failed at {type(message).__name__}: {error!r}"
+            )
+            return
         if why:
             self._drop(peer, "against the rules", why)
 

@@ -311,6 +311,9 @@ class Producing:
                     self._move(lane, now)
                 except PenstockError as error:
                     self._failed(lane.endpoint, str(error))
+                except Exception as error:
+                    logger.exception("the lane of %s failed", lane.endpoint)
+                    self._failed(lane.endpoint, f"the gateway failed at its lane: {error!r}")
 
     def _move(self, lane: Lane, now: float) -> None:
         sender = lane.sender
