@@ -241,7 +241,8 @@ def test_rule_19_what_a_remote_producer_left_open_is_aborted_when_it_does_not_co
 
 def state_of(dealer: Dealer, name: str) -> str:
     found = dealer.ask(1, co.ListTransactions())
-    return next(each.state for each in found.transactions if each.transactional_id == name)
+    states: dict[str, str] = {each.transactional_id: each.state for each in found.transactions}
+    return states[name]
 
 
 def test_members_on_other_hosts_keep_their_partitions_over_a_restart_of_the_node(
