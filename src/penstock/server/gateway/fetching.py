@@ -216,6 +216,13 @@ class Fetching:
         if isinstance(endpoint.fetching, Line):
             self._activate(endpoint.fetching)
 
+    def unhold(self, endpoint: Endpoint) -> None:
+        """There are other quotas now: let it try by those."""
+        line = endpoint.fetching
+        if isinstance(line, Line) and line.held_until:
+            line.held_until = 0.0
+            self._activate(line)
+
     def _line(self, endpoint: Endpoint) -> Line:
         line = endpoint.fetching
         if not isinstance(line, Line):

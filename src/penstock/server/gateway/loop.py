@@ -366,7 +366,8 @@ class Gateway:
                 self._producing.belt(endpoint)
 
     def _access_changed(self) -> None:
-        """Keys came or went: who came in by one that is not authorized any more has to leave."""
+        """Keys came or went, or quotas are others: who came in by a key that is not authorized any
+        more has to leave, and who was held back is held back by today's quota."""
         if self._entrance.is_outdated:
             logger.info("keys are in use from now on: connections without one end")
             self._line.renew()
@@ -378,6 +379,11 @@ class Gateway:
                     address=peer.address, reason="key revoked",
                 )  # fmt: skip
                 self._drop(peer, "revoked", "its key is not authorized (any more)")
+                continue
+            for endpoint in peer.endpoints.values():
+                if endpoint.is_open:
+                    self._producing.unhold(endpoint)
+                    self._fetching.unhold(endpoint)
 
     # --- messages ---
     def _ping(self, peer: Peer, message: fr.Ping, _: memoryview | None, now: float) -> None:

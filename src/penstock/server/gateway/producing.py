@@ -194,9 +194,6 @@ class Producing:
             )  # fmt: skip
             return ""
         lane.held.append(batch)
-        wait = self._allow(endpoint.principal, endpoint.client_id, batch.size, now)
-        if wait > 0:
-            self._hold_back(endpoint, outgoing, wait, now)
         return ""
 
     def _check(self, lane: Lane, batch: Batch, payload: memoryview) -> None:
@@ -264,8 +261,12 @@ class Producing:
             del self._owners[next(iter(self._owners))]
 
     # --- quotas ---
-    def _hold_back(self, endpoint: Endpoint, outgoing: Outgoing, wait: float, now: float) -> None:
-        """Its quota is used up: what it has sent is held for so long."""
+    def _charge(self, endpoint: Endpoint, outgoing: Outgoing, nbytes: int, now: float) -> bool:
+        """Count what has gone into a lane. False: its quota is used up, and what else it has sent
+        is held for a while."""
+        wait = self._allow(endpoint.principal, endpoint.client_id, nbytes, now)
+        if wait <= 0:
+            return True
         if outgoing.held_until <= now:
             self._events.later(wait, lambda: self._let_go(endpoint, outgoing))
         more = now + wait - max(outgoing.held_until, now)
@@ -274,6 +275,14 @@ class Producing:
             self._counts.throttles["produce"] += 1
             self._counts.throttled_seconds["produce"] += more
             endpoint.post(fr.Throttled(endpoint.number, "produce", more))
+        return False
+
+    def unhold(self, endpoint: Endpoint) -> None:
+        """There are other quotas now: let it try by those."""
+        outgoing = endpoint.outgoing
+        if outgoing is not None and outgoing.held_until:
+            outgoing.held_until = 0.0
+            self.rung(endpoint)
 
     def _let_go(self, endpoint: Endpoint, outgoing: Outgoing) -> None:
         left = outgoing.held_until - time.monotonic()
@@ -325,7 +334,7 @@ class Producing:
         outgoing = lane.endpoint.outgoing
         assert outgoing is not None
         while True:
-            wrote = outgoing.held_until <= now and self._write(lane, sender)
+            wrote = outgoing.held_until <= now and self._write(lane, sender, outgoing, now)
             sender.publish_sleeping(fresh_ticket())
             fence()
             if wrote:
@@ -339,9 +348,9 @@ class Producing:
             if not acks:
                 return
 
-    @staticmethod
-    def _write(lane: Lane, sender: LaneSender) -> bool:
-        """Put what is held into the lane, as far as there is room. True if anything was."""
+    def _write(self, lane: Lane, sender: LaneSender, outgoing: Outgoing, now: float) -> bool:
+        """Put what is held into the lane, as far as there is room and its quota goes. True if
+        anything was."""
         held = lane.held
         wrote = False
         while held:
@@ -353,6 +362,8 @@ class Producing:
             batch.lane_sequence, batch.payload = sequence, None
             lane.in_lane.append(held.popleft())
             wrote = True
+            if not self._charge(lane.endpoint, outgoing, batch.size, now):
+                break
         return wrote
 
     @staticmethod
