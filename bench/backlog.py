@@ -71,8 +71,9 @@ def run(options: BacklogOptions, progress: Progress) -> Result:
     turn = options.turn
     with ground(turn, (options.rounds + 2 * options.turns) * turn.bytes_needed) as place:
         progress.say("page cache")
+        assert place.folder is not None  # the node is the run's own
         speed = pagecache.measure(place.folder, options.records * options.size)
-        with place.topic(turn) as full, place.topic(turn) as empty:
+        with place.topic(1) as full, place.topic(1) as empty:
             for number in range(options.rounds):
                 progress.say(f"backlog {number + 1} of {options.rounds}")
                 _fill(turn, place, full)
@@ -114,7 +115,7 @@ def _rate(result: Result) -> float:
 def _fill(options: ThroughputOptions, place: Ground, topic: str) -> None:
     """One round by a producer alone."""
     with Crew(options.timeout) as crew:
-        crew.add("filler", roles.produce, roles.Task(options, place.url, topic, 0))
+        crew.add("filler", roles.produce, roles.Task(options, place.door, topic, 0))
         crew.gather("attached")
         for order in ("warm", "go"):
             crew.tell(order)

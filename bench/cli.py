@@ -13,10 +13,12 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, get_args
 
 from penstock.bench import (
     backlog,
+    compare,
+    connections,
     footprint,
     groups,
     latency,
@@ -26,8 +28,16 @@ from penstock.bench import (
     throughput,
 )
 from penstock.bench.backlog import BacklogOptions
+from penstock.bench.compare import CompareOptions
+from penstock.bench.connections import ConnectionsOptions
 from penstock.bench.groups import GroupsOptions
-from penstock.bench.options import LatencyOptions, Options, ThroughputOptions
+from penstock.bench.options import (
+    LatencyOptions,
+    Options,
+    ThroughputOptions,
+    Transport,
+    Where,
+)
 from penstock.bench.partitions import PartitionsOptions
 from penstock.bench.progress import Progress
 from penstock.bench.recovery import RecoveryOptions
@@ -112,6 +122,18 @@ def _groups(arguments: argparse.Namespace) -> int:
     return _finish(groups.run(options, Progress("groups", quiet=arguments.quiet)), arguments)
 
 
+def _connections(arguments: argparse.Namespace) -> int:
+    options = _options(ConnectionsOptions, arguments)
+    title = f"{options.connections} connections"
+    return _finish(connections.run(options, Progress(title, quiet=arguments.quiet)), arguments)
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    options = _options(CompareOptions, arguments)
+    title = f"{options.transport} against {options.against}"
+    return _finish(compare.run(options, Progress(title, quiet=arguments.quiet)), arguments)
+
+
 def _plots(arguments: argparse.Namespace) -> int:
     from penstock.bench import curves
 
@@ -167,6 +189,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_recovery(commands)
     _add_backlog(commands)
     _add_groups(commands)
+    _add_connections(commands)
+    _add_compare(commands)
     _add_plots(commands)
     _add_suite(commands)
     return parser
@@ -192,14 +216,28 @@ def _add_common(parser: Any, defaults: Options) -> None:
         "--durability", choices=("os", "interval", "fsync"), default=defaults.durability,
         help="the topic's",
     )  # fmt: skip
-    parser.add_argument("-b", "--bootstrap", default=None, help="URL of a node that runs already")
-    parser.add_argument(
-        "--writers", type=int, default=None, help="writer processes of the own node"
-    )
+    _add_where(parser, defaults)
     parser.add_argument(
         "--timeout", type=float, default=defaults.timeout, help="seconds for it all"
     )
     parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def _add_where(parser: Any, defaults: Where) -> None:
+    parser.add_argument(
+        "-b", "--bootstrap", default=None,
+        help="URL of a node that runs already; tcp:// is measured by TCP on its own host too",
+    )  # fmt: skip
+    parser.add_argument(
+        "--key-file", type=Path, default=None, help="the client's key for that node"
+    )
+    parser.add_argument(
+        "--transport", choices=get_args(Transport), default=defaults.transport,
+        help="how to reach the own node: shared memory, TCP, or TCP with keys",
+    )  # fmt: skip
+    parser.add_argument(
+        "--writers", type=int, default=None, help="writer processes of the own node"
+    )
 
 
 def _add_throughput(commands: Any) -> None:
@@ -299,6 +337,41 @@ def _add_groups(commands: Any) -> None:
     parser.add_argument("--rate", type=int, default=defaults.rate, help="records a second")
     parser.add_argument("--rounds", type=int, default=defaults.rounds, help="kills")
     parser.add_argument("--seconds", type=float, default=defaults.seconds, help="of commits")
+    _add_where(parser, defaults)
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def _add_connections(commands: Any) -> None:
+    text = "many connections: their memory and CPU, records a second, a request among them"
+    parser = _command(commands, "connections", _connections, text)
+    defaults = ConnectionsOptions()
+    parser.add_argument("--connections", type=int, default=defaults.connections)
+    parser.add_argument("--processes", type=int, default=defaults.processes, help="that share them")
+    parser.add_argument("--partitions", type=int, default=defaults.partitions)
+    parser.add_argument("--rate", type=float, default=defaults.rate, help="requests a second")
+    parser.add_argument("--size", type=int, default=defaults.size, help="bytes of a value")
+    parser.add_argument("--list-records", type=int, default=defaults.list_records,
+                        help="values in one list, where as much is sent as goes")  # fmt: skip
+    parser.add_argument("--seconds", type=float, default=defaults.seconds, help="of each phase")
+    _add_where(parser, defaults)
+    parser.add_argument(
+        "--timeout", type=float, default=defaults.timeout, help="seconds for it all"
+    )
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def _add_compare(commands: Any) -> None:
+    text = "the same throughput by two transports, in pairs"
+    parser = _command(commands, "compare", _compare, text)
+    defaults = CompareOptions()
+    ways = get_args(Transport)
+    parser.add_argument("--transport", choices=ways, default=defaults.transport)
+    parser.add_argument("--against", choices=ways, default=defaults.against)
+    parser.add_argument("--records", type=int, default=defaults.records, help="of each run")
+    parser.add_argument("--turns", type=int, default=defaults.turns, help="pairs")
+    parser.add_argument("--size", type=int, default=defaults.size, help="bytes of a value")
+    parser.add_argument("--api", choices=("send", "batch", "arrow"), default=defaults.api)
+    parser.add_argument("--timeout", type=float, default=defaults.timeout, help="seconds of a run")
     parser.add_argument("--format", choices=("text", "json"), default="text")
 
 
@@ -320,7 +393,7 @@ def _add_suite(commands: Any) -> None:
     parser.add_argument("--repeat", type=int, default=3, help="runs of each, the median counts")
     parser.add_argument("--quick", action="store_true", help="a tenth of the records, one run each")
     parser.add_argument("--only", default="", help="rows whose name contains this, unwritten")
-    parser.add_argument("--page", default="", help="one page: README.md or groups.md")
+    parser.add_argument("--page", default="", help="one page: README.md, groups.md or remote.md")
 
 
 def _acks(text: str) -> int | str:

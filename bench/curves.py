@@ -16,8 +16,18 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import numpy as np
 import numpy.typing as npt
 
-from penstock.bench import backlog, latency, machine, plots, recovery, report, throughput
+from penstock.bench import (
+    backlog,
+    connections,
+    latency,
+    machine,
+    plots,
+    recovery,
+    report,
+    throughput,
+)
 from penstock.bench.backlog import BacklogOptions
+from penstock.bench.connections import ConnectionsOptions
 from penstock.bench.errors import BenchError
 from penstock.bench.options import Api, LatencyOptions, ThroughputOptions
 from penstock.bench.progress import Progress
@@ -44,6 +54,7 @@ LATENCY_WAYS: Final[dict[str, LatencyOptions]] = {
     "spinning": LatencyOptions(rate=1000, seconds=10, size=1024, poll_spin=0.002),
 }
 """What the latency plot compares; each is a line."""
+CONNECTIONS: Final = (1, 10, 100, 500)
 FLOOR: Final = "three bare processes"
 
 
@@ -153,6 +164,20 @@ def by_transaction_size(sweep: Sweep) -> Iterator[Point]:
         yield _point(result, "send", each)
 
 
+def by_connections(sweep: Sweep) -> Iterator[Point]:
+    kept = ("records_per_second", "p50_us", "p99_us", "gateway_kb_per_connection",
+            "gateway_idle_cpu_percent")  # fmt: skip
+    for way in ("tcp", "curve"):
+        for count in sweep.some(CONNECTIONS, (1, 10)):
+            options = ConnectionsOptions(
+                connections=count, transport=way, seconds=1.0 if sweep.quick else 5.0,
+                data=sweep.data,
+            )  # fmt: skip
+            result = connections.run(options, Progress(f"{count} by {way}", quiet=sweep.quiet))
+            sweep.checked(result)
+            yield {"series": way, "x": count, **{name: result.get(name) for name in kept}}
+
+
 def opening(sweep: Sweep) -> Iterator[Point]:
     # A large log after a clean stop, and a small one with a large tail after a kill.
     sizes = sweep.some((0.5, 2.0, 5.0, 10.0), (0.1, 0.4))
@@ -182,6 +207,7 @@ CURVES: Final = {
     "throughput-by-backlog": Curve(by_backlog, plots.by_backlog),
     "scaling": Curve(scaling, plots.scaling),
     "transactions": Curve(by_transaction_size, plots.by_transaction_size),
+    "connections": Curve(by_connections, plots.by_connections),
     "recovery": Curve(opening, plots.recovery),
 }
 

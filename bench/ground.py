@@ -1,10 +1,12 @@
 """Where a run takes place: its own node or one that is there, a folder with room, a fresh topic.
 
 Whatever it made it removes: the topic on a node of others, the node and its data folder otherwise.
+Of a node on another host, what its processes cost and what lies in its folder are left out.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -12,32 +14,37 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.admin import TopicConfig
-from penstock.bench.options import Options
+from penstock.bench.door import Door
+from penstock.bench.options import Durability, Where
 from penstock.bench.scratch import check_room, scratch_folder
 from penstock.bench.usage import server_pids
-from penstock.client import Client, connect
+from penstock.client import Client
 from penstock.core.errors import PenstockError
 from penstock.embedded import EmbeddedNode
+from penstock.ipc.messages import NodeDescription
+from penstock.keys import create_key
 
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """A node to measure. `started_in`: seconds until it admitted clients; None: it was there."""
+    """A node to measure. `folder`: its data folder; None: it is on another host. `started_in`:
+    seconds until it admitted clients; None: it was there."""
 
     client: Client
-    url: str
-    folder: Path
+    door: Door
+    folder: Path | None
     started_in: float | None
-    filesystem: str
+    filesystem: str | None
 
     def server_pids(self) -> dict[str, int]:
-        return server_pids(self.client)
+        """Its processes, as far as they are on this host."""
+        return {} if self.folder is None else server_pids(self.client)
 
     @contextmanager
-    def topic(self, options: Options) -> Iterator[str]:
+    def topic(self, partitions: int, durability: Durability = "os") -> Iterator[str]:
         """A topic of this run alone."""
         name = f"bench-{os.getpid()}-{os.urandom(3).hex()}"
-        config = TopicConfig(partitions=options.partitions, durability=options.durability)
+        config = TopicConfig(partitions=partitions, durability=durability)
         with self.client.admin() as admin:
             admin.create_topic(name, config)
         try:
@@ -55,26 +62,46 @@ class Ground:
 
 
 @contextmanager
-def ground(
-    options: Options, bytes_needed: int, arguments: tuple[str, ...] = ()
-) -> Iterator[Ground]:
+def ground(where: Where, bytes_needed: int, arguments: tuple[str, ...] = ()) -> Iterator[Ground]:
     """Prepare it (`arguments`: of its own node); leaving takes it down. Raises `BenchError` where
     there is no room."""
     with ExitStack() as stack:
         started_in = None
-        if options.bootstrap is None:
-            folder = stack.enter_context(scratch_folder(options.data, bytes_needed))
-            embedded = EmbeddedNode(folder, writers=options.writers, arguments=arguments)
-            node = stack.enter_context(embedded)
-            url, started_in = node.url, node.started_in
+        folder: Path | None
+        if where.bootstrap is None:
+            folder = stack.enter_context(scratch_folder(where.data, bytes_needed))
+            key = None
+            if where.transport == "curve":
+                key = str(folder / "client.json")
+                create_key(folder, "bench", key)
+            node = stack.enter_context(
+                EmbeddedNode(
+                    folder, writers=where.writers, arguments=arguments,
+                    listen=where.transport != "shm",
+                )
+            )  # fmt: skip
+            door = Door(node.url if where.transport == "shm" else node.tcp_url, key)
+            started_in = node.started_in
+            client = stack.enter_context(door.connect())
         else:
-            url = options.bootstrap
-        client = stack.enter_context(connect(url))
-        if options.bootstrap is not None:
+            door = Door(where.bootstrap, None if where.key_file is None else str(where.key_file))
+            client = stack.enter_context(door.connect())
             with client.admin() as admin:
-                folder = Path(admin.describe_node().data_folder)
-            check_room(folder, bytes_needed)
-        yield Ground(client, url, folder, started_in, filesystem_of(folder))
+                folder = folder_here(admin.describe_node())
+            if folder is not None:
+                check_room(folder, bytes_needed)
+        filesystem = None if folder is None else filesystem_of(folder)
+        yield Ground(client, door, folder, started_in, filesystem)
+
+
+def folder_here(node: NodeDescription) -> Path | None:
+    """The data folder of a node on this host; None if it is on another one, or not to be read."""
+    folder = Path(node.data_folder)
+    try:
+        told = json.loads((folder / "node.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return folder if told.get("uuid") == node.node_uuid.hex() else None
 
 
 def filesystem_of(folder: Path) -> str:

@@ -14,26 +14,24 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from multiprocessing.synchronize import Event
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from penstock.admin import Admin, TopicConfig
+from penstock.admin import Admin
 from penstock.bench.crew import Crew, Station
+from penstock.bench.door import Door
 from penstock.bench.errors import BenchError, BenchTimeout
+from penstock.bench.ground import Ground, ground
+from penstock.bench.options import Where
 from penstock.bench.progress import Progress
-from penstock.bench.scratch import scratch_folder
-from penstock.client import Client, connect
-from penstock.core.errors import GroupError
-from penstock.embedded import EmbeddedNode
+from penstock.client import Client
+from penstock.core.errors import GroupError, PenstockError
 from penstock.group.consumer import GroupConsumer
 
-TOPIC: Final = "rebalanced"
-PAIR: Final = "pair"
-GROUP: Final = "members"
 STAMP: Final = struct.Struct("<Q")
 WAIT: Final = 60.0
 LOOK_EVERY: Final = 0.002
@@ -43,7 +41,7 @@ BYTES_NEEDED: Final = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupsOptions:
+class GroupsOptions(Where):
     """members, partitions: of the rebalance. processes: that share the members. rate: records a
     second, over all partitions. rounds: of the failover; the median counts. seconds: of each
     measurement of commits."""
@@ -54,10 +52,10 @@ class GroupsOptions:
     rate: int = 20_000
     rounds: int = 10
     seconds: float = 3.0
-    data: Path | None = None
 
     def check(self) -> None:
         """Raise `BenchError` for what cannot be run."""
+        self.check_place()
         if not 2 <= self.members <= self.partitions:
             raise BenchError(
                 f"--members {self.members}: from 2 to {self.partitions} (--partitions)"
@@ -70,9 +68,10 @@ class GroupsOptions:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a member of the run needs to know. `members`: threads of a process of members."""
+    """What a member of the run needs to know. `topic`: also the name of its group. `members`:
+    threads of a process of members."""
 
-    url: str
+    door: Door
     topic: str
     partitions: int
     rate: int
@@ -92,7 +91,7 @@ def produce(task: Task, station: Station) -> None:
     """Send at the rate, in slices of a few milliseconds, until told to stop."""
     each = max(1, int(task.rate * SLICE))
     stop = threading.Event()
-    with connect(task.url) as client, client.producer() as producer:
+    with task.door.connect() as client, client.producer() as producer:
         producer.send_batch(task.topic, [bytes(8)]).result(WAIT)
         station.report()
         station.await_order()
@@ -123,12 +122,12 @@ def members(task: Task, station: Station) -> None:
 
     def member(own: Polled) -> None:
         try:
-            with client.consumer(task.topic, group=GROUP) as consumer:
+            with client.consumer(task.topic, group=task.topic) as consumer:
                 _poll(consumer, own, stop.is_set)
         except BaseException as error:
             failures.append(error)
 
-    with connect(task.url) as client:
+    with task.door.connect() as client:
         station.report()
         station.await_order()
         threads = [threading.Thread(target=member, args=(own,)) for own in polled]
@@ -154,9 +153,9 @@ def _poll(consumer: GroupConsumer, own: Polled, is_over: Callable[[], bool]) -> 
             consumer.commit(batch)
 
 
-def victim(url: str, ready: Event) -> None:
+def victim(door: Door, topic: str, ready: Event) -> None:
     """A member that polls until it is killed."""
-    with connect(url) as client, client.consumer(PAIR, group=PAIR) as consumer:
+    with door.connect() as client, client.consumer(topic, group=topic) as consumer:
         while True:
             if consumer.poll(timeout=POLL):
                 ready.set()
@@ -167,20 +166,21 @@ def run(options: GroupsOptions, progress: Progress) -> dict[str, Any]:
     """Make the run; the result's fields as they are printed. Raises `BenchError`."""
     options.check()
     with (
-        scratch_folder(options.data, BYTES_NEEDED) as folder,
-        EmbeddedNode(folder) as node,
-        node.connect() as client,
-        client.admin() as admin,
+        ground(options, BYTES_NEEDED) as place,
+        place.client.admin() as admin,
+        place.topic(options.partitions) as topic,
+        place.topic(2) as pair,
     ):
-        admin.create_topic(TOPIC, TopicConfig(partitions=options.partitions))
-        admin.create_topic(PAIR, TopicConfig(partitions=2))
         progress.say("rebalance")
-        rebalanced = _rebalance(options, client, admin)
+        rebalanced = _rebalance(options, place, topic, admin)
         progress.say("failover")
-        failover = [_failover(client, admin, node.url) for _ in range(options.rounds)]
+        failover = [_failover(place, pair) for _ in range(options.rounds)]
         progress.say("commits")
-        commits = _commits(client, PAIR, options.seconds)
-        wide = _commits(client, TOPIC, options.seconds)
+        commits = _commits(place.client, pair, options.seconds)
+        wide = _commits(place.client, topic, options.seconds)
+        for group in (topic, pair, _committers(pair), _committers(topic)):
+            with suppress(PenstockError):  # a killed member on the network may still count as one
+                admin.delete_group(group)
     progress.end()
     milliseconds = np.array(failover) * 1000
     return {
@@ -190,41 +190,42 @@ def run(options: GroupsOptions, progress: Progress) -> dict[str, Any]:
         "failover_max_ms": round(float(milliseconds.max()), 1),
         "commits_per_second": round(commits),
         "commits_per_second_all_partitions": round(wide),
-        "options": {
-            name: getattr(options, name)
-            for name in ("members", "partitions", "processes", "rate", "rounds", "seconds")
-        },
+        "options": options.stated(),
     }
 
 
-def _rebalance(options: GroupsOptions, client: Client, admin: Admin) -> dict[str, Any]:
+def _rebalance(options: GroupsOptions, place: Ground, topic: str, admin: Admin) -> dict[str, Any]:
     """All members but one join at once, then the last one, which leaves again."""
-    url, first = client.url, options.members - 1
+    first = options.members - 1
+    task = Task(place.door, topic, options.partitions, options.rate)
     names = [f"members-{index}" for index in range(options.processes)]
     shares = [first // options.processes + (index < first % options.processes)
               for index in range(options.processes)]  # fmt: skip
     with Crew(4 * WAIT) as crew:
-        crew.add("producer", produce, Task(url, TOPIC, options.partitions, options.rate))
+        crew.add("producer", produce, task)
         for name, share in zip(names, shares, strict=True):
-            crew.add(name, members, Task(url, TOPIC, options.partitions, options.rate, share))
+            crew.add(name, members, replace(task, members=share))
         crew.gather("attached")
         crew.tell("go", ["producer"])
         begun = time.monotonic()
         crew.tell("go", names)
-        all_joined = _await_balance(admin, first, options.partitions) - begun
+        all_joined = _await_balance(admin, topic, first, options.partitions) - begun
         time.sleep(1.0)  # what the newcomer is compared with
         joined_at = time.monotonic_ns()
         stop = threading.Event()
         last = threading.Thread(
-            target=_last_member, args=(client, stop), name="the last member", daemon=True
+            target=_last_member,
+            args=(place.client, topic, stop),
+            name="the last member",
+            daemon=True,
         )
         last.start()
-        balanced_at = int(_await_balance(admin, options.members, options.partitions) * 1e9)
+        balanced_at = int(_await_balance(admin, topic, options.members, options.partitions) * 1e9)
         time.sleep(0.2)
         left_at = time.monotonic()
         stop.set()
         last.join(WAIT)
-        all_left = _await_balance(admin, first, options.partitions) - left_at
+        all_left = _await_balance(admin, topic, first, options.partitions) - left_at
         crew.tell("stop")
         reports = crew.gather("stopped")
         crew.tell("leave")
@@ -243,16 +244,16 @@ def _rebalance(options: GroupsOptions, client: Client, admin: Admin) -> dict[str
     }
 
 
-def _last_member(client: Client, stop: threading.Event) -> None:
-    with client.consumer(TOPIC, group=GROUP) as consumer:
+def _last_member(client: Client, topic: str, stop: threading.Event) -> None:
+    with client.consumer(topic, group=topic) as consumer:
         _poll(consumer, Polled([], []), stop.is_set)
 
 
-def _await_balance(admin: Admin, members: int, partitions: int) -> float:
+def _await_balance(admin: Admin, group: str, members: int, partitions: int) -> float:
     """When (`time.monotonic`) each of so many members owns its share."""
     deadline = time.monotonic() + WAIT
     while True:
-        shares = _shares(admin)
+        shares = _shares(admin, group)
         now = time.monotonic()
         if len(shares) == members and sum(shares) == partitions and max(shares) - min(shares) <= 1:
             return now
@@ -264,10 +265,10 @@ def _await_balance(admin: Admin, members: int, partitions: int) -> float:
         time.sleep(LOOK_EVERY)
 
 
-def _shares(admin: Admin) -> list[int]:
+def _shares(admin: Admin, group: str) -> list[int]:
     """How many partitions each member owns; none where they are still moving."""
     try:
-        description = admin.describe_group(GROUP)
+        description = admin.describe_group(group)
     except GroupError:  # nobody has joined yet
         return []
     if description.state != "stable":
@@ -275,23 +276,26 @@ def _shares(admin: Admin) -> list[int]:
     return [member.partitions for member in description.members]
 
 
-def _failover(client: Client, admin: Admin, url: str) -> float:
+def _failover(place: Ground, topic: str) -> float:
     """Seconds from the kill of one of two members until the other one has a record of what was the
     dead one's."""
     context = multiprocessing.get_context("spawn")
     ready = context.Event()
-    process = context.Process(target=victim, args=(url, ready), daemon=True)
+    process = context.Process(target=victim, args=(place.door, topic, ready), daemon=True)
     stop = threading.Event()
-    with client.consumer(PAIR, group=PAIR) as consumer, client.producer(linger=0) as producer:
+    with (
+        place.client.consumer(topic, group=topic) as consumer,
+        place.client.producer(linger=0) as producer,
+    ):
         process.start()
-        feeder = threading.Thread(target=_feed, args=(producer, stop), daemon=True)
+        feeder = threading.Thread(target=_feed, args=(producer, topic, stop), daemon=True)
         feeder.start()
         try:
             deadline = time.monotonic() + WAIT
             while not ready.is_set() or len(consumer.assignment()) != 1:
                 consumer.poll(timeout=0.01)
                 if time.monotonic() > deadline:
-                    raise BenchTimeout(f"two members did not share {PAIR} within {WAIT:.0f} s")
+                    raise BenchTimeout(f"two members did not share {topic} within {WAIT:.0f} s")
             (own,) = consumer.assignment()
             assert process.pid is not None
             killed = time.monotonic()
@@ -308,17 +312,21 @@ def _failover(client: Client, admin: Admin, url: str) -> float:
             process.join()
 
 
-def _feed(producer: Any, stop: threading.Event) -> None:
+def _feed(producer: Any, topic: str, stop: threading.Event) -> None:
     while not stop.is_set():
         for partition in range(2):
-            producer.send(PAIR, bytes(8), partition=partition)
+            producer.send(topic, bytes(8), partition=partition)
         time.sleep(0.001)
+
+
+def _committers(topic: str) -> str:
+    return f"{topic}-commits"
 
 
 def _commits(client: Client, topic: str, seconds: float) -> float:
     """Commits a second of one member, one after the other, each of all that it owns."""
     count = 0
-    with client.consumer(topic, group="commits", guarantee="manual") as consumer:
+    with client.consumer(topic, group=_committers(topic), guarantee="manual") as consumer:
         batch = consumer.poll(timeout=WAIT)
         begun = time.monotonic()
         while (now := time.monotonic()) - begun < seconds:

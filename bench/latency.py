@@ -22,11 +22,11 @@ import numpy.typing as npt
 
 from penstock.bench import floor, payload
 from penstock.bench.crew import Crew, Station
+from penstock.bench.door import Door
 from penstock.bench.ground import Ground, ground
 from penstock.bench.options import LATENCY_HEAD, LatencyOptions
 from penstock.bench.progress import Progress
 from penstock.bench.usage import Usage, cpu_seconds_of, differences
-from penstock.client import connect
 from penstock.delivery import Delivery
 from penstock.producer import Producer
 
@@ -42,7 +42,7 @@ class Task:
     """What a member of the run needs to know."""
 
     options: LatencyOptions
-    url: str
+    door: Door
     topic: str
 
 
@@ -69,7 +69,7 @@ def produce(task: Task, station: Station) -> None:
     """Role of the producer: a record whenever one is due."""
     options = task.options
     sharpen_timers()
-    with connect(task.url) as client, client.producer(
+    with task.door.connect() as client, client.producer(
         linger=options.linger,
         batch_bytes=options.batch_bytes,
         compression=options.codec,
@@ -129,7 +129,7 @@ def consume(task: Task, station: Station) -> None:
     clock = time.monotonic_ns
     sharpen_timers()
     with (
-        connect(task.url) as client,
+        task.door.connect() as client,
         client.consumer(task.topic, spin=task.options.poll_spin) as consumer,
     ):
         station.report()
@@ -174,7 +174,7 @@ def measure(
     arguments = ("--writer-spin", str(options.poll_spin)) if options.poll_spin else ()
     with (
         ground(options, options.bytes_needed, arguments) as place,
-        place.topic(options) as topic,
+        place.topic(options.partitions, options.durability) as topic,
     ):
         sent, taken, servers = _measure(options, place, topic, progress)
     heads = np.frombuffer(taken.heads, _HEAD_FIELDS)
@@ -205,8 +205,8 @@ def _measure(
 ) -> tuple[Sent, Taken, dict[str, float]]:
     with Crew(options.timeout) as crew:
         progress.say("attach")
-        crew.add("producer", produce, Task(options, place.url, topic))
-        crew.add("consumer", consume, Task(options, place.url, topic))
+        crew.add("producer", produce, Task(options, place.door, topic))
+        crew.add("consumer", consume, Task(options, place.door, topic))
         crew.gather("attached")
         before = cpu_seconds_of(servers := place.server_pids())
         progress.begin(options.warmup_records + options.records)

@@ -12,6 +12,7 @@ from penstock.bench.errors import BenchError
 Api = Literal["send", "batch", "arrow"]
 Durability = Literal["os", "interval", "fsync"]
 Guarantee = Literal["none", "manual", "at-least-once", "at-most-once"]
+Transport = Literal["shm", "tcp", "curve"]
 
 TABLE_BYTES: Final = 1 << 20
 """Of the values in one table of an Arrow run."""
@@ -24,12 +25,58 @@ LATENCY_HEAD: Final = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What every run has.
+class Where:
+    """Which node a run measures, and by which way.
 
-    size: bytes of a value. bootstrap: URL of a node that runs already; None starts one on a new
-    folder in `data` (None: the system's folder for temporary files). durability: the topic's.
-    linger, batch_bytes, codec, acks: the producers'. timeout: seconds until the run is given up.
+    bootstrap: URL of a node that runs already; None starts one on a new folder in `data` (None: the
+    system's folder for temporary files). A URL of TCP is taken at its word on the node's own host
+    too. key_file: the client's key for it. transport: how clients reach a node of the run's own:
+    through shared memory, by TCP over loopback, or by the same with keys (CURVE). writers: most
+    writer processes of it.
+    """
+
+    bootstrap: str | None = None
+    key_file: Path | None = None
+    transport: Transport = "shm"
+    data: Path | None = None
+    writers: int | None = None
+
+    def check_place(self) -> None:
+        """Raise `BenchError` for what contradicts itself."""
+        if self.bootstrap is None:
+            if self.key_file is not None:
+                raise BenchError(
+                    "--key-file is for a node that runs already: name it by --bootstrap, or take "
+                    "--transport curve for a node of the run's own, which makes its keys"
+                )
+            return
+        if self.data is not None or self.writers is not None:
+            raise BenchError(
+                "--data and --writers are for a node of the run's own: drop --bootstrap"
+            )
+        if self.transport != type(self)().transport:
+            raise BenchError(
+                f"--transport {self.transport} is for a node of the run's own: the URL of "
+                "--bootstrap says by which way its node is reached"
+            )
+
+    def stated(self) -> dict[str, Any]:
+        """The options as they are printed with a result."""
+        found = asdict(self)
+        found.pop("timeout", None)
+        for name in Where.__dataclass_fields__:
+            if found[name] is None or (name == "transport" and self.bootstrap is not None):
+                del found[name]
+        return {name: str(value) if isinstance(value, Path) else value
+                for name, value in found.items()}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(Where):
+    """What runs of records have.
+
+    size: bytes of a value. durability: the topic's. linger, batch_bytes, codec, acks: the
+    producers'. timeout: seconds until the run is given up.
     """
 
     size: int = 1024
@@ -39,9 +86,6 @@ class Options:
     linger: float = 0.002
     batch_bytes: int = 256 << 10
     durability: Durability = "os"
-    bootstrap: str | None = None
-    data: Path | None = None
-    writers: int | None = None
     timeout: float = 300.0
 
     def check(self) -> None:
@@ -50,19 +94,7 @@ class Options:
             raise BenchError(f"--size {self.size}: a value carries its number, so 8 bytes at least")
         if self.partitions < 1:
             raise BenchError("--partitions: at least one")
-        if self.bootstrap is not None and (self.data is not None or self.writers is not None):
-            raise BenchError(
-                "--data and --writers are for a node of the run's own: drop --bootstrap"
-            )
-
-    def stated(self) -> dict[str, Any]:
-        """The options as they are printed with a result."""
-        found = asdict(self)
-        for name in ("data", "bootstrap", "writers", "timeout"):
-            if found[name] is None or name == "timeout":
-                del found[name]
-        return {name: str(value) if isinstance(value, Path) else value
-                for name, value in found.items()}  # fmt: skip
+        self.check_place()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +179,7 @@ class ThroughputOptions(Options):
         return records * (self.size + 16 + (24 if self.keys else 0)) + (64 << 20)
 
     def stated(self) -> dict[str, Any]:
-        found = Options.stated(self)
+        found = Where.stated(self)
         found["warmup"] = self.warmup_records
         found["list_records"] = None if self.api == "send" else self.list_length
         found["pool_values"] = self.pool_values

@@ -78,7 +78,12 @@ def categories(axes: Axes, values: Sequence[float], text: Callable[[float], str]
 
 
 def lines(
-    axes: Axes, points: Points, y: str, names: Mapping[str, str] | None = None, scale: float = 1.0
+    axes: Axes,
+    points: Points,
+    y: str,
+    names: Mapping[str, str] | None = None,
+    scale: float = 1.0,
+    style: str = "-",
 ) -> None:
     """A line for each series of the points, over their `x`."""
     for number, series in enumerate(dict.fromkeys(point["series"] for point in points)):
@@ -86,6 +91,7 @@ def lines(
         axes.plot(
             [p["x"] for p in own], [p[y] * scale for p in own],
             color=COLOURS[number % len(COLOURS)], marker="o", markersize=4.5, linewidth=1.8,
+            linestyle=style,
             label=(names or {}).get(series, series),
         )  # fmt: skip
 
@@ -216,6 +222,27 @@ def by_transaction_size(points: Points, note: str) -> Figure:
     label(axes, "records of a transaction", "million records/s, read_committed")
     categories(axes, [point["x"] for point in within], lambda value: f"{value:,g}")
     from_zero(axes)
+    return figure
+
+
+WAYS: Final = {"tcp": "TCP", "curve": "TCP with keys (CURVE)"}
+
+
+def by_connections(points: Points, note: str) -> Figure:
+    figure, (left, right) = new_figure("Connections by TCP, values of 1 KiB", 2, note)
+    counts = sorted({point["x"] for point in points})
+    lines(left, points, "records_per_second", WAYS, 1e-3)
+    label(left, "connections", "thousand records/s", "Lists of 32, as much as goes, all together")
+    for quantile, style in (("p50", "-"), ("p99", "--")):
+        named_so = {way: f"{name}, {quantile}" for way, name in WAYS.items()}
+        lines(right, points, f"{quantile}_us", named_so, 1e-3, style)
+    right.set_yscale("log")
+    plain_log(right.yaxis)
+    label(right, "connections", "milliseconds", "A record and its answer, 1,000 records/s in all")
+    for axes in (left, right):
+        categories(axes, counts, lambda value: f"{value:g}")
+        named(axes)
+    from_zero(left)
     return figure
 
 

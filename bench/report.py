@@ -46,8 +46,8 @@ def outcome(result: Result) -> str:
     """The figures of a result in a few words."""
     if result["benchmark"] == "throughput":
         return (
-            f"**{result['records_per_second']:,} records/s**, {result['mb_per_second']:,.0f} MB/s, "
-            f"{result['share_of_pwrite']:.0%} of pwrite"
+            f"**{result['records_per_second']:,} records/s**, {result['mb_per_second']:,.0f} MB/s"
+            + (f", {share:.0%} of pwrite" if (share := result.get("share_of_pwrite")) else "")
         )
     if result["benchmark"] == "latency":
         return (
@@ -76,6 +76,19 @@ def outcome(result: Result) -> str:
             f"{result['delivered_meanwhile_share']:.0%} of their rate; "
             f"{result['commits_per_second']:,} commits/s"
         )
+    if result["benchmark"] == "compare":
+        options = result["options"]
+        return (
+            f"**{result['ratio']:.0%} of the throughput by {options['against']}**: "
+            f"{result['records_per_second']:,} and "
+            f"{result['records_per_second_against']:,} records/s"
+        )
+    if result["benchmark"] == "connections":
+        return (
+            f"**a request p50 {result['p50_us'] / 1000:.2f} ms, p99 "
+            f"{result['p99_us'] / 1000:.2f} ms** at {result['options']['rate']:,.0f}/s in all; "
+            f"{result['records_per_second']:,} records/s as much as goes{_gateway(result)}"
+        )
     writers = [mb for name, mb in result["resident_mb"].items() if name.startswith("writer")]
     if result["benchmark"] == "partitions":
         return (
@@ -89,6 +102,16 @@ def outcome(result: Result) -> str:
         f"**first acknowledged record after {result['start_to_first_ack']:.2f} s**, "
         f"{result['idle_cpu_percent']:.1f} % CPU when idle, "
         f"a writer {max(writers, default=0):.0f} MB resident"
+    )
+
+
+def _gateway(result: Result) -> str:
+    if "gateway_mb" not in result:
+        return ""
+    return (
+        f"; the gateway {result['gateway_mb']['connected']:.0f} MB resident and "
+        f"{result['gateway_idle_cpu_percent']:.1f} % CPU when all are idle, "
+        f"{result['gateway_kb_per_connection']:.0f} kB a connection"
     )
 
 
@@ -122,7 +145,7 @@ def as_markdown(
         "Penstock": machine.penstock,
         "Date": machine.date,
     }
-    disks = sorted({result["filesystem"] for _, _, result, _ in rows if "filesystem" in result})
+    disks = sorted({found for _, _, result, _ in rows if (found := result.get("filesystem"))})
     if disks:
         facts["File system"] = ", ".join(disks)
     runs = max((len(results) for *_, results in rows), default=1)

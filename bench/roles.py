@@ -23,10 +23,11 @@ import numpy as np
 from penstock.assigned import Isolation
 from penstock.bench import payload
 from penstock.bench.crew import Station
+from penstock.bench.door import Door
 from penstock.bench.ledger import Book, Ledger, Stamps, stamps_in_place, stamps_of
 from penstock.bench.options import ThroughputOptions
 from penstock.bench.usage import Usage
-from penstock.client import Client, connect
+from penstock.client import Client
 from penstock.consumer import Consumer
 from penstock.core.columns import BinaryColumn
 from penstock.delivery import BatchDelivery
@@ -49,7 +50,7 @@ class Task:
     """Which member of a run a process is."""
 
     options: ThroughputOptions
-    url: str
+    door: Door
     topic: str
     index: int
     start: int | Literal["earliest"] = "earliest"
@@ -83,7 +84,7 @@ def produce(task: Task, station: Station) -> None:
     """Role of a producer: report when attached and when warm; then one order, one `Produced`."""
     options = task.options
     send = sender(options, task.index)
-    with connect(task.url) as client, _producer(client, task) as producer:
+    with task.door.connect() as client, _producer(client, task) as producer:
         station.report()
         for records in (options.warmup_records, options.records_of(task.index)):
             station.await_order()
@@ -200,7 +201,7 @@ def consume(task: Task, station: Station) -> None:
     ends = options.producers * len(partitions)
     warm = [options.warmup_records] * options.producers
     full = [options.records_of(producer) for producer in range(options.producers)]
-    with connect(task.url) as client, _consumer(client, task, partitions) as consumer:
+    with task.door.connect() as client, _consumer(client, task, partitions) as consumer:
         station.report()
         for totals in (warm, full):
             ledger = Ledger(totals, options.pool_values)

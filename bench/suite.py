@@ -10,6 +10,8 @@ from typing import Any
 
 from penstock.bench import (
     backlog,
+    compare,
+    connections,
     curves,
     footprint,
     groups,
@@ -21,10 +23,12 @@ from penstock.bench import (
     throughput,
 )  # fmt: skip
 from penstock.bench.backlog import BacklogOptions
+from penstock.bench.compare import CompareOptions
+from penstock.bench.connections import ConnectionsOptions
 from penstock.bench.errors import BenchError
 from penstock.bench.footprint import FootprintOptions
 from penstock.bench.groups import GroupsOptions
-from penstock.bench.options import LatencyOptions, ThroughputOptions
+from penstock.bench.options import LatencyOptions, ThroughputOptions, Transport
 from penstock.bench.partitions import PartitionsOptions
 from penstock.bench.progress import Progress
 from penstock.bench.recovery import RecoveryOptions
@@ -32,7 +36,7 @@ from penstock.bench.recovery import RecoveryOptions
 Result = dict[str, Any]
 AnyOptions = (
     ThroughputOptions | LatencyOptions | FootprintOptions | PartitionsOptions | RecoveryOptions
-    | BacklogOptions | GroupsOptions
+    | BacklogOptions | GroupsOptions | ConnectionsOptions | CompareOptions
 )  # fmt: skip
 
 
@@ -66,6 +70,8 @@ _KINDS: dict[type, str] = {
     RecoveryOptions: "recovery",
     BacklogOptions: "backlog",
     GroupsOptions: "groups",
+    ConnectionsOptions: "connections",
+    CompareOptions: "compare",
 }
 _ALWAYS = {
     "throughput": {"size", "records", "api"},
@@ -75,6 +81,8 @@ _ALWAYS = {
     "recovery": {"gb", "tail_mb"},
     "backlog": {"gb"},
     "groups": {"members", "partitions"},
+    "connections": {"connections"},
+    "compare": {"transport", "against"},
 }
 
 
@@ -121,6 +129,28 @@ GROUP_ROWS: tuple[Row, ...] = (
     Row("groups", GroupsOptions(), "failover_p50_ms"),
 )  # fmt: skip
 
+_WAYS: dict[str, Transport] = {"shared memory": "shm", "TCP": "tcp", "TCP with keys": "curve"}
+
+REMOTE_ROWS: tuple[Row, ...] = (
+    *(_send(f"`send`, 1 KB, {name}", size=1024, records=3_000_000, transport=way)
+      for name, way in _WAYS.items()),
+    *(_send(f"`batch`, 1 KB, {name}", size=1024, records=3_000_000, api="batch", transport=way)
+      for name, way in _WAYS.items()),
+    *(_latency(f"latency, 1 KB, 10,000 records/s, {name}", rate=10_000, seconds=10, size=1024,
+               transport=way)
+      for name, way in _WAYS.items()),
+    Row("`send`, 1 KB, TCP against shared memory", CompareOptions(transport="tcp", against="shm"),
+        "ratio"),
+    Row("`send`, 1 KB, TCP with keys against TCP", CompareOptions(), "ratio"),
+    Row("`batch`, 1 KB, TCP with keys against TCP", CompareOptions(api="batch"), "ratio"),
+    *(Row(f"{count} connection{'s' if count > 1 else ''}, TCP",
+          ConnectionsOptions(connections=count), "p50_us")
+      for count in curves.CONNECTIONS),
+    Row("500 connections, TCP with keys",
+        ConnectionsOptions(connections=500, transport="curve"), "p50_us"),
+    Row("groups, TCP", GroupsOptions(members=20, rounds=3, transport="tcp"), "failover_p50_ms"),
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -133,9 +163,12 @@ class Page:
 
 PAGES: dict[str, Page] = {
     "README.md": Page(
-        "Benchmarks", ROWS, tuple(name for name in curves.CURVES if name != "transactions")
+        "Benchmarks",
+        ROWS,
+        tuple(name for name in curves.CURVES if name not in ("transactions", "connections")),
     ),
     "groups.md": Page("Benchmarks: groups and transactions", GROUP_ROWS, ("transactions",)),
+    "remote.md": Page("Benchmarks: clients on other hosts", REMOTE_ROWS, ("connections",)),
 }
 
 
@@ -211,6 +244,10 @@ def shorter(options: AnyOptions) -> AnyOptions:
         return replace(options, gb=options.gb / 10, records=options.records // 10, turns=2)
     if isinstance(options, GroupsOptions):
         return replace(options, members=10, partitions=40, processes=2, rounds=2, seconds=0.5)
+    if isinstance(options, ConnectionsOptions):
+        return replace(options, connections=-(-options.connections // 10), seconds=1.0)
+    if isinstance(options, CompareOptions):
+        return replace(options, records=options.records // 10, turns=2)
     return replace(options, starts=2, idle=2.0)
 
 
@@ -223,5 +260,7 @@ def _run_one(row: Row, progress: Progress) -> Result:
         RecoveryOptions: recovery.run,
         BacklogOptions: backlog.run,
         GroupsOptions: groups.run,
+        ConnectionsOptions: connections.run,
+        CompareOptions: compare.run,
     }
     return runners[type(row.options)](row.options, progress)

@@ -27,20 +27,23 @@ def run(options: ThroughputOptions, progress: Progress) -> Result:
     payload_bytes = options.records * options.size
     with ground(options, options.bytes_needed) as place:
         progress.say("page cache")
-        speed = pagecache.measure(place.folder, payload_bytes)
-        with place.topic(options) as topic:
+        speed = pagecache.measure(place.folder, payload_bytes) if place.folder else None
+        with place.topic(options.partitions, options.durability) as topic:
             result = measure(options, place, topic, progress)
     seconds = result["seconds"]
     megabytes = payload_bytes / seconds / 1e6
-    return {
-        "benchmark": "throughput",
-        "records_per_second": round(options.records / seconds),
-        "mb_per_second": round(megabytes, 1),
+    raw = {} if speed is None else {
         "pwrite_mb_per_second": round(speed.median, 1),
         "pwrite_best_mb_per_second": round(speed.best, 1),
         "pwrite_first_mb_per_second": round(speed.first, 1),
         "pwrite_measured": speed.method,
         "share_of_pwrite": round(megabytes / speed.median, 3),
+    }  # fmt: skip
+    return {
+        "benchmark": "throughput",
+        "records_per_second": round(options.records / seconds),
+        "mb_per_second": round(megabytes, 1),
+        **raw,
         **result,
         "started_in": place.started_in and round(place.started_in, 3),
         "filesystem": place.filesystem,
@@ -61,7 +64,7 @@ def measure(
     with Crew(options.timeout) as crew:
         for role, names in ((roles.produce, producers), (roles.consume, consumers)):
             for index, name in enumerate(names):
-                crew.add(name, role, roles.Task(options, place.url, topic, index, start))
+                crew.add(name, role, roles.Task(options, place.door, topic, index, start))
         progress.say("attach")
         crew.gather("attached")
         progress.say("warm up")
@@ -95,7 +98,7 @@ def measure(
         "received": account.received,
         "appended": log[0] - log_before[0] - ends,
         "log_bytes": log[1] - log_before[1],
-        "segment_bytes": segment_bytes(place.folder),
+        "segment_bytes": place.folder and segment_bytes(place.folder),
         "durability": min((each.durability for each in produced), key=_LEVELS.index),
         "seconds": round((max(each.ended for each in consumed) - begun) / 1e9, 4),
         "produce_seconds": round((max(each.acknowledged for each in produced) - begun) / 1e9, 4),

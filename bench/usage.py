@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 import psutil
 
 from penstock.client import Client
+
+GATEWAY_MODULE: Final = "penstock.server.gateway_main"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +67,18 @@ def memory_of(pid: int) -> Memory:
 
 
 def server_pids(client: Client) -> dict[str, int]:
-    """The node and its writers."""
+    """The node, its writers, and its gateway if it has one."""
     with client.admin() as admin:
         node = admin.describe_node()
     writers = {f"writer-{writer.writer}": writer.pid for writer in node.writers if writer.pid}
-    return {**writers, "node": node.pid}
+    gateway = {"gateway": pid} if node.listen and (pid := _gateway_of(node.pid)) else {}
+    return {**writers, **gateway, "node": node.pid}
+
+
+def _gateway_of(node: int) -> int | None:
+    with suppress(psutil.Error):
+        for child in psutil.Process(node).children():
+            with suppress(psutil.Error):
+                if GATEWAY_MODULE in child.cmdline():
+                    return int(child.pid)
+    return None
