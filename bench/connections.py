@@ -10,11 +10,11 @@ counted again in the log.
 from __future__ import annotations
 
 import gc
-import resource
 import time
 from collections import deque
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -30,6 +30,7 @@ from penstock.bench.options import Transport, Where
 from penstock.bench.progress import Progress
 from penstock.bench.usage import Usage, cpu_seconds_of, differences, memory_of
 from penstock.delivery import BatchDelivery, Delivery
+from penstock.ipc.liveness import raise_descriptor_limit
 from penstock.producer import Producer
 
 CONNECTIONS_MAX: Final = 500
@@ -79,7 +80,7 @@ class ConnectionsOptions(Where):
         """Which connections each process makes; none is idle."""
         count = min(self.processes, self.connections)
         bounds = [self.connections * index // count for index in range(count + 1)]
-        return [range(*pair) for pair in zip(bounds, bounds[1:], strict=False)]
+        return [range(*pair) for pair in pairwise(bounds)]
 
     @property
     def bytes_needed(self) -> int:
@@ -127,8 +128,7 @@ class _Line:
 # --- a process of connections -------------------------------------------------------------------
 def connections(task: Task, station: Station) -> None:
     """Role: attach, then one order for each of the phases."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # each has some descriptors
+    raise_descriptor_limit()  # each has some
     sharpen_timers()
     options = task.options
     values = payload.make_pool(0, POOL, options.size)
@@ -141,10 +141,7 @@ def connections(task: Task, station: Station) -> None:
             )
             lines.append(_Line(producer, number % options.partitions))
         for line in lines:  # the first record opens the lane
-            producer = line.producer
-            line.flying.append(
-                producer.send_batch(task.topic, values[:1], partition=line.partition)
-            )
+            _send(task.topic, line, values[:1])
         for line in lines:
             line.flying.popleft().result(WAIT)
         station.report()
@@ -197,9 +194,7 @@ def _pushed(task: Task, lines: list[_Line], values: list[bytes]) -> Pushed:
             while line.flying and line.flying[0].done():
                 records += _settled(line)
             if len(line.flying) < FLYING:
-                line.flying.append(
-                    line.producer.send_batch(task.topic, values, partition=line.partition)
-                )
+                _send(task.topic, line, values)
                 is_full = False
         if is_full:
             records += _settled(lines[0])
@@ -207,6 +202,10 @@ def _pushed(task: Task, lines: list[_Line], values: list[bytes]) -> Pushed:
         while line.flying:
             records += _settled(line)
     return Pushed(begun, time.monotonic_ns(), records, Usage.now().since(before))
+
+
+def _send(topic: str, line: _Line, values: list[bytes]) -> None:
+    line.flying.append(line.producer.send_batch(topic, values, partition=line.partition))
 
 
 def _settled(line: _Line) -> int:
@@ -273,7 +272,7 @@ def _measure(
     took = np.concatenate([each.took for each in paced.values()])
     late = np.concatenate([each.late for each in paced.values()])
     span = max(each.ended for each in pushed.values()) - min(each.begun for each in pushed.values())
-    own = {name: round(pushed[name].usage.cpu_seconds, 3) for name in names}
+    clients = {name: round(pushed[name].usage.cpu_seconds, 3) for name in names}
     return {
         "connections": options.connections,
         "records_per_second": round(records / (span / 1e9)),
@@ -287,7 +286,7 @@ def _measure(
         **_gateway(options, memory, idle),
         "idle_cpu_seconds": idle,
         "requests_cpu_seconds": requests,
-        "cpu_seconds": {**own, **lists},
+        "cpu_seconds": {**clients, **lists},
     }
 
 
