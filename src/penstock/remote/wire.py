@@ -32,6 +32,8 @@ WELCOME_WITHIN: Final = 5.0
 MESSAGES_UNSENT_MAX: Final = 200_000
 """Messages that ZeroMQ keeps for a broker that does not read. The windows of lanes and the credits
 of cursors bound them long before."""
+ZERO_COPY_FROM: Final = 64 << 10
+"""Payloads of at least so many bytes: a copy is memory that the system has to clear each time."""
 MESSAGES_UNREAD_MAX: Final = 10_000
 MESSAGE_BYTES_MAX: Final = BATCH_BYTES_MAX + fr.GATEWAY_HEADER_MAX
 LINGER_MAX: Final = 0.5
@@ -127,7 +129,8 @@ class Wire:
 
     # --- out ---
     def send(self, message: msgspec.Struct, payload: codec.Piece | None = None) -> None:
-        """Hand it to ZeroMQ; what has failed takes nothing any more."""
+        """Hand it to ZeroMQ; what has failed takes nothing any more. A large payload is sent from
+        where it lies: it stays there until its answer comes."""
         if self.failed is not None:
             return
         head = codec.encode(message)
@@ -137,7 +140,8 @@ class Wire:
                 self._socket.send(head, zmq.NOBLOCK)
             else:
                 self._socket.send(head, zmq.NOBLOCK | zmq.SNDMORE)
-                self._socket.send(payload, zmq.NOBLOCK)
+                copy = len(payload) < ZERO_COPY_FROM
+                self._socket.send(payload, zmq.NOBLOCK, copy=copy)
                 self.bytes_sent += len(payload)
         except zmq.Again:
             self.failed = f"{MESSAGES_UNSENT_MAX} messages wait to be read by it"
