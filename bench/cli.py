@@ -337,6 +337,8 @@ def _add_groups(commands: Any) -> None:
     parser.add_argument("--rate", type=int, default=defaults.rate, help="records a second")
     parser.add_argument("--rounds", type=int, default=defaults.rounds, help="kills")
     parser.add_argument("--seconds", type=float, default=defaults.seconds, help="of commits")
+    parser.add_argument("--session-timeout", type=float, default=defaults.session_timeout,
+                        help="of members that are killed, in seconds")  # fmt: skip
     _add_where(parser, defaults)
     parser.add_argument("--format", choices=("text", "json"), default="text")
 

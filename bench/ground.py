@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from penstock.admin import TopicConfig
 from penstock.bench.door import Door
@@ -19,10 +20,14 @@ from penstock.bench.options import Durability, Where
 from penstock.bench.scratch import check_room, scratch_folder
 from penstock.bench.usage import server_pids
 from penstock.client import Client
+from penstock.cluster.access import Entry, Kind
 from penstock.core.errors import PenstockError
 from penstock.embedded import EmbeddedNode
 from penstock.ipc.messages import NodeDescription
 from penstock.keys import create_key
+from penstock.server.access import Access, AccessDocument
+
+PRINCIPAL: Final = "bench"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,7 @@ def ground(where: Where, bytes_needed: int, arguments: tuple[str, ...] = ()) -> 
             key = None
             if where.transport == "curve":
                 key = str(folder / "client.json")
-                create_key(folder, "bench", key)
+                let_in(folder, key)
             node = stack.enter_context(
                 EmbeddedNode(
                     folder, writers=where.writers, arguments=arguments,
@@ -92,6 +97,14 @@ def ground(where: Where, bytes_needed: int, arguments: tuple[str, ...] = ()) -> 
                 check_room(folder, bytes_needed)
         filesystem = None if folder is None else filesystem_of(folder)
         yield Ground(client, door, folder, started_in, filesystem)
+
+
+def let_in(folder: Path, key: str) -> None:
+    """Make keys for a node that is to start there: who has the one in the file `key` may do
+    everything."""
+    create_key(folder, PRINCIPAL, key)
+    entries = [Entry(PRINCIPAL, "allow", "all", kind, "*") for kind in Kind]
+    Access(str(folder)).write(AccessDocument(entries=entries))
 
 
 def folder_here(node: NodeDescription) -> Path | None:

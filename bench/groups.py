@@ -44,7 +44,8 @@ BYTES_NEEDED: Final = 256 << 20
 class GroupsOptions(Where):
     """members, partitions: of the rebalance. processes: that share the members. rate: records a
     second, over all partitions. rounds: of the failover; the median counts. seconds: of each
-    measurement of commits."""
+    measurement of commits. session_timeout: of the members of the failover: by TCP, what is silent
+    may come back for so long."""
 
     members: int = 50
     partitions: int = 200
@@ -52,6 +53,7 @@ class GroupsOptions(Where):
     rate: int = 20_000
     rounds: int = 10
     seconds: float = 3.0
+    session_timeout: float = 10.0
 
     def check(self) -> None:
         """Raise `BenchError` for what cannot be run."""
@@ -64,6 +66,8 @@ class GroupsOptions(Where):
             raise BenchError(f"--processes {self.processes}: from 1 to {self.members - 1}")
         if self.rounds < 1 or self.rate < 1 or self.seconds <= 0:
             raise BenchError("--rounds, --rate and --seconds: more than 0")
+        if not 0.1 <= self.session_timeout <= WAIT / 2:
+            raise BenchError(f"--session-timeout {self.session_timeout:g}: 0.1 to {WAIT / 2:g} s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +157,12 @@ def _poll(consumer: GroupConsumer, own: Polled, is_over: Callable[[], bool]) -> 
             consumer.commit(batch)
 
 
-def victim(door: Door, topic: str, ready: Event) -> None:
+def victim(door: Door, topic: str, session_timeout: float, ready: Event) -> None:
     """A member that polls until it is killed."""
-    with door.connect() as client, client.consumer(topic, group=topic) as consumer:
+    with (
+        door.connect() as client,
+        client.consumer(topic, group=topic, session_timeout=session_timeout) as consumer,
+    ):
         while True:
             if consumer.poll(timeout=POLL):
                 ready.set()
@@ -174,7 +181,7 @@ def run(options: GroupsOptions, progress: Progress) -> dict[str, Any]:
         progress.say("rebalance")
         rebalanced = _rebalance(options, place, topic, admin)
         progress.say("failover")
-        failover = [_failover(place, pair) for _ in range(options.rounds)]
+        failover = [_failover(place, pair, options.session_timeout) for _ in range(options.rounds)]
         progress.say("commits")
         commits = _commits(place.client, pair, options.seconds)
         wide = _commits(place.client, topic, options.seconds)
@@ -276,15 +283,17 @@ def _shares(admin: Admin, group: str) -> list[int]:
     return [member.partitions for member in description.members]
 
 
-def _failover(place: Ground, topic: str) -> float:
+def _failover(place: Ground, topic: str, session_timeout: float) -> float:
     """Seconds from the kill of one of two members until the other one has a record of what was the
     dead one's."""
     context = multiprocessing.get_context("spawn")
     ready = context.Event()
-    process = context.Process(target=victim, args=(place.door, topic, ready), daemon=True)
+    process = context.Process(
+        target=victim, args=(place.door, topic, session_timeout, ready), daemon=True
+    )
     stop = threading.Event()
     with (
-        place.client.consumer(topic, group=topic) as consumer,
+        place.client.consumer(topic, group=topic, session_timeout=session_timeout) as consumer,
         place.client.producer(linger=0) as producer,
     ):
         process.start()

@@ -132,9 +132,11 @@ GROUP_ROWS: tuple[Row, ...] = (
 _WAYS: dict[str, Transport] = {"shared memory": "shm", "TCP": "tcp", "TCP with keys": "curve"}
 
 REMOTE_ROWS: tuple[Row, ...] = (
-    *(_send(f"`send`, 1 KB, {name}", size=1024, records=3_000_000, transport=way)
+    *(_send(f"`send`, 1 KB, {name}", size=1024, records=3_000_000, batch_bytes=512 << 10,
+            transport=way)
       for name, way in _WAYS.items()),
-    *(_send(f"`batch`, 1 KB, {name}", size=1024, records=3_000_000, api="batch", transport=way)
+    *(_send(f"`batch`, 1 KB, {name}", size=1024, records=3_000_000, api="batch",
+            batch_bytes=512 << 10, transport=way)
       for name, way in _WAYS.items()),
     *(_latency(f"latency, 1 KB, 10,000 records/s, {name}", rate=10_000, seconds=10, size=1024,
                transport=way)

@@ -190,6 +190,10 @@ POINTS: dict[str, list[dict[str, Any]]] = {
     "transactions": [
         {"series": "send", "x": x, "records_per_second": 1e5 * (1 + x)} for x in (0, 10, 1000)
     ],
+    "connections": [
+        {"series": way, "x": x, "records_per_second": 1e5, "p50_us": 100.0 * x, "p99_us": 300.0 * x}
+        for way in ("tcp", "curve") for x in (1, 10)
+    ],
     "recovery": [
         {"series": series, "kind": kind, "x": x, "seconds": 0.1 * x}
         for series in ("start", "open") for kind in ("clean", "killed") for x in (1.0, 10.0)
