@@ -708,23 +708,6 @@ def test_an_endpoint_without_a_slot_is_served_too(at, gateway):
     assert len(reading.records) == 1
 
 
-def test_onlookers_see_where_remote_consumers_stand(at, gateway):
-    client = gateway.client()
-    slot = client.session.slot
-    for _ in range(40):
-        at.write(1, 5)
-    gateway.fetch(client, credit=1 << 20)
-    gateway.fetch(client, 150, cursor=2, credit=300)
-    gateway.turn()
-    gateway.turn()
-    index = at.page.index
-    (whole, half) = slot.positions()
-    assert whole == (index, 200)
-    assert half == (index, 150), "what it has not consumed is its lag"
-    gateway.settle(client)
-    assert slot.positions() == [(index, 200), (index, 200)]
-
-
 # --- pages ---------------------------------------------------------------------------------------
 def test_pages_come_with_the_records_that_moved_them(at, gateway):
     client = gateway.client()

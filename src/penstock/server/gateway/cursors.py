@@ -6,7 +6,7 @@ batches go out as bytes. Owns a position and its validity. Never waits.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from typing import Final, NamedTuple
 
 from penstock.cluster.frames import messages as fr
@@ -42,13 +42,13 @@ class Piece(NamedTuple):
 class Cursor:
     """See the module. `offset` is the next one that will be sent, `credit` what may be, in bytes.
 
-    `out`: what was sent and not consumed yet, as (next offset, bytes).
+    `out_bytes` were sent and not consumed yet.
     """
 
     __slots__ = ("_aborted", "_end_at", "_epoch", "_folder", "_identity", "_known", "_log_end_at",
-                 "_q", "_reader", "_stuck_since", "again_at", "allowed_at", "credit", "granted",
-                 "is_ready", "name", "number", "offset", "out", "out_bytes", "page", "partition",
-                 "place", "topic", "topic_id")  # fmt: skip
+                 "_q", "_reader", "_stuck_since", "again_at", "allowed_at", "credit", "is_ready",
+                 "name", "number", "offset", "out_bytes", "page", "partition", "topic",
+                 "topic_id")  # fmt: skip
 
     def __init__(self, message: fr.Fetch, topic: str, page: StatePage, known: Known) -> None:
         self.number = message.cursor
@@ -58,10 +58,8 @@ class Cursor:
         self.name = f"{topic}-{message.partition}"
         self.page = page
         self.offset = message.offset
-        self.credit = self.granted = message.credit
-        self.out: deque[tuple[int, int]] = deque()
+        self.credit = message.credit
         self.out_bytes = 0
-        self.place = 0  # among the positions that its endpoint publishes
         self.is_ready = False
         self.again_at = 0.0  # not before, where it found nothing though there is more
         self.allowed_at = 0.0  # when its consumer was last found to be allowed to read
@@ -113,33 +111,15 @@ class Cursor:
             or self._epoch not in (EPOCH_UNKNOWN, page.leader_epoch)
         )
 
-    @property
-    def position(self) -> int:
-        """The next offset that its consumer wants, as far as it tells: it gives credit back in
-        quarters, so what is less than that is taken for consumed."""
-        if self.out_bytes * 4 < self.granted or not self.out:
-            return self.offset
-        return self.out[0][0]
-
-    def sent(self, piece: Piece) -> None:
-        if piece.nbytes:
-            self.credit -= piece.nbytes
-            self.out_bytes += piece.nbytes
-            self.out.append((piece.start, piece.nbytes))
+    def sent(self, nbytes: int) -> None:
+        self.credit -= nbytes
+        self.out_bytes += nbytes
 
     def consumed(self, nbytes: int) -> int:
         """More credit; what of it was under way."""
         self.credit = min(self.credit + nbytes, fr.CREDIT_MAX)
-        back = left = min(nbytes, self.out_bytes)
+        back = min(nbytes, self.out_bytes)
         self.out_bytes -= back
-        out = self.out
-        while left and out:
-            start, size = out[0]
-            if size > left:
-                out[0] = start, size - left
-                break
-            left -= size
-            out.popleft()
         return back
 
     def read(self, bytes_max: int, share: int, now: float) -> Piece | None:

@@ -274,7 +274,6 @@ class Fetching:
             line.arm()
             line.look(now)
         if not line.is_gone:
-            line.publish()
             self._tell(line, now)
         if line.is_gone:  # what was posted last told that its peer is
             return taken
@@ -387,7 +386,6 @@ class Fetching:
 
     def _send(self, line: Line, cursor: Cursor, piece: Piece, now: float) -> bool:
         endpoint = line.endpoint
-        cursor.sent(piece)
         line.spend(cursor, piece.nbytes)
         pages = line.news_of(cursor.page.index)
         message = fr.Fetched(

@@ -1,6 +1,6 @@
 """All that is fetched for one endpoint: its cursors, what wakes it, what it was told of pages.
 
-Owns the endpoint's part of the client slot: the pages that it watches, its positions, its ticket.
+Owns its ticket in the client slot and the pages that it watches.
 Decides nothing about whose turn it is (`fetching` does).
 """
 
@@ -64,7 +64,7 @@ def standing_of(page: StatePage) -> Standing:
 class Line:
     """See the module. `is_queued`, `due`, `held_until` and `next_pages` are `fetching`'s."""
 
-    __slots__ = ("_eager", "_is_placed", "_moved", "_q", "_seen", "_slot", "_told", "_wanting",
+    __slots__ = ("_eager", "_q", "_seen", "_slot", "_told", "_wanting",
                  "_words", "asked", "cursors", "due", "endpoint", "held_until", "is_gone",
                  "is_queued", "is_restless", "link", "next_pages", "out_bytes", "ready", "stale",
                  "states", "waits")  # fmt: skip
@@ -93,8 +93,6 @@ class Line:
         self._told: dict[int, Standing] = {}
         self._eager = 0  # cursors with credit
         self._wanting: dict[int, int] = {}  # page -> cursors with credit, which new data wakes
-        self._moved: dict[Cursor, None] = {}  # whose positions are to be published
-        self._is_placed = True
         is_consumer = endpoint.kind == lo.KIND_CONSUMER  # writers ring nobody else
         self._slot: ClientSlot | None = endpoint.session.slot if is_consumer else None
 
@@ -113,7 +111,6 @@ class Line:
         self.cursors[cursor.number] = cursor
         if cursor.credit > 0:
             self._want(cursor.page.index, 1)
-        self._is_placed = False
         self._words = None
         self.is_restless = True
 
@@ -127,9 +124,7 @@ class Line:
         if cursor.credit > 0:
             self._want(cursor.page.index, -1)
         cursor.credit = 0
-        self._moved.pop(cursor, None)
         cursor.close()
-        self._is_placed = False
         self._words = None
         self.is_restless = True
 
@@ -141,16 +136,15 @@ class Line:
         self.link.out_bytes -= back
         if cursor.credit > 0 and not had:
             self._want(cursor.page.index, 1)
-        self._moved[cursor] = None
         self.is_restless = True
 
     def spend(self, cursor: Cursor, nbytes: int) -> None:
-        """So many bytes of it are under way; `Cursor.sent` has counted them."""
+        """So many bytes of it are sent."""
+        cursor.sent(nbytes)
         self.out_bytes += nbytes
         self.link.out_bytes += nbytes
         if cursor.credit <= 0 < cursor.credit + nbytes:
             self._want(cursor.page.index, -1)
-        self._moved[cursor] = None
 
     # --- what wakes it ---------------------------------------------------------------------------
     def _want(self, page: int, step: int) -> None:
@@ -247,21 +241,6 @@ class Line:
             self.states.page(index).durable != told.get(index, _NEVER)[_DURABLE]
             for index in self.waits
         )
-
-    def publish(self) -> None:
-        """Where its cursors stand, for those who look on."""
-        slot = self._slot
-        if slot is not None:
-            if not self._is_placed:
-                cursors = self.cursors.values()
-                for place, cursor in enumerate(cursors):
-                    cursor.place = place
-                slot.publish_positions([(each.page.index, each.position) for each in cursors])
-            else:
-                for cursor in self._moved:
-                    slot.publish_position(cursor.place, cursor.page.index, cursor.position)
-        self._is_placed = True
-        self._moved.clear()
 
     def close(self) -> None:
         for cursor in list(self.cursors.values()):
