@@ -187,7 +187,7 @@ def test_common_options_stand_before_or_behind_the_command(node, cli):
 
 
 @pytest.mark.parametrize(
-    "url", ["nonsense", "http://host", "tcp://host:9640", "shm://no/such", "shm://a b"]
+    "url", ["nonsense", "http://host", "tcp://host:port", "shm://no/such", "shm://a b"]
 )
 def test_a_url_that_cannot_be_meant_is_a_usage_error(url):
     ran = call_cli("topic", "list", url=url)
@@ -207,6 +207,7 @@ def test_nobody_at_the_address_is_one_line_that_says_what_to_do(tmp_path):
     assert "Traceback" in loud.err
 
 
+@pytest.mark.local("on another host it is not connected: nobody there could take it for alive")
 def test_a_node_that_does_not_answer_is_a_timeout():
     with Broker() as node:
         os.kill(node.pid, signal.SIGSTOP)

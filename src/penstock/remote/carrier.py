@@ -118,6 +118,8 @@ class Carrier:
 
     def hopeless(self) -> str:
         """What to say to who waits for a broker."""
+        if self._is_up:
+            return f"the gateway at {self._name} answers, but its node does not in time"
         why = self.why()
         return f"no broker answers at {self._name}" + (f" ({why})" if why else "") + _HINT
 
