@@ -79,7 +79,8 @@ class Attachment:
         if slot is None:
             yield Wait(min(bound, NO_SLOT_NAP))
             return
-        if spin_for and spin(min(spin_for, bound), found):
+        # What comes from another host is brought by a thread, which a spinning one would hold up.
+        if spin_for and self.session.far is None and spin(min(spin_for, bound), found):
             return
         doorbell.clear()
         self._ticket += 1

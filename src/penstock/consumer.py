@@ -66,9 +66,9 @@ class Consumer(Closing, Elsewhere, Standing):
         latest_only: "key" brings only the newest record of each key, "partition" only the newest
             record, of what stands before the consumer when it polls. The position goes past the
             rest, counted as `skipped` in `metrics`. See `penstock.latest`.
-        spin: seconds to go on looking for records before it sleeps, 0 to 0.1. With 0 it sleeps at
-            once, and each wake costs what the system takes for one. A consumer that spins keeps a
-            core busy while it waits, and other threads of its process waiting.
+        spin: seconds to go on looking for records before it sleeps, 0 to 0.1; not over tcp. With
+            0 it sleeps at once, and each wake costs what the system takes for one. A consumer that
+            spins keeps a core busy while it waits, and other threads of its process waiting.
         node_timeout: seconds without a node after which `poll` raises `NotConnectedError`.
     """
 

@@ -27,7 +27,7 @@ CHILD_TIMEOUT = 20.0
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[NodeUnderTest]:
+def node(transport: str) -> Iterator[NodeUnderTest]:
     with NodeUnderTest(writers_max=2) as node:
         yield node
 
@@ -40,7 +40,7 @@ def client(node: NodeUnderTest) -> Iterator[Client]:
 
 @pytest.fixture
 def topic(client: Client, request: pytest.FixtureRequest) -> str:
-    name = str(request.node.name)
+    name = str(request.node.name).partition("[")[0]
     client.admin().create_topic(name)
     return name
 
@@ -215,7 +215,7 @@ def test_rule_7_a_child_does_not_keep_its_dead_parent_attached(node: NodeUnderTe
             parent.stdout.close()
             wait_until(
                 lambda: admin.describe_node().clients == before,
-                5.0,
+                CHILD_TIMEOUT,  # a child keeps its parent's end of a connection, which falls silent
                 lambda: f"the dead parent leaves the node: {admin.describe_node()}",
             )
             assert is_running(child)

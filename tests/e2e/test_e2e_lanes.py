@@ -22,11 +22,12 @@ from penstock.ipc.lane import Ack, LaneSender
 from penstock.session import Session, socket_of
 from penstock.testing import wait_until
 
+pytestmark = pytest.mark.local("frames are written into lanes, past the producer")
 WITHIN = 10.0
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[NodeUnderTest]:
+def node(transport: str) -> Iterator[NodeUnderTest]:
     with NodeUnderTest(writers_max=1) as node:
         with node.connect() as client:
             client.admin().create_topic("t")

@@ -48,7 +48,7 @@ FRAME = LANE // lo.FRAME_SHARE
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[NodeUnderTest]:
+def node(transport: str) -> Iterator[NodeUnderTest]:
     """One that everything below must leave in good health."""
     with NodeUnderTest(
         writers_max=1, lane_capacity=LANE, lanes_max=3, clients_max=12, topics_max=40,
@@ -167,7 +167,8 @@ def test_an_unknown_topic_is_named(client: Client) -> None:
         ("", ConfigError),
         ("nonsense", ConfigError),
         ("http://localhost", ConfigError),
-        ("tcp://localhost:9640", ConfigError),
+        ("tcp://localhost:port", ConfigError),
+        ("tcp://localhost:1", NotConnectedError),
         ("shm://no/such/place", ConfigError),
         ("shm://bad name", ConfigError),
         ("shm:///no/such/folder", NotConnectedError),
@@ -221,6 +222,7 @@ def test_settings_of_a_topic_are_checked(client: Client, settings: dict[str, Any
 
 
 # --- bounds of the node --------------------------------------------------------------------------
+@pytest.mark.local("lanes of remote producers are the gateway's, which waits for one")
 def test_lanes_max_is_named_and_room_is_given_back(node: NodeUnderTest, client: Client) -> None:
     with ExitStack() as stack:
         for _ in range(3):
@@ -281,6 +283,7 @@ def test_buffer_bytes_max_is_named_and_waited_for(node: NodeUnderTest, client: C
 
 
 # --- shared memory and descriptors ---------------------------------------------------------------
+@pytest.mark.local("shared memory of the node's host")
 def test_no_room_for_a_lane_is_told_and_room_that_comes_is_used(
     node: NodeUnderTest, client: Client
 ) -> None:
@@ -326,6 +329,7 @@ print(sorted(os.listdir("/dev/shm")))
 """
 
 
+@pytest.mark.local("shared memory of the node's host")
 def test_a_dev_shm_that_is_really_full_is_a_clear_error(tmp_path: Path) -> None:
     """A /dev/shm with room for the tables and one lane, in a mount namespace of its own."""
     room = lo.state_table_bytes() + lo.client_table_bytes() + 3 * lo.lane_bytes(4 << 20) // 2
@@ -357,6 +361,7 @@ def test_a_node_without_descriptors_refuses_and_recovers(
         connect(node.url, timeout=WITHIN).close()
 
 
+@pytest.mark.local("the call that meets the limit is another one over tcp")
 def test_a_client_without_descriptors_is_told_its_limit(node: NodeUnderTest) -> None:
     script = (
         "import resource, os\n"

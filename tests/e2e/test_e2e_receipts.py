@@ -15,22 +15,21 @@ import rigged_writer
 from crash.ground import NodeUnderTest
 
 from penstock.core import errors as er
-from penstock.embedded import EmbeddedNode
 from penstock.ipc import shm
 from penstock.routes import LaneLink
-from penstock.testing import wait_until
+from penstock.testing import Broker, wait_until
 
 pytestmark = pytest.mark.over_tcp
 
 WITHIN = 10.0
 
 
-def in_log(node: EmbeddedNode | NodeUnderTest, topic: str = "t") -> list[bytes]:
+def in_log(node: Broker | NodeUnderTest, topic: str = "t") -> list[bytes]:
     with node.connect() as client, client.consumer(topic, follow=False) as reader:
         return [record.value or b"" for record in reader]
 
 
-def writer_pid(node: EmbeddedNode | NodeUnderTest) -> int:
+def writer_pid(node: Broker | NodeUnderTest) -> int:
     with node.connect() as client:
         return client.admin().describe_node().writers[0].pid
 
@@ -40,7 +39,7 @@ def rigged(folder: Path) -> list[str]:
 
 
 def test_threads_that_meet_a_topic_while_the_node_is_away_get_receipts_of_their_own():
-    with EmbeddedNode(writers=1) as node, node.connect(timeout=WITHIN) as client:
+    with Broker(writers=1) as node, node.connect(timeout=WITHIN) as client:
         client.admin().create_topic("t")
         with client.producer(linger=0) as producer:
             node.kill()
@@ -65,7 +64,7 @@ def test_threads_that_meet_a_topic_while_the_node_is_away_get_receipts_of_their_
 
 
 def test_a_refusal_that_comes_for_an_expired_batch_doubles_nothing():
-    with EmbeddedNode(writers=1) as node, node.connect() as client:
+    with Broker(writers=1) as node, node.connect() as client:
         client.admin().create_topic("t")
         producer = client.producer(linger=0, delivery_timeout=1.0)
         producer.send("t", b"warm").result(WITHIN)
@@ -122,7 +121,7 @@ def _sends(producer: object) -> bool:
 
 
 def test_a_record_sent_while_the_producer_closes_fails_and_is_counted():
-    with EmbeddedNode(writers=1) as node, node.connect() as client:
+    with Broker(writers=1) as node, node.connect() as client:
         client.admin().create_topic("t")
         producer = client.producer(linger=5.0)
         first = producer.send("t", b"first")
@@ -145,7 +144,7 @@ def test_a_record_sent_while_the_producer_closes_fails_and_is_counted():
 
 
 def test_a_close_that_runs_out_of_time_ends_every_delivery():
-    with EmbeddedNode(writers=1) as node, node.connect() as client:
+    with Broker(writers=1) as node, node.connect() as client:
         client.admin().create_topic("t")
         producer = client.producer(linger=0)
         producer.send("t", b"warm").result(WITHIN)
@@ -186,7 +185,7 @@ def test_what_waits_for_the_device_fails_when_another_node_takes_the_address(tmp
 
 
 def test_an_interrupt_within_send_harms_no_other_record(monkeypatch: pytest.MonkeyPatch):
-    with EmbeddedNode(writers=1) as node, node.connect() as client:
+    with Broker(writers=1) as node, node.connect() as client:
         client.admin().create_topic("t")
         with client.producer(linger=0) as producer:
             producer.send("t", b"0").result(WITHIN)

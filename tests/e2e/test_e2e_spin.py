@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.embedded import EmbeddedNode
 from penstock.ipc.doorbell import spin
+from penstock.testing import Broker
+
+pytestmark = pytest.mark.over_tcp
 
 
 def test_what_comes_while_writer_and_consumer_spin_arrives():
-    with EmbeddedNode(arguments=("--writer-spin", "0.1")) as node, node.connect() as client:
+    with Broker(options={"writer_spin": 0.1}) as node, node.connect() as client:
         client.admin().create_topic("t")
         with client.producer(linger=0) as producer, client.consumer("t", spin=0.1) as consumer:
             for number in range(50):
@@ -20,7 +22,7 @@ def test_what_comes_while_writer_and_consumer_spin_arrives():
 
 
 def test_a_consumer_that_spun_in_vain_sleeps_and_is_woken():
-    with EmbeddedNode() as node, node.connect() as client:
+    with Broker() as node, node.connect() as client:
         client.admin().create_topic("t")
         with client.producer(linger=0) as producer, client.consumer("t", spin=0.001) as consumer:
             assert not consumer.poll(timeout=0.1)
@@ -29,7 +31,7 @@ def test_a_consumer_that_spun_in_vain_sleeps_and_is_woken():
 
 
 def test_a_spin_beyond_its_bound_is_refused():
-    with EmbeddedNode() as node, node.connect() as client:
+    with Broker() as node, node.connect() as client:
         for seconds in (-1.0, 0.2, float("nan")):
             with pytest.raises(ConfigError, match="spin"):
                 client.consumer(spin=seconds)
