@@ -62,26 +62,6 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: str
     name: str
 
-    def matches_name(self, name: str) -> bool:
-        """The node's own topics are allowed only by who names them so."""
-        if not self.name.endswith("*"):
-            return name == self.name
-        begins = self.name[:-1]
-        is_hidden = (
-            self.kind == Kind.topic
-            and self.effect == Effect.allow
-            and name.startswith(RESERVED_PREFIX)
-            and not begins.startswith(RESERVED_PREFIX)
-        )
-        return name.startswith(begins) and not is_hidden
-
-    def is_about(self, operation: str) -> bool:
-        """Whether it speaks of this operation. Who may do anything else to a thing may know that
-        it is there, so every other allowance allows `describe` as well; a denial does not."""
-        if self.operation in (ALL, operation):
-            return True
-        return operation == Operation.describe and self.effect == Effect.allow
-
 
 def check_entry(entry: Entry) -> None:
     """Raise ConfigError for an entry that means nothing."""

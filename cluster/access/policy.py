@@ -8,20 +8,69 @@
 | some | no | no | yes | yes |
 | some | no | no | no | no |
 
-A policy never changes: another one takes its place. Decisions are remembered, up to a bound.
+A policy never changes: another one takes its place. However many entries there are, a decision
+costs a few look-ups by the lengths that patterns have; and it is remembered, up to a bound.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from penstock.cluster.access.entries import EVERYBODY, NAME_CHARACTERS_MAX, Effect, Entry, Kind
+from penstock.cluster.access.entries import (
+    ALL,
+    EVERYBODY,
+    NAME_CHARACTERS_MAX,
+    RESERVED_PREFIX,
+    Effect,
+    Entry,
+    Kind,
+    Operation,
+)
 
 CLUSTER: Final = "cluster"
 """The name of the one thing of kind `cluster`."""
 DECISIONS_MAX: Final = 16_384
 """Decisions that are remembered; then all are forgotten."""
+
+
+class _Names:
+    """Names and prefixes that entries of one effect have for a principal, an operation and a kind.
+    `lengths`: of the prefixes."""
+
+    __slots__ = ("exact", "lengths", "prefixes", "sorted")
+
+    def __init__(self) -> None:
+        self.exact: set[str] = set()
+        self.prefixes: set[str] = set()
+        self.lengths: list[int] = []
+        self.sorted: list[str] = []
+
+    def add(self, name: str) -> None:
+        if name.endswith("*"):
+            self.prefixes.add(name[:-1])
+        else:
+            self.exact.add(name)
+
+    def settle(self) -> None:
+        self.lengths = sorted({len(prefix) for prefix in self.prefixes})
+        self.sorted = sorted(self.exact | self.prefixes)
+
+    def match(self, name: str, shortest: int = 0) -> bool:
+        """Whether one is meant, by name or by a prefix of at least `shortest` characters."""
+        return name in self.exact or any(
+            name[:length] in self.prefixes
+            for length in self.lengths
+            if shortest <= length <= len(name)
+        )
+
+    def touch(self, prefix: str) -> bool:
+        """Whether one means any name that begins with `prefix`."""
+        place = bisect_left(self.sorted, prefix)
+        if place < len(self.sorted) and self.sorted[place].startswith(prefix):
+            return True
+        return any(prefix[:length] in self.prefixes for length in self.lengths)
 
 
 class Policy:
@@ -35,11 +84,15 @@ class Policy:
         *,
         keys: bool = False,
     ) -> None:
-        self._by_principal: dict[str, list[Entry]] = {}
+        self._names: dict[tuple[str, str, str, str], _Names] = {}
         for entry in entries:
-            self._by_principal.setdefault(entry.principal, []).append(entry)
+            for operation in _operations(entry):
+                key = (entry.effect, entry.principal, operation, entry.kind)
+                self._names.setdefault(key, _Names()).add(entry.name)
+        for names in self._names.values():
+            names.settle()
         self._namespaces = dict(namespaces or {})
-        self.is_open = not self._by_principal and not keys
+        self.is_open = not self._names and not keys
         """Nobody is kept from anything."""
         self._decided: dict[tuple[str, str, str, str], bool] = {}
 
@@ -57,34 +110,46 @@ class Policy:
         return known
 
     def _decide(self, principal: str, operation: str, kind: str, name: str) -> bool:
-        is_allowed = self._is_own(principal, kind, name)
-        for entry in self._about(principal, operation, kind):
-            if entry.matches_name(name):
-                if entry.effect == Effect.deny:
-                    return False
-                is_allowed = True
-        return is_allowed
+        if any(names.match(name) for names in self._of(Effect.deny, principal, operation, kind)):
+            return False
+        if self._is_own(principal, kind, name):
+            return True
+        # The node's own topics are allowed only by who names them so.
+        is_reserved = kind == Kind.topic and name.startswith(RESERVED_PREFIX)
+        shortest = len(RESERVED_PREFIX) if is_reserved else 0
+        allowed = self._of(Effect.allow, principal, operation, kind)
+        return any(names.match(name, shortest) for names in allowed)
 
     def allows_all(self, principal: str, operation: str, kind: str, prefix: str) -> bool:
-        """Whether this is allowed for every name that begins with `prefix`."""
+        """Whether this is allowed for every name that begins with `prefix`, but for those of the
+        node's own topics."""
         if self.is_open:
             return True
-        is_allowed = self._is_own(principal, kind, prefix)
-        for entry in self._about(principal, operation, kind):
-            begins = entry.name.removesuffix("*")
-            is_pattern = entry.name.endswith("*")
-            if entry.effect == Effect.allow:
-                is_allowed = is_allowed or (is_pattern and prefix.startswith(begins))
-            elif begins.startswith(prefix) or (is_pattern and prefix.startswith(begins)):
-                return False
-        return is_allowed
+        if any(names.touch(prefix) for names in self._of(Effect.deny, principal, operation, kind)):
+            return False
+        return self._is_own(principal, kind, prefix) or any(
+            prefix[:length] in names.prefixes
+            for names in self._of(Effect.allow, principal, operation, kind)
+            for length in names.lengths
+            if length <= len(prefix)
+        )
 
-    def _about(self, principal: str, operation: str, kind: str) -> Iterator[Entry]:
+    def _of(self, effect: str, principal: str, operation: str, kind: str) -> Iterator[_Names]:
         for who in (principal, EVERYBODY):
-            for entry in self._by_principal.get(who, ()):
-                if entry.kind == kind and entry.is_about(operation):
-                    yield entry
+            names = self._names.get((effect, who, operation, kind))
+            if names is not None:
+                yield names
 
     def _is_own(self, principal: str, kind: str, name: str) -> bool:
         namespace = self._namespaces.get(principal)
         return namespace is not None and kind != Kind.cluster and name.startswith(f"{namespace}.")
+
+
+def _operations(entry: Entry) -> Iterable[str]:
+    """What an entry speaks of. Who may do anything else to a thing may know that it is there, so
+    every allowance allows `describe` as well; a denial does not."""
+    if entry.operation == ALL:
+        return tuple(Operation)
+    if entry.effect == Effect.allow:
+        return {entry.operation, Operation.describe}
+    return (entry.operation,)

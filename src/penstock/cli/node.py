@@ -98,6 +98,7 @@ def _told(url: str, node: NodeDescription) -> dict[str, Any]:
         ],
         "cleaner": None,
         "coordinator": node.coordinator,
+        "access": node.access,
         "producers": [],
         "consumers": [],
         "settings": node.settings,

@@ -103,6 +103,11 @@ class Access:
 
     def _reread(self) -> bool:
         try:
+            if self._signature is None:
+                raise DataFolderError(
+                    f"{self.path} is gone, and without it everybody might do everything: bring it "
+                    "back from a copy, or restart the node if that is what you want"
+                )
             self.document = self._read()
         except (DataFolderError, StorageError) as error:
             self.failure = str(error)

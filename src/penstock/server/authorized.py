@@ -36,8 +36,8 @@ def signature(path: str) -> _Signature | None:
 
 
 class AuthorizedKeys:
-    """Call `reload` to see what the folder has. `in_use`: whether there is a server key, from which
-    on nobody comes in without one of these."""
+    """Call `reload` to see what the folder has. `in_use`: whether there was a server key, from
+    which on nobody comes in without one of these, also if it is removed."""
 
     def __init__(self, data_folder: str) -> None:
         self._folder = authorized_folder(data_folder)
@@ -51,7 +51,7 @@ class AuthorizedKeys:
 
     def reload(self) -> bool:
         """Look at the folder; whether anything is different now."""
-        in_use = os.path.exists(self._server_file)
+        in_use = self.in_use or os.path.exists(self._server_file)
         known: dict[str, tuple[_Signature, AuthorizedKey | None]] = {}
         for name in self._names():
             path = os.path.join(self._folder, name)

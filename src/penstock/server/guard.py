@@ -152,6 +152,17 @@ class Guard:
         self._name_of = name_of
         self._clock = clock
 
+    def counts(self) -> dict[str, int]:
+        """For `node describe`. What the gateway refused is in its metrics."""
+        document = self.access.document
+        return {
+            "version": document.version,
+            "entries": len(document.entries),
+            "quotas": len(document.quotas),
+            "keys": len(self.access.keys.by_public),
+            "refused": self.audit.count,
+        }
+
     def allows(self, principal: str, operation: str, kind: str, name: str) -> bool:
         """Whether it may, without a trace in the audit."""
         if is_local(principal):

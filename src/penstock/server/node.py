@@ -393,6 +393,7 @@ class Node:
             lanes=len(lanes),
             partitions=sum(len(topic.pages) for topic in self._topics.infos),
             coordinator=self._coordinator.counts(),
+            access=self._doorman.counts(),
             versions={
                 "penstock": __version__,
                 "python": sys.version.split()[0],

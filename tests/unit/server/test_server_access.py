@@ -30,7 +30,7 @@ def test_another_process_sees_a_change_within_its_next_look(tmp_path):
     assert reader.policy.allows("ann", "read", "topic", "orders.eu")
     assert reader.quotas.of_principal("ann") == Quota("ann", produce_bytes=7)
     written(tmp_path)
-    assert not reader.look(100.5)  # not yet again
+    assert not reader.look(100.4)  # not yet again
     assert reader.look(101.1)
     assert reader.policy.is_open
     assert (tmp_path / "access.json").stat().st_mode & 0o777 == 0o600
@@ -66,6 +66,20 @@ def test_a_damaged_file_keeps_the_node_out_and_changes_nothing_for_who_runs(
     file.write_text(good)
     assert running.reload()
     assert running.failure == ""
+
+
+def test_files_that_are_gone_open_nothing(tmp_path):
+    written(tmp_path, ANN)
+    running = Access(str(tmp_path))
+    (tmp_path / "access.json").unlink()
+    assert not running.reload()
+    assert "is gone" in running.failure
+    assert not running.policy.allows("bob", "read", "topic", "x")
+    keys.create_key(tmp_path, "ann", tmp_path / "ann.key")
+    assert running.reload()
+    (tmp_path / "keys/server.json").unlink()
+    running.reload()
+    assert running.keys.in_use
 
 
 def test_keys_in_use_close_the_door_for_those_without(tmp_path):
