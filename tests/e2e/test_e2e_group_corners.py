@@ -16,6 +16,9 @@ from power_cuts import cut_power
 
 from penstock import Offset, aio
 from penstock.core import errors as er
+from penstock.group.membership import Membership
+from penstock.ipc import coordination as co
+from penstock.ipc.messages import Done
 from penstock.records import Chunk
 from penstock.testing.waiting import wait_until
 from penstock.turns import Turns
@@ -265,3 +268,33 @@ def test_at_most_once_where_latest_was_is_kept_before_anything_came(node):
         fill(node, topic, 10, 5)
         with client.consumer(topic, follow=False, **options) as consumer:
             assert offsets(consumer) == list(range(10, 15))
+
+
+@pytest.mark.parametrize("times", [2, 7])
+def test_a_member_that_is_put_out_again_as_soon_as_it_has_joined_goes_on(node, monkeypatch, times):
+    """As one that is stopped for too long, again and again: found by the histories."""
+    topic, group = node.create_topic(), f"put-out-{times}"
+    fill(node, topic, 0, 10)
+    left = times
+    being_known = Membership._being_known
+
+    def put_out(member: Membership, timeout: float) -> Any:
+        nonlocal left
+        was_known = member._session is member._reader.session
+        session = yield from being_known(member, timeout)
+        if left and not was_known:
+            left -= 1
+            leave = co.LeaveGroup(group, member.member_id)
+            yield from session.requesting(leave, Done, timeout)
+        return session
+
+    with node.connect() as client, client.consumer(topic, group=group) as consumer:
+        monkeypatch.setattr(Membership, "_being_known", put_out)
+        with client.admin() as admin:
+            admin._ask(co.LeaveGroup(group, consumer._member.member_id), Done)
+        consumer._changes.retry_at = 0.0  # as if the coordinator had rung
+        came: list[int] = []
+        while len(came) < 10:
+            came += offsets(next(consumer.batches(timeout=10.0)))
+        assert left == 0
+        assert came == list(range(10))

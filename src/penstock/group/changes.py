@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 from penstock.assigned import TopicPartition
 from penstock.core import errors as er
-from penstock.group.membership import Membership
+from penstock.group.membership import JOINS_MAX, Membership
 from penstock.group.reader import GroupReader
 from penstock.ipc import coordination as co
 from penstock.ipc.waits import Waits
@@ -76,13 +76,15 @@ class Changes:
             self._later("there is no node")
             return
         try:
-            try:
-                yield from self._applying()
-            except er.UnknownMemberError as error:
-                logger.warning("group %s: %s; joining anew", member.group, error)
-                member.forget()
-                yield from self._losing(list(self._reader.partitions))
-                yield from self._applying()
+            for _ in range(JOINS_MAX):  # one that is stopped again and again is out again and again
+                try:
+                    yield from self._applying()
+                    return
+                except er.UnknownMemberError as error:
+                    logger.warning("group %s: %s; joining anew", member.group, error)
+                    member.forget()
+                    yield from self._losing(list(self._reader.partitions))
+            self._later("the group puts this member out as soon as it has joined")
         except er.PenstockError as error:
             if not error.retriable:
                 raise
