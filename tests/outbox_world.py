@@ -118,7 +118,7 @@ class World:
 
     def lane_is_lost(self) -> None:
         """As after a node that came back without it: all goes again, with the same sequences."""
-        session: Any = SimpleNamespace(resumed={}, page=lambda _: self.page, writers=1)
+        session: Any = SimpleNamespace(far=None, resumed={}, page=lambda _: self.page, writers=1)
         self.receiver = None
         self.outbox.resume(session, same=True)
 

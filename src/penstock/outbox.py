@@ -4,8 +4,13 @@ Its owner calls it under one lock. It never waits, never sleeps and starts nothi
 of a producer that decides. Every batch that is launched ends in `finished` exactly once.
 
     pending ──launch──> in flight ──ack──> (waiting durable) ──> done
-       ^                   │
-       └──── recalled ─────┘   poisoned, lane lost, other leader epoch: the same records again
+       ^                   │                     │
+       └──── recalled ─────┴─────────────────────┘   poisoned, lane lost, other leader epoch: the
+                                                     same records again
+
+A producer of another host lives on where the node's loses its power. The log then ends earlier than
+it was told, in another leader epoch, and what flies comes behind a gap: all that is not settled
+goes again in its order. What the log still has it knows by its sequence; behind that it has none.
 """
 
 from __future__ import annotations
@@ -197,25 +202,27 @@ class Outbox:
     def _settle(self, batch: Batch, ack: Ack) -> None:
         route = batch.route
         if ack.error:
+            batch.leader_epoch = ack.leader_epoch
             self._refused(batch, er.ErrorCode(ack.error))
             return
         route.in_flight.pop(batch.sequence, None)
         batch.base_offset = ack.base_offset
         batch.append_timestamp = ack.append_timestamp
-        batch.leader_epoch = ack.leader_epoch
+        batch.leader_epoch = route.leader_epoch = ack.leader_epoch
         if self.level == "fsynced" and not batch.done:
             route.waiting_durable.append(batch)
             self._settle_durable(route)
         else:
             # Topics that sync before they answer have published it before the answer.
-            synced = route.state.durable >= ack.base_offset + batch.count
+            durable, epoch = route.state.durable, route.state.leader_epoch  # in this order
+            synced = epoch == ack.leader_epoch and durable >= ack.base_offset + batch.count
             batch.durability = batch.durability or ("fsynced" if synced else "appended")
             self._finish(batch, None)
 
     def _settle_durable(self, route: PartitionRoute) -> bool:
         """Finish what stands below `durable` in the epoch that acknowledged it (rule 1)."""
         moved = False
-        durable, epoch = route.state.durable, route.state.leader_epoch
+        durable, epoch = route.state.durable, route.state.leader_epoch  # in this order
         waiting = route.waiting_durable
         stale: list[Batch] = []
         while waiting:
@@ -232,6 +239,8 @@ class Outbox:
                 break
             moved = True
         if stale:  # another log now: the same bytes go there again
+            if self._idempotent:  # also what may come behind a gap there
+                stale += route.in_flight.values()
             self._recall(stale)
             self.resent += len(stale)
         return moved
@@ -239,7 +248,13 @@ class Outbox:
     def _refused(self, batch: Batch, code: er.ErrorCode) -> None:
         """A final refusal: the batch fails, and what it poisoned goes again in a new epoch."""
         route = batch.route
-        follows = code is er.ErrorCode.POISONED or (route.has_gap and code in _BY_GAP)
+        by_cut = route.leader_epoch is not None and batch.leader_epoch > route.leader_epoch
+        by_cut = by_cut and code in _BY_GAP
+        if by_cut or code is er.ErrorCode.POISONED:
+            self._settle_durable(route)
+            if batch.sequence not in route.in_flight:
+                return  # it goes again, behind what was acknowledged by the log before
+        follows = code is er.ErrorCode.POISONED or by_cut or (route.has_gap and code in _BY_GAP)
         if not (follows and self._idempotent):
             route.in_flight.pop(batch.sequence, None)
             self._finish(batch, self._refusal(batch, code))
@@ -299,6 +314,7 @@ class Outbox:
             batch.route.in_flight.pop(batch.sequence, None)
             if batch.error is not None:
                 self._disown(batch)
+                batch.route.has_gap = True  # unless the log has it after all
                 continue
             if batch.flight is not None:
                 batch.encoded = batch.flight[0].recall(batch)
@@ -431,6 +447,8 @@ class Outbox:
                 route.writer = route.page % session.writers
         if same:
             self._send_again(lost)
+            if session.far is not None:
+                self._ask_again()
         else:
             error = er.NotConnectedError(
                 f"another node (another data folder) answers at {self._socket} now; what was not "
@@ -442,6 +460,15 @@ class Outbox:
             self._epochs.clear()  # the producer has another id there
         for link in lost:
             link.detach()
+
+    def _ask_again(self) -> None:
+        """Who told of durable records was told for this connection's predecessor: what waits alone
+        is sent once more, and its answer brings how its partition stands."""
+        for route in self.routes():
+            if route.waiting_durable and not (route.in_flight or route.pending):
+                self._recall([route.waiting_durable.pop()])
+                self.resent += 1
+                self.pump(route)
 
     def _send_again(self, lost: list[LaneLink]) -> None:
         """Lanes are gone: what flew in them goes again with the same sequences, or fails."""

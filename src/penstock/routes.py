@@ -97,13 +97,15 @@ class PartitionRoute:
     `pending`: encoded batches that wait for room, in sequence order. `in_flight`: batches in a lane
     without a final outcome, by batch sequence, in order.
 
+    `leader_epoch`: of the log that acknowledged last, None before that.
+
     What is pending and has never flown may be given up. What stands behind it gets its sequence
     when it flies: `next_to_fly`, which is `next_sequence` while nothing is pending.
     """
 
-    __slots__ = ("epoch", "has_gap", "in_flight", "link", "next_sequence", "next_to_fly", "page",
-                 "partition", "pending", "state", "topic", "topic_id", "waiting_durable",
-                 "writer")  # fmt: skip
+    __slots__ = ("epoch", "has_gap", "in_flight", "leader_epoch", "link", "next_sequence",
+                 "next_to_fly", "page", "partition", "pending", "state", "topic", "topic_id",
+                 "waiting_durable", "writer")  # fmt: skip
 
     def __init__(
         self, topic: str, topic_id: bytes, partition: int, page: int, writer: int, state: StatePage
@@ -116,6 +118,7 @@ class PartitionRoute:
         self.state = state
         self.epoch = 0
         self.has_gap = False
+        self.leader_epoch: int | None = None
         self.next_sequence = 0
         self.next_to_fly = 0
         self.pending: deque[Batch] = deque()

@@ -74,10 +74,12 @@ class MirroredPages:
             page.publish_durable(max(state.durable, page.durable))
             page.publish_log_start(max(state.log_start, page.log_start))
         else:
+            # The epoch first, and readers look at it last: nothing of this log may be taken for
+            # what the one before had on the device (rule 15).
+            page.publish_epoch(state.leader_epoch)
             page.publish_log_start(state.log_start)
             page.publish_ends(state.log_end, state.high_watermark, state.last_stable)
             page.publish_durable(state.durable)
-            page.publish_epoch(state.leader_epoch)
         if (state.status, state.errno) != (page.status, page.errno):
             page.publish_status(state.status, state.errno)
         if state.counters:

@@ -157,6 +157,27 @@ def test_what_has_no_answer_is_sent_again_in_order_once(gateway, client, produci
     assert client.metrics()["reconnects"] == 1
 
 
+def test_what_waited_to_be_durable_hears_of_it_by_the_next_connection(gateway, client):
+    """Who was told that it waits is gone, and nothing else would ever tell."""
+    state = fr.PageState(0, b"t" * 16, 0, 1, 0, 1, 3, 0, 1, 1, 1, 1)
+    with client.producer(linger=0, durability="fsynced") as producer:
+        asking = threading.Thread(target=gateway.find_topic, args=("orders",))
+        asking.start()
+        delivery = producer.send("orders", b"0")
+        asking.join(WITHIN)
+        peer, first, sent = gateway.next(fr.Produce)
+        gateway.say(peer, acks(first))  # in the log, not on the device
+        gateway.say(peer, fr.Ended(-1, "its gateway restarts"))
+        peer, again, bytes_again = gateway.next(fr.Produce)
+        assert not delivery.done()
+        assert again.endpoint != first.endpoint
+        assert again.sequence == first.sequence + 1
+        assert bytes(bytes_again) == bytes(sent)
+        ack = fr.Ack(again.sequence, 0, 5, 0, 3)
+        gateway.say(peer, fr.Acks(again.endpoint, again.writer, [ack], [state]))
+        assert delivery.result(WITHIN).durability == "fsynced"
+
+
 def test_what_is_said_of_an_endpoint_that_is_over_is_nobodys(gateway, producing):
     producing.producer.send("orders", b"1")
     [(peer, old, _)] = producing.sent(1)
