@@ -32,6 +32,7 @@ class QuotaSetting(msgspec.Struct, frozen=True):
     produce_bytes: Amount | None = None
     consume_bytes: Amount | None = None
     connections_max: Amount | None = None
+    clients_max: Amount | None = None
     inflight_bytes_max: Amount | None = None
 
 

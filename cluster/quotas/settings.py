@@ -24,17 +24,21 @@ from penstock.core.errors import ConfigError
 
 ANY: Final = "*"
 BYTES_MAX: Final = 1 << 50
+BOUNDS: Final = (
+    "produce_bytes", "consume_bytes", "connections_max", "clients_max", "inflight_bytes_max"
+)  # fmt: skip
 
 
 class Quota(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Bytes a second; `connections_max` and `inflight_bytes_max` (of batches without an answer)
-    only of principals."""
+    """Bytes a second; `connections_max`, `clients_max` (producers, consumers and admins) and
+    `inflight_bytes_max` (of batches without an answer) only of principals."""
 
     principal: str
     client_id: str | None = None
     produce_bytes: int | None = None
     consume_bytes: int | None = None
     connections_max: int | None = None
+    clients_max: int | None = None
     inflight_bytes_max: int | None = None
 
     @property
@@ -70,7 +74,7 @@ def check_quota(quota: Quota) -> None:
         check_principal(quota.principal, or_anonymous=True)
     if quota.client_id is not None and not 0 < len(quota.client_id) <= 100:
         raise ConfigError(f"client id {quota.client_id[:150]!r} of a quota: 1 to 100 characters")
-    for field in ("produce_bytes", "consume_bytes", "connections_max", "inflight_bytes_max"):
+    for field in BOUNDS:
         given = getattr(quota, field)
         if given is not None and not 1 <= given <= BYTES_MAX:
             raise ConfigError(f"{field} of a quota is {given}: allowed are 1..{BYTES_MAX}")

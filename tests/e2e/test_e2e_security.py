@@ -14,6 +14,7 @@ from wire import Dealer, batch_of
 import penstock
 from penstock import keys
 from penstock.access import AccessEntry, LimitSetting, QuotaSetting
+from penstock.cluster.frames import codec
 from penstock.cluster.frames import messages as fr
 from penstock.core.errors import ErrorCode
 from penstock.ipc import accessing as ac
@@ -368,6 +369,23 @@ def test_a_principal_has_as_many_connections_as_its_limit(world: World) -> None:
             assert refused.error == "ResourceLimitError"
             assert "connections_max" in refused.message
             third.close()
+        admin.set_quota(QuotaSetting("busy", clients_max=2))
+
+        def bound_is_seen() -> bool:
+            with world.dealer(file) as dealer:
+                for number in range(3):
+                    dealer.say(fr.Attach(number, lo.KIND_ADMIN, "wire"))
+                dealer.hear(fr.Attached)
+                dealer.hear(fr.Attached)
+                while not dealer.heard and dealer.socket.poll(2000):
+                    message, _ = codec.from_gateway(dealer.socket.recv_multipart())
+                    dealer.heard.append((message, None))
+                return any(
+                    isinstance(one, fr.Refused) and "clients_max" in one.message
+                    for one, _ in dealer.heard
+                )
+
+        eventually(bound_is_seen)
         admin.set_quota(QuotaSetting("busy"))
 
 

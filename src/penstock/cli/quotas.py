@@ -39,7 +39,7 @@ def list_quotas(env: Env) -> None:
             output.write_json(msgspec.structs.asdict(one))
         return
     heads = ("principal", "client_id", "produce_bytes", "consume_bytes", "connections_max",
-             "inflight_bytes_max")  # fmt: skip
+             "clients_max", "inflight_bytes_max")  # fmt: skip
     if quotas:
         output.write_columns(
             [head.upper().replace("_", " ") for head in heads],
@@ -65,6 +65,10 @@ def set_quota(
     connections: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Most connections.")
     ] = None,
+    clients: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Most producers, consumers and admins together."),
+    ] = None,
     in_flight: Annotated[
         str | None,
         typer.Option("--in-flight", metavar="SIZE", help="Most bytes sent without an answer."),
@@ -75,6 +79,7 @@ def set_quota(
         "produce_bytes": None if produce is None else values.size(produce),
         "consume_bytes": None if consume is None else values.size(consume),
         "connections_max": connections,
+        "clients_max": clients,
         "inflight_bytes_max": None if in_flight is None else values.size(in_flight),
     }
     changes = {name: value for name, value in given.items() if value is not None}

@@ -15,6 +15,8 @@ from penstock.cluster.quotas import Bucket
 logger: Final = logging.getLogger("penstock.audit")
 
 LINES_PER_SECOND: Final = 10
+LINES_IN_ALL: Final = 100
+"""The same of all principals: those who are not let in have as many names as addresses."""
 PRINCIPALS_MAX: Final = 1000
 NAME_SHOWN: Final = 200
 
@@ -31,6 +33,7 @@ class _Book:
 class Audit:
     def __init__(self) -> None:
         self._books: OrderedDict[str, _Book] = OrderedDict()
+        self._all: Bucket | None = None
         self.count = 0
         """Refusals in all."""
 
@@ -51,10 +54,13 @@ class Audit:
                 self._books.popitem(last=False)
         self._books.move_to_end(principal)
         book.count += 1
-        if book.bucket.delay(now):
+        if self._all is None:
+            self._all = Bucket(now, LINES_IN_ALL)
+        if book.bucket.delay(now) or self._all.delay(now):
             book.left_out += 1
             return
         book.bucket.take(now, 1)
+        self._all.take(now, 1)
         more = f" ({book.left_out} more refusals of it were not logged)" if book.left_out else ""
         logger.warning(
             "%s: %s %s%s", event, principal, text, more,

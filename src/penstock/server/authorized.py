@@ -80,7 +80,12 @@ class AuthorizedKeys:
 
     def _index(self) -> None:
         keys = [key for _, key in self._known.values() if key is not None]
-        self.by_public = {key.public: key for key in keys}
+        self.by_public = {key.public: key for key in reversed(keys)}
+        if len(self.by_public) < len(keys):
+            logger.error(
+                "%s has a key in several files: the first of them, by name, counts", self._folder,
+                extra={"reason": "key twice"},
+            )  # fmt: skip
         self.by_user_id = {key.user_id: key for key in self.by_public.values()}
         namespaces: dict[str, set[str | None]] = {}
         for key in self.by_public.values():

@@ -28,6 +28,7 @@ from penstock.server.config import NodeConfig
 from penstock.server.gateway.loop import Gateway
 from penstock.server.health.address import check_http_address
 from penstock.server.logformat import configure
+from penstock.server.logpace import Pace
 
 if TYPE_CHECKING:
     from penstock.server.health.service import HealthService
@@ -55,6 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     config = NodeConfig(**msgspec.json.decode(options.config))
     configure("gateway", options.log_level, config.log_format)
+    logger.addFilter(Pace())
     for number in (signal.SIGINT, signal.SIGTERM):  # the node decides when it ends
         signal.signal(number, signal.SIG_IGN)
     _die_with(options.node_pid)

@@ -11,7 +11,9 @@ from typing import Final
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.server.config import NodeConfig
 from penstock.server.logformat import configure
+from penstock.server.logpace import Pace
 from penstock.server.node import Node
+from penstock.server.sessions import REFUSED
 
 logger = logging.getLogger("penstock.node")
 
@@ -44,6 +46,7 @@ def serve(config: NodeConfig, ready_fd: int | None = None, owner: int | None = N
 
 
 async def _serve(config: NodeConfig, ready_fd: int | None, owner: int | None) -> None:
+    logger.addFilter(Pace([REFUSED]))
     node = Node(config)
     loop = asyncio.get_running_loop()
     seen: list[int] = []

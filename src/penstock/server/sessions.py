@@ -26,6 +26,7 @@ REQUESTS_PER_WAKE: Final = 32
 ACCEPTS_PER_WAKE: Final = 32
 STRANGERS_MAX: Final = 128
 """Connections that have not said hello yet; more are dropped at once."""
+REFUSED: Final = "%s of pid %d refused: %s"
 ACCEPT_PAUSE: Final = 0.1
 """Seconds without accepting after it failed, so that the loop does not spin."""
 
@@ -148,7 +149,7 @@ class Session:
             refused = ms.Refused(type(error).__name__, str(error)[:4000])
         elif isinstance(error, PenstockError):
             logger.info(
-                "%s of pid %d refused: %s",
+                REFUSED,
                 kind,
                 self._peer.pid,
                 error,

@@ -42,7 +42,8 @@ KINDS: Final = (lo.KIND_PRODUCER, lo.KIND_CONSUMER, lo.KIND_ADMIN)
 
 class Attaching:
     """`rung` is told when an endpoint's doorbell rang, `gone` when it is over, before its session
-    is closed. `bytes_max`: the bound of a principal, given the one of all."""
+    is closed. `bytes_max`: the bound of a principal, given the one of all;
+    `clients_max`: how many endpoints it may have."""
 
     def __init__(
         self,
@@ -56,6 +57,7 @@ class Attaching:
         rung: Callable[[Endpoint], None],
         gone: Callable[[Endpoint], None],
         bytes_max: Callable[[str, int], int],
+        clients_max: Callable[[str], int | None],
     ) -> None:
         self._config = config
         self._events = events
@@ -66,6 +68,8 @@ class Attaching:
         self._rung = rung
         self._gone = gone
         self._bytes_max = bytes_max
+        self._clients_max = clients_max
+        self._clients: Counter[str] = Counter()
         self._reserved: Counter[str] = Counter()
         self._producers: dict[int, Endpoint] = {}
         self.stopping = ""
@@ -83,6 +87,7 @@ class Attaching:
             self._refuse(endpoint, error)
             return ""
         peer.endpoints[number] = endpoint
+        self._clients[peer.principal] += 1
         self._counts.endpoints += 1
         endpoint.task = self._events.spawn(
             Session.attaching(
@@ -108,6 +113,13 @@ class Attaching:
             raise ResourceLimitError(
                 f"this connection has {fr.ENDPOINTS_MAX} endpoints (ENDPOINTS_MAX): close some, or "
                 "use another Client for further ones"
+            )
+        most = self._clients_max(peer.principal)
+        if most is not None and self._clients[peer.principal] >= most:
+            raise ResourceLimitError(
+                f"principal {peer.principal!r} has {most} producers, consumers and admins, its "
+                "limit clients_max: close some, or have the node's operator raise it (`penstock "
+                "quota set`)"
             )
         if message.resume is not None:
             if not self._tokens.is_good(message.token, message.resume, peer.principal):
@@ -238,6 +250,9 @@ class Attaching:
     def _leave(self, endpoint: Endpoint) -> None:
         peer = endpoint.peer
         del peer.endpoints[endpoint.number]
+        self._clients[peer.principal] -= 1
+        if not self._clients[peer.principal]:
+            del self._clients[peer.principal]
         self._counts.endpoints -= 1
         if endpoint.is_producer:
             nbytes = endpoint.window * self._config.writers

@@ -101,6 +101,7 @@ class Gateway:
             rung=self._rung,
             gone=self._fetching.gone,
             bytes_max=standing.bytes_max,
+            clients_max=standing.clients_max,
         )
         self._messages: dict[type, Callable[[Peer, Any, memoryview | None, float], str | None]] = {
             fr.Produce: self._produce,

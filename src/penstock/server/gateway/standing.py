@@ -57,6 +57,11 @@ class Standing:
         quota = self.access.quotas.of_principal(principal)
         return quota.connections_max if quota is not None else None
 
+    def clients_max(self, principal: str) -> int | None:
+        """The same of producers, consumers and admins."""
+        quota = self.access.quotas.of_principal(principal)
+        return quota.clients_max if quota is not None else None
+
     def bytes_max(self, principal: str, default: int) -> int:
         """Bytes without an answer that its producers may have under way."""
         quota = self.access.quotas.of_principal(principal)
