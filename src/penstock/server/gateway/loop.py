@@ -179,7 +179,6 @@ class Gateway:
         except codec.FrameError as error:
             if peer is None:
                 self._refused("bad frame")
-                self._line.shut_down(_descriptor(frames[0]))
             else:
                 self._drop(peer, "bad frame", str(error))
             return
@@ -202,21 +201,22 @@ class Gateway:
 
     # --- connections ---
     def _meet(self, identity: bytes, frames: Frames, message: fr.ClientMessage, now: float) -> None:
-        """The first message of a connection, or one of a connection that is being dropped."""
+        """The first message of a connection, or one of a connection that is being dropped.
+
+        Whoever is not taken for a peer here is cut off when its time to say hello is over, and not
+        by the descriptor that its message came by: that may be another connection's by now."""
         if identity in self._leaving:
             return
         fd = _descriptor(frames[0])
         self._line.look()  # who had that descriptor before is told of first
         if not identity.startswith(b"\0"):
             self._refused("chose its identity")
-            self._line.shut_down(fd)
             return
         user_id = _property(frames[0], "User-Id")
         principal = self._entrance.principal_of(user_id)
         address = _property(frames[0], "Peer-Address") or "?"
         if principal is None:
             self._refused("no access")
-            self._line.shut_down(fd)
             return
         if not isinstance(message, fr.Hello):
             # Its connection was made anew under it, or the gateway was: it has to begin again.
@@ -235,9 +235,7 @@ class Gateway:
             self.counts.refusals[refusal.error] += 1
             self._peers.say_last(peer, codec.encode(refusal))
             return  # a stranger for as long as it says nothing better
-        self._line.said_hello(fd)
         self._peers.by_identity[identity] = peer
-        self._by_fd[fd] = peer
         self.counts.connections += 1
         self.counts.connections_opened += 1
         logger.debug("%s connected: %s", peer, peer.software)
@@ -257,6 +255,9 @@ class Gateway:
                 )
             )
         )
+        if not peer.is_gone:
+            self._line.said_hello(fd)
+            self._by_fd[fd] = peer
 
     def _refusal(self, hello: fr.Hello, principal: str) -> fr.Refused | None:
         """Why this connection cannot be served."""
@@ -319,6 +320,7 @@ class Gateway:
             self._attaching.end(endpoint, "")
 
     def _shut_down(self, peer: Peer) -> None:
+        self._line.look()  # it may have gone by itself, and its descriptor be another's
         if self._leaving.pop(peer.identity, None) is not None and peer.fd not in self._by_fd:
             self._line.shut_down(peer.fd)
 
