@@ -30,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """The plugin is here already where the checkout is installed."""
     if config.getoption("--transport") == "tcp":  # end-to-end tests choose one by one
         os.environ.update(PENSTOCK_TEST_TRANSPORT="tcp", PENSTOCK_TRANSPORT="tcp")
-    config.addinivalue_line("markers", "over_tcp: run over tcp too in the default suite")
+    config.addinivalue_line("markers", "over_tcp(yes=True): run over tcp too in the default suite")
     config.addinivalue_line("markers", "local(reason): only makes sense on the node's own host")
     if not config.pluginmanager.hasplugin("penstock"):
         config.pluginmanager.register(pytest_plugin, "penstock")

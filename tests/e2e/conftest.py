@@ -1,8 +1,9 @@
 """The node of most end-to-end tests: one a module, by the plugin that users have too; and how its
 clients reach it (`--transport`).
 
-A test marked `over_tcp` runs both ways in the default suite. One marked `local` is never run over
-tcp. What a test starts, other processes among it, finds the way in the environment.
+A test marked `over_tcp` runs both ways in the default suite; one of such a module that takes long
+is marked `over_tcp(False)`. One marked `local` is never run over tcp. What a test starts, other
+processes among it, finds the way in the environment.
 """
 
 from __future__ import annotations
@@ -19,16 +20,13 @@ WAYS = {"shm": ["shm"], "tcp": ["tcp"], "both": ["shm", "tcp"], "default": ["shm
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     ways = WAYS[metafunc.config.getoption("--transport")]
-    if metafunc.config.getoption("--transport") == "default" and _marked(metafunc, "over_tcp"):
-        ways = WAYS["both"]
-    if _marked(metafunc, "local"):
+    over_tcp = metafunc.definition.get_closest_marker("over_tcp")
+    if metafunc.config.getoption("--transport") == "default" and over_tcp is not None:
+        ways = WAYS["both"] if over_tcp.args != (False,) else ways
+    if metafunc.definition.get_closest_marker("local") is not None:
         ways = WAYS["shm"]
     if ways != WAYS["shm"]:
         metafunc.parametrize("transport", ways, indirect=True, scope="module")
-
-
-def _marked(metafunc: pytest.Metafunc, name: str) -> bool:
-    return any(metafunc.definition.iter_markers(name))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -154,6 +154,7 @@ def test_an_open_box_with_room_takes_what_comes(
         assert producer.metrics()["dropped_records"] == 0
 
 
+@pytest.mark.over_tcp(False)
 def test_rows_of_an_arrow_stream_are_dropped_too(node: NodeUnderTest, client: Client) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     client.admin().create_topic("rows", TopicConfig(partitions=1))
@@ -225,6 +226,7 @@ def _dropped(node: NodeUnderTest) -> int:
     return max((row["dropped"] for row in report.objects[0]["producers"]), default=0)
 
 
+@pytest.mark.over_tcp(False)
 @pytest.mark.parametrize("fault", ["writer", "node"])
 def test_rule_4_drops_amid_kills_leave_an_exact_log(fault: str) -> None:
     """What was not dropped is in the log once and in order, whoever dies meanwhile."""

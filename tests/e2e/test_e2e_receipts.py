@@ -158,6 +158,7 @@ def test_a_close_that_runs_out_of_time_ends_every_delivery():
             os.kill(writer, signal.SIGCONT)
 
 
+@pytest.mark.over_tcp(False)
 def test_what_waits_for_the_device_fails_when_another_node_takes_the_address(tmp_path: Path):
     with NodeUnderTest(tmp_path, writers_max=1, writer_command=rigged(tmp_path)) as node:
         client = node.connect()

@@ -319,6 +319,7 @@ def test_columns_and_many_keys_go_in_transactions_as_well(client, topic):
 
 
 # --- answers that are lost -----------------------------------------------------------------------
+@pytest.mark.over_tcp(False)
 def test_a_commit_without_an_answer_is_asked_for_again():
     """The node dies before it hears of the commit, and is away for longer than anybody waits."""
     with Broker() as broker:
@@ -354,6 +355,7 @@ def committing(producer):
     return True
 
 
+@pytest.mark.over_tcp(False)
 def test_an_abort_without_an_answer_is_asked_for_by_the_next_begin():
     with Broker() as broker:
         broker.create_topic("out")

@@ -130,9 +130,10 @@ class FarSource:
             self._pieces.append(_Piece(arrived))
             return True
         if fails and cursor.failed is not None:
-            failed = cursor.failed
-            self.let_go()  # it is asked for anew: whoever comes again hears of it again
-            raise _error(failed)
+            error = _error(cursor.failed)
+            if not isinstance(error, er.UnknownTopicError):  # which stands for good
+                self.let_go()  # it is asked for anew: whoever comes again hears of it again
+            raise error
         return False
 
     def _walk(self, piece: _Piece, found: list[Found], bytes_max: int) -> int:
