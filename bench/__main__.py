@@ -1,4 +1,4 @@
-"""`python -m penstock.bench` (`make bench`): the whole set; with arguments as `penstock bench`."""
+"""`python -m penstock.bench` (`make bench`): the whole set, or a command as of `penstock bench`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import sys
 
 from penstock.bench.cli import main
 
-COMMANDS = frozenset(
-    ("throughput", "latency", "footprint", "partitions", "recovery", "backlog", "plots", "suite")
-)
-
 if __name__ == "__main__":
     given = sys.argv[1:]
-    sys.exit(main(given if COMMANDS & set(given[:1]) else ["suite", *given]))
+    names_command = bool(given) and not given[0].startswith("-")
+    sys.exit(main(given if names_command else ["suite", *given]))
