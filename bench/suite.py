@@ -138,8 +138,11 @@ REMOTE_ROWS: tuple[Row, ...] = (
     *(_send(f"`batch`, 1 KB, {name}", size=1024, records=3_000_000, api="batch",
             batch_bytes=512 << 10, transport=way)
       for name, way in _WAYS.items()),
-    *(_latency(f"latency, 1 KB, 10,000 records/s, {name}", rate=10_000, seconds=10, size=1024,
+    *(_latency(f"latency, 1 KB, 1,000 records/s, {name}", rate=1_000, seconds=10, size=1024,
                transport=way)
+      for name, way in _WAYS.items()),
+    *(_latency(f"latency, 1 KB, 10,000 records/s, linger 1 ms, {name}", rate=10_000, seconds=10,
+               size=1024, linger=0.001, spin=0.0, transport=way)
       for name, way in _WAYS.items()),
     Row("`send`, 1 KB, TCP against shared memory", CompareOptions(transport="tcp", against="shm"),
         "ratio"),
