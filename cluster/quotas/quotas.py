@@ -26,9 +26,6 @@ class Quotas:
         self._table = table or QuotaTable()
         self._buckets: OrderedDict[_Key, Bucket] = OrderedDict()
         self._buckets_max = buckets_max
-        self.throttles = {PRODUCE: 0, CONSUME: 0}
-        """How often a charge was answered with a delay."""
-        self.throttled_seconds = {PRODUCE: 0.0, CONSUME: 0.0}
 
     def set_table(self, now: float, table: QuotaTable) -> None:
         """Other quotas from now on."""
@@ -45,23 +42,12 @@ class Quotas:
         return len(self._buckets)
 
     def charge(self, now: float, what: str, principal: str, client_id: str, nbytes: int) -> float:
-        """Count these bytes; the seconds for which the client's next ones are to wait."""
+        """Count these bytes; the seconds for which the next ones are to wait, 0 for none."""
         delay = 0.0
         if not self._table.is_empty:
             for bucket in self._of(now, what, principal, client_id):
                 delay = max(delay, bucket.take(now, nbytes))
-        if delay:
-            self.throttles[what] += 1
-            self.throttled_seconds[what] += delay
         return delay
-
-    def delay(self, now: float, what: str, principal: str, client_id: str) -> float:
-        """Seconds until more may pass, 0 for at once. Counts nothing."""
-        if self._table.is_empty:
-            return 0.0
-        return max(
-            (bucket.delay(now) for bucket in self._of(now, what, principal, client_id)), default=0.0
-        )
 
     def _of(self, now: float, what: str, principal: str, client_id: str) -> list[Bucket]:
         found = []

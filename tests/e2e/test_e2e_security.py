@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -111,9 +113,9 @@ def test_a_client_is_told_why_it_does_not_come_in(world: World, tmp_path: Path) 
     file = tmp_path / "x.key"
     keys.create_key(other, "x", file)
     with pytest.raises(penstock.NotConnectedError, match=r"handshake|key"):
-        penstock.connect(world.broker.tcp_url, keys=file, transport="tcp", timeout=3)
+        penstock.connect(world.broker.tcp_url, keys=file, transport="tcp", timeout=1)
     with pytest.raises(penstock.NotConnectedError):
-        penstock.connect(world.broker.tcp_url, transport="tcp", timeout=3)
+        penstock.connect(world.broker.tcp_url, transport="tcp", timeout=1)
 
 
 def test_a_revoked_key_ends_its_connections_and_opens_no_more(world: World) -> None:
@@ -454,3 +456,75 @@ def test_an_audit_line_in_json_has_its_fields(tmp_path: Path) -> None:
     assert [told[field] for field in fields] == [
         "WARNING", "refused", "ann", "create", "topic", "x",
     ]  # fmt: skip
+
+
+def test_readers_end_when_their_right_does(world: World) -> None:
+    file = world.key("subscriber")
+    world.broker.create_topic("paper", partitions=2)
+    world.allow("subscriber allow read topic paper", "subscriber allow read group subs")
+    with (
+        world.broker.connect() as local,
+        local.producer() as producer,
+        penstock.connect(world.broker.tcp_url, keys=file, transport="tcp") as client,
+        client.consumer("paper", start="earliest") as consumer,
+        client.consumer("paper", group="subs", start="earliest") as member,
+    ):
+        readers: tuple[Any, ...] = (consumer, member)
+        for reader in readers:
+            producer.send("paper", b"1").result(10)
+            assert reader.poll(timeout=10)
+        world.forbid("subscriber allow read topic paper")
+        for reader in readers:
+
+            def is_told(reader: Any = reader) -> bool:
+                producer.send("paper", b"2").result(10)
+                try:
+                    reader.poll(timeout=0.2)
+                except penstock.AccessDeniedError:
+                    return True
+                return False
+
+            eventually(is_told, what=f"{reader} is told")
+
+
+def test_a_producer_of_another_principal_is_not_taken_over(world: World) -> None:
+    world.broker.create_topic("shared")
+    world.allow("* allow all topic shared")
+    mine, theirs = world.key("mine"), world.key("theirs")
+    with world.dealer(mine) as owner, world.dealer(theirs) as thief:
+        attached = owner.attach(1, lo.KIND_PRODUCER)
+        info = owner.find(1, "shared")
+        for token in (b"", attached.token, os.urandom(32)):
+            thief.say(fr.Attach(1, lo.KIND_PRODUCER, "thief", attached.producer_id, token))
+            refused = thief.hear(fr.Refused)
+            assert refused.error == "AttachRefusedError"
+        own = thief.attach(2, lo.KIND_PRODUCER)
+        assert own.producer_id != attached.producer_id
+        batch = batch_of([b"x"], info, attached.producer_id, 0)
+        page = info.pages[0]
+        thief.say(fr.Produce(2, page % own.writers, 0, page), batch)
+        [ack] = thief.acks(1)
+        assert ack.error == ErrorCode.UNKNOWN_PRODUCER
+
+
+def test_a_flood_of_wrong_keys_is_bounded_in_the_log_and_holds_nobody_up(world: World) -> None:
+    before = world.log.count("not let in")
+    key = keys.load_client_key(world.key("patient"))
+    public, secret = zmq.curve_keypair()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    sockets = []
+    for _ in range(150):
+        sock = context.socket(zmq.DEALER)
+        sock.setsockopt(zmq.LINGER, 0)
+        sock.setsockopt(zmq.CURVE_SERVERKEY, key.server.encode())
+        sock.setsockopt(zmq.CURVE_PUBLICKEY, public)
+        sock.setsockopt(zmq.CURVE_SECRETKEY, secret)
+        sock.connect(world.broker.tcp_url)
+        sockets.append(sock)
+    with world.dealer(world.folder / "patient.key") as dealer:
+        dealer.attach(1, lo.KIND_ADMIN)
+        assert isinstance(dealer.ask(1, ms.ListTopics()), ms.Topics)
+    for sock in sockets:
+        sock.close()
+    context.term()
+    assert world.log.count("not let in") - before < 75

@@ -22,11 +22,10 @@ NAME_SHOWN: Final = 200
 
 
 class _Book:
-    __slots__ = ("bucket", "count", "left_out")
+    __slots__ = ("bucket", "left_out")
 
     def __init__(self, now: float) -> None:
         self.bucket = Bucket(now, LINES_PER_SECOND)
-        self.count = 0
         self.left_out = 0
 
 
@@ -53,7 +52,6 @@ class Audit:
             if len(self._books) > PRINCIPALS_MAX:
                 self._books.popitem(last=False)
         self._books.move_to_end(principal)
-        book.count += 1
         if self._all is None:
             self._all = Bucket(now, LINES_IN_ALL)
         if book.bucket.delay(now) or self._all.delay(now):
@@ -67,7 +65,3 @@ class Audit:
             extra={"event": event, "principal": principal, "left_out": book.left_out, **fields},
         )  # fmt: skip
         book.left_out = 0
-
-    def counts(self) -> dict[str, int]:
-        """Refusals by principal, of those that were refused last."""
-        return {principal: book.count for principal, book in self._books.items()}

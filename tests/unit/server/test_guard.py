@@ -166,7 +166,6 @@ def test_the_audit_is_bounded_by_principal_and_counts_all(caplog):
     assert lines[-1].principal == "ann"
     assert max(len(one.message) for one in lines) < 300
     assert audit.count == 1001
-    assert audit.counts() == {"mallory": 1000, "ann": 1}
     caplog.clear()
     audit.refused(7.0, "mallory", "read", "topic", "z")
     [line] = caplog.records

@@ -48,8 +48,6 @@ class Entrance:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(ZAP_URL)
         self._looks = Bucket(time.monotonic(), LOOKS_PER_SECOND)
-        self.admitted = 0
-        self.refused = 0
 
     @property
     def is_secure(self) -> bool:
@@ -104,11 +102,9 @@ class Entrance:
             key = self._access.keys.by_public.get(public)
         if key is None:
             return self._no(now, number, address, f"its key {public} is not authorized")
-        self.admitted += 1
         return [VERSION, number, b"200", b"OK", key.user_id.encode(), b""]
 
     def _no(self, now: float, number: bytes, address: bytes, why: str) -> list[bytes]:
-        self.refused += 1
         place = address.decode("utf-8", "replace")[:100]
         self._audit.note(
             now, f"{ANONYMOUS}@{place}", "not let in", why, address=place, reason=why
