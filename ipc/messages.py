@@ -217,6 +217,7 @@ class NodeDescription(msgspec.Struct, frozen=True, tag="node"):
     versions: dict[str, str] = {}
     settings: dict[str, str | int | float | bool | None] = {}
     listen: str = ""
+    gateway: dict[str, int] = {}
     access: dict[str, int] = {}
     metrics: str = ""
 

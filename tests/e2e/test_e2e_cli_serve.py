@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 
 import pytest
 from cli_runner import call_cli, cli_process, run_cli
@@ -32,6 +33,36 @@ def test_a_node_from_ready_to_a_clean_end(tmp_path):
         assert process.wait(20) == 0
         assert process.stderr.read() == b""
     assert json.loads((data / "node.json").read_text())["clean"] is True
+
+
+def test_the_port_that_remote_clients_got_is_told(tmp_path):
+    data = tmp_path / "data"
+    with cli_process(
+        "serve", "--data", data, "--listen", "tcp://127.0.0.1:0", "--format", "json", "-q"
+    ) as process:
+        ready = json.loads(process.stdout.readline())
+        assert ready["listen"].startswith("tcp://127.0.0.1:")
+        assert not ready["listen"].endswith(":0")
+        assert json.loads((data / "node.json").read_text())["listen"] == ready["listen"]
+        [node] = call_cli("node", "describe", "--format", "json", url=ready["url"]).objects
+        assert node["listen"] == ready["listen"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def test_a_port_that_is_taken_is_said_at_the_start(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        ended = run_cli("serve", "--data", tmp_path / "data", "--listen", url)
+    assert ended.code == 1
+    assert f"cannot listen at {url}" in ended.err
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:9640", "tcp://", "tcp://host", "tcp://h:99999"])
+def test_a_listening_address_that_is_none_is_refused(tmp_path, url):
+    ended = run_cli("serve", "--data", tmp_path / "data", "--listen", url)
+    assert ended.code != 0
+    assert "tcp://127.0.0.1:9640" in ended.err
 
 
 def _config(folder, text):

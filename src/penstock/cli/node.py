@@ -96,6 +96,8 @@ def _told(url: str, node: NodeDescription) -> dict[str, Any]:
             }
             for writer in node.writers
         ],
+        "listen": node.listen,
+        "gateway": node.gateway,
         "cleaner": None,
         "coordinator": node.coordinator,
         "access": node.access,
@@ -133,6 +135,12 @@ def _write(fields: dict[str, Any], *, wide: bool) -> None:
     up = output.human_age(fields["uptime"])
     taken = "" if fields["rss"] is None else f"  {size(fields['rss'])}"
     output.write_line(f"node {fields['pid']} {fields['state']}  up {up}{taken}  {versions}")
+    if fields["listen"]:
+        gateway = fields["gateway"]
+        output.write_line(
+            f"  remote clients at {fields['listen']}, gateway {gateway['pid']}, "
+            f"{gateway['restarts']} restarts"
+        )
     room = ": on another host"
     if "disk_free" in fields:
         room = f": {size(fields['disk_free'])} of {size(fields['disk_size'])} free"

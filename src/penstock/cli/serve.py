@@ -184,15 +184,27 @@ def _reset_logging() -> None:
         logging.getLogger().removeHandler(handler)
 
 
+def _listens_at(node: NodeConfig) -> str:
+    """Where remote clients find it, with the real port."""
+    from penstock.server.datafolder import NODE_FILE, NODE_SCHEMA, NodeRecord, decode_document
+
+    path = os.path.join(node.data_folder, NODE_FILE)
+    with open(path, "rb") as file:
+        return decode_document(file.read(), NodeRecord, path, NODE_SCHEMA).listen
+
+
 def _tell_when_ready(env: Env, node: NodeConfig, reader: int) -> None:
     with os.fdopen(reader, "rb") as pipe:
         if not pipe.readline():
             return
     url = f"shm://{node.data_folder}" if node.name is None else f"shm://{node.name}"
+    listen = _listens_at(node) if node.listen is not None else ""
     if env.is_json:
-        output.write_json(
-            {"event": "ready", "url": url, "data_folder": node.data_folder, "pid": os.getpid()}
-        )
+        told: dict[str, object] = {"event": "ready", "url": url, "data_folder": node.data_folder}
+        told["pid"] = os.getpid()
+        if listen:
+            told["listen"] = listen
+        output.write_json(told)
         output.flush()
     elif node.log_format == "text":  # else every line on stderr is an object, and the log says it
-        env.say(f"penstock serves {node.data_folder} at {url}")
+        env.say(f"penstock serves {node.data_folder} at {url}{f' and {listen}' if listen else ''}")

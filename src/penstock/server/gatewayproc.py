@@ -72,6 +72,10 @@ class GatewayProcess(ChildProcess):
             "--log-level": logging.getLevelName(logger.getEffectiveLevel()),
         }
 
+    def counts(self) -> dict[str, int]:
+        """For `node describe`; empty where there is none."""
+        return {"pid": self.pid, "restarts": self.restarts} if self.is_needed else {}
+
     async def listening(self) -> str:
         """Wait until it listens for the first time: the URL. Raises what keeps it from that."""
         if not self.is_needed:

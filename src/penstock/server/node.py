@@ -402,5 +402,6 @@ class Node:
             },
             settings=asdict(self.config),
             listen=self._gateway.url,
+            gateway=self._gateway.counts(),
             metrics=self._gateway.metrics,
         )
