@@ -18,6 +18,7 @@ from penstock import keys
 from penstock.access import AccessEntry, LimitSetting, QuotaSetting
 from penstock.cluster.frames import codec
 from penstock.cluster.frames import messages as fr
+from penstock.core import header as hd
 from penstock.core.errors import ErrorCode
 from penstock.ipc import accessing as ac
 from penstock.ipc import coordination as co
@@ -528,3 +529,31 @@ def test_a_flood_of_wrong_keys_is_bounded_in_the_log_and_holds_nobody_up(world: 
         sock.close()
     context.term()
     assert world.log.count("not let in") - before < 75
+
+
+def test_rule_27_the_producer_id_of_anothers_transaction_is_refused(world: World) -> None:
+    """Both may write to the topic; one of them knows the other's open transaction."""
+    world.allow("teller allow all topic tills", "teller allow all transactional_id till")
+    world.allow("robber allow all topic tills")
+    with world.broker.connect() as client, client.admin() as admin:
+        admin.create_topic("tills")
+    with world.dealer(world.key("teller")) as teller, world.dealer(world.key("robber")) as robber:
+        writers = teller.producer().writers
+        info = teller.find(1, "tills")
+        ready = teller.ask(1, co.InitTransactions("till", 60.0))
+        assert isinstance(ready, co.TransactionReady), ready
+        place = [(info.topic_id, 0)]
+        teller.ask(1, co.AddPartitions("till", ready.producer_id, ready.producer_epoch, place))
+        robber.producer()
+        page = info.pages[0]
+        forged, honest = (
+            batch_of(
+                [value], info, ready.producer_id, 0, producer_epoch=ready.producer_epoch,
+                attributes=hd.ATTR_TRANSACTIONAL,
+            )
+            for value in (b"forged", b"honest")
+        )  # fmt: skip
+        robber.say(fr.Produce(1, page % writers, 0, page), forged)
+        assert robber.acks(1)[0].error == ErrorCode.ACCESS_DENIED
+        teller.say(fr.Produce(1, page % writers, 0, page), honest)
+        assert teller.acks(1)[0].error == 0

@@ -23,8 +23,8 @@ _WHOLE: Final = {
     "cleaner_rate": (64 << 10, 1 << 40),
     "connections_max": (1, 65_536),
     "client_window": (64 << 10, lo.LANE_CAPACITY_MAX),
-    "client_bytes_max": (1 << 20, 1 << 40),
-    "principal_bytes_max": (1 << 20, 1 << 40),
+    "client_bytes_max": (4 << 20, 1 << 40),
+    "principal_bytes_max": (4 << 20, 1 << 40),
 }
 _SECONDS: Final = {
     "writer_stall_timeout": (1.0, 3600.0),

@@ -102,18 +102,21 @@ class Asks:
 
 
 class Forwarding:
-    """All endpoints' requests. `allowed` is asked before a look-up is answered here; whatever goes
-    to the node is judged there."""
+    """All endpoints' requests. `may_look_up` is asked before a look-up is answered here; whatever
+    goes to the node is judged there. `owns` hears which principal a producer id of transactions was
+    given to."""
 
     def __init__(
         self,
         counts: Counts,
         aside: Aside,
         may_look_up: Callable[[Endpoint, lk.Request], None],
+        owns: Callable[[int, str], None],
     ) -> None:
         self._counts = counts
         self._aside = aside
         self._may_look_up = may_look_up
+        self._owns = owns
 
     def ask(self, endpoint: Endpoint, message: fr.Ask, came: float) -> str | None:
         """Answer it, now or later. Returns why the connection is to be dropped, if so."""
@@ -175,6 +178,8 @@ class Forwarding:
             return
         if isinstance(reply, ms.Refused):
             self._counts.refusals[reply.error] += 1
+        elif isinstance(reply, co.TransactionReady):
+            self._owns(reply.producer_id, endpoint.principal)
         pages = endpoint.states.named_in(reply)
         endpoint.post(fr.Answer(endpoint.number, number, _raw(reply), pages))
         self._counts.latencies["ask"].observe(time.monotonic() - came)

@@ -90,7 +90,9 @@ class Gateway:
             watch_durable=self._fetching.watch_durable,
             failed=lambda endpoint, why: self._attaching.end(endpoint, why),
         )
-        self._forwarding = Forwarding(self.counts, Aside(self.events), standing.may_look_up)
+        self._forwarding = Forwarding(
+            self.counts, Aside(self.events), standing.may_look_up, self._producing.note_owner
+        )
         self._attaching = Attaching(
             config,
             self.events,
