@@ -18,6 +18,7 @@ from penstock.core.segment import list_segments, segment_path
 from penstock.core.storage import Storage
 from penstock.ipc import layout as lo
 from penstock.ipc.clients import ClientSlot
+from penstock.ipc.state import SEGMENT_WAIT
 from penstock.server.gateway.fetching import BELT, NAME_WAIT, FetchLimits
 
 
@@ -285,6 +286,27 @@ def test_rule_10_a_position_above_the_end_waits(at, gateway):
     gateway.fetching.rung(client)
     gateway.settle(client)
     assert values(reading) == [b"4", b"5"]
+
+
+def test_rule_10_a_writer_that_stopped_while_it_published_holds_nobody_elses_round(at, gateway):
+    client = gateway.client()
+    at.write(1, 1)
+    reading, seqlock = gateway.fetch(client), at.page._base + lo.Q_PAGE_SEQLOCK
+    at.region.q[seqlock] += 1
+    wants = gateway.turn()
+    assert wants is not None
+    assert 0 < wants <= 0.01
+    at.region.q[seqlock] += 1
+    gateway.turn(after=wants)
+    assert len(reading.records) == 1
+    at.write(1, 1)
+    at.region.q[seqlock] += 1
+    gateway.fetching.rung(client)
+    gateway.turn()
+    gateway.turn(after=SEGMENT_WAIT / 2)
+    assert reading.failed is None
+    gateway.turn(after=SEGMENT_WAIT)
+    assert error_of(reading) == ("PenstockTimeout", str(at.page.stuck()))
 
 
 def test_damage_is_the_same_error_as_on_the_host_and_what_is_good_comes_first(at, gateway):

@@ -69,9 +69,9 @@ class FetchLimits:
     may have one payload under way beyond that. `files_max`: segments open at a time.
     `pages_every`: seconds between two `Pages` of an endpoint."""
 
-    payload_bytes: int = 512 << 10
+    payload_bytes: int = 256 << 10
     fresh_bytes: int = 64 << 10
-    round_bytes: int = 4 << 20
+    round_bytes: int = 1 << 20
     connection_bytes: int = 32 << 20
     files_max: int = 512
     pages_every: float = 0.020
