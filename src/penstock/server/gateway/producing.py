@@ -222,10 +222,9 @@ class Producing:
             raise Refusal(
                 ErrorCode.UNKNOWN_PARTITION, f"page {batch.page} is not of writer {lane.writer}"
             )
+        # Nobody's: its writer has still to open it in this boot. That one answers after it did.
         identity = endpoint.states.page(batch.page).identity
-        if identity is None:
-            raise Refusal(ErrorCode.UNKNOWN_PARTITION, f"page {batch.page} is nobody's")
-        if identity != (head.topic_id, head.partition):
+        if identity is not None and identity != (head.topic_id, head.partition):
             raise Refusal(ErrorCode.WRONG_TOPIC_ID, f"page {batch.page} is of another partition")
         try:
             self._may_write(endpoint, head.topic_id)
