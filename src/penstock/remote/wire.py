@@ -43,7 +43,6 @@ LATE_MAX: Final = 1.0
 
 _FAILED: Final = {
     zmq.EVENT_CLOSED: "nothing listens there",
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it hung up in the handshake: is that a Penstock broker?",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: (
         "its handshake is not ours: one side wants keys and the other has none, or the broker's "
         "key is another one"
@@ -51,6 +50,14 @@ _FAILED: Final = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "it does not know this client's key",
     zmq.EVENT_DISCONNECTED: "it hung up",
 }
+_HUNG_UP_ON_KEY: Final = (
+    "it hung up in the handshake: it uses no keys, or has another one than this client's key file "
+    "says (`penstock keys show-server` tells it), or is no Penstock broker"
+)
+_HUNG_UP: Final = (
+    "it hung up in the handshake: it wants a key (`penstock keys create`; then keys=FILE or "
+    "$PENSTOCK_KEY), or is no Penstock broker"
+)
 _EVENTS: Final = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -79,6 +86,7 @@ class Wire:
         self.bytes_received = 0
         self.round_trip = 0.0
         self._hello = hello
+        self._key = key
         self._shaken = False
         now = time.monotonic()
         self._deadline = now + CONNECT_WITHIN
@@ -237,6 +245,8 @@ class Wire:
                 self._shaken = True
                 self._deadline = time.monotonic() + WELCOME_WITHIN
                 self.send(self._hello)
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                self.failed = _HUNG_UP if self._key is None else _HUNG_UP_ON_KEY
             elif event in _FAILED:
                 self.failed = _FAILED[zmq.Event(event)]
 
