@@ -28,6 +28,7 @@ from cli_runner import call_cli, environment
 from penstock.cli.app import make_app
 from penstock.core import errors
 from penstock.embedded import EmbeddedNode
+from penstock.ipc import layout
 from penstock.server.config import NodeConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -206,7 +207,8 @@ def test_named_files_and_commands_are_there(page):
 def messages_of_the_code() -> list[str]:
     """Every string of the source, with a NUL where something is filled in."""
     found = []
-    files = [path for top in ("core", "ipc", "bench", "src") for path in (ROOT / top).rglob("*.py")]
+    tops = ("core", "ipc", "cluster", "bench", "src")
+    files = [path for top in tops for path in (ROOT / top).rglob("*.py")]
     for path in files:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
@@ -283,4 +285,4 @@ def test_the_fixed_bounds_are_the_ones_of_the_code():
         source = (ROOT / path).read_text()
         match = re.search(rf"^{name}(?:: Final)? = ([^#\n]+)", source, re.MULTILINE)
         assert match, f"{path} has no {name}"
-        assert eval(match[1], {}) == seconds_or_bytes(value), name
+        assert eval(match[1], {"lo": layout}) == seconds_or_bytes(value), name
