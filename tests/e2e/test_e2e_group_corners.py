@@ -52,6 +52,7 @@ def test_a_loop_that_takes_records_by_another_loop_passes_over_none(node, guaran
         assert came == list(range(3000))
 
 
+@pytest.mark.over_tcp(False)
 def test_rule_18_a_seek_into_a_claim_that_is_under_way_brings_nothing_twice(broker):
     topic = broker.create_topic()
 

@@ -38,6 +38,7 @@ def rigged(folder: Path) -> list[str]:
     return [sys.executable, rigged_writer.__file__, str(folder)]
 
 
+@pytest.mark.over_tcp(False)
 def test_threads_that_meet_a_topic_while_the_node_is_away_get_receipts_of_their_own():
     with Broker(writers=1) as node, node.connect(timeout=WITHIN) as client:
         client.admin().create_topic("t")

@@ -390,6 +390,7 @@ def exactly_once(group):
     return {"group": group, "guarantee": "exactly-once", "start": "earliest"}
 
 
+@pytest.mark.over_tcp(False)
 def test_after_an_abort_without_an_answer_its_input_comes_again_before_any_other():
     with Broker() as broker:
         for name in ("in", "out"):
