@@ -217,9 +217,14 @@ class Attachments:
         if endpoint.state is not State.ATTACHING:
             return
         number = endpoint.number
-        endpoint.opened(
-            attached, lambda message: self._loop.post(lambda: self._send_for(number, message))
-        )
+        try:
+            endpoint.opened(
+                attached, lambda message: self._loop.post(lambda: self._send_for(number, message))
+            )
+        except PenstockError as error:  # out of descriptors, mostly
+            endpoint.say(ms.Refused(type(error).__name__, str(error)))
+            self._forget(endpoint)
+            return
         assert endpoint.bell is not None
         self._loop.watch(endpoint.bell.fileno(), lambda: self._rang(endpoint))
         before = self._lost_one(attached.producer_id) if endpoint.hello.resume else None

@@ -35,13 +35,25 @@ def memory(what: str, size: int) -> int:
     return fd
 
 
+def mapped(fd: int) -> Region:
+    """That memory; the descriptor stays the caller's."""
+    try:
+        return Region.of_fd(os.dup(fd))
+    except OSError as error:
+        raise descriptor_limit_error("mapping memory of its own") from error
+
+
 class MirroredPages:
     """The state table of a node, as far as it was heard of."""
 
     def __init__(self, node_uuid: bytes) -> None:
         self.node_uuid = node_uuid
         self.fd = memory("state table", lo.state_table_bytes())
-        self._region = Region.of_fd(os.dup(self.fd))
+        try:
+            self._region = mapped(self.fd)
+        except BaseException:
+            os.close(self.fd)
+            raise
         state_table.format_table(self._region, node_uuid)
         self._pages: dict[int, StatePage] = {}
 
@@ -96,11 +108,15 @@ class MirroredSlot:
 
     def __init__(self, pid: int, start_time: int, kind: int) -> None:
         self.fd = memory("client table", lo.client_table_bytes(1))
-        self._region = Region.of_fd(os.dup(self.fd))
+        try:
+            self._region = mapped(self.fd)
+            self.bell = Doorbell()
+        except BaseException:
+            os.close(self.fd)
+            raise
         client_table.format_table(self._region, 1)
         self.slot = ClientSlot(self._region, 0)
         self.slot.assign(pid, start_time, kind)
-        self.bell = Doorbell()
         self._rung = 0
 
     def ring_if_asleep(self) -> None:
