@@ -396,6 +396,23 @@ def test_a_principal_has_as_many_connections_as_its_limit(world: World) -> None:
         admin.set_quota(QuotaSetting("busy"))
 
 
+def test_bytes_under_way_are_bounded_by_principal(world: World) -> None:
+    file = world.key("heavy")
+    with world.broker.connect() as local, local.admin() as admin:
+        admin.set_quota(QuotaSetting("heavy", inflight_bytes_max=1))
+
+        def is_refused() -> bool:
+            with world.dealer(file) as dealer:
+                dealer.say(fr.Attach(1, lo.KIND_PRODUCER, "wire"))
+                assert dealer.socket.poll(10_000)
+                message, _ = codec.from_gateway(dealer.socket.recv_multipart())
+                return isinstance(message, fr.Refused) and message.error == "ResourceLimitError"
+
+        eventually(is_refused)
+        admin.set_quota(QuotaSetting("heavy"))
+        eventually(lambda: not is_refused())
+
+
 def test_access_survives_the_node_and_a_damaged_file_keeps_it_out(tmp_path: Path) -> None:
     from penstock.embedded import EmbeddedNode
 
