@@ -205,11 +205,13 @@ class Attachments:
         wire.send(endpoint.attach(self._numbers, token))
 
     def _lost_one(self, producer_id: int) -> Endpoint | None:
-        """Whose connection was lost, and whose client is still there."""
-        for endpoint in self._endpoints.values():
-            if endpoint.state is State.LOST and endpoint.producer_id == producer_id:
-                return endpoint
-        return None
+        """Whose connection was lost, and whose client is still there; the one with the lanes."""
+        found = (
+            one
+            for one in self._endpoints.values()
+            if one.state is State.LOST and one.producer_id == producer_id
+        )
+        return max(found, key=lambda one: len(one.lanes), default=None)
 
     def _opened(self, endpoint: Endpoint, attached: fr.Attached) -> None:
         assert self.pages is not None

@@ -373,3 +373,21 @@ def test_a_forked_child_has_a_connection_of_its_own(gateway, client):
     producing = Producing(gateway, client)  # the parent's goes on
     assert producing.peer != peer
     assert client.metrics()["reconnects"] == 0
+
+
+def test_a_producer_that_a_stopping_gateway_sends_away_keeps_its_id(gateway, client, producing):
+    """And its lanes, over as many tries as it takes."""
+    delivery = producing.producer.send("orders", b"1")
+    producing.sent(1)
+    gateway.lets_in = False
+    gateway.say(producing.peer, fr.Ended(producing.endpoint, "the gateway stops"))
+    for _ in range(3):
+        peer, attach, _ = gateway.next(fr.Attach)
+        assert (attach.resume, attach.token) == (PRODUCER_ID, b"token")
+        gateway.say(peer, fr.Refused(attach.endpoint, "NotConnectedError", "the gateway stops"))
+    gateway.lets_in = True
+    [(peer, again, payload)] = producing.sent(1)
+    assert again.sequence == 1
+    gateway.say(peer, acks(again))
+    assert delivery.result(WITHIN).offset == 10
+    assert producing.producer.metrics()["resent"] == 0

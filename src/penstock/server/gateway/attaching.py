@@ -18,7 +18,13 @@ from pathlib import Path
 from typing import Final
 
 from penstock.cluster.frames import messages as fr
-from penstock.core.errors import AttachRefusedError, ConfigError, PenstockError, ResourceLimitError
+from penstock.core.errors import (
+    AttachRefusedError,
+    ConfigError,
+    NotConnectedError,
+    PenstockError,
+    ResourceLimitError,
+)
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.server.config import NodeConfig
@@ -106,7 +112,7 @@ class Attaching:
     def _admit(self, endpoint: Endpoint, message: fr.Attach) -> None:
         peer = endpoint.peer
         if self.stopping:
-            raise AttachRefusedError(self.stopping)
+            raise NotConnectedError(self.stopping)  # a producer that is refused gives its id up
         if message.kind not in KINDS:
             raise ConfigError(f"kind {message.kind} is no kind of client: allowed are {KINDS}")
         if len(peer.endpoints) >= fr.ENDPOINTS_MAX:
