@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Iterator
 
+import psutil
 import pytest
 from cli_runner import call_cli
 
@@ -141,6 +142,15 @@ def test_a_producer_goes_on_in_a_child_by_a_connection_of_its_own(
     assert os.waitpid(child, 0)[1] == 0
     assert producer.send_and_wait(topic, b"parent", timeout=WITHIN).offset == 2
     producer.close()
+
+
+def test_a_child_does_not_keep_its_parents_connection_alive(client: Client) -> None:
+    """Or the broker would notice late that the parent was killed."""
+    child = os.fork()
+    if child == 0:
+        os._exit(len(psutil.Process().net_connections("tcp")))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert client.metrics()["connected"] == 1
 
 
 # --- the end ---

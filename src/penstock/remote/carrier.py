@@ -151,6 +151,8 @@ class Carrier:
         self._poll.close()
         self._attachments.abandon()
         self._bell.close()
+        if self._wire is not None:
+            self._wire.abandon()
 
     # --- the loop ---
     def _run(self) -> None:

@@ -9,7 +9,10 @@ never blocks.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import socket
 import time
 from collections.abc import Iterator
 from typing import Final
@@ -59,7 +62,8 @@ _HUNG_UP: Final = (
     "$PENSTOCK_KEY), or is no Penstock broker"
 )
 _EVENTS: Final = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -88,6 +92,7 @@ class Wire:
         self._hello = hello
         self._key = key
         self._shaken = False
+        self._tcp = -1  # the descriptor of the connection, which is ZeroMQ's
         now = time.monotonic()
         self._deadline = now + CONNECT_WITHIN
         self._heard = now
@@ -240,8 +245,11 @@ class Wire:
                 parts = monitor.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            event = int(parse_monitor_message(parts)["event"])
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            told = parse_monitor_message(parts)
+            event = int(told["event"])
+            if event == zmq.EVENT_CONNECTED:
+                self._tcp = int(told["value"])
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._shaken = True
                 self._deadline = time.monotonic() + WELCOME_WITHIN
                 self.send(self._hello)
@@ -259,3 +267,10 @@ class Wire:
         self._socket.close(int(linger * 1000))
         if self.failed is None:
             self.failed = "closed"
+
+    def abandon(self) -> None:
+        """In a forked child: let go of its copy of the connection, which ends with the parent then.
+        Nothing else is touched: the rest belongs to threads that the child has not."""
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._tcp)) as copy:
+            if copy.getpeername()[1] == self.host[1]:
+                os.close(self._tcp)

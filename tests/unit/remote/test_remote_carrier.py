@@ -386,7 +386,7 @@ def test_a_producer_that_a_stopping_gateway_sends_away_keeps_its_id(gateway, cli
         assert (attach.resume, attach.token) == (PRODUCER_ID, b"token")
         gateway.say(peer, fr.Refused(attach.endpoint, "NotConnectedError", "the gateway stops"))
     gateway.lets_in = True
-    [(peer, again, payload)] = producing.sent(1)
+    [(peer, again, _)] = producing.sent(1)
     assert again.sequence == 1
     gateway.say(peer, acks(again))
     assert delivery.result(WITHIN).offset == 10
