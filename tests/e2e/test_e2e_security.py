@@ -237,6 +237,35 @@ def test_nothing_tells_whether_a_topic_is_there(world: World, outsider: Dealer) 
         assert said(there, node_side.topic_id.hex()) == said(gone, TID.hex())
 
 
+def test_pages_and_positions_of_others_are_not_shown(world: World, outsider: Dealer) -> None:
+    with world.broker.connect() as client, client.admin() as admin:
+        page = admin._find("secret").pages[0]
+        with client.consumer("secret", group="watched", start="earliest") as member:
+            member.poll(timeout=5)
+            [one] = admin.describe_group("watched").members
+            described = outsider_view(world, outsider, page, one.pid)
+            assert described == ([], [[]])
+            world.allow("outsider allow describe topic secret")
+            eventually(lambda: outsider_view(world, outsider, page, one.pid)[0] == [page])
+            [[place]] = outsider_view(world, outsider, page, one.pid)[1]
+            assert place[0] == page
+            world.forbid("outsider allow describe topic secret")
+            eventually(lambda: outsider_view(world, outsider, page, one.pid)[0] == [])
+
+
+def outsider_view(
+    world: World, outsider: Dealer, page: int, pid: int
+) -> tuple[list[int], list[list[tuple[int, int]]]]:
+    pages = outsider.ask(1, lk.LookUpPages([page]))
+    assert [state.page for state in outsider.answer.pages] == pages.pages
+    places: list[list[tuple[int, int]]] = []
+    for slot in range(32):
+        found = outsider.ask(1, lk.LookUpPositions([(slot, pid)]))
+        if found.positions != [[]]:
+            places += found.positions
+    return pages.pages, places or [[]]
+
+
 def looks(page: int, topic_id: bytes) -> list[lk.Request]:
     place = lk.LogPlace(page, topic_id, 0, 0)
     return [

@@ -102,8 +102,9 @@ class Asks:
 
 
 class Forwarding:
-    """All endpoints' requests. `may_look_up` is asked before a look-up is answered here; whatever
-    goes to the node is judged there. `owns` hears which principal a producer id of transactions was
+    """All endpoints' requests. `may_look_up` is asked before a look-up is answered here, and
+    `shown` leaves out of the answer what its endpoint may not see; whatever goes to the node is
+    judged there. `owns` hears which principal a producer id of transactions was
     given to."""
 
     def __init__(
@@ -111,11 +112,13 @@ class Forwarding:
         counts: Counts,
         aside: Aside,
         may_look_up: Callable[[Endpoint, lk.Request], None],
+        shown: Callable[[Endpoint, lk.Reply], lk.Reply],
         owns: Callable[[int, str], None],
     ) -> None:
         self._counts = counts
         self._aside = aside
         self._may_look_up = may_look_up
+        self._shown = shown
         self._owns = owns
 
     def ask(self, endpoint: Endpoint, message: fr.Ask, came: float) -> str | None:
@@ -180,6 +183,8 @@ class Forwarding:
             self._counts.refusals[reply.error] += 1
         elif isinstance(reply, co.TransactionReady):
             self._owns(reply.producer_id, endpoint.principal)
+        elif isinstance(reply, lk.Reply):
+            reply = self._shown(endpoint, reply)
         pages = endpoint.states.named_in(reply)
         endpoint.post(fr.Answer(endpoint.number, number, _raw(reply), pages))
         self._counts.latencies["ask"].observe(time.monotonic() - came)

@@ -42,19 +42,6 @@ def answer(session: Session, request: lk.Request) -> lk.Reply:
             return lk.PositionsLookedUp([list(positions.items()) for positions in found])
 
 
-def topics_of(request: lk.Request) -> list[bytes]:
-    """The ids of the topics that a request names, to be checked against what its client may."""
-    match request:
-        case lk.LookUpTime():
-            return [request.topic_id]
-        case lk.LookUpAppends():
-            return list({place.topic_id for place in request.places})
-        case lk.LookUpSegments():
-            return [request.place.topic_id]
-        case _:
-            return []
-
-
 def _of(session: Session, place: lk.LogPlace) -> Log:
     return _log(session, place.page, place.topic_id, place.partition)
 

@@ -91,7 +91,11 @@ class Gateway:
             failed=lambda endpoint, why: self._attaching.end(endpoint, why),
         )
         self._forwarding = Forwarding(
-            self.counts, Aside(self.events), standing.may_look_up, self._producing.note_owner
+            self.counts,
+            Aside(self.events),
+            standing.may_look_up,
+            standing.shown,
+            self._producing.note_owner,
         )
         self._attaching = Attaching(
             config,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from penstock.cluster.access import Kind, Operation
 from penstock.cluster.quotas import CONSUME, PRODUCE, Quotas
+from penstock.ipc import layout as lo
 from penstock.ipc import lookups as lk
 from penstock.server.access import Access
 from penstock.server.gateway.endpoints import Endpoint
@@ -20,6 +21,7 @@ class Standing:
 
     def __init__(self, data_folder: str, names: TopicNames) -> None:
         self.access = Access(data_folder)
+        self._names = names
         self.guard = Guard(self.access, names.of)
         self._quotas = Quotas(self.access.quotas)
         self._seen = self.access.changes
@@ -43,6 +45,31 @@ class Standing:
 
     def may_look_up(self, endpoint: Endpoint, request: lk.Request) -> None:
         self.guard.check_request(endpoint.principal, request)
+
+    def shown(self, endpoint: Endpoint, reply: lk.Reply) -> lk.Reply:
+        """An answer about any pages, without those of topics that it may not describe."""
+        if self.access.policy.is_open:
+            return reply
+        match reply:
+            case lk.PagesLookedUp():
+                pages = [page for page in reply.pages if self._sees(endpoint, page)]
+                return lk.PagesLookedUp(pages, reply.disk)
+            case lk.PositionsLookedUp():
+                return lk.PositionsLookedUp(
+                    [
+                        [place for place in places if self._sees(endpoint, place[0])]
+                        for places in reply.positions
+                    ]
+                )
+            case _:
+                return reply
+
+    def _sees(self, endpoint: Endpoint, page: int) -> bool:
+        if not 0 <= page < lo.PAGES_MAX:
+            return False
+        identity = endpoint.states.page(page).identity
+        name = self._names.of(identity[0]) if identity is not None else None
+        return name is not None and self.guard.sees(endpoint.principal, Kind.topic, name)
 
     # --- quotas: seconds for which a client is to be held back now ---
     def produced(self, principal: str, client_id: str, nbytes: int, now: float) -> float:
