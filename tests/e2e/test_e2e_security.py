@@ -241,29 +241,28 @@ def test_pages_and_positions_of_others_are_not_shown(world: World, outsider: Dea
     with world.broker.connect() as client, client.admin() as admin:
         page = admin._find("secret").pages[0]
         with client.consumer("secret", group="watched", start="earliest") as member:
-            member.poll(timeout=5)
+            with client.producer() as producer:
+                producer.send("secret", b"x").result(10)
+            assert member.poll(timeout=5)
             [one] = admin.describe_group("watched").members
-            described = outsider_view(world, outsider, page, one.pid)
-            assert described == ([], [[]])
+            assert outsider_view(outsider, page, one.pid) == ([], [])
             world.allow("outsider allow describe topic secret")
-            eventually(lambda: outsider_view(world, outsider, page, one.pid)[0] == [page])
-            [[place]] = outsider_view(world, outsider, page, one.pid)[1]
+            eventually(lambda: outsider_view(outsider, page, one.pid)[0] == [page])
+            [place] = outsider_view(outsider, page, one.pid)[1]
             assert place[0] == page
             world.forbid("outsider allow describe topic secret")
-            eventually(lambda: outsider_view(world, outsider, page, one.pid)[0] == [])
+            eventually(lambda: outsider_view(outsider, page, one.pid)[0] == [])
 
 
-def outsider_view(
-    world: World, outsider: Dealer, page: int, pid: int
-) -> tuple[list[int], list[list[tuple[int, int]]]]:
+def outsider_view(outsider: Dealer, page: int, pid: int) -> tuple[list[int], list[tuple[int, int]]]:
+    """Which pages it is shown, and which positions of the clients of that process."""
     pages = outsider.ask(1, lk.LookUpPages([page]))
     assert [state.page for state in outsider.answer.pages] == pages.pages
-    places: list[list[tuple[int, int]]] = []
-    for slot in range(32):
-        found = outsider.ask(1, lk.LookUpPositions([(slot, pid)]))
-        if found.positions != [[]]:
-            places += found.positions
-    return pages.pages, places or [[]]
+    slots = [(slot, pid) for slot in range(lk.CLIENTS_AT_ONCE)]
+    answer = outsider.ask(1, lk.LookUpPositions(slots))
+    assert isinstance(answer, lk.PositionsLookedUp), answer
+    found = answer.positions
+    return pages.pages, [place for places in found for place in places]
 
 
 def looks(page: int, topic_id: bytes) -> list[lk.Request]:
