@@ -50,6 +50,7 @@ RETRY_SEND: Final = 0.002
 """Seconds until a full connection is tried again."""
 UNREAD_AFTER: Final = 0.5
 """Seconds without a message after which it is looked whether bytes come all the same."""
+NO_FD: Final = -1
 FAREWELL: Final = 0.5
 """Seconds that a connection has to read why it is dropped, and all have at the end."""
 
@@ -261,7 +262,7 @@ class Gateway:
                 )
             )
         )
-        if not peer.is_gone:
+        if not peer.is_gone and fd != NO_FD:  # without one its silence tells of its end
             self._line.said_hello(fd)
             self._by_fd[fd] = peer
 
@@ -475,9 +476,12 @@ class Gateway:
 
 
 def _descriptor(frame: zmq.Frame) -> int:
-    """Of the connection that a frame came by."""
-    fd = frame.get(zmq.SRCFD)
-    return fd if isinstance(fd, int) else -1
+    """Of the connection that a frame came by; `NO_FD` where ZeroMQ does not know it any more."""
+    try:
+        fd = frame.get(zmq.SRCFD)
+    except zmq.ZMQError:
+        return NO_FD
+    return fd if isinstance(fd, int) else NO_FD
 
 
 def _property(frame: zmq.Frame, name: str) -> str:

@@ -73,7 +73,7 @@ class Batch:
     def __init__(self, message: fr.Produce, payload: memoryview, came: float) -> None:
         self.sequence = message.sequence
         self.page = message.page
-        self.flags = message.flags
+        self.flags = message.flags & lo.FRAME_SYNC
         self.payload: memoryview | None = payload
         self.size = len(payload)
         self.came = came
@@ -334,6 +334,8 @@ class Producing:
         assert outgoing is not None
         while True:
             wrote = outgoing.held_until <= now and self._write(lane, sender, outgoing, now)
+            if not lane.endpoint.is_open:  # its connection took no more, and is dropped
+                return
             sender.publish_sleeping(fresh_ticket())
             fence()
             if wrote:
@@ -344,7 +346,7 @@ class Producing:
             if acks:
                 self._match(lane, acks)
             self._answer(lane, now)
-            if not acks:
+            if not acks or not lane.endpoint.is_open:
                 return
 
     def _write(self, lane: Lane, sender: LaneSender, outgoing: Outgoing, now: float) -> bool:
