@@ -17,10 +17,11 @@ ARGS ?=
 CRASH_ROUNDS ?= 10000
 CRASH_SEEDS ?= 1000
 CRASH_FIRST ?=
+FUZZ_SECONDS ?= 600
 NETNS_SECONDS ?= 300
 SIM_ROUNDS ?= 1000
 
-.PHONY: help run test check bench crash netns sim clean FORCE
+.PHONY: help run test check bench crash fuzz netns sim clean FORCE
 .DELETE_ON_ERROR:
 
 help:
@@ -29,6 +30,7 @@ help:
 	@echo "make check   ruff, formatting, mypy --strict"
 	@echo "make bench   measure this machine; table and plots go to docs/benchmarks"
 	@echo "make crash   the crash tests: CRASH_ROUNDS=$(CRASH_ROUNDS) rounds, CRASH_SEEDS=$(CRASH_SEEDS) histories in all"
+	@echo "make fuzz    hostile clients at the gateway for FUZZ_SECONDS=$(FUZZ_SECONDS)"
 	@echo "make netns   two hosts in network namespaces (root): NETNS_SECONDS=$(NETNS_SECONDS) each guarantee"
 	@echo "make sim     the simulator with SIM_ROUNDS=$(SIM_ROUNDS) seeds"
 	@echo "make clean   remove .venv, builds and caches"
@@ -50,6 +52,9 @@ bench: $(VENV)/.bench
 crash: $(VENV)/.test
 	@PENSTOCK_CRASH_ROUNDS=$(CRASH_ROUNDS) PENSTOCK_CRASH_SEEDS=$(CRASH_SEEDS) PENSTOCK_CRASH_FIRST=$(CRASH_FIRST) \
 		$(BIN)/python -m pytest -m crash --timeout=0 $(ARGS) tests/crash
+
+fuzz: $(VENV)/.test
+	@PENSTOCK_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest --timeout=0 $(ARGS) tests/fuzz
 
 netns: $(VENV)/.test
 	@PENSTOCK_NETNS_SECONDS=$(NETNS_SECONDS) PENSTOCK_NETNS_ROUNDS=12 \
