@@ -47,8 +47,9 @@ def filled(client: Client, topic: str, partitions: int, batches: int, **options:
         producer.flush(WITHIN)
 
 
-def polls(consumer: Consumer, *arguments: Any) -> Iterator[RecordBatch]:
-    while batch := consumer.poll(*arguments):
+def polls(consumer: Consumer, max_records: int | None = None) -> Iterator[RecordBatch]:
+    """All that is there, over a network and on a busy machine too."""
+    while batch := consumer.poll(max_records, timeout=0.5):
         yield batch
 
 
