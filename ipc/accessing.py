@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-ENTRIES_PER_PAGE: Final = 80
+ENTRIES_PER_PAGE: Final = 40
 
 Amount = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 

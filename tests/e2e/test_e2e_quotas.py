@@ -143,3 +143,20 @@ def test_quotas_that_are_taken_away_hold_nobody_up(broker: Broker, folder: Path)
             with connect(broker, folder / "slow") as again:
                 send(again, topic, RATE)
             del held
+
+
+def test_a_consumer_that_is_held_goes_on_when_its_quota_goes(broker: Broker, folder: Path) -> None:
+    topic = broker.create_topic()
+    with broker.connect() as local, local.admin() as admin:
+        send(local, topic, RATE)
+        admin.set_quota(QuotaSetting("reader", consume_bytes=1000))
+        with (
+            connect(broker, folder / "reader") as client,
+            client.consumer(topic, start="earliest", prefetch_bytes=2 * PIECE) as consumer,
+        ):
+            got = len(consumer.poll(timeout=10))
+            admin.set_quota(QuotaSetting("reader"))
+            while got < RATE // PIECE + 1:
+                records = consumer.poll(timeout=10)
+                assert records, "nothing came for 10 s after the quota was taken away"
+                got += len(records)
