@@ -16,6 +16,7 @@ from group_world import fill
 from node_helpers import eventually
 from prometheus_client.parser import text_string_to_metric_families
 
+from penstock.client import connect
 from penstock.core.errors import PenstockError
 from penstock.server.health.address import HttpAddress
 from penstock.server.health.families import FAMILIES
@@ -243,6 +244,27 @@ def test_metrics_go_on_after_the_gateway_died():
 
         eventually(is_back)
         assert asking(broker).url == http.url
+
+
+def test_remote_clients_are_seen():
+    with Broker(listen=True, options={"metrics": ANY_PORT}) as broker:
+        http, topic = asking(broker), broker.create_topic()
+        with connect(broker.tcp_url, transport="tcp") as client:
+            with client.producer() as producer:
+                for number in range(20):
+                    producer.send(topic, b"%d" % number)
+                producer.flush(10)
+            with client.consumer(topic, start="earliest") as consumer:
+                assert len(consumer.poll(5, timeout=10)) == 5
+                consumer.poll(1, timeout=10)
+                eventually(lambda: http.value("consumer_lag_records", topic=topic) == 15)
+                assert http.value("gateway_connections") == 1
+                assert http.value("gateway_endpoints") == 1
+                assert http.value("gateway_cursors") == 1
+                assert http.value("gateway_produced_records_total") == 20
+                assert (http.value("gateway_sent_bytes_total") or 0) > 0
+                assert (http.value("gateway_request_seconds_count", type="produce") or 0) > 0
+        eventually(lambda: http.value("gateway_connections") == 0)
 
 
 def test_garbage_does_not_take_the_endpoint_away(http):

@@ -39,4 +39,4 @@ class Counts:
         """How often a quota held an endpoint back, by "produce" and "consume"."""
         self.throttled_seconds: defaultdict[str, float] = defaultdict(float)
         self.latencies: defaultdict[str, Histogram] = defaultdict(Histogram)
-        """Seconds from a request's coming to its answer, by type: "produce", "ask", "fetch"."""
+        """Seconds from a request's coming to its answer, by type: "produce" and "ask"."""
