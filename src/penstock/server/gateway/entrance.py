@@ -28,6 +28,8 @@ logger = logging.getLogger("penstock.gateway")
 
 ZAP_URL: Final = "inproc://zeromq.zap.01"
 DOMAIN: Final = b"penstock"
+NOT_AUTHORIZED: Final = "no access"
+"""What the answer to that question leads to, among reasons why a handshake failed."""
 VERSION: Final = b"1.0"
 FRAMES: Final = 7
 KEY_BYTES: Final = 32
@@ -103,6 +105,16 @@ class Entrance:
         if key is None:
             return self._no(now, number, address, f"its key {public} is not authorized")
         return [VERSION, number, b"200", b"OK", key.user_id.encode(), b""]
+
+    def failed(self, reason: str) -> None:
+        """A handshake ended without a question about a key, which would have been audited. ZeroMQ
+        does not tell whose it was."""
+        if self.is_secure and reason != NOT_AUTHORIZED:
+            self._audit.note(
+                time.monotonic(), ANONYMOUS, "not let in",
+                f"its handshake failed ({reason}): it shows no key, or one made for another node",
+                reason=reason,
+            )  # fmt: skip
 
     def _no(self, now: float, number: bytes, address: bytes, why: str) -> list[bytes]:
         place = address.decode("utf-8", "replace")[:100]

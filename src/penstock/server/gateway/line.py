@@ -23,6 +23,7 @@ from zmq.utils.monitor import parse_monitor_message
 from penstock.cluster.frames import messages as fr
 from penstock.core.errors import ConfigError
 from penstock.server.config import NodeConfig
+from penstock.server.gateway.entrance import NOT_AUTHORIZED
 
 logger = logging.getLogger("penstock.gateway")
 
@@ -53,7 +54,7 @@ MONITORED: Final = (
 FAILED_HANDSHAKES: Final[dict[int, str]] = {
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "handshake failed",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "no ZeroMQ",
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "no access",
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: NOT_AUTHORIZED,
 }
 
 Frames = list[zmq.Frame]

@@ -28,11 +28,11 @@ from penstock.server.gateway.aside import Aside
 from penstock.server.gateway.attaching import Attaching
 from penstock.server.gateway.counts import Counts
 from penstock.server.gateway.endpoints import Endpoint
-from penstock.server.gateway.entrance import Entrance
+from penstock.server.gateway.entrance import NOT_AUTHORIZED, Entrance
 from penstock.server.gateway.events import Events
 from penstock.server.gateway.fetching import Fetching
 from penstock.server.gateway.forwarding import Forwarding
-from penstock.server.gateway.line import UNREAD_MAX, Frames, Line
+from penstock.server.gateway.line import FAILED_HANDSHAKES, UNREAD_MAX, Frames, Line
 from penstock.server.gateway.peers import Peer, Peers
 from penstock.server.gateway.producing import Producing
 from penstock.server.gateway.standing import Standing
@@ -223,7 +223,7 @@ class Gateway:
         principal = self._entrance.principal_of(user_id)
         address = _property(frames[0], "Peer-Address") or "?"
         if principal is None:
-            self._refused("no access")
+            self._refused(NOT_AUTHORIZED)
             return
         if not isinstance(message, fr.Hello):
             # Its connection was made anew under it, or the gateway was: it has to begin again.
@@ -343,6 +343,8 @@ class Gateway:
     def _refused(self, reason: str) -> None:
         """A connection ended before it was a peer."""
         self.counts.drops[reason] += 1
+        if reason in FAILED_HANDSHAKES.values():
+            self._entrance.failed(reason)
 
     def _sweep(self) -> None:
         """What nobody rings for: silence, and belts (rule 13)."""
