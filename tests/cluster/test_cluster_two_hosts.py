@@ -8,6 +8,7 @@ how long each test goes on (`make netns`).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import statistics
@@ -23,6 +24,8 @@ from crash.roster import Scene
 from crash.trial import WRITERS
 from far_trial import FarTrial
 from two_hosts import ADDRESSES, CLIENT, NODE, Hosts
+
+from penstock.testing import wait_until
 
 SEED = int(os.environ.get("PENSTOCK_CRASH_SEED", "0"))
 SECONDS = float(os.environ.get("PENSTOCK_NETNS_SECONDS", "8"))
@@ -87,19 +90,56 @@ def test_histories_between_two_hosts(guarantee, hosts, capsys):
             print(f"\n{story}", flush=True)
 
 
+def test_nothing_passes_a_pulled_cable_or_a_cut(hosts):
+    """The faults of the trials are what they say: answers stop, and come again."""
+    nursery = Nursery(hosts.on(CLIENT))
+    node = two_hosts_node(hosts)
+    try:
+        node.start()
+        with node.connect() as client, client.admin() as admin:
+            admin.create_topic("t")
+        plan = {
+            "role": "produce", "who": "p", "writer": 1, "seed": 1, "url": URL, "topics": ["t"],
+            "connect": TCP["connect"], "options": {"linger": 0}, "burst": 1, "window": 0,
+            "pause": 0.001, "events": str(node.folder / "p.jsonl"),
+            "errors": str(node.folder / "p.err"),
+        }  # fmt: skip
+        hand = nursery.bear(plan)
+
+        def goes_on() -> bool:
+            """Whether another record is acknowledged within a second."""
+            known = hand.lines()
+            with contextlib.suppress(AssertionError):
+                wait_until(lambda: acks(hand.lines()) > acks(known) + 2, 1.0)
+                return True
+            return False
+
+        wait_until(goes_on)
+        for begin, end in (
+            (hosts.unplug, hosts.plug),
+            (lambda: hosts.silence(NODE), lambda: hosts.restore(NODE)),
+            (lambda: hosts.silence(CLIENT), lambda: hosts.restore(CLIENT)),
+        ):
+            begin()
+            wait_until(lambda: not goes_on(), what="silence")
+            end()
+            wait_until(goes_on, what="answers again")
+        hand.ask_to_end()
+        assert hand.wait(20)
+        assert hand.last_words() == "left"
+    finally:
+        nursery.close()
+        hosts.heal()
+        node.clear()
+
+
+def acks(lines: list[bytes]) -> int:
+    return sum(line.startswith(b'{"e": "acks"') for line in lines)
+
+
 def some_trials(story: Story, hosts: Hosts, nursery: Nursery) -> None:
     """On one node."""
-    node = NodeUnderTest(
-        before=hosts.on(NODE),
-        listen=URL,
-        insecure=True,
-        writers_max=WRITERS,
-        restart_backoff=0.001,
-        restart_backoff_max=0.02,
-        client_heartbeat=0.2,
-        client_silence_max=1.0,
-    )
-    node.transport = "shm"  # the trial itself looks on from beside the node
+    node = two_hosts_node(hosts)
     failed = False
     try:
         node.start()
@@ -114,6 +154,21 @@ def some_trials(story: Story, hosts: Hosts, nursery: Nursery) -> None:
     finally:
         hosts.heal()
         node.clear(keep=failed)
+
+
+def two_hosts_node(hosts: Hosts) -> NodeUnderTest:
+    node = NodeUnderTest(
+        before=hosts.on(NODE),
+        listen=URL,
+        insecure=True,
+        writers_max=WRITERS,
+        restart_backoff=0.001,
+        restart_backoff_max=0.02,
+        client_heartbeat=0.2,
+        client_silence_max=1.0,
+    )
+    node.transport = "shm"  # the trial itself looks on from beside the node
+    return node
 
 
 def one_trial(
