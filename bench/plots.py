@@ -67,7 +67,7 @@ def from_zero(axes: Axes) -> None:
 def named(axes: Axes, where: Literal["best", "lower right", "upper right"] = "best") -> None:
     """Name the lines, where there are several."""
     if len(axes.get_lines()) > 1:
-        axes.legend(frameon=False, fontsize=8.5, labelcolor=INK, loc=where)
+        axes.legend(frameon=False, fontsize=8.5, labelcolor=INK, loc=where, handlelength=3)
 
 
 def categories(axes: Axes, values: Sequence[float], text: Callable[[float], str]) -> None:

@@ -250,7 +250,7 @@ def shorter(options: AnyOptions) -> AnyOptions:
     if isinstance(options, GroupsOptions):
         return replace(options, members=10, partitions=40, processes=2, rounds=2, seconds=0.5)
     if isinstance(options, ConnectionsOptions):
-        return replace(options, connections=-(-options.connections // 10), seconds=1.0)
+        return replace(options, seconds=1.0)
     if isinstance(options, CompareOptions):
         return replace(options, records=options.records // 10, turns=2)
     return replace(options, starts=2, idle=2.0)
