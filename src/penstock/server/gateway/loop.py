@@ -20,6 +20,7 @@ import zmq
 from penstock import __version__
 from penstock.cluster.frames import codec
 from penstock.cluster.frames import messages as fr
+from penstock.core.errors import PenstockError
 from penstock.ipc import layout as lo
 from penstock.ipc.liveness import boot_id
 from penstock.ipc.paths import socket_in
@@ -32,6 +33,7 @@ from penstock.server.gateway.entrance import NOT_AUTHORIZED, Entrance
 from penstock.server.gateway.events import Events
 from penstock.server.gateway.fetching import Fetching
 from penstock.server.gateway.forwarding import Forwarding
+from penstock.server.gateway.greeting import check_connections, check_versions
 from penstock.server.gateway.line import FAILED_HANDSHAKES, UNREAD_MAX, Frames, Line
 from penstock.server.gateway.peers import Peer, Peers
 from penstock.server.gateway.producing import Producing
@@ -270,40 +272,14 @@ class Gateway:
         """Why this connection cannot be served."""
         if self._stopping:
             return fr.Refused(-1, "NotConnectedError", "this node is stopping")
-        if hello.protocol != fr.PROTOCOL_VERSION:
-            return fr.Refused(
-                -1,
-                "UnsupportedVersionError",
-                f"the client speaks protocol version {hello.protocol}, this gateway "
-                f"{fr.PROTOCOL_VERSION}: use Penstock versions that fit each other",
+        try:
+            check_versions(hello)
+            own = self._standing.connections_max(principal)
+            check_connections(
+                principal, self._peers.by_identity.values(), self._config.connections_max, own
             )
-        for api, (low, high) in fr.APIS.items():
-            theirs = hello.apis.get(api)
-            if theirs is not None and not (theirs[0] <= high and low <= theirs[1]):
-                return fr.Refused(
-                    -1,
-                    "UnsupportedVersionError",
-                    f"the client speaks {api!r} in versions {theirs[0]} to {theirs[1]}, this "
-                    f"gateway in {low} to {high}: use Penstock versions that fit each other",
-                )
-        most = self._config.connections_max
-        if len(self._peers.by_identity) >= most:
-            return fr.Refused(
-                -1,
-                "ResourceLimitError",
-                f"the node has {most} remote connections, its bound connections_max: close some, "
-                "or start the node with a larger one (and clients_max with it)",
-            )
-        own = self._standing.connections_max(principal)
-        if own is not None:
-            peers = self._peers.by_identity.values()
-            if sum(peer.principal == principal for peer in peers) >= own:
-                return fr.Refused(
-                    -1,
-                    "ResourceLimitError",
-                    f"principal {principal!r} has {own} connections, its limit connections_max: "
-                    "close some, or have the node's operator raise it (`penstock quota set`)",
-                )
+        except PenstockError as error:
+            return fr.Refused(-1, type(error).__name__, str(error))
         return None
 
     def _drop(self, peer: Peer, kind: str, why: str) -> None:
