@@ -44,7 +44,7 @@ from penstock.server.topicnames import TopicNames
 
 logger = logging.getLogger("penstock.gateway")
 
-MESSAGES_PER_TURN: Final = 128
+MESSAGES_PER_TURN: Final = 32
 BYTES_PER_TURN: Final = 8 << 20
 SWEEP: Final = 0.25
 """Seconds between two looks at silence, at lanes that nobody rang for, at what connections send."""
