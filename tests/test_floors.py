@@ -56,7 +56,11 @@ CLUSTER_SHELL: dict[str, str] = {}
 
 # Modules whose import must not load numpy: it costs each writer process memory and start-up time.
 # Importing anything of Penstock imports `penstock`; the mains of node and writers belong here too.
-WITHOUT_NUMPY = ["penstock", "penstock.core.plain", "penstock.core.control"]
+WITHOUT_NUMPY = [
+    *("penstock", "penstock.core.plain", "penstock.core.control"),
+    *("penstock.server.node", "penstock.server.writer_main", "penstock.server.cleaner_main"),
+    "penstock.server.gateway_main",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +186,7 @@ def test_cluster_machines_are_pure():
 
 
 @pytest.mark.parametrize("module", WITHOUT_NUMPY)
-def test_the_node_and_its_writers_start_without_numpy(module):
+def test_the_nodes_processes_start_without_numpy(module):
     assert "numpy" not in modules_loaded_by(module)
 
 
