@@ -17,6 +17,7 @@ from penstock.core import header as hd
 from penstock.core.epochs import load_epochs
 from penstock.core.errors import (
     CorruptBatchError,
+    LogTruncatedError,
     OffsetOutOfRangeError,
     PenstockError,
     StorageError,
@@ -287,3 +288,21 @@ def divergence(storage: Storage, folder: str, offset: int, epoch: int, log_end: 
         return None
     end = cache.end_offset(epoch, log_end)
     return end[1] if end is not None and end[1] < offset else None
+
+
+def below_start(name: object, offset: int, log_start: int) -> OffsetOutOfRangeError:
+    """What a reader of the partition `name` is told that retention has overtaken."""
+    return OffsetOutOfRangeError(
+        f"{name}: offset {offset} is gone, the log starts at {log_start}; seek() to a place that "
+        "exists, or choose on_out_of_range"
+    )
+
+
+def parted(name: object, offset: int, epoch: int, divergence: int) -> LogTruncatedError:
+    """What a reader is told from whom the log has parted at `divergence`."""
+    return LogTruncatedError(
+        f"{name}: this consumer stands at offset {offset}, read in leader epoch {epoch}, but that "
+        f"epoch's log ends at {divergence}: the host lost unsynced records. seek() to that offset "
+        "to read what replaced them",
+        divergence=divergence,
+    )

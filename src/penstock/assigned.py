@@ -11,7 +11,7 @@ from typing import Final, Literal
 from penstock.core import errors as er
 from penstock.core.columns import decode
 from penstock.core.header import ATTR_TRANSACTIONAL
-from penstock.core.reader import Limit
+from penstock.core.reader import Limit, below_start, parted
 from penstock.ipc import layout as lo
 from penstock.ipc.state import StatePage
 from penstock.ipc.waits import Waits
@@ -235,10 +235,7 @@ class AssignedPartition:
                 ) from error
             found = []
         if self.offset < page.log_start:
-            raise er.OffsetOutOfRangeError(
-                f"{self}: offset {self.offset} is gone, the log starts at {page.log_start}; seek() "
-                "to a place that exists, or choose on_out_of_range"
-            )
+            raise below_start(self, self.offset, page.log_start)
         chunks: list[Chunk] = []
         size = 0
         try:
@@ -293,14 +290,9 @@ class AssignedPartition:
             raise self._deleted()
         if self._epoch in (EPOCH_UNKNOWN, page.leader_epoch):
             return
-        parted = self._reader.parted(self.offset, self._epoch, page.log_end)
-        if parted is not None:
-            raise er.LogTruncatedError(
-                f"{self}: this consumer stands at offset {self.offset}, read in leader epoch "
-                f"{self._epoch}, but that epoch's log ends at {parted}: the host lost unsynced "
-                "records. seek() to that offset to read what replaced them",
-                divergence=parted,
-            )
+        divergence = self._reader.parted(self.offset, self._epoch, page.log_end)
+        if divergence is not None:
+            raise parted(self, self.offset, self._epoch, divergence)
         self._epoch = page.leader_epoch
         self._reader.began_anew()
 

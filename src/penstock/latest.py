@@ -63,6 +63,15 @@ class NewestOfKeys:
         self.seen += len(rows)
         self._bytes += chunk.size
 
+    def fills(self, chunks: Sequence[Chunk], bytes_max: int) -> bool:
+        """Take these in; whether the newest records alone come to that many bytes, about."""
+        for chunk in chunks:
+            self.add(chunk)
+        if self.nbytes <= bytes_max:
+            return False
+        self.thin()
+        return self.nbytes > bytes_max // 2
+
     def thin(self) -> None:
         """Let go of what is not the newest."""
         if not self._kept:
@@ -136,12 +145,8 @@ def newest_of_keys(fetch: Fetch, is_at_end: Callable[[], bool], bytes_max: int) 
         found = fetch()
         if not found:
             break
-        for chunk in found:
-            newest.add(chunk)
-        if newest.nbytes > bytes_max:
-            newest.thin()
-            if newest.nbytes > bytes_max // 2:
-                break
+        if newest.fills(found, bytes_max):
+            break
     newest.thin()
     return newest
 

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from penstock.core.errors import PenstockError
 from penstock.core.lookup import header_at
 from penstock.core.storage import Storage
+from penstock.observe.sample import Sample
 
 LOOKS_MAX: Final = 600
 """Movements of a high watermark that are remembered for each partition."""
@@ -86,6 +87,16 @@ class Ages:
             self._seen[log] = _Seen(high_watermark, now)
         else:
             seen.note(high_watermark, now)
+
+    def follow(self, sample: Sample) -> None:
+        """Note how far every log is, and forget those that are gone."""
+        ends = {
+            (part.topic_id, part.partition): part.high_watermark
+            for part in sample.partitions.values()
+        }
+        for log, high_watermark in ends.items():
+            self.look(log, high_watermark, sample.time)
+        self.keep(set(ends))
 
     def keep(self, logs: set[Log]) -> None:
         """Forget all logs but these."""

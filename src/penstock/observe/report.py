@@ -170,12 +170,7 @@ class Reporter:
     def take(self) -> Sample:
         """A look, of which the ages of records are learnt too."""
         sample = self._observer.sample()
-        logs = set()
-        for part in sample.partitions.values():
-            log = part.topic_id, part.partition
-            logs.add(log)
-            self._ages.look(log, part.high_watermark, sample.time)
-        self._ages.keep(logs)
+        self._ages.follow(sample)
         return sample
 
     def compare(self, before: Sample, after: Sample, **ages: float) -> Report:

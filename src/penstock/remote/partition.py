@@ -141,12 +141,8 @@ class FarPartition(AssignedPartition):
                 break  # what is good goes out first; the next poll raises it
             if not found and source.offset < end:
                 yield
-            for chunk in found:
-                newest.add(chunk)
-            if newest.nbytes > bytes_max:
-                newest.thin()
-                if newest.nbytes > bytes_max // 2:
-                    break
+            if newest.fills(found, bytes_max):
+                break
         newest.thin()
         chunks = newest.chunks()
         self.skipped += newest.seen - sum(map(len, chunks))

@@ -13,7 +13,7 @@ from penstock.cluster.frames import messages as fr
 from penstock.core import errors as er
 from penstock.core.committed import AbortedTransactions
 from penstock.core.header import ATTR_TRANSACTIONAL, BatchHeader
-from penstock.core.reader import Found, Limit, LogReader
+from penstock.core.reader import Found, Limit, LogReader, below_start, parted
 from penstock.core.storage import Buffer
 from penstock.ipc import layout as lo
 from penstock.ipc.state import SEGMENT_WAIT, StatePage
@@ -214,20 +214,12 @@ class Cursor:
         if self._epoch not in (EPOCH_UNKNOWN, leader_epoch):
             self._check_epoch(leader_epoch)
         if self.offset < page.log_start:
-            raise er.OffsetOutOfRangeError(
-                f"{self}: offset {self.offset} is gone, the log starts at {page.log_start}; seek() "
-                "to a place that exists, or choose on_out_of_range"
-            )
+            raise below_start(self, self.offset, page.log_start)
 
     def _check_epoch(self, leader_epoch: int) -> None:
-        parted = self._parted(leader_epoch)
-        if parted is not None:
-            raise er.LogTruncatedError(
-                f"{self}: this consumer stands at offset {self.offset}, read in leader epoch "
-                f"{self._epoch}, but that epoch's log ends at {parted}: the host lost unsynced "
-                "records. seek() to that offset to read what replaced them",
-                divergence=parted,
-            )
+        divergence = self._parted(leader_epoch)
+        if divergence is not None:
+            raise parted(self, self.offset, self._epoch, divergence)
         self._epoch = leader_epoch
         if self._aborted is not None:
             self._aborted.forget()

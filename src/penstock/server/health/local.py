@@ -37,12 +37,7 @@ class LocalMetrics:
 
     def sample(self) -> Sample:
         sample = self._observer.sample()
-        logs = set()
-        for part in sample.partitions.values():
-            log = part.topic_id, part.partition
-            logs.add(log)
-            self.ages.look(log, part.high_watermark, sample.time)
-        self.ages.keep(logs)
+        self.ages.follow(sample)
         return sample
 
     def write(self, page: Page, sample: Sample) -> None:
