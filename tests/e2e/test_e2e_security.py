@@ -472,6 +472,32 @@ def test_access_survives_the_node_and_a_damaged_file_keeps_it_out(tmp_path: Path
         node.start()
 
 
+def test_a_damaged_file_changes_nothing_in_the_gateway_and_is_told(world: World) -> None:
+    file = world.key("steady")
+    world.broker.create_topic("calm")
+    world.broker.create_topic("storm")
+    world.allow("steady allow all topic calm")
+    place = world.broker.data / "access.json"
+    good = place.read_text()
+    with (
+        penstock.connect(world.broker.tcp_url, keys=file, transport="tcp") as client,
+        client.producer() as producer,
+    ):
+        producer.send("calm", b"1").result(10)
+        place.write_text(good[:50])
+        eventually(lambda: "access stays that of version" in world.log)
+        producer.send("calm", b"2").result(10)
+        with pytest.raises(penstock.AccessDeniedError):
+            producer.send("storm", b"3")
+        place.unlink()
+        eventually(lambda: "is gone" in world.log)
+        with pytest.raises(penstock.AccessDeniedError):
+            producer.send("storm", b"3")
+        place.write_text(good)
+        producer.send("calm", b"4").result(10)
+    world.allow("steady allow all topic storm")
+
+
 @pytest.mark.parametrize("place", ["tcp://0.0.0.0:0", "tcp://[::]:0"])
 def test_listening_beyond_this_host_needs_keys_or_a_word(tmp_path: Path, place: str) -> None:
     from penstock.embedded import EmbeddedNode
