@@ -8,9 +8,8 @@ of a producer that decides. Every batch that is launched ends in `finished` exac
        └──── recalled ─────┴─────────────────────┘   poisoned, lane lost, other leader epoch: the
                                                      same records again
 
-A producer of another host lives on where the node's loses its power. The log then ends earlier than
-it was told, in another leader epoch, and what flies comes behind a gap: all that is not settled
-goes again in its order. What the log still has it knows by its sequence; behind that it has none.
+A producer of another host outlives power cuts of the node's. The log then ends earlier, in another
+leader epoch: all that is not settled goes again in order, and what it still has it knows.
 """
 
 from __future__ import annotations
@@ -239,8 +238,7 @@ class Outbox:
                 break
             moved = True
         if stale:  # another log now: the same bytes go there again
-            if self._idempotent:  # also what may come behind a gap there
-                stale += route.in_flight.values()
+            stale += route.in_flight.values() if self._idempotent else ()  # behind a gap there
             self._recall(stale)
             self.resent += len(stale)
         return moved
@@ -254,6 +252,10 @@ class Outbox:
             self._settle_durable(route)
             if batch.sequence not in route.in_flight:
                 return  # it goes again, behind what was acknowledged by the log before
+        if code is er.ErrorCode.DUPLICATE_TOO_OLD and batch.base_offset is not None:
+            route.in_flight.pop(batch.sequence, None)  # acknowledged before a cut: still there
+            route.waiting_durable.append(batch)
+            return
         follows = code is er.ErrorCode.POISONED or by_cut or (route.has_gap and code in _BY_GAP)
         if not (follows and self._idempotent):
             route.in_flight.pop(batch.sequence, None)

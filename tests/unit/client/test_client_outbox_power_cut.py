@@ -26,6 +26,7 @@ class FarWorld(World):
 
     def __init__(self, chance: random.Random, folder: Path, level: str) -> None:
         self.boot = 0
+        self.kept = LogConfig().producer_batches_kept
         self.synced = folder.with_name("synced")
         super().__init__(chance, folder, Retries(0.001, 0.01))
         self.outbox.level = level
@@ -33,7 +34,8 @@ class FarWorld(World):
 
     def _recovered(self, generation: int) -> Log:
         return Log.open(
-            self.storage, str(self.folder), LogConfig(preallocate_bytes=4096), topic_id=TOPIC,
+            self.storage, str(self.folder),
+            LogConfig(preallocate_bytes=4096, producer_batches_kept=self.kept), topic_id=TOPIC,
             partition=0, generation=generation, now_us=1, boot_id=f"b{self.boot}", node_clean=False,
         )[0]  # fmt: skip
 
@@ -153,4 +155,27 @@ def test_what_only_waits_to_be_durable_is_asked_for_by_a_new_connection(tmp_path
     world.settle()
     assert [batch.durability for batch in world.sent] == ["fsynced"] * 3
     assert [number for _, number in world.numbers()] == [0, 1, 2]
+    world.close()
+
+
+def test_what_the_log_kept_but_does_not_remember_is_no_failure(tmp_path: Path) -> None:
+    """More waits to be durable than the log remembers of a producer, and the cut takes none."""
+    world = FarWorld(random.Random(1), tmp_path / "log", "fsynced")
+    world.log.close(clean=False)
+    world.kept = 2
+    world.log = world._recovered(2)
+    for _ in range(6):
+        world.post(1)
+        world.drain()
+        world.outbox.reap()
+    world.log.sync()
+    shutil.rmtree(world.synced)
+    shutil.copytree(world.folder, world.synced)
+    assert not any(batch.done for batch in world.sent)
+    world.lose_power()
+    world.come_back()
+    world.settle()
+    assert [batch.error for batch in world.sent] == [None] * 6
+    assert [batch.durability for batch in world.sent] == ["fsynced"] * 6
+    assert [number for _, number in world.numbers()] == list(range(6))
     world.close()
