@@ -51,6 +51,9 @@ class Attacker:
         self._left = 0
         self._sequence = 0
         self.strikes: dict[str, int] = {}
+        self.unanswered = 0
+        """Connections that were not let in: one of an address that attacks may be cut off with
+        another, and this one does not try again as a client would."""
         self._ways: dict[str, Callable[[], None]] = {
             "noise on the port": self._noise,
             "half a handshake": self._handshake,
@@ -70,8 +73,13 @@ class Attacker:
     def strike(self) -> None:
         way = self._rng.choice(list(self._ways))
         self.strikes[way] = self.strikes.get(way, 0) + 1
-        with contextlib.suppress(OSError, zmq.ZMQError):
+        try:
             self._ways[way]()
+        except AssertionError:  # no answer to an honest question
+            self.unanswered += 1
+            self.close()
+        except (OSError, zmq.ZMQError):
+            pass
 
     def close(self) -> None:
         if self._dealer is not None:
@@ -85,7 +93,9 @@ class Attacker:
         if self._dealer is not None and self._left > 0 and not self._is_ended():
             return self._dealer
         self.close()
-        dealer = Dealer(self._url)
+        dealer = Dealer(self._url, hello=False)
+        self._dealer = dealer
+        dealer.greet(2.0)
         self._dealer, self._left, self._sequence = dealer, LIVES_MAX, 0
         self._attachment = dealer.attach(PRODUCER, lo.KIND_PRODUCER)
         dealer.attach(CONSUMER, lo.KIND_CONSUMER)

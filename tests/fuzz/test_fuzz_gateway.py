@@ -98,10 +98,12 @@ def test_a_gateway_under_hostile_clients_serves_the_others(capsys):
             print(
                 f"fuzz: {sum(attacker.strikes.values())} strikes in {SECONDS:.0f} s; "
                 f"another client's p99 {p99(alone) * 1e3:.2f} ms alone, {p99(beside) * 1e3:.2f} ms "
-                f"beside them ({ratio:.1f} times, {len(beside)} records); the gateway took "
+                f"beside them ({ratio:.1f} times, {len(beside)} records); {attacker.unanswered} "
+                f"connections not let in; the gateway took "
                 f"{before >> 20} MiB before, at most {most >> 20} MiB",
                 flush=True,
             )
+        assert attacker.unanswered <= 1 + sum(attacker.strikes.values()) // 1000
         assert most - before < GROWTH_MAX
         assert p99(beside) < max(WORSE_MAX * p99(alone), 0.25)
 
