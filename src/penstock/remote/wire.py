@@ -46,13 +46,15 @@ LATE_MAX: Final = 1.0
 
 _FAILED: Final = {
     zmq.EVENT_CLOSED: "nothing listens there",
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: (
-        "its handshake is not ours: one side wants keys and the other has none, or the broker's "
-        "key is another one"
-    ),
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "it does not know this client's key",
     zmq.EVENT_DISCONNECTED: "it hung up",
 }
+_UNLIKE: Final = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
+)
+"""One side wants keys and the other shows none, or another one: which of the two is told depends on
+who hangs up first."""
 _HUNG_UP_ON_KEY: Final = (
     "it hung up in the handshake: it uses no keys, or has another one than this client's key file "
     "says (`penstock keys show-server` tells it), or is no Penstock broker"
@@ -253,7 +255,7 @@ class Wire:
                 self._shaken = True
                 self._deadline = time.monotonic() + WELCOME_WITHIN
                 self.send(self._hello)
-            elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+            elif event in _UNLIKE:
                 self.failed = _HUNG_UP if self._key is None else _HUNG_UP_ON_KEY
             elif event in _FAILED:
                 self.failed = _FAILED[zmq.Event(event)]
