@@ -44,7 +44,7 @@ from penstock.core.recovery import Recovered, Recovery, RecoveryReport
 from penstock.core.recoverypoint import RecoveryPoint
 from penstock.core.replay import rebuild_producers
 from penstock.core.segment import OpenSegment
-from penstock.core.snapshots import remove_snapshots_above
+from penstock.core.snapshots import remove_useless_snapshots
 from penstock.core.storage import Storage
 from penstock.core.survey import OpenRequest
 from penstock.core.swapping import Prepared, SwapJob, forget_cleaned_to
@@ -460,7 +460,7 @@ class Log(LogView):
         if publish is not None:
             publish(end)
         forget_cleaned_to(storage, folder)
-        remove_snapshots_above(storage, folder, end)
+        remove_useless_snapshots(storage, folder, end, end)
         interval = self._config.index_interval_bytes
         chain.truncate(base, position, end, self._boot_id, interval)
         self._log_end = end

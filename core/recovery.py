@@ -41,7 +41,7 @@ from penstock.core.segment import (
     remove_segment,
     segment_path,
 )
-from penstock.core.snapshots import list_snapshots, remove_snapshots_above
+from penstock.core.snapshots import list_snapshots, remove_useless_snapshots
 from penstock.core.storage import write_zeros
 from penstock.core.survey import OpenRequest, Survey
 from penstock.core.swapping import forget_cleaned_to
@@ -215,7 +215,8 @@ class Recovery:
             segment.index.settle(durable=not self._found.same_boot)
         self._found.epochs.truncate_start(self._found.bases[0])
         bumped = self._bump(cause, log_end, order)
-        folder_changed = remove_snapshots_above(storage, folder, log_end) or rescued > 0
+        synced = self._found.start.offset
+        folder_changed = remove_useless_snapshots(storage, folder, synced, log_end) or rescued > 0
         for base in self._found.dead:
             remove_segment(storage, folder, base)
         folder_changed |= remove_orphans(storage, folder) or bool(self._found.dead)

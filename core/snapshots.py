@@ -40,22 +40,34 @@ def load_snapshot(
     for offset in reversed(list_snapshots(storage, folder)):
         if offset > limit:
             continue
-        data = storage.read_file(snapshot_path(folder, offset)) or b""
-        try:
-            table, held = ProducerTable.decode(data, batches_kept)
-        except CorruptBatchError:
-            continue
-        if held == offset:
+        table = _read(storage, folder, offset, batches_kept)
+        if table is not None:
             return table, offset
     return None
 
 
-def remove_snapshots_above(storage: Storage, folder: str, log_end: int) -> bool:
-    """Snapshots that hold batches which are not in the log any more; whether there were any."""
-    above = [offset for offset in list_snapshots(storage, folder) if offset > log_end]
-    for offset in above:
+def _read(storage: Storage, folder: str, offset: int, batches_kept: int) -> ProducerTable | None:
+    """None where it is damaged."""
+    data = storage.read_file(snapshot_path(folder, offset)) or b""
+    try:
+        table, held = ProducerTable.decode(data, batches_kept)
+    except CorruptBatchError:
+        return None
+    return table if held == offset else None
+
+
+def remove_useless_snapshots(storage: Storage, folder: str, synced: int, log_end: int) -> bool:
+    """Snapshots that hold batches which are not in the log any more, and those above offset
+    `synced` that a power cut has torn: they would be counted among those that are kept. Whether
+    there were any."""
+    useless = [
+        offset
+        for offset in list_snapshots(storage, folder)
+        if offset > log_end or (offset > synced and _read(storage, folder, offset, 1) is None)
+    ]
+    for offset in useless:
         storage.unlink(snapshot_path(folder, offset))
-    return bool(above)
+    return bool(useless)
 
 
 def prune_snapshots(storage: Storage, folder: str, durable: int) -> None:

@@ -18,6 +18,8 @@ from penstock.testing import wait_until
 IMAGE_BYTES = 256 << 20
 _SHUTDOWN = (2 << 30) | (4 << 16) | (ord("X") << 8) | 125  # EXT4_IOC_SHUTDOWN
 _NO_LOG_FLUSH = 2
+LOOPS = Path("/sys/block")
+BACKING = "loop*/loop/backing_file"
 
 
 def why_not() -> str | None:
@@ -54,12 +56,17 @@ class Device:
             os.close(fd)
 
     def unmount(self) -> None:
-        """Once nobody has a file of it open any more."""
+        """Once nobody has a file of it open any more, and the kernel has let go of it: a mount that
+        came before would find the old file system, which is shut down, on the old loop device."""
         wait_until(self._try_unmount, 20.0, "the disk to be free")
         self._is_mounted = False
+        wait_until(self._is_released, 20.0, "the loop device to be released")
 
     def _try_unmount(self) -> bool:
         return subprocess.run(["umount", self.mounted_at], capture_output=True).returncode == 0
+
+    def _is_released(self) -> bool:
+        return not any(_backing(path) == str(self._image) for path in LOOPS.glob(BACKING))
 
     def __enter__(self) -> Device:
         return self
@@ -67,6 +74,14 @@ class Device:
     def __exit__(self, *_: object) -> None:
         if self._is_mounted:
             subprocess.run(["umount", "-l", self.mounted_at], check=False)
+
+
+def _backing(path: Path) -> str:
+    """The file behind a loop device; empty where there is none any more."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
 
 
 def _run(*command: str) -> None:

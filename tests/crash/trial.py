@@ -33,7 +33,9 @@ from penstock.observe.shared import Shared
 from penstock.records import RecordBatch
 from penstock.testing import wait_until
 
-HEAL_TIMEOUT: Final = 30.0
+HEAL_TIMEOUT: Final = 45.0
+"""Seconds after the last fault. A node killed between a join and its answer leaves a member that
+nobody is; it keeps its partitions for its `session_timeout`, 30 s by default."""
 Place = tuple[str, int]
 BEHIND_ALL: Final = 1 << 30
 """An offset that no partition reaches."""

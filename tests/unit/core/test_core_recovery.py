@@ -384,6 +384,18 @@ def test_damaged_snapshots_are_passed_over():
         assert log.producers.next_sequence(1) == (0, 40)
 
 
+def test_a_snapshot_that_a_power_cut_tore_goes_and_is_not_counted_among_those_that_are_kept():
+    storage, _, _ = filled([300] * 40, synced=9)
+    names = sorted(name for name in storage.names if "producers" in name)
+    synced = [name for name in names if int(name[-29:-9]) <= 9]
+    assert len(names) - len(synced) >= 2, names
+    for name in set(names).difference(synced):
+        del storage.names[name].content[30:]
+    log, _ = rebooted(storage)
+    assert log.producers.next_sequence(1) == (0, 40)
+    assert sorted(name for name in storage.names if "producers" in name) == synced
+
+
 def test_a_snapshot_above_the_end_of_a_cut_log_goes():
     storage, _, _ = filled([300] * 40, synced=5)
     storage.names[segment_path(FOLDER, 9)].content[500] ^= 1
