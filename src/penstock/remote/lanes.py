@@ -18,7 +18,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc import liveness
 from penstock.ipc.doorbell import fence
 from penstock.ipc.lane import Ack, Frame, LaneIdentity, LaneReceiver, format_lane
-from penstock.remote.mirror import mapped, memory
+from penstock.remote.mirror import memory
 
 SEND_PASS_BYTES: Final = 2 << 20
 """What one lane sends before others get their turn."""
@@ -38,12 +38,7 @@ class MirroredLane:
     def __init__(self, writer: int, capacity: int, producer_id: int) -> None:
         self.writer = writer
         self.name = f"remote-{producer_id}-{writer}-{next(_numbers)}"
-        self.fd = memory("lane", lo.lane_bytes(capacity))
-        try:
-            region = mapped(self.fd)
-        except BaseException:
-            os.close(self.fd)
-            raise
+        self.fd, region = memory("lane", lo.lane_bytes(capacity))
         pid = os.getpid()
         format_lane(region, LaneIdentity(
             capacity, producer_id, 0, writer, pid, liveness.start_time(pid) or 0, 0,

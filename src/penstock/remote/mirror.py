@@ -21,22 +21,22 @@ from penstock.ipc.shm import Region
 from penstock.ipc.state import StatePage
 
 
-def memory(what: str, size: int) -> int:
-    """The descriptor of `size` bytes that have no name and go with the last who maps them."""
+def memory(what: str, size: int) -> tuple[int, Region]:
+    """`size` bytes that have no name and go with the last who maps them: the descriptor, which is
+    the caller's, and the memory."""
     try:
         fd = os.memfd_create(f"penstock-{what}", os.MFD_CLOEXEC)
     except OSError as error:
         raise descriptor_limit_error(f"making a {what}") from error
     try:
         os.ftruncate(fd, size)
+        return fd, _mapped(fd)
     except BaseException:
         os.close(fd)
         raise
-    return fd
 
 
-def mapped(fd: int) -> Region:
-    """That memory; the descriptor stays the caller's."""
+def _mapped(fd: int) -> Region:
     try:
         return Region.of_fd(os.dup(fd))
     except OSError as error:
@@ -48,12 +48,7 @@ class MirroredPages:
 
     def __init__(self, node_uuid: bytes) -> None:
         self.node_uuid = node_uuid
-        self.fd = memory("state table", lo.state_table_bytes())
-        try:
-            self._region = mapped(self.fd)
-        except BaseException:
-            os.close(self.fd)
-            raise
+        self.fd, self._region = memory("state table", lo.state_table_bytes())
         state_table.format_table(self._region, node_uuid)
         self._pages: dict[int, StatePage] = {}
 
@@ -107,9 +102,8 @@ class MirroredSlot:
     """The client slot of one attachment, with the doorbell that wakes it."""
 
     def __init__(self, pid: int, start_time: int, kind: int) -> None:
-        self.fd = memory("client table", lo.client_table_bytes(1))
+        self.fd, self._region = memory("client table", lo.client_table_bytes(1))
         try:
-            self._region = mapped(self.fd)
             self.bell = Doorbell()
         except BaseException:
             os.close(self.fd)
