@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
+from penstock.arguments import check_text
 from penstock.core import errors as er
 from penstock.ipc import clients as client_table
 from penstock.ipc import liveness, paths
@@ -50,29 +51,13 @@ def default_url() -> str:
 
 def place_of(url: str, keys: str | os.PathLike[str] | None = None) -> Place:
     """What clients attach to at a URL; `keys` as `RemoteAddress.of_url` takes them."""
-    target = _target(url)
+    check_text("url", url)
+    target = paths.parse_url(url)
     if target.scheme == "tcp":
         return RemoteAddress.of_url(target.hosts, keys)
     if keys is not None:
         raise er.ConfigError(f"keys= are for tcp://HOST:PORT, and not for {url!r}")
     return target.attach_socket()
-
-
-def socket_of(url: str) -> Path:
-    """The attach socket that a `shm://` URL names. Raises `ConfigError` for other URLs."""
-    target = _target(url)
-    if target.scheme != "shm":
-        raise er.ConfigError(
-            f"{url!r}: this needs the node's own host; use shm://, shm://NAME or "
-            "shm:///DATA/FOLDER there"
-        )
-    return target.attach_socket()
-
-
-def _target(url: str) -> paths.Target:
-    if not isinstance(url, str):
-        raise TypeError(f"url={url!r} must be str, not {type(url).__name__}")
-    return paths.parse_url(url)
 
 
 class Session:

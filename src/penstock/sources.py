@@ -43,8 +43,8 @@ class Source(Protocol):
 class LocalSource(LogReader):
     """The log's own files, mapped. See `Source`."""
 
-    def __init__(self, storage: Storage, folder: str, offset: int = 0) -> None:
-        super().__init__(storage, folder, offset)
+    def __init__(self, storage: Storage, folder: str) -> None:
+        super().__init__(storage, folder)
         self._aborted = AbortedTransactions(storage, folder)
 
     def parted(self, offset: int, epoch: int, log_end: int) -> int | None:

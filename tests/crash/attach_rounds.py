@@ -25,7 +25,8 @@ from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.channel import Channel
 from penstock.ipc.channel import connect as connect_socket
-from penstock.session import Session, socket_of
+from penstock.ipc.paths import parse_url
+from penstock.session import Session
 
 LIFE_MAX: Final = 0.03
 """Seconds after which a child that has not died yet is killed from outside."""
@@ -36,6 +37,7 @@ class Round:
 
     def __init__(self, url: str, topic: str, number: int, rng: random.Random) -> None:
         self.url = url
+        self.socket = parse_url(url).attach_socket()
         self.topic = topic
         self.number = number
         self.rng = rng
@@ -48,22 +50,22 @@ class Round:
             self.die()
 
     def say_nothing(self) -> None:
-        connect_socket(socket_of(self.url), 5.0)
+        connect_socket(self.socket, 5.0)
         self.die()
 
     def say_garbage(self) -> None:
-        connect_socket(socket_of(self.url), 5.0).send(self.rng.randbytes(200))
+        connect_socket(self.socket, 5.0).send(self.rng.randbytes(200))
         self.die()
 
     def ask_before_hello(self) -> None:
-        channel: Channel = Channel(connect_socket(socket_of(self.url), 5.0), inbound=ms.NodeMessage)
+        channel: Channel = Channel(connect_socket(self.socket, 5.0), inbound=ms.NodeMessage)
         channel.send(ms.FindTopic(self.topic))
         channel.recv(5.0)
         self.die()
 
     def attach(self) -> None:
         kind = self.rng.choice([lo.KIND_PRODUCER, lo.KIND_CONSUMER, lo.KIND_ADMIN])
-        session = Session.attach(socket_of(self.url), kind, client_id="round", timeout=5.0)
+        session = Session.attach(self.socket, kind, client_id="round", timeout=5.0)
         self.maybe_die()
         if kind == lo.KIND_PRODUCER:
             session.open_lane(self.rng.randrange(2), 5.0)

@@ -17,7 +17,7 @@ from penstock import aio
 from penstock.core import errors as er
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
-from penstock.session import Session, socket_of
+from penstock.session import Session, place_of
 from penstock.testing.waiting import wait_until
 
 TOTAL = 20_000
@@ -256,7 +256,7 @@ def test_rule_18_a_loop_in_asyncio_asks_ahead_too(node):
 # --- what is posted -------------------------------------------------------------------------------
 @pytest.fixture
 def session(node):
-    made = Session.attach(socket_of(node.url), lo.KIND_CONSUMER, client_id="posts", timeout=5.0)
+    made = Session.attach(place_of(node.url), lo.KIND_CONSUMER, client_id="posts", timeout=5.0)
     yield made
     made.close()
 

@@ -305,11 +305,11 @@ def test_a_chosen_identity_is_not_served(broker: Broker) -> None:
 
 def test_only_the_gateway_attaches_for_others(broker: Broker) -> None:
     from penstock.core.errors import AttachRefusedError
-    from penstock.session import Session, socket_of
+    from penstock.session import Session, place_of
 
     with pytest.raises(AttachRefusedError, match="not this node's gateway"):
         Session.attach(
-            socket_of(broker.url),
+            place_of(broker.url),
             lo.KIND_PRODUCER,
             client_id="forger",
             timeout=5,

@@ -19,7 +19,7 @@ from penstock.core.header import ATTR_TRANSACTIONAL
 from penstock.ipc import coordination as co
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
-from penstock.session import Session, socket_of
+from penstock.session import Session, place_of
 from penstock.testing import Broker
 
 COUNT = 1500
@@ -34,7 +34,7 @@ def broker() -> Iterator[Broker]:
 
 
 def topic_of(broker: Broker, name: str) -> ms.TopicInfo:
-    session = Session.attach(socket_of(broker.url), lo.KIND_ADMIN, client_id="", timeout=5)
+    session = Session.attach(place_of(broker.url), lo.KIND_ADMIN, client_id="", timeout=5)
     try:
         return session.find_topic(name, 5)
     finally:

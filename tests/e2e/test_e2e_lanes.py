@@ -19,7 +19,7 @@ from penstock.core.encode import EncodedBatch, encode_batch
 from penstock.core.errors import ErrorCode
 from penstock.ipc import layout as lo
 from penstock.ipc.lane import Ack, LaneSender
-from penstock.session import Session, socket_of
+from penstock.session import Session, place_of
 from penstock.testing import wait_until
 
 pytestmark = pytest.mark.local("frames are written into lanes, past the producer")
@@ -48,7 +48,7 @@ class Rogue:
 
     def __init__(self, node: NodeUnderTest) -> None:
         self.session = Session.attach(
-            socket_of(node.url), lo.KIND_PRODUCER, client_id="rogue", timeout=WITHIN
+            place_of(node.url), lo.KIND_PRODUCER, client_id="rogue", timeout=WITHIN
         )
         self.topic = self.session.find_topic("t", WITHIN)
         self.sender, self.bell = self.session.open_lane(0, WITHIN)

@@ -12,7 +12,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.channel import Channel
 from penstock.ipc.doorbell import fence
-from penstock.session import Session, place_of, socket_of
+from penstock.session import Session, place_of
 from penstock.testing import Broker, wait_until
 
 WITHIN = 10.0
@@ -29,7 +29,7 @@ def test_rule_1_a_writer_sleeps_while_a_ring_of_answers_is_full_and_goes_on_afte
     with Broker(writers=1) as node, node.connect() as client:
         client.admin().create_topic("t", TopicConfig(partitions=1))
         session = Session.attach(
-            socket_of(node.url), lo.KIND_PRODUCER, client_id="mute", timeout=WITHIN
+            place_of(node.url), lo.KIND_PRODUCER, client_id="mute", timeout=WITHIN
         )
         info = session.find_topic("t", WITHIN)
         sender, doorbell = session.open_lane(0, WITHIN)

@@ -130,10 +130,6 @@ class Wire:
         return [self._socket.fileno(), self._monitor.fileno()]
 
     @property
-    def is_up(self) -> bool:
-        return self.welcome is not None and self.failed is None
-
-    @property
     def has_news(self) -> bool:
         """Whether something stands to be read, for which no descriptor becomes readable again."""
         assert self._monitor is not None
