@@ -203,7 +203,7 @@ class Line:
     def bytes_received(fd: int) -> int:
         """What the kernel has got from the other side so far; 0 where it is not known."""
         try:
-            with _Borrowed(fd) as sock:
+            with _borrowed(fd) as sock:
                 info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
         except OSError:
             return 0
@@ -215,7 +215,7 @@ class Line:
     def shut_down(fd: int) -> None:
         """End a connection. ZeroMQ may have closed it already and the number may be another's: only
         a TCP socket is touched, whose client then connects again."""
-        with contextlib.suppress(OSError), _Borrowed(fd) as sock:
+        with contextlib.suppress(OSError), _borrowed(fd) as sock:
             if sock.family in (socket.AF_INET, socket.AF_INET6):
                 sock.shutdown(socket.SHUT_RDWR)
 
@@ -225,14 +225,11 @@ class Line:
         self.socket.close(int(linger * 1000))
 
 
-class _Borrowed:
-    """A descriptor of ZeroMQ's as a socket, through a duplicate that is closed at the end."""
-
-    def __init__(self, fd: int) -> None:
-        self._socket = socket.socket(fileno=os.dup(fd))
-
-    def __enter__(self) -> socket.socket:
-        return self._socket
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.close()
+def _borrowed(fd: int) -> socket.socket:
+    """A descriptor of ZeroMQ's as a socket: a duplicate, to be closed at the end."""
+    duplicate = os.dup(fd)
+    try:
+        return socket.socket(fileno=duplicate)
+    except OSError:  # it is no socket: ZeroMQ closed its own, and the number is another's
+        os.close(duplicate)
+        raise
