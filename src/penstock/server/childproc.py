@@ -18,8 +18,9 @@ import signal
 import socket
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 from penstock.core.errors import PenstockError
 from penstock.ipc.channel import pair
@@ -32,11 +33,11 @@ logger = logging.getLogger("penstock.node")
 STOP_TIMEOUT: Final = 5.0
 
 
-class ChildProcess:
+class ChildProcess(ABC):
     """One seat, and the process in it. A kind says what it is called, whether it is needed, and
     with which arguments it starts."""
 
-    name = "child"
+    name: ClassVar[str]
 
     def __init__(
         self, config: NodeConfig, folder: DataFolder, lock_fd: int, command: Sequence[str]
@@ -58,17 +59,18 @@ class ChildProcess:
 
     # --- what a kind says ---
     @property
+    @abstractmethod
     def is_needed(self) -> bool:
         """Asked before each start."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _arguments(self) -> Mapping[str, object]:
-        raise NotImplementedError
+        """What its command line says beside the lifeline."""
 
-    def _begun(self, lifeline: socket.socket) -> None:
+    def _begun(self, lifeline: socket.socket) -> None:  # noqa: B027 - not every kind cares
         """A process runs, and `lifeline` is our end."""
 
-    def _ended(self) -> None:
+    def _ended(self) -> None:  # noqa: B027 - likewise
         """It is dead; its lifeline is about to be closed."""
 
     # --- its life ---
