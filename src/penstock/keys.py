@@ -152,6 +152,12 @@ def load_client_key(path: str | os.PathLike[str]) -> ClientKey:
     return _load_secret(os.fspath(path), ClientKey)
 
 
+def load_authorized_key(path: str) -> AuthorizedKey:
+    """One of those that are let in. Raises OSError or ConfigError; then it lets nobody in."""
+    with open(path, "rb") as file:
+        return decode_key(file.read(FILE_BYTES_MAX), AuthorizedKey, path)
+
+
 def load_server_key(data_folder: str | os.PathLike[str]) -> ServerKey | None:
     """The node's pair. None: no keys are in use."""
     path = server_key_file(data_folder)

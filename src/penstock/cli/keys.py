@@ -71,7 +71,7 @@ def list_keys(env: Env, data: Data = None) -> None:
     rows = []
     for file in sorted(Path(folder).glob(f"*{keys.SUFFIX}")):
         try:
-            key = keys.decode_key(file.read_bytes(), keys.AuthorizedKey, os.fspath(file))
+            key = keys.load_authorized_key(os.fspath(file))
         except (er.ConfigError, OSError) as error:
             output.narrate(f"penstock: {error}; it lets nobody in")
             continue

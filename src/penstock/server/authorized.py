@@ -12,12 +12,11 @@ from typing import Final
 
 from penstock.core.errors import ConfigError
 from penstock.keys import (
-    FILE_BYTES_MAX,
     KEYS_MAX,
     SUFFIX,
     AuthorizedKey,
     authorized_folder,
-    decode_key,
+    load_authorized_key,
     server_key_file,
 )
 
@@ -106,9 +105,7 @@ class AuthorizedKeys:
 
 def _read(path: str) -> AuthorizedKey | None:
     try:
-        with open(path, "rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-        return decode_key(data[:FILE_BYTES_MAX], AuthorizedKey, path)
+        return load_authorized_key(path)
     except (OSError, ConfigError) as error:
         logger.error(
             "a key that cannot be read lets nobody in: %s", error,
