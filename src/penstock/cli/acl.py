@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from penstock.cli import output
 from penstock.cli.command import Env, ExitCode, command
 
 if TYPE_CHECKING:
@@ -52,14 +51,7 @@ def list_entries(
         for each in found
         if principal is None or each.principal in (principal, "*")
     ]
-    if env.is_json:
-        for row in rows:
-            output.write_json(row)
-        return
-    heads = ("principal", "effect", "operation", "kind", "name")
-    output.write_columns(
-        [head.upper() for head in heads], [[row[head] for head in heads] for row in rows]
-    )
+    env.write_rows(("principal", "effect", "operation", "kind", "name"), rows)
 
 
 def add(

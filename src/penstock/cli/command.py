@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from functools import wraps
@@ -94,6 +94,17 @@ class Env:
         """Narration: on stderr, never mixed with data."""
         if not self.quiet:
             output.narrate(text)
+
+    def write_rows(self, heads: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
+        """Rows as JSON lines, whole, or else these columns of theirs."""
+        if self.is_json:
+            for row in rows:
+                output.write_json(row)
+        else:
+            output.write_columns(
+                [head.upper().replace("_", " ") for head in heads],
+                [[row[head] for head in heads] for row in rows],
+            )
 
     def place(self) -> Place:
         from penstock.session import place_of

@@ -76,15 +76,9 @@ def list_keys(env: Env, data: Data = None) -> None:
             output.narrate(f"penstock: {error}; it lets nobody in")
             continue
         rows.append({"name": file.stem, **keys.as_dict(key)})
-    if env.is_json:
-        for row in rows:
-            output.write_json(row)
-        return
     heads = ["name", "principal", "namespace", "fingerprint"]
     heads += ["public"] if env.is_wide else []
-    output.write_columns(
-        [head.upper() for head in heads], [[row[head] for head in heads] for row in rows]
-    )
+    env.write_rows(heads, rows)
 
 
 def revoke(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from penstock.cli import output, values
+from penstock.cli import values
 from penstock.cli.command import Env, command
 from penstock.core import errors as er
 
@@ -34,22 +34,10 @@ def list_quotas(env: Env) -> None:
     """Show all quotas and limits."""
     with env.admin() as admin:
         quotas, limits = admin.list_quotas(), admin.list_limits()
-    if env.is_json:
-        for one in (*quotas, *limits):
-            output.write_json(msgspec.structs.asdict(one))
-        return
-    heads = ("principal", "client_id", "produce_bytes", "consume_bytes", "connections_max",
-             "clients_max", "inflight_bytes_max")  # fmt: skip
-    if quotas:
-        output.write_columns(
-            [head.upper().replace("_", " ") for head in heads],
-            [[getattr(one, head) for head in heads] for one in quotas],
-        )
-    if limits:
-        output.write_columns(
-            ["NAMESPACE", "TOPICS MAX", "PARTITIONS MAX"],
-            [[one.namespace, one.topics_max, one.partitions_max] for one in limits],
-        )
+    for found in (quotas, limits):
+        if found:
+            heads = found[0].__struct_fields__
+            env.write_rows(heads, [msgspec.structs.asdict(one) for one in found])
 
 
 def set_quota(

@@ -104,14 +104,7 @@ def list_topics(
                 output.write_line(name)
             return
         rows = [_summary(admin.describe_topic(name)) for name in names]
-    if env.is_json:
-        for row in rows:
-            output.write_json(row)
-        return
-    heads = ("name", "partitions", "records", "bytes", "durability", "offline")
-    output.write_columns(
-        [head.upper() for head in heads], [[row[head] for head in heads] for row in rows]
-    )
+    env.write_rows(("name", "partitions", "records", "bytes", "durability", "offline"), rows)
 
 
 def _summary(topic: TopicDescription) -> dict[str, Any]:
