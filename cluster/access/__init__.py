@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.cluster.access.entries import (
     ANONYMOUS,
     EVERYBODY,
+    LOCAL_PREFIX,
     Effect,
     Entry,
     Kind,
@@ -26,6 +27,7 @@ __all__ = [
     "ANONYMOUS",
     "CLUSTER",
     "EVERYBODY",
+    "LOCAL_PREFIX",
     "Effect",
     "Entry",
     "Kind",

@@ -20,6 +20,8 @@ from penstock.core.errors import ConfigError
 EVERYBODY: Final = "*"
 ANONYMOUS: Final = "anonymous"
 """The principal of connections without a key."""
+LOCAL_PREFIX: Final = "user:"
+"""What principals of the node's own host begin with, before their uid."""
 NAME_CHARACTERS_MAX: Final = 200
 RESERVED_PREFIX: Final = "__"
 """What the names of the node's own topics begin with."""
@@ -97,7 +99,7 @@ def check_entry(entry: Entry) -> None:
 def check_principal(name: str, *, or_anonymous: bool = False) -> None:
     """Raise ConfigError for what can be nobody's name. Local users have a colon in theirs: they
     are super-users, and no key and no entry can claim to be one."""
-    if name.startswith("user:"):
+    if name.startswith(LOCAL_PREFIX):
         raise ConfigError(
             f"{name[:100]!r} is a user of the node's host, who may do everything there: access "
             "entries and keys are for remote principals"

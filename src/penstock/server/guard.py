@@ -12,12 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from penstock.cluster.access import (
-    CLUSTER,
-    Kind,
-    Operation,
-    literal_prefix,
-)
+from penstock.cluster.access import CLUSTER, LOCAL_PREFIX, Kind, Operation, literal_prefix
 from penstock.cluster.quotas import Bucket
 from penstock.core.errors import AccessDeniedError, UnknownTopicError
 from penstock.ipc import accessing as ac
@@ -26,12 +21,10 @@ from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
 from penstock.ipc.names import is_internal
 from penstock.server.access import Access
-from penstock.server.audit import Audit
+from penstock.server.audit import NAME_SHOWN, Audit
 
 LOOKS_PER_SECOND: Final = 10
 """Looks at the files because of refusals."""
-LOCAL_PREFIX: Final = "user:"
-"""Principals of this host, by uid."""
 
 READ, WRITE, CREATE = Operation.read, Operation.write, Operation.create
 ALTER, DESCRIBE, DELETE = Operation.alter, Operation.describe, Operation.delete
@@ -229,7 +222,7 @@ class Guard:
 
     def _refused(self, principal: str, operation: str, kind: str, name: str) -> AccessDeniedError:
         self.audit.refused(self._clock(), principal, operation, kind, name)
-        what = f"the {kind}" if kind == Kind.cluster else f"{kind} {name[:200]!r}"
+        what = f"the {kind}" if kind == Kind.cluster else f"{kind} {name[:NAME_SHOWN]!r}"
         return AccessDeniedError(
             f"principal {principal!r} may not {operation} {what}: ask the node's operator for "
             f"access (`penstock acl add {principal} {operation} {kind} ...`)"
