@@ -233,7 +233,8 @@ def create_key(
 
 
 def revoke_key(data_folder: str | os.PathLike[str], name: str) -> AuthorizedKey | None:
-    """Let it in no more; connections that it has end within a second. What it was, if readable."""
+    """Let it in no more; connections that it has end within two seconds. What it was, if that can
+    be read."""
     place = authorized_file(data_folder, name)
     try:
         with open(place, "rb") as file:

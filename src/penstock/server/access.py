@@ -4,7 +4,7 @@
     keys/           see `penstock.keys`
 
 The node writes the file at the request of an admin; the gateway, and the node for changes by hand,
-look at most once a second whether it is another one. A file that is damaged while they run is told
+look at most twice a second whether it is another one. A file that is damaged while they run is told
 about, and what was read before goes on to hold; a node does not start on one. Owns the file and
 when it is read. Decides nothing: see `cluster.access`.
 """

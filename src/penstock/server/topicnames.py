@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
 from penstock.core.errors import PenstockError
 from penstock.core.storage import Storage
 from penstock.server.authorized import signature
@@ -52,7 +50,7 @@ class TopicNames:
                 if data is None
                 else decode_document(data, CatalogDocument, self._path, CATALOG_SCHEMA)
             )
-        except (PenstockError, msgspec.MsgspecError):
+        except PenstockError:
             return  # the node says so; what was known goes on
         self._signature = found
         self._names = {bytes.fromhex(topic.topic_id): topic.name for topic in document.topics}
