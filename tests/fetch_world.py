@@ -147,6 +147,7 @@ class Gateway:
         self.counts = Counts()
         self.known = Known(os.path.dirname(at.folder), at.storage)
         self.names = {TOPIC: "t"}
+        hooks = {"allow": lambda *_: 0.0, "may_read": lambda *_: None} | hooks
         self.fetching = Fetching(self.known, self.names.get, self.counts, limits, **hooks)
         self.count = 0
 

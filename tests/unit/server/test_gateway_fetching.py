@@ -809,13 +809,18 @@ def test_a_producer_that_waits_for_stable_storage_is_told_when_it_comes(at, gate
     gateway.fetching.watch_durable(client, at.page.index, 5)
     gateway.turn()
     assert client.pages[at.page.index].durable < 5
-    assert not gateway.fetching.has_durable_news(client)
+    told = len(client.came)
+    gateway.turn(after=BELT)
+    assert len(client.came) == told  # nothing has moved
     at.sync()
-    assert gateway.fetching.has_durable_news(client)
     gateway.fetching.rung(client)
     gateway.turn()
     assert client.pages[at.page.index].durable == 5
-    assert not gateway.fetching.has_durable_news(client)
+    assert len(client.came) == told + 1
+    at.write(6, 1)
+    at.sync()
+    gateway.turn(after=BELT)
+    assert len(client.came) == told + 1  # it waits for nothing any more
 
 
 def test_admins_are_told_the_counters(at, gateway):

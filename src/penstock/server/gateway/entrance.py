@@ -31,7 +31,6 @@ DOMAIN: Final = b"penstock"
 NOT_AUTHORIZED: Final = "no access"
 """What the answer to that question leads to, among reasons why a handshake failed."""
 VERSION: Final = b"1.0"
-FRAMES: Final = 7
 KEY_BYTES: Final = 32
 LOOKS_PER_SECOND: Final = 10
 """Looks at the folder because of keys that are not known."""

@@ -77,14 +77,6 @@ class FetchLimits:
     pages_every: float = 0.020
 
 
-def no_quota(principal: str, client_id: str, nbytes: int, now: float) -> float:
-    return 0.0
-
-
-def anybody(principal: str, topic: str) -> None:
-    """No access control."""
-
-
 class Fetching:
     """See the module. Made once by the gateway, which calls `turn` after each round of events."""
 
@@ -95,8 +87,8 @@ class Fetching:
         counts: Counts,
         limits: FetchLimits | None = None,
         *,
-        allow: Allow = no_quota,
-        may_read: MayRead = anybody,
+        allow: Allow,
+        may_read: MayRead,
     ) -> None:
         self._known = known
         self._names = names
@@ -178,10 +170,6 @@ class Fetching:
             self._end(line, cursor)
             self._activate(line)
 
-    def news_of(self, endpoint: Endpoint, page: int) -> list[fr.PageState]:
-        """How a page stands, if it has moved since the endpoint was told last (for `Acks`)."""
-        return self._line(endpoint).news_of(page)
-
     def watch_durable(self, endpoint: Endpoint, page: int, offset: int) -> None:
         """The endpoint waits until that page is durable up to `offset` (exclusive), and is told by
         `Pages`. For producers, after answers whose records are not synced yet. Writers ring the
@@ -189,10 +177,6 @@ class Fetching:
         line = self._line(endpoint)
         line.waits[page] = max(offset, line.waits.get(page, 0))
         self._activate(line)
-
-    def has_durable_news(self, endpoint: Endpoint) -> bool:
-        """Whether there is something not to sleep for, to be asked behind ticket and fence."""
-        return self._line(endpoint).has_durable_news
 
     def gone(self, endpoint: Endpoint) -> None:
         """The endpoint ended, and its session is about to be closed: free everything."""

@@ -71,7 +71,7 @@ class Line:
         *,
         gone: Callable[[int], None],
         refused: Callable[[str], None],
-        secure: Callable[[zmq.Socket[bytes]], None] = lambda _: None,
+        secure: Callable[[zmq.Socket[bytes]], None],
     ) -> None:
         self._config = config
         self._gone = gone

@@ -116,8 +116,7 @@ class Line:
 
     def remove(self, cursor: Cursor) -> None:
         """It is over: nothing of it is under way any more."""
-        if self.cursors.get(cursor.number) is cursor:
-            del self.cursors[cursor.number]
+        del self.cursors[cursor.number]
         self.link.out_bytes -= cursor.out_bytes
         self.out_bytes -= cursor.out_bytes
         cursor.out_bytes = 0
@@ -234,17 +233,8 @@ class Line:
                 news += self.news_of(index)
         return news
 
-    @property
-    def has_durable_news(self) -> bool:
-        told = self._told
-        return any(
-            self.states.page(index).durable != told.get(index, _NEVER)[_DURABLE]
-            for index in self.waits
-        )
-
     def close(self) -> None:
-        for cursor in list(self.cursors.values()):
-            self.remove(cursor)
+        """After its cursors were removed."""
         self.ready.clear()
         self.asked.clear()
         self.waits.clear()
