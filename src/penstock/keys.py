@@ -197,8 +197,14 @@ def ensure_server_key(data_folder: str | os.PathLike[str]) -> ServerKey:
         return found
     public, secret = new_pair()
     made = ServerKey(public=public, secret=secret)
-    _write_new(server_key_file(data_folder), made)
-    return load_server_key(data_folder) or made  # somebody else may have been faster
+    try:
+        _write_new(server_key_file(data_folder), made)
+    except ConfigError:
+        found = load_server_key(data_folder)  # somebody else may have been faster
+        if found is None:
+            raise
+        return found
+    return made
 
 
 def create_key(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 
 import pytest
@@ -42,6 +43,31 @@ def test_nothing_is_overwritten(tmp_path):
     server = keys.load_server_key(tmp_path)
     keys.create_key(tmp_path, "bob", tmp_path / "b")
     assert keys.load_server_key(tmp_path) == server
+
+
+def _make_keys(folders, number, start):
+    for folder in folders:
+        start.wait()
+        keys.create_key(folder, f"c{number}", folder / f"{number}.key")
+
+
+def test_first_keys_made_at_once_are_for_one_server_key(tmp_path):
+    folders = [tmp_path / f"d{number}" for number in range(20)]
+    for folder in folders:
+        folder.mkdir()
+    spawn = multiprocessing.get_context("spawn")
+    start = spawn.Barrier(3, timeout=20)
+    makers = [spawn.Process(target=_make_keys, args=(folders, n, start)) for n in range(3)]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join(60)
+    assert [maker.exitcode for maker in makers] == [0, 0, 0]
+    for folder in folders:
+        server = keys.load_server_key(folder)
+        assert server is not None
+        made = [keys.load_client_key(file) for file in folder.glob("*.key")]
+        assert [key.server for key in made] == [server.public] * 3
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".x", "x" * 101, "a b"])
