@@ -62,6 +62,9 @@ WITHOUT_NUMPY = [
     "penstock.server.gateway_main",
 ]
 
+# The one package outside the namespace: Spark looks for sources in modules named `pyspark_*`.
+SPARK_DISCOVERY = "pyspark_penstock"
+
 
 @dataclass(frozen=True, slots=True)
 class Import:
@@ -195,7 +198,23 @@ def test_every_package_folder_is_listed_in_setup_cfg():
     setup.read(ROOT / "setup.cfg")
     listed = setup["options"]["packages"].split()
     found = {package_of(file, floor) for floor in FOLDERS for file in sources(floor)}
-    assert listed == sorted(found)
+    assert listed == sorted({*found, SPARK_DISCOVERY})
+
+
+def test_nothing_imports_spark_but_the_command_line_inside_a_function():
+    """An extra: everything else runs without it (`penstock.spark` itself lies in its folder)."""
+    own = FOLDERS["penstock"] / "spark"
+    found = []
+    for floor in FOLDERS:
+        for file in sources(floor):
+            if own in file.parents:
+                continue
+            in_cli = FOLDERS["penstock"] / "cli" in file.parents or floor == "bench"
+            for imported in imports_of(file.read_text(), package_of(file, floor)):
+                is_spark = imported.root == "pyspark" or imported.name.startswith("penstock.spark")
+                if is_spark and not (in_cli and imported.lazy):
+                    found.append(f"{file.relative_to(ROOT)}:{imported.line}: {imported.name}")
+    assert found == []
 
 
 def test_every_package_folder_has_an_init():

@@ -1,0 +1,58 @@
+"""`PenstockDataSource`: what Spark knows as the format "penstock".
+
+Only the door: options and schema come in, the reader or writer that was asked for goes out. Each
+is imported when it is asked for, because every Python worker of Spark imports this module.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from penstock.core.errors import PenstockError
+from penstock.spark.errors import SparkMissingError
+
+try:
+    from pyspark.sql.datasource import DataSource
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow  # noqa: F401
+except ImportError as error:
+    raise SparkMissingError(
+        "the format penstock needs PySpark 4.2 or newer: pip install 'penstock[spark]'"
+    ) from error
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
+
+FORMAT: Final = "penstock"
+
+
+class PenstockDataSource(DataSource):
+    """Topics of Penstock as tables and streams. Registered by `penstock.spark.session`, and found
+    by Spark itself through `pyspark_penstock`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return (
+            "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, "
+            "timestamp TIMESTAMP, timestampType INT"
+        )
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        raise PenstockError("reading is not there yet")
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        raise PenstockError("streaming is not there yet")
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        raise PenstockError("writing is not there yet")
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        raise PenstockError("writing streams is not there yet")

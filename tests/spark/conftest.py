@@ -1,0 +1,51 @@
+"""One Spark for all tests that need one, and a node with room for each module.
+
+Tests without the fixture `spark` need no Java; every module begins with
+`pytest.importorskip("pyspark")`. Worker processes of Spark are on this host, so they reach the node
+by shared memory, or by TCP with `broker.tcp_url`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.spark.errors import JavaMissingError
+from penstock.spark.java import java_home
+from penstock.spark.session import session
+from penstock.testing import Broker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """Two cores, two shuffle partitions, UTC, no UI."""
+    try:
+        java_home()
+    except JavaMissingError as error:
+        pytest.skip(str(error))
+    made = session(
+        "penstock-tests",
+        master="local[2]",
+        conf={
+            "spark.sql.shuffle.partitions": 2,
+            "spark.default.parallelism": 2,
+            "spark.driver.memory": "1g",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+        },
+    )
+    made.sparkContext.setLogLevel("ERROR")
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    """A real node that the tests of a module share, reached by shared memory and by TCP."""
+    with Broker(listen=True, transport="shm") as made:
+        yield made

@@ -1,0 +1,82 @@
+"""How Spark is found and started, and that it knows the format."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from penstock.spark import JavaMissingError, PenstockDataSource, java
+
+
+@pytest.fixture
+def _afresh(monkeypatch, tmp_path):
+    """No Java anywhere, and nothing remembered."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(java, "FOLDERS", (str(tmp_path / "jvm"),))
+    java.java_home.cache_clear()
+    yield
+    java.java_home.cache_clear()
+
+
+def a_java(home: Path, version: str) -> Path:
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    program.chmod(0o755)
+    return home
+
+
+@pytest.mark.usefixtures("_afresh")
+def test_no_java_says_what_to_install():
+    with pytest.raises(JavaMissingError, match="needs Java 17 or newer and none was found: inst"):
+        java.java_home()
+
+
+@pytest.mark.usefixtures("_afresh")
+def test_an_old_java_is_passed_over(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAVA_HOME", str(a_java(tmp_path / "old", "1.8.0_392")))
+    with pytest.raises(JavaMissingError, match=r"JAVA_HOME=\S+old is Java 8"):
+        java.java_home()
+    new = a_java(tmp_path / "jvm" / "new", "21.0.2")
+    assert java.java_home() == new
+
+
+def test_spark_finds_the_format_by_itself():
+    import pyspark_penstock
+
+    assert pyspark_penstock.DefaultSource is PenstockDataSource
+    assert PenstockDataSource.name() == "penstock"
+
+
+def test_nothing_else_of_penstock_loads_spark():
+    program = "import sys, penstock, penstock.cli.app, penstock.spark.session; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert "pyspark" not in done.stdout.split()
+
+
+def test_workers_run_this_python_and_find_this_package(spark):
+    def where(_: int) -> tuple[str, str]:
+        import penstock
+
+        return sys.executable, str(penstock.__file__)
+
+    import penstock
+
+    found = spark.sparkContext.parallelize([1], 1).map(where).collect()
+    assert [os.path.realpath(program) for program, _ in found] == [os.path.realpath(sys.executable)]
+    assert [os.path.realpath(file) for _, file in found] == [os.path.realpath(penstock.__file__)]
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
