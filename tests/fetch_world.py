@@ -17,6 +17,7 @@ from penstock.core.segment import scan_headers
 from penstock.ipc import clients as client_table
 from penstock.ipc import layout as lo
 from penstock.ipc.clients import ClientSlot
+from penstock.ipc.shm import Region
 from penstock.server.gateway.counts import Counts
 from penstock.server.gateway.fetching import Fetching, FetchLimits
 from penstock.server.gateway.states import Known, PageStates
@@ -147,20 +148,31 @@ class Gateway:
         self.counts = Counts()
         self.known = Known(os.path.dirname(at.folder), at.storage)
         self.names = {TOPIC: "t"}
-        hooks = {"allow": lambda *_: 0.0, "may_read": lambda *_: None} | hooks
+        hooks = {
+            "allow": lambda *_: 0.0,
+            "may_read": lambda *_: None,
+            "failed": self._failed,
+        } | hooks
         self.fetching = Fetching(self.known, self.names.get, self.counts, limits, **hooks)
         self.count = 0
+        self.ended: list[tuple[Client, str]] = []
+
+    def _failed(self, endpoint: Any, why: str) -> None:
+        self.fetching.gone(endpoint)
+        self.ended.append((endpoint, why))
 
     def client(
-        self, peer: Peer | None = None, kind: int = lo.KIND_CONSUMER, *, slot: bool = True
-    ) -> Client:
+        self, peer: Peer | None = None, kind: int = lo.KIND_CONSUMER, *, slot: bool = True,
+        state: Region | None = None,
+    ) -> Client:  # fmt: skip
         place = None
         if slot:
             place = ClientSlot(self.clients, self.count)
             place.assign(1, 1, kind)
         self.count += 1
-        session = Session(self.at.region, place)
-        states = PageStates(self.at.region, self.known, wide=kind == lo.KIND_ADMIN)
+        state = state or self.at.region
+        session = Session(state, place)
+        states = PageStates(state, self.known, wide=kind == lo.KIND_ADMIN)
         return Client(self.count, peer or Peer(), session, kind, states)
 
     def fetch(

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 
 import msgspec
 import pytest
@@ -287,3 +288,25 @@ def test_endpoints_that_come_and_go_leave_nothing_behind(broker: Broker) -> None
     round_of(30)
     eventually(lambda: not broker_lanes(broker), "that lanes are drained")
     eventually(lambda: held() == before, f"as many descriptors as {before}")
+
+
+def test_producers_that_go_before_their_answers_cost_nobody_else(broker: Broker) -> None:
+    """Their batches are in lanes, and what the writers answer finds their connections gone."""
+    pid, info = gateway(broker), topic_of(broker, broker.create_topic())
+    page = info.pages[0]
+
+    def come_and_go(times: int) -> None:
+        for _ in range(times):
+            with Dealer(broker.tcp_url) as dealer:
+                producer_id = dealer.producer().producer_id
+                for number in range(20):
+                    batch = batch_of([b"x"], info, producer_id, number)
+                    dealer.say(fr.Produce(1, 0, number, page, lo.FRAME_SYNC), batch)
+
+    threads = [Thread(target=come_and_go, args=(100,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert gateway(broker) == pid
+    assert "Traceback" not in broker.log_path.read_text()

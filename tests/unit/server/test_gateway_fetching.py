@@ -18,6 +18,7 @@ from penstock.core.segment import list_segments, segment_path
 from penstock.core.storage import Storage
 from penstock.ipc import layout as lo
 from penstock.ipc.clients import ClientSlot
+from penstock.ipc.shm import Region
 from penstock.ipc.state import SEGMENT_WAIT
 from penstock.server.gateway.fetching import BELT, NAME_WAIT, FetchLimits
 
@@ -574,15 +575,34 @@ def test_a_peer_that_goes_while_it_is_served_ends_nobody_elses_round(at, gateway
     gateway.fetch(client, cursor=2)
     theirs = gateway.fetch(other)
     at.write(1, 1)
-
-    def post(message, payload=None):
-        gateway.fetching.gone(client)
-        return False
-
-    client.post = post
+    client.peer.is_gone = True
+    gateway.turn()
+    gateway.fetching.gone(client)
     gateway.settle(other)
     assert (len(reading.records), len(theirs.records)) == (0, 1)
     assert gateway.counts.cursors == 1
+
+
+@pytest.mark.parametrize("is_rung", [True, False])
+def test_what_goes_wrong_with_one_endpoint_costs_that_endpoint(at, gateway, is_rung):
+    own, peer = Region(at.region.mapping), Peer()
+    client, other = gateway.client(peer, state=own), gateway.client(peer)
+    gateway.fetch(client)
+    reading = gateway.fetch(other)
+    at.write(1, 1)
+    gateway.turn()
+    own.close()
+    if is_rung:
+        gateway.fetching.rung(client)
+    at.write(1, 1)
+    for _ in range(3):
+        gateway.turn(after=BELT)
+    assert [who for who, _ in gateway.ended] == [client]
+    assert "the gateway failed at fetching for it" in gateway.ended[0][1]
+    assert len(reading.records) == 2
+    assert (gateway.counts.cursors, gateway.counts.refusals) == (1, {"failure": 1})
+    line: Any = other.fetching
+    assert line.link.out_bytes == line.out_bytes
 
 
 def test_a_quota_holds_back_tells_and_goes_on(at):

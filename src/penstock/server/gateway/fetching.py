@@ -9,7 +9,7 @@ round. Whoever goes idle arms its ticket and looks again (rule 13), so that noth
 belt looks now and then at what no writer rings for, such as a deleted topic.
 
 Owns the order of sending, and what bounds it: credit, bytes under way, quotas. Never blocks and
-never decodes a record.
+never decodes a record. What goes wrong with one endpoint in an unforeseen way ends that endpoint.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ Allow = Callable[[str, str, int, float], float]
 """(principal, client id, bytes sent, now) -> seconds to hold the endpoint back, 0 for none."""
 Names = Callable[[bytes], str | None]
 """The name of a topic by its id; None where it is not known (yet, or any more)."""
+Failed = Callable[[Any, str], None]
+"""(endpoint, why): ends an endpoint that cannot be gone on with."""
 MayRead = Callable[[str, str], object]
 """(principal, topic): raises `AccessDeniedError` where that principal may not read that topic."""
 
@@ -89,6 +91,7 @@ class Fetching:
         *,
         allow: Allow,
         may_read: MayRead,
+        failed: Failed,
     ) -> None:
         self._known = known
         self._names = names
@@ -96,6 +99,7 @@ class Fetching:
         self._limits = limits or FetchLimits()
         self._allow = allow
         self._may_read = may_read
+        self._failed = failed
         self._files = OpenFiles(self._limits.files_max)
         self._links: dict[Any, Link] = {}
         self._lines: deque[Line] = deque()  # of the belt
@@ -179,18 +183,21 @@ class Fetching:
         self._activate(line)
 
     def gone(self, endpoint: Endpoint) -> None:
-        """The endpoint ended, and its session is about to be closed: free everything."""
+        """The endpoint ended: free everything. Its session is about to be closed, and with it what
+        it shares with writers, which is not looked at any more."""
         line = endpoint.fetching
         if not isinstance(line, Line):
             return
         endpoint.fetching = None
-        for cursor in list(line.cursors.values()):
-            self._end(line, cursor)
-        line.close()
+        line.is_gone = True
         for queue in (self._lines, self._fresh, self._behind):
             if line in queue:
                 queue.remove(line)
-        line.is_gone = True
+        for cursor in line.cursors.values():
+            self._files.forget(cursor)
+        self._counts.cursors -= len(line.cursors)
+        line.close()
+        self._unblock(line.link)
         line.link.lines -= 1
         if not line.link.lines:
             del self._links[endpoint.peer]
@@ -231,10 +238,10 @@ class Fetching:
         for _ in range(len(self._fresh)):
             if room <= 0:
                 break
-            room -= self._process(self._fresh.popleft(), now, share)
+            room -= self._serve_turn(self._fresh.popleft(), now, share)
         room = max(room, 1)  # who is behind gets its share also where many are fresh
         while self._behind and room > 0:
-            room -= self._process(self._behind.popleft(), now, limits.payload_bytes)
+            room -= self._serve_turn(self._behind.popleft(), now, limits.payload_bytes)
         if self._fresh or self._behind:
             return 0.0
         until = [self._next_belt] if self._lines else []
@@ -247,20 +254,31 @@ class Fetching:
             line.is_queued = True
             self._fresh.append(line)
 
-    def _process(self, line: Line, now: float, share: int) -> int:
+    def _serve_turn(self, line: Line, now: float, share: int) -> int:
         """One line's turn; what it took, in bytes."""
+        try:
+            return self._process(line, now, share)
+        except Exception as error:
+            self._give_up(line, error)
+            return BATCH_WORK
+
+    def _give_up(self, line: Line, error: Exception) -> None:
+        endpoint = line.endpoint
+        logger.error("fetching for %s failed", endpoint, exc_info=error)
+        self._counts.refusals["failure"] += 1
+        self.gone(endpoint)
+        self._failed(endpoint, f"the gateway failed at fetching for it: {error!r}")
+
+    def _process(self, line: Line, now: float, share: int) -> int:
         line.is_queued = False
         if line.asked:
             self._begin_asked(line, now)
         line.look(now)
         taken = self._serve(line, now, share) if line.ready else 0
-        if not line.ready and not line.is_gone:
+        if not line.ready:
             line.arm()
             line.look(now)
-        if not line.is_gone:
-            self._tell(line, now)
-        if line.is_gone:  # what was posted last told that its peer is
-            return taken
+        self._tell(line, now)
         if line.ready and self._may_go(line, now):
             line.is_queued = True
             self._behind.append(line)
@@ -312,12 +330,19 @@ class Fetching:
             line = lines[0]
             lines.rotate(-1)
             if len(line.cursors) <= _LARGE:
-                line.look_closely()
-            self._activate(line)
+                self._look_closely(line)
+            else:
+                self._activate(line)
         self._slice = (self._slice + 1) % _SLICES
         for line in large:
-            line.look_closely(self._slice, _SLICES)
+            self._look_closely(line, self._slice, _SLICES)
+
+    def _look_closely(self, line: Line, part: int = 0, parts: int = 1) -> None:
+        try:
+            line.look_closely(part, parts)
             self._activate(line)
+        except Exception as error:
+            self._give_up(line, error)
 
     # --- sending ---------------------------------------------------------------------------------
     def _serve(self, line: Line, now: float, share: int) -> int:

@@ -234,7 +234,12 @@ class Line:
         return news
 
     def close(self) -> None:
-        """After its cursors were removed."""
+        """All of it is over, and nothing under way any more."""
+        for cursor in self.cursors.values():
+            cursor.close()
+        self.cursors.clear()
+        self.link.out_bytes -= self.out_bytes
+        self.out_bytes = 0
         self.ready.clear()
         self.asked.clear()
         self.waits.clear()

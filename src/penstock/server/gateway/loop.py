@@ -1,7 +1,7 @@
 """The gateway's loop: one ROUTER socket, many sessions to the node, and nothing that blocks.
 
     a connection:   TCP ──hello──> peer ──silent, gone, against the rules──> dropped
-    each turn:      events, messages, lanes, fetches, what waits to be sent; then sleep
+    each turn:      events, messages, lanes, fetches, what waits to be sent, who is lost; then sleep
 
 Owns the order of a turn and says which message goes to which part. What a message may not be ends
 its connection, and only that. Identities are ZeroMQ's own: a connection that chose one is dropped,
@@ -78,12 +78,17 @@ class Gateway:
             refused=self._refused,
             secure=self._entrance.secure,
         )
-        self._peers = Peers(self._line.socket, self.counts, config.client_bytes_max, self._drop)
+        self._peers = Peers(self._line.socket, self.counts, config.client_bytes_max)
         self._by_fd: dict[int, Peer] = {}
         self._leaving: dict[bytes, int] = {}
         known = Known(folder)
         self._fetching = Fetching(
-            known, self._names.of, self.counts, may_read=standing.may_read, allow=standing.consumed
+            known,
+            self._names.of,
+            self.counts,
+            may_read=standing.may_read,
+            allow=standing.consumed,
+            failed=self._failed,
         )
         self._producing = Producing(
             self.events,
@@ -91,7 +96,7 @@ class Gateway:
             may_write=standing.may_write,
             allow=standing.produced,
             watch_durable=self._fetching.watch_durable,
-            failed=lambda endpoint, why: self._attaching.end(endpoint, why),
+            failed=self._failed,
         )
         self._forwarding = Forwarding(
             self.counts,
@@ -156,6 +161,8 @@ class Gateway:
         self._fetch_wait = self._fetching.turn(now)
         if self._peers.waiting:
             self._peers.flush()
+        for lost in self._peers.take_lost():  # not before: nothing ends below whoever sends
+            self._drop(*lost)
 
     def _pause(self) -> float:
         if self._line.has_messages or self._producing.is_pending:
@@ -194,7 +201,13 @@ class Gateway:
         name = type(message).__name__.lower()
         self.counts.requests[name] += 1
         if peer is None:
-            self._meet(identity, frames, message, now)
+            try:
+                self._meet(identity, frames, message, now)
+            except Exception:
+                logger.exception("a first %s failed", type(message).__name__)
+                self._refused("failure")
+            return
+        if peer.is_gone:  # it is lost, and ends with this turn
             return
         peer.heard_at = now
         try:
@@ -284,7 +297,7 @@ class Gateway:
 
     def _drop(self, peer: Peer, kind: str, why: str) -> None:
         """End a connection: for a reason of ours (`kind`), or because it has ended."""
-        if peer.is_gone:
+        if self._peers.by_identity.get(peer.identity) is not peer:
             return
         if kind:
             self.counts.drops[kind] += 1
@@ -426,6 +439,9 @@ class Gateway:
                 if page < lo.PAGES_MAX and offset < 1 << lo.POSITION_BITS
             ])  # fmt: skip
             slot.publish_dropped(message.dropped)
+
+    def _failed(self, endpoint: Endpoint, why: str) -> None:
+        self._attaching.end(endpoint, why)
 
     def _rung(self, endpoint: Endpoint) -> None:
         self._producing.rung(endpoint)

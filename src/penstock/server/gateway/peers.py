@@ -2,14 +2,16 @@
 
 Nothing here blocks. What a connection's queue in ZeroMQ has no room for waits in its outbox, which
 is bounded: a client that does not read is dropped, and delays nobody else.
+
+Sending ends nothing. A peer that turns out to be lost is only noted: whoever sends may be in the
+middle of something for it. It gets nothing more, and the loop ends it when its turn is over.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import zmq
 
@@ -71,6 +73,7 @@ class Peer:
         """What its connection had brought when it was last heard, at `received_by`."""
         self.heard_at = time.monotonic()
         self.is_gone = False
+        """Nothing is sent to it any more; it may still have to be ended."""
 
     @property
     def has_room(self) -> bool:
@@ -85,6 +88,14 @@ class Peer:
         return f"{self.principal}@{self.address}"
 
 
+class Lost(NamedTuple):
+    """A peer that is to be ended: for a reason of ours (`kind`), or because it has gone."""
+
+    peer: Peer
+    kind: str
+    why: str
+
+
 class Peers:
     """All connections, and the socket's sending half."""
 
@@ -93,12 +104,11 @@ class Peers:
         socket: zmq.Socket[bytes],
         counts: Counts,
         bytes_max: int,
-        drop: Callable[[Peer, str, str], None],
     ) -> None:
         self._socket = socket
         self._counts = counts
         self._bytes_max = bytes_max
-        self._drop = drop
+        self._lost: list[Lost] = []
         self.by_identity: dict[bytes, Peer] = {}
         self.waiting: dict[bytes, Peer] = {}
         """Those with an outbox that is not empty."""
@@ -116,13 +126,24 @@ class Peers:
         self.waiting[peer.identity] = peer
         self._counts.outbox_bytes += _size(parts)
         if peer.outbox_bytes > self._bytes_max:
-            self._drop(
+            self._lose(
                 peer,
                 "does not read",
                 f"{peer.outbox_bytes} bytes wait to be read by it, over client_bytes_max",
             )
             return False
         return True
+
+    def _lose(self, peer: Peer, kind: str, why: str) -> None:
+        if not peer.is_gone:
+            peer.is_gone = True
+            self.waiting.pop(peer.identity, None)
+            self._lost.append(Lost(peer, kind, why))
+
+    def take_lost(self) -> list[Lost]:
+        """Who is to be ended since the last time."""
+        lost, self._lost = self._lost, []
+        return lost
 
     def forget(self, peer: Peer) -> None:
         """It is gone: nothing is sent to it any more."""
@@ -158,7 +179,7 @@ class Peers:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self._drop(peer, "", "it has gone")
+            self._lose(peer, "", "it has gone")
             return False
         if len(parts) == 2:
             socket.send(parts[1], zmq.NOBLOCK)

@@ -321,6 +321,7 @@ class Producing:
                     self._failed(lane.endpoint, str(error))
                 except Exception as error:
                     logger.exception("the lane of %s failed", lane.endpoint)
+                    self._counts.refusals["failure"] += 1
                     self._failed(lane.endpoint, f"the gateway failed at its lane: {error!r}")
 
     def _move(self, lane: Lane, now: float) -> None:
@@ -334,8 +335,6 @@ class Producing:
         assert outgoing is not None
         while True:
             wrote = outgoing.held_until <= now and self._write(lane, sender, outgoing, now)
-            if not lane.endpoint.is_open:  # its connection took no more, and is dropped
-                return
             sender.publish_sleeping(fresh_ticket())
             fence()
             if wrote:
@@ -346,7 +345,7 @@ class Producing:
             if acks:
                 self._match(lane, acks)
             self._answer(lane, now)
-            if not acks or not lane.endpoint.is_open:
+            if not acks:
                 return
 
     def _write(self, lane: Lane, sender: LaneSender, outgoing: Outgoing, now: float) -> bool:
@@ -443,7 +442,8 @@ class Producing:
         if not acks:
             return
         states = [endpoint.states.of(page) for page in pages]
-        endpoint.post(fr.Acks(endpoint.number, lane.writer, acks, states))
+        if not endpoint.post(fr.Acks(endpoint.number, lane.writer, acks, states)):
+            return
         for state in states:
             if state.durable < pages[state.page]:
                 self._watch_durable(endpoint, state.page, pages[state.page])
