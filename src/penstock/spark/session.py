@@ -28,6 +28,8 @@ CONF: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
+LOCAL_CONF: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+"""Nobody else needs to reach it, and host names that lead nowhere do no harm."""
 
 
 def session(
@@ -61,6 +63,7 @@ def session(
         if master is not None and master.startswith("local"):  # the same machine: this Python
             os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
             settings["spark.executorEnv.PYTHONPATH"] = _path_of_workers()
+            settings |= LOCAL_CONF
     for name, value in {**settings, **(conf or {})}.items():
         builder = builder.config(name, str(value))
     spark = builder.getOrCreate()
