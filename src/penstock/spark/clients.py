@@ -1,0 +1,77 @@
+"""One client of a node for each process and address, whatever readers and writers it serves.
+
+Python workers of Spark run one task after another: what a task needs of a node is asked through the
+client that the first one made. A forked worker makes its own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from typing import Final, NamedTuple, cast
+
+import penstock
+from penstock.client import Client
+from penstock.core.errors import ConfigError, NotConnectedError
+from penstock.reaching import Transport
+from penstock.session import default_url
+
+CONNECT_WITHIN: Final = 15.0
+"""Seconds for a node to answer: longer than users wait for one, since a task that fails is run
+again as a whole."""
+CLIENT_ID: Final = "spark"
+
+
+class Address(NamedTuple):
+    """How a node is reached, as it travels from the driver to the tasks. `keys`: a key file, which
+    is to be found on every host at that path."""
+
+    url: str
+    transport: Transport = "auto"
+    keys: str | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> Address:
+        """By the options `bootstrap`, `transport` and `keys`, in lower case. Without `bootstrap` it
+        is `$PENSTOCK_URL` of this process, else the default node."""
+        transport = options.get("transport", "auto")
+        if transport not in ("auto", "tcp"):
+            raise ConfigError(f"option transport is {transport!r}: it is 'auto' or 'tcp'")
+        return cls(
+            options.get("bootstrap") or default_url(),
+            cast("Transport", transport),
+            options.get("keys") or None,
+        )
+
+
+_lock = threading.Lock()
+_clients: dict[tuple[int, Address], Client] = {}
+
+
+def client_of(address: Address) -> Client:
+    """The client of this process for that address. Not to be closed: the next task wants it too.
+    Raises `NotConnectedError`, telling what to do about it on the hosts of Spark's workers."""
+    place = (os.getpid(), address)
+    with _lock:
+        client = _clients.get(place)
+        if client is None:
+            client = _clients[place] = _connected(address)
+        return client
+
+
+def _connected(address: Address) -> Client:
+    try:
+        return penstock.connect(
+            address.url,
+            client_id=CLIENT_ID,
+            timeout=CONNECT_WITHIN,
+            transport=address.transport,
+            keys=address.keys,
+        )
+    except NotConnectedError as error:
+        raise NotConnectedError(
+            f"{os.uname().nodename} does not reach the node at {address.url!r}: {error}. Set the "
+            "option bootstrap to a URL that every worker of Spark reaches; on other hosts than the "
+            "node's that is tcp://HOST:PORT"
+        ) from error

@@ -1,0 +1,317 @@
+"""Where a query stands, what a trigger may take of what is there, and what was lost: arithmetic.
+
+Positions travel as JSON through Spark's checkpoint, which compares them as text: topics and
+partitions are in order, and a partition that nothing is taken of keeps its entry as it was.
+
+    {"version": 1, "topics": {"orders": {"id": "5f..", "partitions": {
+        "0": {"offset": 23, "epoch": 4}, "1": {"offset": 7, "epoch": 4, "begin": 0}}}}}
+
+`offset` is the next to read, `epoch` the leader epoch in which what stands before it was read (rule
+15). `begin`, in the end of a batch, is where that batch begins in this partition where its start
+does not tell: in the first batch, in new partitions, behind what was lost. So a batch that is
+planned again reads the same records, wherever "latest" lies by then.
+
+Pure: no clock, no node.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from penstock.core.errors import ConfigError, PenstockError
+
+Partition = tuple[str, int]
+
+VERSION: Final = 1
+EPOCH_UNKNOWN: Final = -1
+
+
+class DataLossError(PenstockError):
+    """Records that the query was to read are not there any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """See the module."""
+
+    offset: int
+    epoch: int = EPOCH_UNKNOWN
+    begin: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Topic ids, and a place for each partition. `is_initial`: no batch ends here, the first one
+    begins here."""
+
+    ids: dict[str, str]
+    places: dict[Partition, Place]
+    is_initial: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """What Spark keeps."""
+        topics: dict[str, Any] = {
+            name: {"id": self.ids[name], "partitions": {}} for name in sorted(self.ids)
+        }
+        for (topic, number), place in sorted(self.places.items()):
+            entry = {"offset": place.offset, "epoch": place.epoch}
+            if place.begin is not None:
+                entry["begin"] = place.begin
+            topics[topic]["partitions"][str(number)] = entry
+        found: dict[str, Any] = {"version": VERSION, "topics": topics}
+        return {**found, "initial": True} if self.is_initial else found
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Positions:
+        """Raises `ConfigError` for what another source, or a later version, wrote."""
+        try:
+            if found["version"] != VERSION:
+                raise ConfigError(
+                    f"the checkpoint holds positions of version {found['version']}, this Penstock "
+                    f"reads version {VERSION}: go on with the one that wrote it"
+                )
+            topics = found["topics"]
+            return cls(
+                {name: str(topic["id"]) for name, topic in topics.items()},
+                {
+                    (name, int(number)): Place(
+                        int(entry["offset"]), int(entry["epoch"]), entry.get("begin")
+                    )
+                    for name, topic in topics.items()
+                    for number, entry in topic["partitions"].items()
+                },
+                bool(found.get("initial", False)),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(
+                f"the checkpoint holds no positions of Penstock ({error!r} is wrong with "
+                f"{str(found)[:200]}): it is another source's; use a new checkpoint folder"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A partition as it stands now: what may be read goes from `start` to `end`. `log_end`: where
+    records end of which some may not be read yet."""
+
+    start: int
+    end: int
+    log_end: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicView:
+    """A topic as it stands now, with the partitions that the query reads of it."""
+
+    id: str
+    spans: dict[int, Span]
+
+
+View = Mapping[str, TopicView]
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Records that are not there any more, in words. `offsets`: how many at least; 0: unknown."""
+
+    what: str
+    offsets: int = 0
+
+
+# --- how much a trigger takes ---------------------------------------------------------------------
+def shares(backlog: Mapping[Partition, int], limit: int, turn: int = 0) -> dict[Partition, int]:
+    """`limit` split among partitions: at least 1 for each that has something, the rest in
+    proportion, `limit` in all unless there is less. Where there are more partitions than `limit`,
+    that many have one each, beginning at `turn`: it is to grow by `limit` from call to call."""
+    wanting = sorted(partition for partition, left in backlog.items() if left > 0)
+    total = sum(backlog[partition] for partition in wanting)
+    if total <= limit:
+        return {partition: backlog[partition] for partition in wanting}
+    count = len(wanting)
+    if limit < count:
+        return {wanting[(turn + step) % count]: 1 for step in range(limit)}
+    room, rest = limit - count, total - count
+    parts = {partition: divmod(room * (backlog[partition] - 1), rest) for partition in wanting}
+    taken = {partition: 1 + whole for partition, (whole, _) in parts.items()}
+    left = limit - sum(taken.values())
+    for partition in sorted(wanting, key=lambda each: (-parts[each][1], each))[:left]:
+        taken[partition] += 1
+    return taken
+
+
+# --- from where a trigger goes on -----------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a query goes on in each partition, and what it lost before that. `is_new`: the start of
+    the batch does not tell where, so its end has to."""
+
+    begins: dict[Partition, int] = field(default_factory=dict)
+    is_new: frozenset[Partition] = frozenset()
+    losses: tuple[Loss, ...] = ()
+
+
+def standing(start: Positions, now: View, diverged: Mapping[Partition, int]) -> Standing:
+    """Compare where a query stands with what is there. `diverged`: where the log parted from what
+    was read, of those partitions whose leader epoch says that it may have."""
+    begins: dict[Partition, int] = {}
+    new: set[Partition] = set()
+    losses: list[Loss] = []
+    for topic, view in sorted(now.items()):
+        known = start.ids.get(topic)
+        if known is not None and known != view.id:
+            losses.append(Loss(f"topic {topic!r} was deleted and made anew (id {view.id})"))
+        for number, span in sorted(view.spans.items()):
+            name = (topic, number)
+            place = start.places.get(name)
+            if place is None or known != view.id:
+                begins[name] = span.start
+                new.add(name)
+                if known == view.id and span.start > 0:
+                    losses.append(
+                        Loss(f"{topic}-{number}, which is new, starts at {span.start}", span.start)
+                    )
+                continue
+            begin, loss = _went_on(f"{topic}-{number}", place, span, diverged.get(name))
+            begins[name] = begin
+            if loss is not None:
+                losses.append(loss)
+                new.add(name)
+    for topic, number in sorted(start.places):
+        if topic not in now:
+            what = f"topic {topic!r} is not there any more, or not subscribed to any more"
+            if not any(loss.what == what for loss in losses):
+                losses.append(Loss(what))
+        elif number not in now[topic].spans and start.ids[topic] == now[topic].id:
+            losses.append(Loss(f"{topic}-{number} is not subscribed to any more"))
+    return Standing(begins, frozenset(new), tuple(losses))
+
+
+def _went_on(name: str, place: Place, span: Span, diverged: int | None) -> tuple[int, Loss | None]:
+    offset = place.offset
+    if offset < span.start:
+        return span.start, Loss(
+            f"{name}: the query is to go on at offset {offset}, but retention took what stands "
+            f"below {span.start}",
+            span.start - offset,
+        )
+    if diverged is not None and diverged < offset:
+        return diverged, Loss(
+            f"{name}: the query read up to offset {offset} in leader epoch {place.epoch}, but that "
+            f"epoch's log ends at {diverged}: the host lost unsynced records",
+            offset - diverged,
+        )
+    if offset > span.log_end:
+        return span.log_end, Loss(
+            f"{name}: the query is to go on at offset {offset}, but the log ends at {span.log_end}",
+            offset - span.log_end,
+        )
+    return offset, None
+
+
+def advance(start: Positions, now: View, at: Standing, limit: int | None) -> Positions:
+    """The end of the next batch: at most `limit` offsets on (None: as far as there is)."""
+    backlog = {
+        name: max(0, now[name[0]].spans[name[1]].end - begin) for name, begin in at.begins.items()
+    }
+    taken = backlog
+    if limit is not None:
+        taken = shares(backlog, limit, sum(place.offset for place in start.places.values()))
+    ids: dict[str, str] = {}
+    places: dict[Partition, Place] = {}
+    for name, begin in at.begins.items():
+        topic, number = name
+        view, before = now[topic], start.places.get(name)
+        count = taken.get(name, 0)
+        if count:
+            is_told = name not in at.is_new and not start.is_initial
+            place = Place(begin + count, view.spans[number].epoch, None if is_told else begin)
+        elif before is None and start.ids.get(topic) in (None, view.id):
+            continue  # it is new as long as nothing was read of it
+        elif name in at.is_new or before is None:
+            place = Place(begin, view.spans[number].epoch, begin)
+        elif start.is_initial:
+            place = replace(before, begin=begin)
+        else:
+            place = before
+        places[name] = place
+        ids[topic] = view.id
+    return Positions(ids, places)
+
+
+def capped(now: View, target: View) -> View:
+    """What was there when `target` was looked at, and nothing that came later."""
+    found = {}
+    for topic, view in now.items():
+        then = target.get(topic)
+        if then is not None:
+            spans = {
+                number: replace(span, end=min(span.end, then.spans[number].end))
+                for number, span in view.spans.items()
+                if number in then.spans
+            }
+            found[topic] = TopicView(view.id, spans)
+    return found
+
+
+# --- what a batch reads ---------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Offsets `begin` to `end` of a partition of the topic with that id; the leader epochs of what
+    stands before both."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    begin: int
+    end: int
+    begin_epoch: int = EPOCH_UNKNOWN
+    end_epoch: int = EPOCH_UNKNOWN
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+def ranges(start: Positions, end: Positions) -> list[Range]:
+    """What a batch from `start` to `end` reads, by what these two say alone."""
+    found = []
+    for name, place in sorted(end.places.items()):
+        topic, number = name
+        before = start.places.get(name) if start.ids.get(topic) == end.ids[topic] else None
+        if place == before:
+            continue
+        begin, epoch = place.begin, EPOCH_UNKNOWN
+        if before is not None and (begin is None or begin == before.offset):
+            begin, epoch = before.offset, before.epoch
+        if begin is None:
+            raise ConfigError(
+                f"{topic}-{number}: the checkpoint does not say where its batch begins"
+            )
+        if begin < place.offset:
+            found.append(
+                Range(topic, end.ids[topic], number, begin, place.offset, epoch, place.epoch)
+            )
+    return found
+
+
+def split(whole: Iterable[Range], at_least: int | None) -> list[Range]:
+    """Ranges cut so that there are `at_least` of them where there are records for it: the longer
+    ones more often."""
+    found = list(whole)
+    if at_least is None or len(found) >= at_least:
+        return found
+    sizes = {(str(place), place): each.end - each.begin for place, each in enumerate(found)}
+    parts = shares(sizes, at_least)
+    cut: list[Range] = []
+    for place, each in enumerate(found):
+        count, size = parts[str(place), place], each.end - each.begin
+        bounds = [each.begin + size * step // count for step in range(count + 1)]
+        for number, (begin, end) in enumerate(itertools.pairwise(bounds)):
+            first = each.begin_epoch if number == 0 else EPOCH_UNKNOWN
+            cut.append(replace(each, begin=begin, end=end, begin_epoch=first))
+    return cut
