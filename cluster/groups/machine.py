@@ -203,6 +203,9 @@ class Groups:
             for member in group.members.values():
                 yield group.name, member.member_id, member.client
 
+    def is_member(self, group: str, member_id: str) -> bool:
+        return self._find(group, member_id) is not None
+
     # --- offsets ---
     def commit(
         self, now: float, group: str, member_id: str, offsets: Sequence[OffsetCommit]

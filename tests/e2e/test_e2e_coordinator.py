@@ -107,6 +107,30 @@ def test_a_member_whose_connection_ended_comes_back_to_what_it_had(node):
     member.close()
 
 
+def test_who_joins_again_because_the_answer_came_too_late_is_the_same_member(tmp_path):
+    """As a second one it would not get what the first was given as long as it lives."""
+    with NodeProcess(tmp_path / "data", "--coordinator-timeout", "0.5", "--writers", "1") as node:
+        node.start()
+        create(node, partitions=2)
+        RawMember(socket_of(node), "billing", "orders").close(bye=True)
+        [writer] = node.writers()
+        request = co.JoinGroup("billing", "", ["orders"], None, "manual")
+        with node.attach(lo.KIND_CONSUMER) as client:
+            os.kill(writer.pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(Refusal, match=r"PenstockTimeout: .* may still be decided"):
+                    client.ask(request, co.GroupAssignment)
+            finally:
+                os.kill(writer.pid, signal.SIGCONT)
+            again = client.ask(request, co.GroupAssignment)
+            assert [member.member_id for member in group_of(node).members] == [again.member_id]
+            assert sorted(each.partition for each in again.partitions) == [0, 1]
+            client.ask(co.LeaveGroup("billing", again.member_id), ms.Done)
+            anew = client.ask(request, co.GroupAssignment)
+            assert anew.member_id != again.member_id
+            assert [member.member_id for member in group_of(node).members] == [anew.member_id]
+
+
 def test_a_goodbye_gives_partitions_to_the_others_at_once(node):
     node.start()
     create(node, partitions=2)

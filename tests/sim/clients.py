@@ -105,7 +105,7 @@ class Member(Client):
     guarantee = ""
 
     def on_start(self) -> None:
-        self.member_id = ""
+        self.member_id = self.joining = ""
         self.positions: dict[tuple[Place, int], int] = {}
         super().on_start()
 
@@ -134,10 +134,14 @@ class Member(Client):
     def join(self) -> Task:
         client = ClientIdentity(self.life, 0, "boot", self.name)
         new_id = f"{self.name}.{self.life}.{self.sim.number()}"
-        assignment: Assignment = yield from self.call(
-            *("join", self.group, self.member_id, new_id, ["input"], None),
-            *(self.guarantee, None, 10.0, None, client),
-        )
+        self.joining = new_id
+        try:
+            assignment: Assignment = yield from self.call(
+                *("join", self.group, self.member_id, new_id, ["input"], None),
+                *(self.guarantee, None, 10.0, None, client),
+            )
+        finally:
+            self.joining = ""
         self.member_id = assignment.member_id
 
     def prepare(self) -> Task:

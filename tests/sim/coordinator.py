@@ -163,14 +163,27 @@ class Coordinator(Node):
         self.wake()
 
     # --- requests ---------------------------------------------------------------------------------
+    def is_current(self, source: str, join: tuple[Any, ...]) -> bool:
+        """Whether its client waits for the answer. It may have died on the way, as its pidfd says.
+        And connections keep order, so a copy that comes after the client went on came by one that
+        is over: carried out, it would make a member that nobody is."""
+        client: Any = self.network.nodes[source]
+        return self.is_alive(join[-1]) and client.joining == join[2]
+
+    def joined_before(self, join: tuple[Any, ...]) -> str:
+        """The member that this session is already, whose answer was lost."""
+        sought = (join[0], join[-1])
+        found = (known for group, known, who in self.groups.members() if (group, who) == sought)
+        return next(found, "")
+
     def on_ask(self, source: str, question: Call, reply: Reply) -> None:
         if not self.is_serving:
             return
         handler, args = question
-        if handler == "join" and not self.is_alive(args[-1]):
-            return  # it died on the way; its pidfd says so
-        if handler == "join" and any(args[2] == known for _, known, _ in self.groups.members()):
-            args = (args[0], args[2], *args[2:])  # asked again: the answer was lost
+        if handler == "join":
+            if not self.is_current(source, args):
+                return
+            args = (args[0], args[1] or self.joined_before(args), *args[2:])
         if handler == "init":
             args = (*args, self.sim.number())
         elif handler == "begin_stage":

@@ -98,7 +98,11 @@ class PartitionLog:
         said = self.outcomes.setdefault(who, entry.commit)
         assert said == entry.commit, f"markers both ways of {who} in {self.place}"
         if entry.epoch >= state.epoch:
-            assert state.open_since is None or state.epoch == entry.epoch, "it ends another one"
+            if state.open_since is not None and state.epoch != entry.epoch:
+                # An older one, whose registration went with the power, and which was not swept yet.
+                assert not entry.commit, "a COMMIT ends another transaction than its own"
+                older = self.outcomes.setdefault((entry.producer_id, state.epoch), False)
+                assert not older, "a transaction that was committed is open"
             state.epoch, state.next_sequence, state.open_since = entry.epoch + 1, 0, None
             self.entries.append(entry)
         return OK

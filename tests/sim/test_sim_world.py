@@ -12,6 +12,7 @@ from collections import Counter
 
 import pytest
 from seeds import fresh_seed
+from sim.partitions import OK, Begin, Data, Marker, PartitionLog
 from sim.world import World
 
 ROUNDS = int(os.environ.get("PENSTOCK_SIM_ROUNDS", "0"))
@@ -34,3 +35,25 @@ def test_guarantees_hold_under_seeded_faults(capsys: pytest.CaptureFixture[str])
     with capsys.disabled():
         print(f"\nsimulator: seeds {first} to {seed - 1}, {counts['steps']} steps")
     print(dict(sorted(counts.items())))
+
+
+@pytest.mark.parametrize(
+    ("seed", "why"),
+    [
+        (10347106690, "a join that came twice, late, made a member that nobody was"),
+        (10347108449, "an ABORT met an older transaction, forgotten with the power"),
+    ],
+)
+def test_what_once_failed_holds(seed: int, why: str) -> None:
+    World(seed).run()
+
+
+def test_an_abort_ends_an_older_transaction_of_its_producer_as_aborted() -> None:
+    """As in a real partition; see `OpenTransactions.abort`."""
+    place = (b"t" * 16, 0)
+    log = PartitionLog(place)
+    assert log.begin(Begin(place, 7, 2), 0.0) == OK
+    assert log.data(Data(place, 7, 2, 0, "forgotten", True)) == OK
+    assert log.last_stable == 0
+    assert log.mark(Marker(place, 7, 3, commit=False)) == OK
+    assert (log.last_stable, log.values()) == (3, [])

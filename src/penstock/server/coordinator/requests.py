@@ -80,7 +80,7 @@ class GroupRequests:
             return self._groups.join(
                 now,
                 request.group,
-                request.member_id,
+                request.member_id or self._joined_before(client, request.group),
                 fresh,
                 request.topics,
                 request.pattern,
@@ -93,6 +93,14 @@ class GroupRequests:
             )
 
         return Plan(decide, say)
+
+    def _joined_before(self, client: Client, group: str) -> str:
+        """The member that this session is already: it asks again, since the answer came too late.
+        As another one it would keep what the first was given from everybody, itself included."""
+        for member in self._members.of_client(client):
+            if member.group == group and self._groups.is_member(group, member.member_id):
+                return member.member_id
+        return ""
 
     def _sync(self, client: Client, request: co.SyncGroup) -> Plan:
         check_count("released", len(request.released), co.PARTITIONS_MAX)
