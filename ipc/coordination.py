@@ -14,7 +14,9 @@ import msgspec
 PARTITIONS_MAX: Final = 1000
 """Partitions that one message names at most."""
 NAMES_MAX: Final = 256
-"""Topics of a member, stages of a commit."""
+"""Topics of a member."""
+STAGES_MAX: Final = 2_000
+"""Stages that one message names at most."""
 NO_OFFSET: Final = -1
 NO_EPOCH: Final = -1
 """An offset without a leader epoch: it is not checked against the log's."""
@@ -272,20 +274,30 @@ class EndTransaction(msgspec.Struct, frozen=True, tag="end_transaction"):
 
 class BeginStage(msgspec.Struct, frozen=True, tag="begin_stage"):
     """A producer of its own under (transaction id, epoch), whose records wait for
-    `CommitTransaction` (rule 20)."""
+    `CommitTransaction` (rule 20). Stages of `attempt`s that sort before this one are ended."""
 
     transactional_id: str
     epoch: int
+    attempt: str = ""
+
+
+class EndStages(msgspec.Struct, frozen=True, tag="end_stages"):
+    """These stages are given up, where they are not decided. Nothing is decided of their epoch."""
+
+    transactional_id: str
+    stages: list[str]
 
 
 class CommitTransaction(msgspec.Struct, frozen=True, tag="commit_transaction"):
     """Commit these stages and abort all others of the id up to this epoch; with `commit` false all.
-    Decided once: a repetition answers the first outcome."""
+    Decided once: a repetition answers the first outcome. `is_last`: the id is not used again, and
+    forgotten `stage_timeout` later."""
 
     transactional_id: str
     epoch: int
     stages: list[str]
     commit: bool = True
+    is_last: bool = False
 
 
 class ListTransactions(msgspec.Struct, frozen=True, tag="list_transactions"):
@@ -328,7 +340,7 @@ class Transactions(msgspec.Struct, frozen=True, tag="transactions"):
 Request = (
     JoinGroup | SyncGroup | LeaveGroup | CommitOffsets | ClaimOffsets | ListGroups | DescribeGroup
     | SeekGroup | DeleteGroup | InitTransactions | AddPartitions | EndTransaction | BeginStage
-    | CommitTransaction | ListTransactions
+    | EndStages | CommitTransaction | ListTransactions
 )  # fmt: skip
 Reply = (
     GroupAssignment | Committed | Claimed | Groups | GroupDescription | TransactionReady

@@ -69,14 +69,24 @@ class World:
     def end(self, who: tuple[int, int], commit: bool = True, offsets=(), name: str = "a") -> Ended:
         return self.run(self.machine.end(self.now, name, *who, commit, offsets))
 
-    def begin_stage(self, epoch: int, stage: str, name: str = "s") -> tuple[int, int]:
+    def begin_stage(
+        self, epoch: int, stage: str, name: str = "s", attempt: str = ""
+    ) -> tuple[int, int]:
         new = self.new_producer_id()
-        return self.run(self.machine.begin_stage(self.now, name, epoch, new, stage))
+        return self.run(self.machine.begin_stage(self.now, name, epoch, new, stage, attempt))
+
+    def end_stages(self, *stages: str, name: str = "s") -> None:
+        self.run(self.machine.end_stages(self.now, name, stages))
 
     def commit_stages(
-        self, epoch: int, *stages: str, commit: bool = True, name: str = "s"
+        self,
+        epoch: int,
+        *stages: str,
+        commit: bool = True,
+        name: str = "s",
+        is_last: bool = False,
     ) -> StagesDecided:
-        return self.run(self.machine.commit_stages(self.now, name, epoch, stages, commit))
+        return self.run(self.machine.commit_stages(self.now, name, epoch, stages, commit, is_last))
 
     def tick(self, to: float | None = None) -> None:
         self.now = self.now if to is None else to

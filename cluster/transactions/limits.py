@@ -22,8 +22,9 @@ class TransactionLimits:
     """Decided transactions of one id that still wait for markers. A producer that decides faster
     than its partitions take markers is held back here."""
 
-    stages_max: int = 256
-    """Stages of one transaction id that nobody has decided yet."""
+    stages_max: int = 2_000
+    """Stages of one transaction id that nobody has decided yet, or that miss markers. One commit
+    names so many at most, and is one batch of the coordinator's log."""
 
     name_bytes_max: int = 200
     """Length of a transactional id or the name of a stage, in UTF-8."""
@@ -34,7 +35,8 @@ class TransactionLimits:
 
     stage_timeout: float = 900.0
     """Seconds after its beginning after which a stage that nobody decided is aborted: so long it
-    can hold readers of committed records back."""
+    can hold readers of committed records back. As long the last decision of an id is kept for who
+    asks again."""
 
     idle_max: float = 7 * 86_400.0
     """Seconds without use after which a transactional id is forgotten. What was decided of stages

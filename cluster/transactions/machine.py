@@ -250,14 +250,31 @@ class Transactions:
 
     # --- stages -----------------------------------------------------------------------------------
     def begin_stage(
-        self, now: float, transactional_id: str, epoch: int, new_producer_id: int, stage: str
+        self,
+        now: float,
+        transactional_id: str,
+        epoch: int,
+        new_producer_id: int,
+        stage: str,
+        attempt: str = "",
     ) -> Decision[Identity]:
-        return self._stages.begin(now, transactional_id, epoch, new_producer_id, stage)
+        return self._stages.begin(now, transactional_id, epoch, new_producer_id, stage, attempt)
+
+    def end_stages(
+        self, now: float, transactional_id: str, stages: Sequence[str]
+    ) -> Decision[None]:
+        return self._stages.end_named(transactional_id, stages)
 
     def commit_stages(
-        self, now: float, transactional_id: str, epoch: int, stages: Sequence[str], commit: bool
+        self,
+        now: float,
+        transactional_id: str,
+        epoch: int,
+        stages: Sequence[str],
+        commit: bool,
+        is_last: bool = False,
     ) -> Decision[StagesDecided]:
-        return self._stages.decide(now, transactional_id, epoch, stages, commit)
+        return self._stages.decide(now, transactional_id, epoch, stages, commit, is_last)
 
     # --- time -------------------------------------------------------------------------------------
     def tick(self, now: float) -> Decision[None]:

@@ -4,7 +4,7 @@
 |---|---|---|
 | `("transaction", id)` | `Transactional` | the id was not used for `idle_max` |
 | `("stage", id, name)` | `Stage` | decided, and marked everywhere |
-| `("decided", id)` | `Decided` | never by itself (rule 20) |
+| `("decided", id)` | `Decided` | never by itself (rule 20), unless it was said to be the last |
 
 Every value is all there is to know of its key, so that compaction, which keeps the newest value of
 a key, loses nothing, and replaying a record twice changes nothing. The bytes of a value are an
@@ -75,7 +75,7 @@ class Transactional(msgspec.Struct, frozen=True, array_like=True):
 
 class Stage(msgspec.Struct, frozen=True, array_like=True):
     """One of several producers of a transaction. `commit` is None until it is decided; from then on
-    `places` are those where its marker is missing."""
+    `places` are those where its marker is missing. `attempt`: of which try of the epoch it is."""
 
     producer_id: int
     producer_epoch: int
@@ -83,21 +83,26 @@ class Stage(msgspec.Struct, frozen=True, array_like=True):
     begun_at: float
     places: Places = ()
     commit: bool | None = None
+    attempt: str = ""
 
 
 class Decided(msgspec.Struct, frozen=True, array_like=True):
     """The last epoch of staged transactions that is decided. `committed`: runs (first, last) of
-    committed epochs; of epochs below `known_from` nothing is known any more."""
+    committed epochs; of epochs below `known_from` nothing is known any more. `is_last`: the id is
+    not used again, and what was decided is kept for late questions only."""
 
     epoch: int
     decided_at: float
     committed: tuple[tuple[int, int], ...] = ()
     known_from: int = 0
+    is_last: bool = False
 
     def is_committed(self, epoch: int) -> bool:
         return any(first <= epoch <= last for first, last in self.committed)
 
-    def after(self, epoch: int, commit: bool, now: float, ranges_max: int) -> Decided:
+    def after(
+        self, epoch: int, commit: bool, now: float, ranges_max: int, is_last: bool = False
+    ) -> Decided:
         runs, known_from = list(self.committed), self.known_from
         if commit and runs and runs[-1][1] == epoch - 1:
             runs[-1] = (runs[-1][0], epoch)
@@ -105,7 +110,7 @@ class Decided(msgspec.Struct, frozen=True, array_like=True):
             runs.append((epoch, epoch))
         if len(runs) > ranges_max:
             known_from = runs.pop(0)[1] + 1
-        return Decided(epoch, now, tuple(runs), known_from)
+        return Decided(epoch, now, tuple(runs), known_from, is_last)
 
 
 Value: TypeAlias = Transactional | Stage | Decided

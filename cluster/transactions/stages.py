@@ -14,6 +14,8 @@ of an id are decided in growing order, each at most once.
 | open | commit of its epoch that lists it | committing |
 | open | any decision of its epoch or a later one that does not commit it | aborting |
 | open | end, abort: its own producer gives up | aborting |
+| open | end_stages that names it: whoever ran it gives it up | aborting |
+| open | begin of a stage of a later attempt, at its epoch or a later one | aborting |
 | open | `stage_timeout` passed | aborting |
 | committing, aborting | marked everywhere | forgotten |
 
@@ -22,6 +24,9 @@ of an id are decided in growing order, each at most once.
 | none, or d < e | commit e, all that is listed is open at e | decided: d = e |
 | none, or d < e | commit e, something listed is not open at e | refused, and nothing is decided |
 | d >= e | anything about e | what was decided of e first; nothing changes |
+
+An attempt is a try of an epoch: what was begun under one that sorts before another's is what a
+dead driver left. Ending it decides nothing; attempts in the wrong order cost a try, not a record.
 """
 
 from __future__ import annotations
@@ -60,10 +65,18 @@ class Stages:
         return False
 
     def begin(
-        self, now: float, transactional_id: str, epoch: int, new_producer_id: int, stage: str
+        self,
+        now: float,
+        transactional_id: str,
+        epoch: int,
+        new_producer_id: int,
+        stage: str,
+        attempt: str,
     ) -> Decision[Identity]:
         self.check_name("transactional_id", transactional_id)
         self.check_name("stage", stage)
+        if attempt:
+            self.check_name("attempt", attempt)
         self._check_epoch(transactional_id, epoch)
         self.check_room(transactional_id, of_stages=True)
         what = f"stage {stage!r} of {transactional_id!r} at epoch {epoch}"
@@ -78,16 +91,23 @@ class Stages:
         there = self._state.stages.get(transactional_id, {})
         if stage in there:
             self._refuse(TransactionError(f"{what} is there already: take another name"))
-        if len(there) >= self._limits.stages_max:
+        left = [
+            ((rec.STAGE, transactional_id, name), other)
+            for name, other in there.items()
+            if other.commit is None and other.epoch <= epoch and "" < other.attempt < attempt
+        ][: self._limits.tick_max]  # the next to begin ends more of them
+        if len(there) - len(left) >= self._limits.stages_max:
             self._counts["limited"] += 1
             raise ResourceLimitError(
                 f"{what}: the id has {len(there)} stages that are not decided or not marked, and "
                 f"stages_max={self._limits.stages_max}: decide some before, or raise that"
             )
         self._counts["stages_begun"] += 1
-        value = Stage(new_producer_id, 0, epoch, begun_at=now)
-        key = (rec.STAGE, transactional_id, stage)
-        return Decision((rec.record_of(key, value),), Identity(new_producer_id, 0))
+        value = Stage(new_producer_id, 0, epoch, begun_at=now, attempt=attempt)
+        begun = rec.record_of((rec.STAGE, transactional_id, stage), value)
+        self._counts["stages_superseded"] += len(left)
+        records = (begun, *(_decided(key, other, False) for key, other in left))
+        return Decision(records, Identity(new_producer_id, 0), durable=bool(left))
 
     def add_partitions(
         self, transactional_id: str, producer_id: int, epoch: int, partitions: Iterable[Place]
@@ -103,7 +123,9 @@ class Stages:
                 "partitions, over transaction_partitions_max="
                 f"{self._limits.transaction_partitions_max}: use more stages, or raise that"
             )
-        value = Stage(producer_id, epoch, value.epoch, value.begun_at, places)
+        value = Stage(
+            *(producer_id, epoch, value.epoch, value.begun_at, places), attempt=value.attempt
+        )
         # Synced: who is to commit the stage may outlive a power cut, and then names a stage that
         # would have no partitions, whose records were swept.
         return Decision((rec.record_of(key, value),), None, durable=True)
@@ -126,8 +148,26 @@ class Stages:
         self._counts["stages_given_up"] += 1
         return Decision((_decided(key, value, False),), Ended(False, epoch + 1), durable=True)
 
+    def end_named(self, transactional_id: str, stages: Sequence[str]) -> Decision[None]:
+        """Abort these, where they are still open. What is decided, or gone, stays as it is."""
+        self.check_name("transactional_id", transactional_id)
+        there = self._state.stages.get(transactional_id, {})
+        records = [
+            _decided((rec.STAGE, transactional_id, name), there[name], False)
+            for name in dict.fromkeys(stages)
+            if name in there and there[name].commit is None
+        ]
+        self._counts["stages_given_up"] += len(records)
+        return Decision(tuple(records), None, durable=True)
+
     def decide(
-        self, now: float, transactional_id: str, epoch: int, stages: Sequence[str], commit: bool
+        self,
+        now: float,
+        transactional_id: str,
+        epoch: int,
+        stages: Sequence[str],
+        commit: bool,
+        is_last: bool,
     ) -> Decision[StagesDecided]:
         self.check_name("transactional_id", transactional_id)
         self._check_epoch(transactional_id, epoch)
@@ -147,7 +187,9 @@ class Stages:
                     "them again as new stages, then commit those"
                 )
             )
-        value = (decided or Decided(-1, now)).after(epoch, commit, now, self._limits.ranges_max)
+        value = (decided or Decided(-1, now)).after(
+            epoch, commit, now, self._limits.ranges_max, is_last
+        )
         records = [rec.record_of((rec.DECIDED, transactional_id), value)]
         for name, stage in there.items():
             if stage.commit is None and stage.epoch <= epoch:

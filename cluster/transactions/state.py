@@ -109,6 +109,8 @@ class State:
                 return used_at + self._limits.idle_max
             case Stage(commit=None, begun_at=begun_at):
                 return begun_at + self._limits.stage_timeout
+            case Decided(is_last=True, decided_at=decided_at):
+                return decided_at + self._limits.stage_timeout
         return None
 
     # --- questions --------------------------------------------------------------------------------

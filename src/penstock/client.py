@@ -26,7 +26,7 @@ from penstock.reaching import Keys, Transport, reaching
 from penstock.remote.address import RemoteAddress
 from penstock.session import default_url
 from penstock.transactions.producer import TransactionalProducer
-from penstock.transactions.stages import Stage, StagesOutcome, commit_stages
+from penstock.transactions.stages import Stage, StagesOutcome, commit_stages, end_stages
 
 
 class Client(Closing):
@@ -95,20 +95,32 @@ class Client(Closing):
         stages: Iterable[str],
         *,
         commit: bool = True,
+        is_last: bool = False,
         timeout: float = 30.0,
     ) -> StagesOutcome:
         """Commit these stages (see `Stage.name`) and abort all others of the id up to this epoch;
         `commit=False` aborts all. Done again, by whomever, it changes nothing: the answer is what
-        was decided first.
+        was decided first. `is_last`: no later epoch of the id will come, so the node forgets it
+        some 15 minutes after.
 
         Raises `TransactionError` if a stage is not there any more, with nothing decided;
         `PenstockTimeout` or `NotConnectedError` without an answer in `timeout` seconds: ask again.
         """
         self._check_open()
         return commit_stages(
-            self._socket, transactional_id, epoch, stages, commit=commit,
+            self._socket, transactional_id, epoch, stages, commit=commit, is_last=is_last,
             client_id=self._client_id, timeout=timeout,
         )  # fmt: skip
+
+    def end_stages(
+        self, transactional_id: str, stages: Iterable[str], *, timeout: float = 30.0
+    ) -> None:
+        """Give these stages up, so that they hold no reader back. Those that are decided, or gone,
+        stay as they are; of their epoch nothing is decided."""
+        self._check_open()
+        end_stages(
+            self._socket, transactional_id, stages, client_id=self._client_id, timeout=timeout
+        )
 
     @overload
     def consumer(self, *topics: str, **options: Unpack[GroupOptions]) -> GroupConsumer: ...

@@ -37,13 +37,15 @@ class ProducerOptions(TypedDict, total=False):
 class StageOptions(ProducerOptions, total=False):
     """See `penstock.transactions.stages.Stage`."""
 
+    attempt: str
     transaction_durability: Literal["fsynced", "appended"]
 
 
-class TransactionOptions(StageOptions, total=False):
+class TransactionOptions(ProducerOptions, total=False):
     """See `penstock.transactions.producer.TransactionalProducer`."""
 
     transactional_id: Required[str]
+    transaction_durability: Literal["fsynced", "appended"]
     transaction_timeout: float
 
 

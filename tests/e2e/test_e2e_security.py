@@ -187,6 +187,7 @@ DENIED: list[ms.ClientMessage] = [
     co.EndTransaction("t", 1, 1, True),
     co.EndTransaction("own.t", 1, 1, True, [co.GroupOffsets("g", "m", [])]),
     co.BeginStage("t", 1),
+    co.EndStages("t", ["s"]),
     co.CommitTransaction("t", 1, []),
     ac.ListAccess("entries"),
     ac.AddAccess([ac.AccessEntry("outsider", "allow", "all", "topic", "*")]),

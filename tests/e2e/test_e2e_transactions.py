@@ -466,6 +466,26 @@ def test_a_stage_that_was_given_up_has_no_name_and_cannot_be_committed(client, t
     assert committed(client, topic) == [b"good"]
 
 
+def test_stages_end_by_name_or_by_a_later_attempt_and_an_id_has_a_last_epoch(client, topic):
+    def written(attempt, value):
+        with client.stage(topic, 1, attempt=attempt) as stage:
+            stage.send(topic, value)
+        return stage.name
+
+    left, named = written("1", b"left by a driver that died"), written("", b"named")
+    client.end_stages(topic, [named, "no-such-stage"])
+    good = written("2", b"good")
+    for gone in (left, named):
+        with pytest.raises(penstock.TransactionError, match="Nothing was decided"):
+            client.commit_transaction(topic, 1, [good, gone])
+    outcome = client.commit_transaction(topic, 1, [good], is_last=True)
+    client.end_stages(topic, [good])
+    assert client.commit_transaction(topic, 1, [good]) == outcome
+    assert committed(client, topic) == [b"good"]
+    with pytest.raises(TypeError, match="list of names"):
+        client.end_stages(topic, good)
+
+
 # --- consumed and produced -----------------------------------------------------------------------
 def test_consumed_offsets_commit_with_the_records_or_not_at_all(client, node, topic):
     node.create_topic(f"{topic}-out")

@@ -343,9 +343,19 @@ class StageDriver(Client):
         count = 1 + epoch % 3
         names: list[str] = []
         try:
+            yield from self.attempt(epoch, count, names)
+        except (Refused, NoAnswer):
+            if self.sim.random.random() < 0.5:  # whether it was committed is not known here
+                yield from self.call("end_stages", "job", names)
+                self.ledger.counts["stages ended by name"] += len(names)
+            raise
+
+    def attempt(self, epoch: int, count: int, names: list[str]) -> Task:
+        attempt = f"{self.sim.now:012.6f}"
+        try:
             for number in range(count):
                 for is_spare in [True, False] if self.sim.random.random() < 0.3 else [False]:
-                    name = yield from self.stage(epoch, f"stages.{epoch}.{number}")
+                    name = yield from self.stage(epoch, attempt, f"stages.{epoch}.{number}")
                     if not is_spare:
                         names.append(name)
                 if self.sim.random.random() < 0.02:
@@ -358,8 +368,8 @@ class StageDriver(Client):
         known = self.ledger.epochs.setdefault(epoch, (count, decided.committed))
         assert known == (count, decided.committed), f"epoch {epoch} has two outcomes"
 
-    def stage(self, epoch: int, value: str) -> Task:
-        who, name = yield from self.call("begin_stage", "job", epoch)
+    def stage(self, epoch: int, attempt: str, value: str) -> Task:
+        who, name = yield from self.call("begin_stage", "job", epoch, attempt)
         place = self.sim.random.choice(self.outputs)
         yield from self.call("add_partitions", "job", *who, [place])
         said = yield from self.write(Data(place, who[0], who[1], 0, value, True))

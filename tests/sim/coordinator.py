@@ -188,7 +188,7 @@ class Coordinator(Node):
             args = (*args, self.sim.number())
         elif handler == "begin_stage":
             stage = f"stage-{self.sim.number()}"
-            args = (*args, self.sim.number(), stage)
+            args = (*args[:2], self.sim.number(), stage, *args[2:])
         machine = self.transactions if hasattr(Transactions, handler) else self.groups
         try:
             decision = getattr(machine, handler)(self.sim.now, *args)

@@ -28,7 +28,7 @@ from penstock.options import (
 from penstock.reaching import Keys, Transport, reaching
 from penstock.remote.address import Place, RemoteAddress
 from penstock.session import default_url
-from penstock.transactions.stages import StagesOutcome, commit_stages
+from penstock.transactions.stages import StagesOutcome, commit_stages, end_stages
 
 M = TypeVar("M", Producer, TransactionalProducer, Stage, Consumer, GroupConsumer, Admin)
 
@@ -99,6 +99,7 @@ class Client(AsyncClosing):
         stages: Iterable[str],
         *,
         commit: bool = True,
+        is_last: bool = False,
         timeout: float = 30.0,
     ) -> StagesOutcome:
         """Commit these stages and abort all others of the id up to this epoch. See
@@ -107,9 +108,20 @@ class Client(AsyncClosing):
         self._check_open()
         deciding = partial(
             commit_stages, self._socket, transactional_id, epoch, stages, commit=commit,
-            client_id=self._client_id, timeout=timeout,
+            is_last=is_last, client_id=self._client_id, timeout=timeout,
         )  # fmt: skip
         return await in_thread(deciding)
+
+    async def end_stages(
+        self, transactional_id: str, stages: Iterable[str], *, timeout: float = 30.0
+    ) -> None:
+        """Give these stages up; see `penstock.Client.end_stages`."""
+        self._check_open()
+        ending = partial(
+            end_stages, self._socket, transactional_id, stages,
+            client_id=self._client_id, timeout=timeout,
+        )  # fmt: skip
+        await in_thread(ending)
 
     @overload
     def consumer(self, *topics: str, **options: Unpack[GroupOptions]) -> Opening[GroupConsumer]: ...

@@ -70,6 +70,7 @@ _NAMED: Final[dict[type, tuple[Operation, Kind, str]]] = {
     co.AddPartitions: (WRITE, TRANSACTIONAL_ID, "transactional_id"),
     co.EndTransaction: (WRITE, TRANSACTIONAL_ID, "transactional_id"),
     co.BeginStage: (WRITE, TRANSACTIONAL_ID, "transactional_id"),
+    co.EndStages: (WRITE, TRANSACTIONAL_ID, "transactional_id"),
     co.CommitTransaction: (WRITE, TRANSACTIONAL_ID, "transactional_id"),
 }
 # What each request needs of the cluster.

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
 from penstock.arguments import check_integer, check_text
 from penstock.core import errors as er
 from penstock.ipc import coordination as co
+from penstock.ipc import messages as ms
 from penstock.remote.address import Place
 from penstock.transactions.link import CoordinatorLink
 from penstock.transactions.transacting import (
@@ -48,6 +50,8 @@ class Stage(Transacting):
     Args:
         transactional_id, epoch: the transaction of which this is a part. The epochs of an id are
             decided in growing order, each once.
+        attempt: a text for this try of the epoch, one for all its stages, that sorts behind those
+            of earlier tries. Beginning a stage ends what those left open. Empty: no such thing.
         transaction_durability: "fsynced": closing waits until all records are on stable storage.
             Only so does what is committed later survive a power cut.
         options: as for every producer, but for `acks=0`, `idempotent=False` and dropping records.
@@ -61,16 +65,19 @@ class Stage(Transacting):
         transactional_id: str,
         epoch: int,
         *,
+        attempt: str = "",
         transaction_durability: TransactionDurability = "fsynced",
         **options: Unpack[ProducerOptions],
     ) -> None:
         check_text("transactional_id", transactional_id)
         check_integer("epoch", epoch)
+        if attempt:
+            check_text("attempt", attempt)
         config = checked(transaction_durability, options)
         link = CoordinatorLink(socket, config.client_id)
         try:
             ready = link.ask(
-                co.BeginStage(transactional_id, epoch),
+                co.BeginStage(transactional_id, epoch, attempt),
                 co.TransactionReady,
                 config.delivery_timeout,
             )
@@ -137,24 +144,35 @@ def commit_stages(
     stages: Iterable[str],
     *,
     commit: bool,
+    is_last: bool,
     client_id: str,
     timeout: float,
 ) -> StagesOutcome:
     """See `Client.commit_transaction`."""
     check_text("transactional_id", transactional_id)
     check_integer("epoch", epoch)
+    request = co.CommitTransaction(transactional_id, epoch, _names(stages), commit, is_last)
+    with closing(CoordinatorLink(socket, client_id)) as link:
+        answer = link.ask(request, co.TransactionEnded, timeout)
+    return StagesOutcome(answer.committed, answer.decided)
+
+
+def end_stages(
+    socket: Place, transactional_id: str, stages: Iterable[str], *, client_id: str, timeout: float
+) -> None:
+    """See `Client.end_stages`."""
+    check_text("transactional_id", transactional_id)
+    names = _names(stages)
+    with closing(CoordinatorLink(socket, client_id)) as link:
+        for start in range(0, len(names), co.STAGES_MAX):
+            part = names[start : start + co.STAGES_MAX]
+            link.ask(co.EndStages(transactional_id, part), ms.Done, timeout)
+
+
+def _names(stages: Iterable[str]) -> list[str]:
     if isinstance(stages, str):
         raise TypeError(f"stages={stages!r} must be a list of names, as `Stage.name` gives them")
     names = list(stages)
     for name in names:
         check_text("the name of a stage", name)
-    link = CoordinatorLink(socket, client_id)
-    try:
-        answer = link.ask(
-            co.CommitTransaction(transactional_id, epoch, names, commit),
-            co.TransactionEnded,
-            timeout,
-        )
-    finally:
-        link.close()
-    return StagesOutcome(answer.committed, answer.decided)
+    return names

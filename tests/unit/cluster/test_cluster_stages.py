@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 from transaction_world import T, World
 
 from penstock.cluster.transactions import TransactionLimits
-from penstock.core.errors import ConfigError, StageDecidedError, TransactionError
+from penstock.core.errors import (
+    ConfigError,
+    ResourceLimitError,
+    StageDecidedError,
+    TransactionError,
+)
 
 
 @pytest.fixture
@@ -132,3 +139,73 @@ def test_where_a_stage_writes_is_on_the_device_before_it_writes():
     world = World()
     who = world.begin_stage(1, "one")
     assert world.machine.add_partitions(world.now, "s", *who, [(T, 0)]).durable
+
+
+def test_rule_20_stages_ended_by_name_decide_nothing(world):
+    one, two, kept = stage(world, 4, "1"), stage(world, 4, "2"), stage(world, 4, "3")
+    world.end_stages("1", "2", "never begun")
+    world.end_stages("1")
+    with pytest.raises(TransactionError, match="'1'"):
+        world.commit_stages(4, "1", "3")
+    again = stage(world, 4, "1 again")
+    assert world.commit_stages(4, "1 again", "3") == (True, 4)
+    assert world.mark_all() == {one: False, two: False, kept: True, again: True}
+
+
+def test_rule_20_what_is_committed_is_not_ended_by_name(world):
+    """A driver that had no answer to its commit gives its stages up, and they were committed."""
+    one = stage(world, 4, "1")
+    world.commit_stages(4, "1")
+    world.end_stages("1")
+    assert world.mark_all() == {one: True}
+    world.end_stages("1")
+    assert world.commit_stages(4, "1") == (True, 4)
+
+
+def test_the_first_stage_of_an_attempt_ends_what_earlier_ones_left(world):
+    older, other = world.begin_stage(3, "0", attempt="a"), world.begin_stage(4, "1", attempt="a")
+    bare, own = stage(world, 4, "2"), world.begin_stage(4, "3", attempt="b")
+    for who in (older, other, own):
+        refused = nullcontext() if who is own else pytest.raises(TransactionError)
+        with refused:
+            world.add(who, (T, 0), name="s")
+    with pytest.raises(TransactionError, match="'1'"):
+        world.commit_stages(4, "1")
+    world.begin_stage(5, "4", attempt="a")  # in the wrong order: it ends nothing
+    world.begin_stage(4, "5", attempt="b")
+    world.begin_stage(4, "6", attempt="c")
+    with pytest.raises(TransactionError, match="'3'"):
+        world.commit_stages(4, "3")
+    assert world.commit_stages(4, "2", "6") == (True, 4)
+    assert world.mark_all() == {own: False, bare: True}
+
+
+def test_an_attempt_finds_room_where_earlier_ones_left_as_many_stages_as_there_may_be():
+    world = World(TransactionLimits(stages_max=3, tick_max=2))
+    for number in range(3):
+        world.begin_stage(4, f"a{number}", attempt="a")
+    with pytest.raises(ResourceLimitError, match="stages_max=3"):
+        world.begin_stage(4, "a3", attempt="a")
+    for number in range(3):
+        world.begin_stage(4, f"b{number}", attempt="b")
+    assert world.commit_stages(4, "b0", "b1", "b2") == (True, 4)
+
+
+def test_an_id_whose_last_epoch_is_decided_is_forgotten_after_a_while(world):
+    one = stage(world, 0, "1")
+    assert world.commit_stages(0, "1", is_last=True) == (True, 0)
+    assert world.mark_all() == {one: True}
+    world.tick(world.now + 899)
+    assert world.commit_stages(0, "1") == (True, 0)
+    with pytest.raises(StageDecidedError):
+        world.begin_stage(0, "2")
+    world.tick(world.now + 1)
+    assert world.machine.state() == {}
+    assert world.machine.deadline() is None
+
+
+def test_an_epoch_after_the_last_one_makes_the_id_stay(world):
+    world.commit_stages(0, is_last=True)
+    world.commit_stages(1)
+    world.tick(world.now + 1000 * 86_400)
+    assert world.commit_stages(0) == (True, 1)

@@ -63,6 +63,7 @@ class TransactionsModel(RuleBasedStateMachine):
         self.markers: dict[tuple[tuple[int, int], tuple[bytes, int]], bool] = {}
         self.offsets: dict[int, tuple[int, int]] = {}
         self.stages: dict[str, tuple[tuple[int, int], int]] = {}  # name -> (who, epoch)
+        self.begun: tuple[int, int] | None = None  # by the last rule that wanted to begin a stage
         self.listed: dict[int, set[str]] = {}  # decided epoch -> the stages it listed
         self.decided: dict[int, bool] = {}
 
@@ -174,12 +175,57 @@ class TransactionsModel(RuleBasedStateMachine):
     def epoch(self, ahead: int) -> int:
         return max(0, max(self.decided, default=0) + ahead)
 
+    def open_stages(self) -> dict[str, Stage]:
+        return {
+            key[2]: value
+            for key, value in self.world.machine.state().items()
+            if isinstance(value, Stage) and value.commit is None
+        }
+
+    @rule(
+        ahead=st.integers(-1, 2),
+        places=PLACES,
+        writes=st.booleans(),
+        attempt=st.sampled_from("123"),
+    )
+    def begin_stage_of_an_attempt(
+        self, ahead: int, places: list[tuple[bytes, int]], writes: bool, attempt: str
+    ) -> None:
+        before = self.open_stages()
+        self.begin_stage(ahead, places, writes, attempt)
+        epoch = self.epoch(ahead)
+        left = {
+            name
+            for name, stage in before.items()
+            if stage.epoch <= epoch and "" < stage.attempt < attempt
+        }
+        ended = before.keys() - self.open_stages().keys()
+        if list(self.stages.values())[-1:] == [(self.begun, epoch)]:
+            assert ended <= left
+            assert len(ended) == min(len(left), LIMITS.tick_max)
+        else:
+            assert not ended, "it was refused"
+        for name in ended:
+            self.learn(self.stages[name][0], False)
+
+    @rule(picks=st.sets(PICK, max_size=3))
+    def end_stages(self, picks: set[int]) -> None:
+        names = [name for place, name in enumerate(self.stages) if place in picks]
+        before = self.open_stages()
+        self.world.end_stages("never heard of", *names)
+        for name in before.keys() & set(names):
+            self.learn(self.stages[name][0], False)
+        assert self.open_stages().keys() == before.keys() - set(names)
+
     @rule(ahead=st.integers(-1, 2), places=PLACES, writes=st.booleans())
-    def begin_stage(self, ahead: int, places: list[tuple[bytes, int]], writes: bool) -> None:
+    def begin_stage(
+        self, ahead: int, places: list[tuple[bytes, int]], writes: bool, attempt: str = ""
+    ) -> None:
         epoch = self.epoch(ahead)
         name = f"stage-{len(self.stages)}"
+        self.begun = None
         try:
-            who = self.world.begin_stage(epoch, name)
+            who = self.begun = self.world.begin_stage(epoch, name, attempt=attempt)
         except StageDecidedError:
             assert epoch <= max(self.decided)
             return

@@ -5,7 +5,8 @@
 | InitTransactions | who the producer is; what was open is aborted; durable | ... and marked |
 | AddPartitions | where the transaction may write | markers of earlier ones there, then BEGIN |
 | EndTransaction | COMMIT or ABORT, with the offsets; durable | marked, or `MARKED_WITHIN` |
-| BeginStage | who the stage is | |
+| BeginStage | who the stage is; earlier attempts are aborted | |
+| EndStages | abort of those that are open; durable | |
 | CommitTransaction | which stages count; durable | marked, or `MARKED_WITHIN` |
 
 Owns that order. Everything here can be asked again: what was decided first is answered again.
@@ -34,8 +35,8 @@ MARKED_WITHIN: Final = 2.0
 """Seconds that an answer waits for markers which are on their way. They go on without it."""
 
 REQUESTS: Final = (
-    co.InitTransactions, co.AddPartitions, co.EndTransaction, co.BeginStage, co.CommitTransaction,
-    co.ListTransactions,
+    co.InitTransactions, co.AddPartitions, co.EndTransaction, co.BeginStage, co.EndStages,
+    co.CommitTransaction, co.ListTransactions,
 )  # fmt: skip
 
 _T = TypeVar("_T")
@@ -77,6 +78,8 @@ class TransactionRequests:
                 return await self._end(request)
             case co.BeginStage():
                 return await self._begin_stage(request)
+            case co.EndStages():
+                return await self._end_stages(request)
             case co.CommitTransaction():
                 return await self._commit(request)
             case co.ListTransactions():
@@ -111,10 +114,17 @@ class TransactionRequests:
         fresh, stage = self._folder.next_producer_id(), os.urandom(8).hex()
         identity = await self._carry(
             lambda now: self._transactions.begin_stage(
-                now, request.transactional_id, request.epoch, fresh, stage
+                now, request.transactional_id, request.epoch, fresh, stage, request.attempt
             )
         )
         return co.TransactionReady(identity.producer_id, identity.epoch, stage)
+
+    async def _end_stages(self, request: co.EndStages) -> ms.Done:
+        check_count("stages", len(request.stages), co.STAGES_MAX)
+        await self._carry(
+            lambda now: self._transactions.end_stages(now, request.transactional_id, request.stages)
+        )
+        return ms.Done()
 
     # --- where it writes ---
     async def _add(self, request: co.AddPartitions) -> ms.Done:
@@ -166,11 +176,16 @@ class TransactionRequests:
         return co.TransactionEnded(ended.committed, ended.next_epoch)
 
     async def _commit(self, request: co.CommitTransaction) -> co.TransactionEnded:
-        check_count("stages", len(request.stages), co.NAMES_MAX)
+        check_count("stages", len(request.stages), co.STAGES_MAX)
         before = self._missing()
         decided = await self._carry(
             lambda now: self._transactions.commit_stages(
-                now, request.transactional_id, request.epoch, request.stages, request.commit
+                now,
+                request.transactional_id,
+                request.epoch,
+                request.stages,
+                request.commit,
+                request.is_last,
             )
         )
         wanted = self._missing() - before
