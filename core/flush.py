@@ -43,7 +43,9 @@ INDEX_SYNC_ENTRIES: Final = 4096
 at most this many intervals of log (64 MiB) are walked again for their headers."""
 
 POINT_SYNC_EVERY: Final = 64
-"""Under `flush="batch"`, every so many syncs take the recovery point file along."""
+POINT_SYNC_BYTES: Final = 16 << 20
+"""A sync takes the recovery point along once so many were written to its file since, or one that is
+so far ahead. After a power cut a recovery checks this much more, of each log, than it had to."""
 
 
 @dataclass(slots=True)
@@ -128,6 +130,7 @@ class Syncs:
         # Those of a process that was killed may not be on the device yet.
         self._fresh_snapshots = list_snapshots(storage, folder)
         self._fresh_points = 0  # written since the file was last synced
+        self._kept = point if is_settled else None  # stands in it on the device, or an older one
         self._point = point
         self._settled = point if is_settled else None
         chain.folder_changed = not is_settled
@@ -151,7 +154,7 @@ class Syncs:
         """Whether nothing has happened since a clean close left the log at this very point."""
         return point == self._settled == self._point and not self._chain.folder_changed
 
-    def begin(self, config: LogConfig, point: RecoveryPoint) -> SyncJob | None:
+    def begin(self, point: RecoveryPoint) -> SyncJob | None:
         """A job for all that is appended; None if all of it is on the device."""
         if self.job is not None:
             raise StorageError(
@@ -169,7 +172,7 @@ class Syncs:
             folder=self._folder,
             point=point,
             targets=targets,
-            derived=self._derived(config),
+            derived=self._derived(),
             folder_changed=chain.folder_changed,
             aborted=self._aborted.take_unsynced(),
         )
@@ -177,7 +180,7 @@ class Syncs:
         self.batches_above_point = 0
         return self.job
 
-    def _derived(self, config: LogConfig) -> list[str]:
+    def _derived(self) -> list[str]:
         chain, folder = self._chain, self._folder
         paths = [snapshot_path(folder, offset) for offset in self._fresh_snapshots]
         for segment in chain.closed:
@@ -186,11 +189,21 @@ class Syncs:
         if index.entries - index.synced_entries >= INDEX_SYNC_ENTRIES:
             paths.extend(index_paths(folder, chain.active.base_offset))
             index.synced_entries = index.entries
-        if self._fresh_points >= (POINT_SYNC_EVERY if config.flush == "batch" else 1):
+        if self._is_point_due():
             paths.append(self._point_file.path)
-            self._fresh_points = 0
+            self._fresh_points, self._kept = 0, self._point
         self._fresh_snapshots = []
         return paths
+
+    def _is_point_due(self) -> bool:
+        """Its own sync costs what that of the segment does."""
+        point, kept = self._point, self._kept
+        return self._fresh_points > 0 and (
+            kept is None
+            or self._fresh_points >= POINT_SYNC_EVERY
+            or point.segment_base != kept.segment_base
+            or point.position - kept.position >= POINT_SYNC_BYTES
+        )
 
     def finish(
         self,

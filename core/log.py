@@ -331,7 +331,7 @@ class Log(LogView):
             raise LogOfflineError(self._offline)
         if self._syncs.batches_above_snapshot >= self._config.snapshot_batches:
             self.snapshot()
-        return self._syncs.begin(self._config, self._point())
+        return self._syncs.begin(self._point())
 
     def _point(self) -> RecoveryPoint:
         active = self._chain.active

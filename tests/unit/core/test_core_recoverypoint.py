@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import pytest
 from unit.core.log_helpers import (
+    FOLDER,
     MemoryStorage,
+    contents,
+    numbered,
     open_log,
+    opened,
 )
 
+from penstock.core import flush
 from penstock.core.errors import ConfigError
+from penstock.core.logconfig import LogConfig
 from penstock.core.recoverypoint import POINT_FILE, SLOT_BYTES, PointFile, RecoveryPoint
 
 
@@ -41,6 +47,57 @@ def test_a_torn_recovery_point_leaves_the_one_before():
     file.load()
     file.write(points[0], durable=True)
     assert PointFile(storage.power_cut(), "/data").load() == points[0]
+
+
+@pytest.mark.parametrize("mode", ["os", "interval", "batch"])
+def test_few_syncs_take_the_recovery_point_along_and_a_power_cut_loses_nothing(mode):
+    storage, log = opened(config=LogConfig(flush=mode))
+    path = f"{FOLDER}/{POINT_FILE}"
+
+    def points_synced() -> int:
+        return sum(call.path == path and call.name == "fdatasync" for call in storage.log)
+
+    for batch in numbered(flush.POINT_SYNC_EVERY):
+        log.append([batch], 1)
+        log.sync()
+        assert points_synced() <= 1, "the first one may go along"
+    kept = contents(log)
+    after, report = open_log(storage.power_cut(), boot_id="boot-2")
+    assert contents(after) == kept
+    assert after.durable == after.log_end == flush.POINT_SYNC_EVERY
+    assert report.lost is None
+    before = points_synced()
+    for batch in numbered(2, flush.POINT_SYNC_EVERY):
+        log.append([batch], 1)
+        log.sync()
+    assert points_synced() == before + 1
+
+
+def test_a_recovery_point_that_is_far_ahead_of_the_device_goes_along(monkeypatch):
+    """Bytes to check again after a power cut have a bound, however few syncs they took."""
+    monkeypatch.setattr(flush, "POINT_SYNC_BYTES", 4096)
+    storage, log = opened(config=LogConfig(flush="interval"))
+    farthest = 0
+    for batch in numbered(40, body=1000):
+        log.append([batch], 1)
+        log.sync()
+        kept = PointFile(storage.power_cut(), FOLDER).load()
+        assert kept is not None
+        farthest = max(farthest, log.valid_bytes - kept.position)
+    assert 2 * len(batch) < farthest < 4096 + 3 * len(batch)
+
+
+def test_the_recovery_point_goes_along_where_a_segment_was_begun():
+    storage, log = opened(config=LogConfig(flush="interval"))
+    for start in range(0, 12, 3):
+        for batch in numbered(3, start):  # of the old segment, of the new one, and one more
+            log.append([batch], 1)
+            log.sync()
+            if log.log_end == start + 1:
+                log.roll(1)
+        kept = PointFile(storage.power_cut(), FOLDER).load()
+        assert kept is not None
+        assert kept.segment_base == log.segment_base
 
 
 def test_boot_ids_have_a_bound():
