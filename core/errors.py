@@ -64,6 +64,12 @@ class AccessDeniedError(PenstockError):
     not."""
 
 
+class NotLeaderError(PenstockError):
+    """This node does not lead what was asked of it; the message names who does, if known."""
+
+    retriable = True
+
+
 class ForkedClientError(PenstockError):
     """An object made before `fork()` was used in the child."""
 

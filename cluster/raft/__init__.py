@@ -1,0 +1,34 @@
+"""Raft, pure: the controller's log, agreed on by a quorum of brokers.
+
+    raft = Raft(1, fresh(1, 2, 3), RaftConfig(), random.random, now)
+    effects = raft.tick(now)  # at raft.deadline; likewise of receive, persisted, propose, ...
+
+Knows neither sockets nor files nor clocks. What its entries mean is the controller's.
+"""
+
+from __future__ import annotations
+
+from penstock.cluster.raft.config import RaftConfig
+from penstock.cluster.raft.machine import Effects, Raft
+from penstock.cluster.raft.messages import (
+    Entry,
+    Members,
+    RaftMessage,
+    Saved,
+    Snapshot,
+    Write,
+    fresh,
+)
+
+__all__ = [
+    "Effects",
+    "Entry",
+    "Members",
+    "Raft",
+    "RaftConfig",
+    "RaftMessage",
+    "Saved",
+    "Snapshot",
+    "Write",
+    "fresh",
+]

@@ -1,0 +1,147 @@
+"""What raft nodes say to each other, and what a node keeps.
+
+Structs are array-like: their fields travel in this order (see `penstock.cluster.frames`). All carry
+the sender's term first. Who sent a message is known by the connection that it came by.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+NOOP: Final = 0
+"""The first entry of each leader: with it, all that stands before it can be committed."""
+DATA: Final = 1
+MEMBERS: Final = 2
+"""Its data are the `Members` from this entry on, committed or not."""
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True):
+    """`term` is the sender's, but for `PreVote` and what grants it: the term to come."""
+
+    term: int
+
+
+class Members(msgspec.Struct, frozen=True, array_like=True):
+    """Node ids, rising. Learners get the log and have no vote."""
+
+    voters: tuple[int, ...]
+    learners: tuple[int, ...] = ()
+
+    def __contains__(self, node: int) -> bool:
+        return node in self.voters or node in self.learners
+
+    @property
+    def quorum(self) -> int:
+        return len(self.voters) // 2 + 1
+
+    def everybody(self) -> tuple[int, ...]:
+        return self.voters + self.learners
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One place in the log. Indexes begin at 1."""
+
+    index: int
+    term: int
+    kind: int
+    data: bytes
+
+
+class Snapshot(msgspec.Struct, frozen=True, array_like=True):
+    """All that the log said up to `index`, whose entry was of `term`."""
+
+    index: int
+    term: int
+    members: Members
+    data: bytes
+
+
+class PreVote(Message, frozen=True, tag=True):
+    """Would you vote for me? Changes nobody's term, so that who comes back from a cut does not
+    depose a leader that all others hear."""
+
+    last_index: int
+    last_term: int
+
+
+class Vote(Message, frozen=True, tag=True):
+    """`forced`: the leader itself asked for it, so that its being there is no reason against it."""
+
+    last_index: int
+    last_term: int
+    forced: bool
+
+
+class VoteReply(Message, frozen=True, tag=True):
+    """To either of both."""
+
+    is_pre: bool
+    granted: bool
+
+
+class Append(Message, frozen=True, tag=True):
+    """Entries behind (`index`, `index_term`); none of them: a heartbeat or a probe."""
+
+    index: int
+    index_term: int
+    entries: tuple[Entry, ...]
+    commit: int
+
+
+class Install(Message, frozen=True, tag=True):
+    """The follower is behind the leader's log: it begins anew with this."""
+
+    snapshot: Snapshot
+
+
+class Accepted(Message, frozen=True, tag=True):
+    """The sender's log is the leader's up to `index`, on stable storage."""
+
+    index: int
+
+
+class Rejected(Message, frozen=True, tag=True):
+    """`index` of an `Append` is not in the sender's log with that term; the logs may agree at
+    `hint_index` (`hint_term` there), and nowhere behind it."""
+
+    index: int
+    hint_index: int
+    hint_term: int
+
+
+class Lead(Message, frozen=True, tag=True):
+    """The leader gives its place away: the follower is to stand for election at once."""
+
+
+RaftMessage = PreVote | Vote | VoteReply | Append | Install | Accepted | Rejected | Lead
+
+
+class Write(msgspec.Struct, frozen=True):
+    """What has to be on stable storage before `Raft.persisted(number)`, in the order of numbers.
+
+    First the snapshot if there is one (all entries up to its index go, and all entries at all if
+    its entry is not among them), then the log ends before `first_index`, then `entries` follow."""
+
+    number: int
+    term: int
+    vote: int | None
+    first_index: int
+    entries: tuple[Entry, ...]
+    snapshot: Snapshot | None = None
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """What a node finds of itself when it starts. `snapshot` of index 0: it is new, with those
+    members; or it waits to be added, where there are none."""
+
+    snapshot: Snapshot
+    term: int = 0
+    vote: int | None = None
+    entries: tuple[Entry, ...] = ()
+
+
+def fresh(*voters: int) -> Saved:
+    """A node that was never there before; without voters: one that waits to be added."""
+    return Saved(Snapshot(0, 0, Members(tuple(sorted(voters))), b""))
