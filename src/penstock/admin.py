@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -55,6 +55,7 @@ class PartitionDescription:
     status: str
     log_start: int
     durable: int
+    last_stable: int
     high_watermark: int
     log_end: int
     leader_epoch: int
@@ -169,6 +170,7 @@ class Admin(Closing):
             lo.STATUS_NAMES.get(page.status, str(page.status)),
             page.log_start,
             page.durable,
+            page.last_stable,
             page.high_watermark,
             page.log_end,
             page.leader_epoch,
@@ -209,6 +211,14 @@ class Admin(Closing):
             group, topic, Offset.of(to), partitions, dry_run=dry_run,
             allow_redelivery=allow_redelivery,
         )  # fmt: skip
+
+    def report_offsets(
+        self, group: str, topic: str, offsets: Mapping[int, tuple[int, int]]
+    ) -> None:
+        """Let a group without members say how far it is, by whoever works for it: offsets with the
+        leader epochs of what stands before them, by partition. A group that is not there is made.
+        """
+        self._groups().report(group, topic, offsets)
 
     def delete_group(self, group: str, *, topic: str | None = None) -> None:
         """Forget what a group has committed (of `topic`: only there). Raises `GroupError` while it

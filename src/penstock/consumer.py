@@ -197,18 +197,33 @@ class Consumer(Closing, Elsewhere, Standing):
         """The offset of the next record that iteration or `poll` will bring."""
         return self._handout.offset_of(self._of(topic, partition))
 
-    def seek(self, topic: str, partition: int, to: Start) -> int:
-        """Go on elsewhere; returns the offset that `to` meant."""
-        run(self.refreshing())
-        return run(self.seeking(topic, partition, to))
+    def seek(
+        self, topic: str, partition: int, to: Start, *, leader_epoch: int | None = None
+    ) -> int:
+        """Go on elsewhere; returns the offset that `to` meant.
 
-    def seeking(self, topic: str, partition: int, to: Start) -> Waits[int]:
+        `leader_epoch`, beside an offset: in which what stands before it was read, by whoever kept
+        both. Raises `LogTruncatedError`, here or at the next poll, if the log parted from that. It
+        is for `poll` to tell if the offset is not there.
+        """
+        run(self.refreshing())
+        return run(self.seeking(topic, partition, to, leader_epoch))
+
+    def seeking(
+        self, topic: str, partition: int, to: Start, leader_epoch: int | None = None
+    ) -> Waits[int]:
         """`seek` by what is known of the partition, with the waiting left to another one."""
         self._check_usable()
         self._handout.settle()
         found = self._of(topic, partition)
-        epoch = found.page.leader_epoch
-        offset = yield from found.resolving(Offset.of(to), self._logs())
+        place = Offset.of(to)
+        if leader_epoch is not None and place.place == "exact":
+            found.jump(place.number, leader_epoch)
+            found.check()
+            offset, epoch = place.number, leader_epoch
+        else:
+            epoch = found.page.leader_epoch
+            offset = yield from found.resolving(place, self._logs())
         found.jump(offset, epoch)  # rule 15: that place may be committed
         self._touched.append(found)
         self._tell_positions()

@@ -7,7 +7,7 @@ and times of records come from shared memory and the logs, without asking.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -263,6 +263,12 @@ class GroupAdmin:
             for part in _parts(seeks):
                 self._ask(co.SeekGroup(group, part, allow_redelivery), ms.Done)
         return resets
+
+    def report(self, group: str, topic: str, offsets: Mapping[int, tuple[int, int]]) -> None:
+        info = self._find(topic)
+        seeks = [co.OffsetSeek(info.topic_id, number, *place) for number, place in offsets.items()]
+        for part in _parts(seeks):
+            self._ask(co.SeekGroup(group, part), ms.Done)
 
     def _resolved(self, info: ms.TopicInfo, number: int, to: Offset, here: int) -> int:
         page = self._session.page(info.pages[number])

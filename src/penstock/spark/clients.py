@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple, cast
 
 import penstock
+from penstock.admin import Admin, TopicDescription
 from penstock.client import Client
-from penstock.core.errors import ConfigError, NotConnectedError
+from penstock.core.errors import ConfigError, NotConnectedError, UnknownTopicError
 from penstock.reaching import Transport
 from penstock.session import default_url
 
@@ -47,6 +48,7 @@ class Address(NamedTuple):
 
 _lock = threading.Lock()
 _clients: dict[tuple[int, Address], Client] = {}
+_admins: dict[tuple[int, int, Address], Admin] = {}
 
 
 def client_of(address: Address) -> Client:
@@ -58,6 +60,23 @@ def client_of(address: Address) -> Client:
         if client is None:
             client = _clients[place] = _connected(address)
         return client
+
+
+def admin_of(address: Address) -> Admin:
+    """The admin of this process and thread for that address, which is not to be closed either."""
+    place = (os.getpid(), threading.get_ident(), address)
+    admin = _admins.get(place)
+    if admin is None:
+        admin = _admins[place] = client_of(address).admin()
+    return admin
+
+
+def describe(address: Address, topic: str) -> TopicDescription | None:
+    """How a topic stands now; None: there is none of that name."""
+    try:
+        return admin_of(address).describe_topic(topic)
+    except UnknownTopicError:
+        return None
 
 
 def _connected(address: Address) -> Client:

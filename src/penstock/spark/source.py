@@ -39,17 +39,21 @@ class PenstockDataSource(DataSource):
     def name(cls) -> str:
         return FORMAT
 
-    def schema(self) -> str:
-        return (
-            "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, "
-            "timestamp TIMESTAMP, timestampType INT"
-        )
+    def schema(self) -> StructType:
+        from penstock.spark.columns import schema
+        from penstock.spark.readoptions import includes_headers
+
+        return schema(include_headers=includes_headers(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        raise PenstockError("reading is not there yet")
+        from penstock.spark.batchreader import PenstockBatchReader
+
+        return PenstockBatchReader(schema, self.options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        raise PenstockError("streaming is not there yet")
+        from penstock.spark.streamreader import PenstockStreamReader
+
+        return PenstockStreamReader(schema, self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         raise PenstockError("writing is not there yet")

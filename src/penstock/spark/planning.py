@@ -1,0 +1,242 @@
+"""What a query reads next, by what the node says: topics, their ends, offsets by time.
+
+Runs on the driver, in the Python process that Spark keeps for a query. Owns the look-ups; the
+arithmetic is in `penstock.spark.positions`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import numpy as np
+
+from penstock.consumer import Consumer
+from penstock.core import errors as er
+from penstock.offsets import Offset
+from penstock.spark.clients import admin_of, client_of, describe
+from penstock.spark.positions import (
+    EPOCH_UNKNOWN,
+    DataLossError,
+    Loss,
+    Partition,
+    Place,
+    Positions,
+    Range,
+    Span,
+    Standing,
+    TopicView,
+    View,
+    split,
+    standing,
+)
+from penstock.spark.reading import NAP, REMEDY, divergence
+from penstock.spark.readoptions import EARLIEST, LATEST, Bound, Offsets, ReadOptions
+
+logger = logging.getLogger("penstock.spark")
+
+POLLS_MAX: Final = 64
+"""Looks for the first record of a time within the batches that follow its place in the index."""
+
+
+class Planner:
+    """See the module. `losses`: what was lost so far, in words, where that is no error."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._parted: dict[tuple[Partition, Place, int], int | None] = {}
+        self.losses: list[str] = []
+
+    # --- what is there ---
+    def view(self, *, must_be: bool) -> dict[str, TopicView]:
+        """The topics of the query as they stand now. With `must_be` one that is named and not there
+        is an `UnknownTopicError`."""
+        options = self._options
+        names = options.topics.chosen(lambda: admin_of(options.address).list_topics())
+        found = {}
+        for name in names:
+            topic = describe(options.address, name)
+            if topic is not None:
+                committed = options.isolation == "read_committed"
+                spans = {
+                    part.partition: Span(
+                        part.log_start,
+                        part.last_stable if committed else part.high_watermark,
+                        part.log_end,
+                        part.leader_epoch,
+                    )
+                    for part in topic.partitions
+                }
+                found[name] = TopicView(topic.topic_id, self._wanted(name, spans, must_be))
+            elif must_be and options.topics.pattern is None:
+                raise er.UnknownTopicError(
+                    f"topic {name!r} is not on the node at {options.address.url!r}: make it by "
+                    f"`penstock topic create {name}`, or name another by the option subscribe"
+                )
+        return found
+
+    def _wanted(self, name: str, spans: dict[int, Span], must_be: bool) -> dict[int, Span]:
+        if self._options.topics.partitions is None:
+            return spans
+        numbers = self._options.topics.partitions[name]
+        wrong = [number for number in numbers if number not in spans]
+        if wrong and must_be:
+            raise er.UnknownTopicError(
+                f"assign names {name}-{wrong[0]}, but topic {name!r} has partitions 0 to "
+                f"{len(spans) - 1}"
+            )
+        return {number: spans[number] for number in numbers if number in spans}
+
+    def goes_on(self, start: Positions, now: View) -> Standing:
+        """Where a query that stands at `start` goes on. Raises `DataLossError` for what was lost,
+        or logs it."""
+        at = standing(start, now, self._diverged(start, now))
+        self._lost(at.losses)
+        return at
+
+    def _lost(self, losses: Iterable[Loss]) -> None:
+        for loss in losses:
+            if self._options.fail_on_data_loss:
+                raise DataLossError(f"{loss.what}. {REMEDY}")
+            logger.warning("data loss, going on with what is there: %s", loss.what)
+            self.losses.append(loss.what)
+
+    def _diverged(self, start: Positions, now: View) -> dict[Partition, int]:
+        """Rule 15: where logs parted, of those that began another leader epoch."""
+        found = {}
+        for name, place in start.places.items():
+            topic, number = name
+            span = now[topic].spans.get(number) if topic in now else None
+            if span is None or place.epoch in (EPOCH_UNKNOWN, span.epoch):
+                continue
+            if start.ids[topic] != now[topic].id:
+                continue
+            key = (name, place, span.epoch)
+            if key not in self._parted:
+                at = Range(topic, now[topic].id, number, place.offset, place.offset)
+                with self._consumer([name]) as consumer:
+                    self._parted[key] = divergence(consumer, at, place.offset, place.epoch)
+            parted = self._parted[key]
+            if parted is not None:
+                found[name] = parted
+        return found
+
+    # --- where to begin and to end ---
+    def initial(self) -> Positions:
+        """Where a stream begins."""
+        now = self.view(must_be=True)
+        offsets = self._resolved(self._options.starting, now, is_start=True)
+        return _positions(offsets, now)
+
+    def batch(self) -> list[Range]:
+        """What a batch query reads."""
+        options = self._options
+        now = self.view(must_be=True)
+        starts = self._resolved(options.starting, now, is_start=True)
+        ends = self._resolved(options.ending, now, is_start=False)
+        begins = self.goes_on(_positions(starts, now), now).begins
+        found = []
+        for name, begin in sorted(begins.items()):
+            topic, number = name
+            end, span = ends[name], now[topic].spans[number]
+            if end > span.log_end:
+                raise er.OffsetOutOfRangeError(
+                    f"{options.ending.option} of {topic}-{number} is {end}, but the log ends at "
+                    f"{span.log_end}"
+                )
+            if options.starting.place == options.ending.place == "offsets" and starts[name] > end:
+                raise er.ConfigError(
+                    f"{topic}-{number}: startingOffsets {starts[name]} lies behind endingOffsets "
+                    f"{end}"
+                )
+            if begin < end:
+                found.append(
+                    Range(topic, now[topic].id, number, begin, end, EPOCH_UNKNOWN, span.epoch)
+                )
+        return split(found, options.partitions_min)
+
+    def _resolved(self, bound: Bound, now: View, *, is_start: bool) -> Offsets:
+        spans = {
+            (topic, number): span
+            for topic, view in now.items()
+            for number, span in view.spans.items()
+        }
+        if bound.place == "earliest":
+            return {name: span.start for name, span in spans.items()}
+        if bound.place == "latest":
+            return {name: span.end for name, span in spans.items()}
+        if bound.place == "time":
+            return self._by_time(dict.fromkeys(spans, bound.time), spans, bound, is_start)
+        given = (bound.offsets if bound.place == "offsets" else bound.times) or {}
+        _check_all(bound, given, spans)
+        if bound.place == "times":
+            return self._by_time(given, spans, bound, is_start)
+        return {
+            name: span.start if given[name] == EARLIEST
+            else span.end if given[name] == LATEST
+            else given[name]
+            for name, span in spans.items()
+        }  # fmt: skip
+
+    # --- by time ---
+    def _consumer(self, partitions: Iterable[Partition]) -> Consumer:
+        options = self._options
+        consumer = client_of(options.address).consumer(isolation=options.isolation)
+        consumer.assign(partitions)
+        return consumer
+
+    def _by_time(
+        self, times: Offsets, spans: Mapping[Partition, Span], bound: Bound, is_start: bool
+    ) -> Offsets:
+        """The first records that are as late as that."""
+        found: Offsets = {}
+        for name, milliseconds in times.items():
+            with self._consumer([name]) as consumer:
+                offset = _first_at(consumer, name, milliseconds * 1000, spans[name].end)
+            if offset is None and is_start and self._options.is_late_error:
+                raise er.OffsetOutOfRangeError(
+                    f"{bound.option}: {name[0]}-{name[1]} has no record as late as {milliseconds} "
+                    "ms; set startingOffsetsByTimestampStrategy to latest to begin at its end"
+                )
+            found[name] = spans[name].end if offset is None else offset
+        return found
+
+
+def _first_at(consumer: Consumer, name: Partition, time: int, end: int) -> int | None:
+    """The first offset below `end` of a record with at least this time, in microseconds. Times are
+    indexed by batches, so the batch is looked into."""
+    place = offset = consumer.seek(*name, Offset("time", time))
+    for _ in range(POLLS_MAX):
+        if offset >= end:
+            return None
+        for chunk in consumer.poll(timeout=NAP).chunks:
+            late = np.flatnonzero(chunk.timestamps >= time)
+            if len(late):
+                first = chunk.row_offset(chunk.start + int(late[0]))
+                return first if first < end else None
+        offset = consumer.position(*name)
+    return place
+
+
+def _check_all(bound: Bound, given: Offsets, spans: Mapping[Partition, Span]) -> None:
+    missing, extra = sorted(spans.keys() - given.keys()), sorted(given.keys() - spans.keys())
+    if missing or extra:
+        topic, number = (missing or extra)[0]
+        raise er.ConfigError(
+            f"{bound.option} "
+            + (
+                f"does not name {topic}-{number}: it is to name every partition"
+                if missing
+                else f"names {topic}-{number}, which the query does not read"
+            )
+            + (", with -2 for earliest and -1 for latest" if bound.place == "offsets" else "")
+        )
+
+
+def _positions(offsets: Offsets, now: View) -> Positions:
+    places = {
+        (topic, number): Place(offset, now[topic].spans[number].epoch)
+        for (topic, number), offset in offsets.items()
+    }
+    return Positions({topic: view.id for topic, view in now.items()}, places, is_initial=True)

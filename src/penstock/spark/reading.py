@@ -1,0 +1,180 @@
+"""A range of offsets of one partition, read by a task as Arrow record batches.
+
+A task may run long after its range was planned. So it looks at what is there before it reads: the
+same topic, the same log as far as leader epochs tell, and all of the range. What is not as it was
+planned is a `DataLossError`, or with `failOnDataLoss` false a warning, and what is left is read.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from penstock.consumer import Consumer
+from penstock.core import errors as er
+from penstock.offsets import Offset
+from penstock.records import Chunk
+from penstock.spark.clients import client_of, describe
+from penstock.spark.columns import Layout
+from penstock.spark.positions import EPOCH_UNKNOWN, DataLossError, Range
+from penstock.spark.readoptions import ReadOptions
+
+if TYPE_CHECKING:
+    import pyarrow
+
+logger = logging.getLogger("penstock.spark")
+
+BATCH_BYTES: Final = 4 << 20
+"""Keys and values that become one record batch: fewer larger ones spare Spark work, larger ones do
+not stay in the processor's caches."""
+STALLED_AFTER: Final = 60.0
+"""Seconds without anything of a range, all of which was there when it was planned."""
+NAP: Final = 0.05
+
+REMEDY: Final = (
+    "Set failOnDataLoss to false to go on with what is there, or begin anew with another checkpoint"
+)
+
+
+class RangeReader:
+    """See the module. `losses`: what was not there, in words, where that is no error."""
+
+    def __init__(self, asked: Range, options: ReadOptions, layout: Layout) -> None:
+        self._range = asked
+        self._options = options
+        self._layout = layout
+        self._end = asked.end
+        self.losses: list[str] = []
+
+    def batches(self) -> Iterator[pyarrow.RecordBatch]:
+        """All records of the range, in order."""
+        asked, options = self._range, self._options
+        client = client_of(options.address)
+        with client.consumer(isolation=options.isolation) as consumer:
+            try:
+                consumer.assign([(asked.topic, asked.partition)])
+            except er.UnknownTopicError as error:
+                self._lost(f"{asked}: {error}")
+                return
+            begin = self._begin(consumer)
+            if begin is None:
+                return
+            try:
+                self._seek(consumer, begin, asked.begin_epoch)
+            except er.LogTruncatedError as error:
+                self._lost(f"{asked}: {error}")
+                self._seek(consumer, begin)
+            yield from self._joined(self._chunks(consumer))
+
+    # --- what is there ---
+    def _begin(self, consumer: Consumer) -> int | None:
+        """Where to begin, and in `_end` where to end; None: nowhere."""
+        asked = self._range
+        topic = describe(self._options.address, asked.topic)
+        if topic is None or topic.topic_id != asked.topic_id:
+            self._lost(f"topic {asked.topic!r} was deleted since this batch was planned")
+            return None
+        found = topic.partitions[asked.partition]
+        parted: int | None = None
+        if asked.end_epoch not in (EPOCH_UNKNOWN, found.leader_epoch):
+            parted = divergence(consumer, asked, asked.end, asked.end_epoch)
+        if parted is not None or found.log_end < asked.end:
+            self._end = found.log_end if parted is None else parted
+            self._lost(
+                f"{asked}: offsets {self._end} to {asked.end} are not there any more: the log was "
+                "cut, the host lost unsynced records"
+            )
+        if found.log_start > asked.begin:
+            self._lost(f"{asked}: {overtaken(asked.begin, found.log_start)}")
+        begin = max(asked.begin, found.log_start)
+        return begin if begin < self._end else None
+
+    def _lost(self, what: str) -> None:
+        if self._options.fail_on_data_loss:
+            raise DataLossError(f"{what}. {REMEDY}")
+        logger.warning("data loss, going on with what is there: %s", what)
+        self.losses.append(what)
+
+    # --- reading ---
+    def _seek(self, consumer: Consumer, offset: int, epoch: int = EPOCH_UNKNOWN) -> None:
+        place = Offset.exact(offset)
+        consumer.seek(self._range.topic, self._range.partition, place, leader_epoch=epoch)
+
+    def _chunks(self, consumer: Consumer) -> Iterator[Chunk]:
+        topic, partition, end = self._range.topic, self._range.partition, self._end
+        at, moved, nap = consumer.position(topic, partition), time.monotonic(), 0.0
+        while at < end:
+            try:
+                chunks = consumer.poll(timeout=nap).chunks
+            except er.OffsetOutOfRangeError:
+                start = consumer.beginning_offsets()[topic, partition]
+                self._lost(f"{self._range}: {overtaken(at, start)}")
+                chunks = ()
+                consumer.seek(topic, partition, Offset.earliest())
+            except er.LogTruncatedError as error:
+                self._lost(f"{self._range}: {error}")
+                chunks = ()
+                self._seek(consumer, at)
+                end = min(end, consumer.end_offsets()[topic, partition])
+            except er.UnknownTopicError as error:
+                self._lost(f"{self._range}: {error}")
+                return
+            for chunk in chunks:
+                if chunk.next_offset > end:
+                    chunk = chunk.cut(chunk.start, chunk.columns.first_at(end))
+                if len(chunk):
+                    yield chunk
+            before, at = at, consumer.position(topic, partition)
+            nap = 0.0 if at > before else NAP
+            if at > before:
+                moved = time.monotonic()
+            elif time.monotonic() - moved > STALLED_AFTER:
+                raise er.PenstockTimeout(
+                    f"{self._range}: nothing came of offsets {at} to {end} for "
+                    f"{STALLED_AFTER:.0f} s, though they were there when this batch was planned; "
+                    "look at the node's log and at `penstock topic describe`"
+                )
+
+    def _joined(self, chunks: Iterator[Chunk]) -> Iterator[pyarrow.RecordBatch]:
+        """Chunks as batches of a good size, at most `batchRows` rows."""
+        rows_max = self._options.batch_rows
+        pending: list[Chunk] = []
+        rows = size = 0
+        for chunk in chunks:
+            while rows + len(chunk) > rows_max:
+                cut = chunk.start + rows_max - rows
+                yield self._layout.batch([*pending, chunk.cut(chunk.start, cut)])
+                chunk = chunk.cut(cut, chunk.stop)
+                pending, rows, size = [], 0, 0
+            if not len(chunk):
+                continue
+            pending.append(chunk)
+            rows += len(chunk)
+            size += chunk.values.nbytes
+            if size >= BATCH_BYTES or rows == rows_max:
+                yield self._layout.batch(pending)
+                pending, rows, size = [], 0, 0
+        if pending:
+            yield self._layout.batch(pending)
+
+
+def overtaken(offset: int, start: int) -> str:
+    return (
+        f"offset {offset} is gone, the log starts at {start}: retention overtook the query (see "
+        "`penstock topic config` for retention)"
+    )
+
+
+def divergence(consumer: Consumer, at: Range, offset: int, epoch: int) -> int | None:
+    """Where the log parted from what was read up to `offset` in that leader epoch; None: it did
+    not. Moves the consumer, which has the partition assigned."""
+    consumer.seek(at.topic, at.partition, Offset.exact(offset), leader_epoch=epoch)
+    try:
+        consumer.poll(max_records=1, timeout=0.0)
+    except er.LogTruncatedError as error:
+        return error.divergence
+    except er.OffsetOutOfRangeError:
+        return None  # retention took all that could have told
+    return None

@@ -1,0 +1,145 @@
+"""`spark.readStream.format("penstock")`: what each trigger reads, told in offsets.
+
+Spark keeps these offsets in the query's checkpoint and goes on there; a group (`groupId`) is only
+told how far the query is. `initialOffset` is asked for twice in a run, and again in the next one if
+the first batch was not finished: what "latest" meant is kept for a run here, and for good in the
+end of the first batch, which is in the checkpoint before the batch is read
+(`penstock.spark.positions`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from penstock.core.errors import PenstockError
+from penstock.spark.batchreader import RangePartition, read
+from penstock.spark.clients import admin_of
+from penstock.spark.columns import Layout
+from penstock.spark.planning import Planner
+from penstock.spark.positions import Place, Positions, View, advance, capped, ranges, split
+from penstock.spark.readoptions import ReadOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+logger = logging.getLogger("penstock.spark")
+
+
+class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """See the module. Connects when it is first asked something; tasks get a copy that never is."""
+
+    def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
+        Layout(schema)  # a wrong column is told at once
+        self._schema = schema
+        self._options = ReadOptions.of(options, streaming=True)
+        self._planner = Planner(self._options)
+        self._initial: dict[str, Any] | None = None
+        self._target: View | None = None
+        self._latest: dict[str, Any] | None = None
+        self._taken_at: float | None = None
+        self._reported: dict[tuple[str, int], Place] = {}
+
+    # --- offsets ---
+    def initialOffset(self) -> dict[str, Any]:
+        if self._initial is None:
+            self._initial = self._planner.initial().to_json()
+        return self._initial
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Spark knows no limit of two sides: with both the larger one is told to it, and the
+        smaller one held to here."""
+        options = self._options
+        if options.offsets_max is not None:
+            return ReadMaxRows(options.offsets_max)
+        if options.offsets_min is not None:
+            return ReadMinRows(options.offsets_min)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._planner.view(must_be=False)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        begun = Positions.from_json(start)
+        if not begun.is_initial:
+            self._report(begun)  # batches follow one another: what ends there was done
+        now: View = self._planner.view(must_be=False)
+        everything = Positions(
+            {topic: view.id for topic, view in now.items()},
+            {
+                (topic, number): Place(span.end, span.epoch)
+                for topic, view in now.items()
+                for number, span in view.spans.items()
+            },
+        )
+        self._latest = everything.to_json()
+        if self._target is not None:
+            now = capped(now, self._target)
+        at = self._planner.goes_on(begun, now)
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        least = None if isinstance(limit, ReadAllAvailable) else self._options.offsets_min
+        if least is not None and self._target is None:
+            there = sum(
+                max(0, now[topic].spans[number].end - begin)
+                for (topic, number), begin in at.begins.items()
+            )
+            if there < least and not self._is_overdue():
+                most = 0
+        end = advance(begun, now, at, most)
+        if most != 0:
+            self._taken_at = time.monotonic()
+        return end.to_json()
+
+    def _is_overdue(self) -> bool:
+        """Whether what is there is taken though it is little: as in Spark's Kafka connector the
+        first trigger of a run always takes it."""
+        taken_at, delay = self._taken_at, self._options.trigger_delay
+        return taken_at is None or time.monotonic() - taken_at >= delay
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """What is there at all, as last seen: shown beside what was taken."""
+        return self._latest
+
+    # --- batches ---
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """By what the checkpoint says alone, so that a batch is the same when it is run again."""
+        planned = ranges(Positions.from_json(start), Positions.from_json(end))
+        return [RangePartition(asked) for asked in split(planned, self._options.partitions_min)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return read(partition, self._options, self._schema)
+
+    # --- progress ---
+    def commit(self, end: dict[str, Any]) -> None:
+        """Of a batch Spark says so only when it prepares the next one."""
+        self._report(Positions.from_json(end))
+
+    def _report(self, done: Positions) -> None:
+        """Tell the group how far the query is. Nothing depends on it, so that no error matters."""
+        group = self._options.group
+        if group is None:
+            return
+        moved = {
+            name: place for name, place in done.places.items() if self._reported.get(name) != place
+        }
+        by_topic: dict[str, dict[int, tuple[int, int]]] = {}
+        for (topic, number), place in moved.items():
+            by_topic.setdefault(topic, {})[number] = (place.offset, place.epoch)
+        try:
+            for topic, offsets in by_topic.items():
+                admin_of(self._options.address).report_offsets(group, topic, offsets)
+        except PenstockError as error:
+            logger.warning("group %r was not told how far the query is: %s", group, error)
+            return
+        self._reported.update(moved)
