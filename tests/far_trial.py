@@ -1,7 +1,8 @@
 """A trial whose clients are on another host: the faults of the network come to those of processes.
 
-Each fault of the network ends after a while. After some of them the trial waits until every
-producer has an answer to something again, and notes how long that took.
+Some trials have a line between the hosts that is a little rough from beginning to end. Each fault
+of the network ends after a while. After some of them the trial waits until every producer has an
+answer to something again, and notes how long that took.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from crash.ground import NodeUnderTest
 from crash.nursery import Hand, Nursery
 from crash.roster import Scene
 from crash.trial import HEAL_TIMEOUT, Trial, Upheaval
+from rough_line import Roughness
 from two_hosts import CLIENT, NODE, Hosts
 
 from penstock.testing import wait_until
 
 WAITED_FOR: Final = 0.6
 """The share of healed faults after which recovery is waited for."""
+ROUGH_TRIALS: Final = 0.5
+"""The share of trials on a line that is rough all the time."""
 
 
 class Trouble(Upheaval):
@@ -31,6 +35,25 @@ class Trouble(Upheaval):
         self._far = trial
         self._hosts = hosts
         self._over: list[tuple[float, str, Callable[[], object]]] = []
+        self._always = Roughness()
+
+    def begin(self) -> str:
+        """How the line is between faults."""
+        rng = self._rng
+        if rng.random() < ROUGH_TRIALS:
+            self._always = Roughness(
+                lost=rng.uniform(0.005, 0.05), bursts=0.001, burst_max=0.2,
+                twice=0.02, late=0.1, late_max=0.01, delay=rng.choice([0.0, 0.005]),
+            )  # fmt: skip
+        self._go_back()
+        return str(self._always) if self._hosts.line else self._hosts.why_no_line
+
+    def _go_back(self) -> None:
+        """To what the line is between faults."""
+        if self._always == Roughness() or self._hosts.line is None:
+            self._hosts.smooth()
+        else:
+            self._hosts.rough(self._always, self._rng.randrange(1 << 32))
 
     def go_on_with_processes(self, now: float) -> None:
         """Those who were stopped, the node among them: faults of the network stay as they are."""
@@ -78,6 +101,35 @@ class Trouble(Upheaval):
             return "not in this kernel"
         return self._for_a_while("slow", self._hosts.fast)
 
+    def _rough(self, kind: str, roughness: Roughness) -> str:
+        if self._hosts.line is None:
+            return f"not here: {self._hosts.why_no_line}"
+        self._hosts.rough(roughness, self._rng.randrange(1 << 32))
+        return f"{self._for_a_while(kind, self._go_back)}: {roughness}"
+
+    def _lose_packets(self) -> str:
+        share = self._rng.choice([0.01, 0.05, 0.15, 0.3])
+        return self._rough("lose packets", Roughness(lost=share))
+
+    def _lose_bursts(self) -> str:
+        bursts, longest = self._rng.uniform(0.002, 0.02), self._rng.uniform(0.05, 0.5)
+        return self._rough("lose bursts", Roughness(bursts=bursts, burst_max=longest))
+
+    def _double_packets(self) -> str:
+        share = self._rng.uniform(0.05, 0.5)
+        return self._rough("double packets", Roughness(twice=share, late=0.5, late_max=0.02))
+
+    def _reorder_packets(self) -> str:
+        share, latest = self._rng.uniform(0.05, 0.5), self._rng.uniform(0.005, 0.1)
+        return self._rough("reorder packets", Roughness(late=share, late_max=latest))
+
+    def _rough_line(self) -> str:
+        """All of it, from afar."""
+        everything = Roughness(
+            lost=0.03, bursts=0.002, burst_max=0.2, twice=0.05, late=0.2, late_max=0.03, delay=0.02
+        )
+        return self._rough("rough line", everything)
+
     def _kill_gateway_in_a_cut(self) -> str:
         """Clients keep half a connection to a process that is dead."""
         return f"{self._cut_answers()}, {self._kill_gateway()}"
@@ -92,6 +144,11 @@ class FarTrial(Trial):
         "unplug": 10,
         "unplug and kill a client": 6,
         "slow": 8,
+        "lose packets": 9,
+        "lose bursts": 7,
+        "double packets": 5,
+        "reorder packets": 7,
+        "rough line": 8,
         "kill gateway": 14,
         "stop gateway": 6,
         "kill gateway in a cut": 6,
@@ -121,6 +178,11 @@ class FarTrial(Trial):
 
     def weights(self) -> dict[str, float]:
         return self._WEIGHTS
+
+    def _begin(self) -> None:
+        assert isinstance(self._faults, Trouble)
+        self._note(f"the line: {self._faults.begin()}")
+        super()._begin()
 
     def _make_faults(self, args: tuple[Any, ...]) -> Upheaval:
         return Trouble(self, self._hosts, *args)

@@ -1,21 +1,24 @@
 """The guarantees between two hosts: clients in one network namespace, the node in another.
 
-Faults of the network (one-way cuts, a cable that is pulled, half-open connections, a slow line) and
-kill -9 of gateway, node, writers and clients, in the middle of traffic; histories are judged by the
-checker. Each trial is a seed: `PENSTOCK_CRASH_SEED=n` begins with one, `PENSTOCK_NETNS_SECONDS` is
-how long each test goes on (`make netns`).
+Faults of the network (one-way cuts, a cable that is pulled, half-open connections, a slow line,
+packets that are lost one by one and in bursts, doubled, late and out of order) and kill -9 of
+gateway, node, writers and clients, in the middle of traffic; histories are judged by the checker.
+Each trial is a seed: `PENSTOCK_CRASH_SEED=n` begins with one, `PENSTOCK_NETNS_SECONDS` is how long
+each test goes on (`make netns`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
+import select
 import statistics
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from crash.ground import NodeUnderTest
@@ -23,6 +26,7 @@ from crash.nursery import Nursery
 from crash.roster import Scene
 from crash.trial import WRITERS
 from far_trial import FarTrial
+from rough_line import Roughness
 from two_hosts import ADDRESSES, CLIENT, NODE, Hosts
 
 from penstock.testing import wait_until
@@ -58,6 +62,8 @@ class Story:
     trials: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     figures: Counter[str] = field(default_factory=Counter)
+    packets: Counter[str] = field(default_factory=Counter)
+    """What became of those that took a rough line."""
     recoveries: dict[str, list[float]] = field(default_factory=dict)
 
     @property
@@ -73,6 +79,7 @@ class Story:
         return (
             f"two hosts, {self.guarantee}: {self.trials} trials from seed {self.first} in "
             f"{time.monotonic() - self.begun:.0f} s, {self.figures['reads']} deliveries; {faults}; "
+            f"rough lines: {', '.join(f'{count} {what}' for what, count in self.packets.items())}; "
             f"seconds to recover from: {times}"
         )
 
@@ -81,11 +88,13 @@ class Story:
 def test_histories_between_two_hosts(guarantee, hosts, capsys):
     story = Story(guarantee, SEED or random.SystemRandom().randrange(1 << 40))
     nursery = Nursery(hosts.on(CLIENT))
+    before = hosts.smooth()
     try:
         while not story.is_over:
             some_trials(story, hosts, nursery)
     finally:
         nursery.close()
+        story.packets = hosts.smooth() - before
         with capsys.disabled():
             print(f"\n{story}", flush=True)
 
@@ -131,6 +140,107 @@ def test_nothing_passes_a_pulled_cable_or_a_cut(hosts):
         nursery.close()
         hosts.heal()
         node.clear()
+
+
+@pytest.fixture
+def rough_hosts(hosts):
+    if hosts.line is None:
+        pytest.skip(f"no line can be rough here: {hosts.why_no_line}")
+    yield hosts
+    hosts.heal()
+
+
+class Seen(NamedTuple):
+    """What became of numbered datagrams."""
+
+    lost: int = 0
+    in_a_row: int = 0
+    """Lost ones, at most."""
+    twice: int = 0
+    overtaken: int = 0
+
+
+ANY = 1 << 30
+NUMBERED, AHEAD_MAX = 2_000, 300
+
+
+@pytest.mark.parametrize(
+    ("roughness", "least", "most"),
+    [
+        (Roughness(), Seen(), Seen()),
+        (Roughness(lost=0.1), Seen(lost=100), Seen(lost=400, in_a_row=20)),
+        (Roughness(bursts=0.01, burst_max=0.05), Seen(in_a_row=30), Seen(lost=ANY, in_a_row=ANY)),
+        (Roughness(twice=0.2), Seen(twice=200), Seen(twice=800)),
+        (Roughness(late=0.2, late_max=0.01), Seen(overtaken=20), Seen(overtaken=1000)),
+    ],
+    ids=["smooth", "lost", "bursts", "twice", "late"],
+)
+def test_a_rough_line_is_what_it_says(roughness, least, most, rough_hosts):
+    seed = SEED or random.SystemRandom().randrange(1 << 40)
+    rough_hosts.rough(roughness, seed)
+    came = arrivals(rough_hosts, loses=roughness.lost + roughness.bursts > 0)
+    seen = seen_in([number for number in came if number < NUMBERED])
+    assert all(a <= b <= c for a, b, c in zip(least, seen, most, strict=True)), (seen, seed)
+
+
+def arrivals(hosts: Hosts, loses: bool) -> list[int]:
+    """Numbers of datagrams as they come, until it is clear what became of the first so many: all
+    are there, or, where some are lost, later ones."""
+    came: list[int] = []
+    missing = set(range(NUMBERED))
+    numbers = itertools.count()
+    deadline = time.monotonic() + 20
+    with hosts.datagrams(NODE) as sender, hosts.datagrams(CLIENT) as receiver:
+        while missing if not loses else max(came, default=0) < NUMBERED:
+            assert time.monotonic() < deadline, f"{len(missing)} of {NUMBERED} do not come"
+            for number in itertools.islice(numbers, 20):
+                sender.sendto(b"%d" % number, receiver.getsockname())
+            is_far_ahead = number - max(came, default=0) > AHEAD_MAX
+            wait = 0.2 if is_far_ahead else 0.001  # no queue on the way is to overflow
+            while select.select([receiver], [], [], wait)[0]:
+                came.append(int(receiver.recv(16)))
+                wait = 0.0
+            missing.difference_update(came)
+    return came
+
+
+def seen_in(came: list[int]) -> Seen:
+    first = list(dict.fromkeys(came))
+    steps = [b - a for a, b in itertools.pairwise(sorted([-1, *first, NUMBERED]))]
+    return Seen(
+        lost=NUMBERED - len(first),
+        in_a_row=max(steps) - 1,
+        twice=len(came) - len(first),
+        overtaken=sum(b < a for a, b in itertools.pairwise(first)),
+    )
+
+
+def test_cuts_hold_for_a_rough_line_too(rough_hosts):
+    """And it is one again when they are over."""
+    hosts = rough_hosts
+    numbers = itertools.count()
+    packets = hosts.rough(Roughness(), 0)["packets"]
+    with hosts.datagrams(NODE) as sender, hosts.datagrams(CLIENT) as receiver:
+
+        def arrives(within: float) -> bool:
+            """Whether one that is sent now comes."""
+            said = b"%d" % next(numbers)
+            sender.sendto(said, receiver.getsockname())
+            while select.select([receiver], [], [], within)[0]:
+                if receiver.recv(16) == said:
+                    return True
+            return False
+
+        for begin, end in (
+            (hosts.unplug, hosts.plug),
+            (lambda: hosts.silence(NODE), lambda: hosts.restore(NODE)),
+        ):
+            wait_until(lambda: arrives(0.1))
+            begin()
+            assert not arrives(0.3)
+            end()
+            wait_until(lambda: arrives(0.1))
+    assert hosts.smooth()["packets"] >= packets + 4
 
 
 def acks(lines: list[bytes]) -> int:
