@@ -72,7 +72,10 @@ def test_spark_finds_the_format_by_itself():
 
 
 def test_nothing_else_of_penstock_loads_spark():
-    program = "import sys, penstock, penstock.cli.app, penstock.spark.session; print(*sys.modules)"
+    program = (
+        "import sys, penstock, penstock.cli.app, penstock.cli.spark, penstock.spark.session\n"
+        "print(*sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

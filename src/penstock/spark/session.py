@@ -71,6 +71,15 @@ def session(
     return spark
 
 
+def is_running() -> bool:
+    """Whether this process has a session already."""
+    if "pyspark" not in sys.modules:
+        return False
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession() is not None
+
+
 def register(spark: SparkSession) -> None:
     """Make the format "penstock" known to a session."""
     from penstock.spark.source import PenstockDataSource

@@ -1,0 +1,228 @@
+"""`penstock spark ...`: the jobs on Spark, on this host or by `--master` on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli import output, values
+from penstock.cli.command import Env, ExitCode, command
+from penstock.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock.spark.jobs import Audit
+
+Topics = Annotated[list[str], typer.Argument(metavar="TOPIC", help="One or more topics.")]
+Out = Annotated[str, typer.Option("-o", "--out", metavar="FOLDER", help="Where results go.")]
+Master = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Where Spark runs: local[4], spark://HOST:PORT, yarn. Default: what spark-submit "
+        "was told, else this host with all its cores.",
+    ),
+]
+Conf = Annotated[
+    list[str],
+    typer.Option("-c", "--conf", metavar="NAME=VALUE", help="A setting of Spark, may be repeated."),
+]
+
+
+class FileFormat(StrEnum):
+    """Of the files of a backfill."""
+
+    parquet = "parquet"
+    ndjson = "ndjson"
+    csv = "csv"
+
+
+class Encoding(StrEnum):
+    """How whole rows become values."""
+
+    json = "json"
+    csv = "csv"
+
+
+class Kind(StrEnum):
+    """What an audit finds."""
+
+    lost = "lost"
+    doubled = "doubled"
+    reordered = "reordered"
+    misplaced = "misplaced"
+    phantom = "phantom"
+
+
+def make(settings: dict[str, Any]) -> typer.Typer:
+    """The command group."""
+    app = typer.Typer(
+        help="Jobs on Spark (pip install 'penstock[spark]', and Java 17 or newer). Each may be run "
+        "again at any time: it goes on, or finds nothing to do.",
+        **settings,
+    )
+    command(app, "archive")(archive)
+    command(app, "backfill")(backfill)
+    command(app, "audit")(audit)
+    return app
+
+
+@contextmanager
+def running(env: Env, name: str, master: str | None, conf: list[str]) -> Iterator[SparkSession]:
+    """Spark for one command; ended with it, unless it was there before."""
+    from penstock.spark.session import is_running, session
+
+    is_own = not is_running()
+    settings: dict[str, object] = {} if env.verbose else {"spark.log.level": "ERROR"}
+    settings["spark.ui.showConsoleProgress"] = str(env.shows_progress).lower()
+    for text in conf:
+        setting, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--conf {text!r}: write NAME=VALUE")
+        settings[setting] = value
+    spark = session(f"penstock {name}", master, settings)
+    try:
+        yield spark
+    finally:
+        if is_own:
+            spark.stop()
+
+
+def archive(
+    env: Env,
+    topics: Topics,
+    out: Out,
+    every: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Go on for ever, with a batch so often, like 30s."),
+    ] = None,
+    offsets_max: Annotated[
+        int, typer.Option("--batch", min=1, metavar="RECORDS", help="Records of a batch at most.")
+    ] = 5_000_000,
+    headers: Annotated[bool, typer.Option(help="Whether headers are kept.")] = True,
+    master: Master = None,
+    conf: Conf = [],  # noqa: B006 - typer copies it
+) -> None:
+    """Write what is new in topics as Parquet, by topic and date, each record once."""
+    seconds = None if every is None else values.seconds(every)
+    with running(env, "archive", master, conf) as spark:
+        from penstock.spark.jobs import archive as run
+
+        done = run(
+            spark, env.url, topics, out, offsets_max=offsets_max, every=seconds,
+            include_headers=headers, say=env.say,
+        )  # fmt: skip
+    if env.is_json:
+        output.write_json(asdict(done))
+    else:
+        output.write_line(f"{done.records} records in {done.batches} batches to {done.out}")
+
+
+def backfill(
+    env: Env,
+    paths: Annotated[list[str], typer.Argument(metavar="PATH", help="Files, folders or patterns.")],
+    topic: Annotated[str, typer.Option("--topic", metavar="TOPIC", help="Where records go.")],
+    kind: Annotated[
+        FileFormat | None, typer.Option("--from", help="Of the files. Default: by their endings.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The column that becomes the key.")
+    ] = None,
+    value: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="The column that becomes the value. Default: the column value of Parquet, the "
+            "line of NDJSON, else the whole row.",
+        ),
+    ] = None,
+    encoding: Annotated[
+        Encoding, typer.Option(help="How whole rows become values.")
+    ] = Encoding.json,
+    partition: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The column that names the partition.")
+    ] = None,
+    ordered: Annotated[
+        bool, typer.Option(help="Keep the order of each file; one task reads it.")
+    ] = True,
+    master: Master = None,
+    conf: Conf = [],  # noqa: B006 - typer copies it
+) -> None:
+    """Send the rows of files to a topic, once however often it is run."""
+    with running(env, "backfill", master, conf) as spark:
+        from penstock.spark.jobs import backfill as run
+
+        done = run(
+            spark, env.url, paths, topic, format=None if kind is None else kind.value, key=key,
+            value=value, encoding=encoding.value, partition=partition, ordered=ordered,
+            say=env.say,
+        )  # fmt: skip
+    if env.is_json:
+        output.write_json(asdict(done))
+        return
+    before = f"; {done.done_before} of {done.slices} slices were there" if done.done_before else ""
+    output.write_line(f"{done.records} records of {done.files} files to {done.topic}{before}")
+
+
+def audit(
+    env: Env,
+    ledgers: Annotated[
+        list[str],
+        typer.Argument(metavar="LEDGER", help="Output of `penstock verify producer`."),
+    ],
+    topics: Annotated[
+        list[str], typer.Option("--topic", metavar="TOPIC", help="Default: all in the ledgers.")
+    ] = [],  # noqa: B006 - typer copies it
+    folder: Annotated[
+        str | None,
+        typer.Option("--archive", metavar="FOLDER", help="Judge this archive, not the topics."),
+    ] = None,
+    tolerate: Annotated[
+        list[Kind],
+        typer.Option(help="Findings that are no failure. phantom: other producers send too."),
+    ] = [],  # noqa: B006 - typer copies it
+    samples: Annotated[
+        int, typer.Option(min=0, max=10_000, help="Findings of each kind that are shown.")
+    ] = 10,
+    master: Master = None,
+    conf: Conf = [],  # noqa: B006 - typer copies it
+) -> int:
+    """Judge a log by what its producers say: lost, doubled, reordered, misplaced, phantom."""
+    with running(env, "audit", master, conf) as spark:
+        from penstock.spark.jobs import audit as run
+
+        found = run(
+            spark, None if folder else env.url, ledgers, topics=topics, archive=folder,
+            samples=samples, say=env.say,
+        )  # fmt: skip
+    tell_audit(env, found)
+    tolerated = [kind.value for kind in tolerate]
+    return ExitCode.DONE if found.is_clean(tolerated) else ExitCode.FAILED
+
+
+def tell_audit(env: Env, found: Audit) -> None:
+    """One row for each partition, then what was found, then the sum."""
+    env.write_rows(
+        (
+            *("topic", "partition", "acked", "found", "expired", "unsure"),
+            *(kind.value for kind in Kind),
+        ),
+        found.rows(),
+    )
+    if env.is_json:
+        for finding in found.findings:
+            output.write_json({"finding": asdict(finding)})
+        output.write_json({"total": found.totals(), "clean": found.is_clean()})
+        return
+    for finding in found.findings:
+        place = f"{finding.topic}/{finding.partition}"
+        at = "" if finding.offset is None else f" at {finding.offset}"
+        output.write_line(f"{finding.kind} {place}{at}: key={finding.key} value={finding.value}")
+    totals = found.totals()
+    output.write_line(", ".join(f"{totals[kind.value]} {kind.value}" for kind in Kind))

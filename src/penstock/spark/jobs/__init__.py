@@ -1,0 +1,50 @@
+"""The jobs that a message queue's users need, on Spark; `penstock spark ...` runs the same.
+
+    from penstock.spark import jobs, session
+
+    jobs.archive(session("nightly"), "shm://", ["orders"], "/archive/orders")
+
+Each may be run again at any time, after it was killed too: it goes on, or finds nothing to do.
+Names are loaded when first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "Audit": "auditing",
+    "audit": "auditing",
+    "Archived": "archiving",
+    "archive": "archiving",
+    "Backfilled": "backfilling",
+    "backfill": "backfilling",
+}
+
+__all__ = [
+    "Archived",
+    "Audit",
+    "Backfilled",
+    "archive",
+    "audit",
+    "backfill",
+]
+
+if TYPE_CHECKING:
+    from penstock.spark.jobs.archiving import Archived, archive
+    from penstock.spark.jobs.auditing import Audit, audit
+    from penstock.spark.jobs.backfilling import Backfilled, backfill
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'penstock.spark.jobs' has no attribute {name!r}")
+    found = getattr(import_module(f"penstock.spark.jobs.{home}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
