@@ -35,7 +35,7 @@ SOURCE: Final = (
     "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions", "failOnDataLoss", "includeHeaders",
     "batchRows", "groupId", "isolation",
 )  # fmt: skip
-SINK: Final = ("topic", "txnId", "txnEpoch")
+SINK: Final = ("topic", "txnId", "txnEpoch", "compression", "transactionDurability")
 """Not the source's, and let be: programs keep one set of options for both."""
 _NAMES: Final = {name.lower(): name for name in (*SOURCE, *SINK)}
 _ONLY_BATCH: Final = ("endingoffsets", "endingtimestamp", "endingoffsetsbytimestamp")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from penstock.core.errors import PenstockError
 from penstock.spark.errors import SparkMissingError
 
 try:
@@ -56,7 +55,17 @@ class PenstockDataSource(DataSource):
         return PenstockStreamReader(schema, self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        raise PenstockError("writing is not there yet")
+        from penstock.spark.sink import BatchWriter
+        from penstock.spark.writeoptions import WriteOptions
+
+        return BatchWriter(
+            WriteOptions.of(self.options, schema, streaming=False, overwrite=overwrite)
+        )
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        raise PenstockError("writing streams is not there yet")
+        from penstock.spark.sink import StreamWriter
+        from penstock.spark.writeoptions import WriteOptions
+
+        return StreamWriter(
+            WriteOptions.of(self.options, schema, streaming=True, overwrite=overwrite)
+        )
