@@ -245,17 +245,20 @@ def advance(start: Positions, now: View, at: Standing, limit: int | None) -> Pos
 
 
 def capped(now: View, target: View) -> View:
-    """What was there when `target` was looked at, and nothing that came later."""
+    """What is there, without the records that came after `target` was looked at."""
     found = {}
     for topic, view in now.items():
         then = target.get(topic)
-        if then is not None:
-            spans = {
-                number: replace(span, end=min(span.end, then.spans[number].end))
+        spans = then.spans if then is not None and then.id == view.id else {}
+        found[topic] = TopicView(
+            view.id,
+            {
+                number: replace(
+                    span, end=min(span.end, spans[number].end if number in spans else span.start)
+                )
                 for number, span in view.spans.items()
-                if number in then.spans
-            }
-            found[topic] = TopicView(view.id, spans)
+            },
+        )
     return found
 
 

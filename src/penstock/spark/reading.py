@@ -170,8 +170,8 @@ def overtaken(offset: int, start: int) -> str:
 def divergence(consumer: Consumer, at: Range, offset: int, epoch: int) -> int | None:
     """Where the log parted from what was read up to `offset` in that leader epoch; None: it did
     not. Moves the consumer, which has the partition assigned."""
-    consumer.seek(at.topic, at.partition, Offset.exact(offset), leader_epoch=epoch)
     try:
+        consumer.seek(at.topic, at.partition, Offset.exact(offset), leader_epoch=epoch)
         consumer.poll(max_records=1, timeout=0.0)
     except er.LogTruncatedError as error:
         return error.divergence

@@ -84,9 +84,9 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             },
         )
         self._latest = everything.to_json()
+        at = self._planner.goes_on(begun, now)
         if self._target is not None:
             now = capped(now, self._target)
-        at = self._planner.goes_on(begun, now)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         least = None if isinstance(limit, ReadAllAvailable) else self._options.offsets_min
         if least is not None and self._target is None:
