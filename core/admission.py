@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from crc32c import crc32c
+
 from penstock.core.control import read_control
 from penstock.core.errors import CorruptBatchError, ErrorCode, UnsupportedVersionError
 from penstock.core.header import (
     ATTR_CONTROL,
+    BODY_CRC_FROM,
     HEADER_BYTES,
     BatchHeader,
-    body_is_good,
     checked_private,
 )
 
@@ -63,7 +65,7 @@ def verify(
         and head.length == len(batch)
         and head.length <= batch_bytes_max
         and head.base_timestamp <= head.max_timestamp
-        and body_is_good(batch, 0, head)
+        and crc32c(batch[BODY_CRC_FROM:]) == head.body_crc
     ):
         if head.attributes & ATTR_CONTROL:
             return _verify_control(batch, private, head)

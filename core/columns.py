@@ -14,6 +14,7 @@ from typing import Any, Final, overload
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from penstock.core import codecs
 from penstock.core import encode as en
@@ -74,6 +75,9 @@ class BinaryColumn(Sequence[bytes | None]):
     @overload
     def __getitem__(self, index: slice) -> BinaryColumn: ...
     def __getitem__(self, index: int | slice) -> bytes | BinaryColumn | None:
+        bounds: Any = self._bounds
+        if index == 0 and bounds is not None and len(bounds) == 2 and self.valid is None:
+            return bytes(self.data[bounds[0] : bounds[1]])  # the only one, which is waited for
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             if step != 1:
@@ -86,7 +90,7 @@ class BinaryColumn(Sequence[bytes | None]):
             raise IndexError(f"item {index} of a column of {len(self)}")
         if self.valid is not None and not self.valid[position]:
             return None
-        bounds = self._bounds or self.offsets
+        bounds = bounds or self.offsets
         return bytes(self.data[bounds[position] : bounds[position + 1]])
 
     def __iter__(self) -> Iterator[bytes | None]:
@@ -302,7 +306,9 @@ def decode(
             f"batch at byte {position} is {head.length} bytes long, {len(buffer) - position} are "
             "there"
         )
-    if verify and not hd.body_is_good(buffer, position, head):
+    if verify and crc32c(buffer[position + hd.BODY_CRC_FROM : position + head.length]) != (
+        head.body_crc
+    ):
         raise CorruptBatchError(
             f"body checksum of the batch at byte {position} (base offset {head.base_offset}) is "
             "wrong"

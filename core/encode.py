@@ -384,7 +384,7 @@ def encode_one(
         )
     )  # fmt: skip
     hd.seal_header(head, crc32c(body, crc32c(head[hd.BODY_CRC_FROM :])))
-    return EncodedBatch(head, body)
+    return tuple.__new__(EncodedBatch, (head, body))  # `EncodedBatch()` is one more call
 
 
 def _compress(codec: int, body: bytes) -> tuple[int, bytes]:

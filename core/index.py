@@ -111,14 +111,17 @@ class IndexWriter:
         """Entries that are not in the files yet."""
         return len(self._index) // ENTRY_BYTES
 
-    def note(self, base_offset: int, position: int, max_timestamp: int) -> None:
-        """Take notice of every batch of the segment, in order, once it is in the log."""
+    def note(self, base_offset: int, position: int, max_timestamp: int) -> bool:
+        """Take notice of every batch of the segment, in order, once it is in the log; whether that
+        made an entry."""
         if max_timestamp > self.max_timestamp:
             self.max_timestamp = max_timestamp
-        if position - self._last_position >= self._interval:
-            self._index += OFFSET_ENTRY.pack(base_offset, position)
-            self._times += TIME_ENTRY.pack(self.max_timestamp, base_offset)
-            self._last_position = position
+        if position - self._last_position < self._interval:
+            return False
+        self._index += OFFSET_ENTRY.pack(base_offset, position)
+        self._times += TIME_ENTRY.pack(self.max_timestamp, base_offset)
+        self._last_position = position
+        return True
 
     def create(self) -> None:
         """Make both files, empty. A file that is missing later was therefore deleted."""

@@ -197,7 +197,8 @@ class Log(LogView):
             buffers.append(batch[HEADER_BYTES:])
             notes.append((offset, position, now_us if append_time else head.max_timestamp))
             following = offset + head.last_offset_delta + 1
-            results.append(AppendResult(offset, following, now_us, 0, False, ""))
+            result = (offset, following, now_us, 0, False, "")
+            results.append(tuple.__new__(AppendResult, result))  # `AppendResult()` is a call more
             offset = following
             position += head.length
         if buffers:
@@ -234,9 +235,10 @@ class Log(LogView):
         if active.first_append is None:
             active.first_append = now_us
         index = active.index
+        grown = False
         for note in notes:
-            index.note(*note)
-        if index.pending >= FLUSH_ENTRIES:
+            grown = index.note(*note) or grown
+        if grown and index.pending >= FLUSH_ENTRIES:
             flush_index(active, self._folder)
 
     def _refuse(self, refusal: Refusal) -> AppendResult:

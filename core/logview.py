@@ -103,6 +103,14 @@ class LogView:
             end = min(end, held)
         return max(end, self.log_start)
 
+    def stand(self) -> tuple[int, int, int, int, OpenTransaction | None]:
+        """`segment_base`, `valid_bytes`, `log_end`, `last_stable` and `oldest_open`, all that is
+        published after an append, in one call."""
+        active, end = self._chain.active, self._log_end
+        oldest = self._producers.transactions.oldest
+        stable = end if oldest is None and not self._aborted.pending else self.last_stable
+        return active.base_offset, active.valid, end, stable, oldest
+
     @property
     def oldest_open(self) -> OpenTransaction | None:
         """The transaction that holds `last_stable` back."""

@@ -131,7 +131,7 @@ class LogReader:
             return None
         self._at = at + head.length
         self.offset = offset + 1
-        return Found(head, view, position)
+        return tuple.__new__(Found, (head, view, position))  # `Found()` is one more call
 
     def _next(self, end: int | None) -> Found | None:
         """The batch at the cursor; None at the end of the segment's valid bytes.

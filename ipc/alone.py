@@ -114,7 +114,9 @@ class AloneRole:
         self.name: str = order.name
         self._log = log
         self._state = state
+        self._disk = state.disk
         self._settings = order.settings
+        self._group_commit = order.settings.durability == "fsync"
         self._syncing = False
         self._is_held = False
         self._oldest_open: OpenTransaction | None = None
@@ -186,14 +188,12 @@ class AloneRole:
             return TICK
         return min(TICK, self._log.config.flush_interval)
 
-    @property
-    def _group_commit(self) -> bool:
-        return self._settings.durability == "fsync"
-
     def append(self, batches: Sequence[memoryview], now_us: int) -> list[AppendResult]:
         log = self._log
         try:
-            self._check_room()
+            at = log.valid_bytes
+            if self._is_held or abs(at - self._seen_at) >= ROOM_BYTES or self._disk.is_stopped:
+                self._check_room()
             results = log.append(batches, now_us)
             if self._group_commit and log.log_end > log.durable:
                 self._sync()  # what an earlier call appended and could not sync, too
@@ -223,11 +223,8 @@ class AloneRole:
     def _check_room(self) -> None:
         """Refuse while what is left of the disk is to be kept. The node looks now and then; after
         every `ROOM_BYTES` this does, too: a small disk could be full before the node looks."""
-        disk, at = self._state.disk, self._log.valid_bytes
-        if not disk.is_stopped and (
-            (not self._is_held and abs(at - self._seen_at) < ROOM_BYTES)
-            or self._has_room(disk.read().stop_below)
-        ):
+        disk = self._disk
+        if not disk.is_stopped and self._has_room(disk.read().stop_below):
             return
         self._is_held = True
         raise StorageError(
@@ -264,12 +261,12 @@ class AloneRole:
         self._state.count(records, nbytes, appended, duplicates, refusals)
 
     def _publish(self) -> None:
-        log, state = self._log, self._state
-        state.publish_segment(log.segment_base, log.valid_bytes)
-        end = log.log_end
-        state.publish_ends(end, end, log.last_stable)
-        if log.oldest_open is not self._oldest_open:
-            self._oldest_open = oldest = log.oldest_open
+        state = self._state
+        base, valid_bytes, end, last_stable, oldest = self._log.stand()
+        state.publish_segment(base, valid_bytes)
+        state.publish_ends(end, end, last_stable)
+        if oldest is not self._oldest_open:
+            self._oldest_open = oldest
             state.publish_oldest_open(
                 oldest and OpenSince(oldest.producer_id, oldest.epoch, oldest.began_us)
             )
@@ -355,6 +352,7 @@ class AloneRole:
 
     def configure(self, settings: TopicSettings) -> None:
         self._settings = settings
+        self._group_commit = settings.durability == "fsync"
         self._log.configure(log_config(settings, self._log.config.batch_bytes_max))
 
     def trim(self, before: int, now_us: int) -> Freed:

@@ -51,10 +51,8 @@ class DrainedLane:
         return int.from_bytes(batch[_PRODUCER_ID], "little") == granted
 
     @property
-    def is_ready(self) -> bool:
-        receiver = self.receiver
-        if not receiver.has_frames:
-            return False
+    def may_go_on(self) -> bool:
+        """Whether frames in it could be drained now."""
         if self.blocked_until and time.monotonic() < self.blocked_until:
             return False
-        return self.retiring or receiver.has_room
+        return self.retiring or self.receiver.has_room

@@ -27,6 +27,9 @@ LANE_KIND: Final = "lane"
 """Lanes are named `<kind>-<producer id>-<writer>-<number>`."""
 
 
+_HEAD_BYTES: Final = lo.FRAME.size + lo.FRAME_CRC.size
+
+
 class LaneCorruptError(PenstockError):
     """A frame header cannot be right: the lane is dropped with this reason."""
 
@@ -115,10 +118,11 @@ def undrained(region: Region) -> int:
 
 
 class LaneSender:
-    """The producer's end. Single-threaded use (its owner holds the lock)."""
+    """The producer's end. Single-threaded use (its owner holds the lock). `floor`: everything from
+    that position on is kept for a resend; None keeps nothing (rule 1)."""
 
-    __slots__ = ("_ack_head", "_bytes", "_capacity", "_floor", "_q", "_region", "_sequence",
-                 "_tail", "frame_max", "last_start", "name", "writer")  # fmt: skip
+    __slots__ = ("_ack_head", "_bytes", "_capacity", "_q", "_region", "_tail", "floor",
+                 "frame_max", "last_start", "name", "next_sequence", "writer")  # fmt: skip
 
     def __init__(self, region: Region, name: str) -> None:
         identity = read_identity(region)
@@ -132,9 +136,9 @@ class LaneSender:
         self._capacity = identity.capacity
         self.frame_max = identity.capacity // lo.FRAME_SHARE
         self._tail: int = self._q[lo.Q_LANE_TAIL]
-        self._sequence: int = self._q[lo.Q_LANE_TAIL_SEQUENCE]
+        self.next_sequence: int = self._q[lo.Q_LANE_TAIL_SEQUENCE]
         self._ack_head: int = self._q[lo.Q_LANE_ACK_HEAD]
-        self._floor: int | None = None
+        self.floor: int | None = None
         self.last_start = 0
 
     @property
@@ -146,23 +150,15 @@ class LaneSender:
         return int(self._q[lo.Q_LANE_HEAD])
 
     @property
-    def next_sequence(self) -> int:
-        return self._sequence
-
-    @property
     def free(self) -> int:
         """Bytes that can be written now."""
         head = int(self._q[lo.Q_LANE_HEAD])
-        floor = self._floor
+        floor = self.floor
         return self._capacity - (self._tail - (head if floor is None else min(head, floor)))
 
     @property
     def is_idle(self) -> bool:
         return bool(self._q[lo.Q_LANE_HEAD] == self._tail)
-
-    def hold(self, position: int | None) -> None:
-        """Keep everything from `position` on for a resend; None holds nothing (rule 1)."""
-        self._floor = position
 
     def try_write(
         self, page: int, pieces: Sequence[Piece], length: int, flags: int = 0
@@ -179,36 +175,37 @@ class LaneSender:
         pad = capacity - at if capacity - at < size else 0
         q = self._q
         head = q[lo.Q_LANE_HEAD]
-        floor = self._floor
+        floor = self.floor
         if floor is not None and floor < head:
             head = floor
         if capacity - tail + head < size + pad:
             return None
         if pad:
-            self._frame(at, pad, 0, self._sequence, lo.KIND_PAD, 0, 0)
+            self._pad(at, pad)
             tail += pad
             at = 0
-        sequence = self._sequence
-        self._frame(at, size, page, sequence, lo.KIND_DATA, flags, length)
+        sequence = self.next_sequence
         view = self._bytes
-        start = lo.LANE_FRAMES_AT + at + lo.FRAME_BYTES
+        start = lo.LANE_FRAMES_AT + at
+        packed = lo.FRAME.pack(size, page, sequence, 0, lo.KIND_DATA, flags, length)
+        view[start : start + _HEAD_BYTES] = packed + lo.FRAME_CRC.pack(crc32c(packed))
+        start += lo.FRAME_BYTES
         for piece in pieces:
             end = start + len(piece)
             view[start:end] = piece
             start = end
-        self._sequence = sequence + 1
+        self.next_sequence = sequence + 1
         self.last_start = tail
         self._tail = tail + size
         q[lo.Q_LANE_TAIL_SEQUENCE] = sequence + 1
         q[lo.Q_LANE_TAIL] = tail + size
         return sequence
 
-    def _frame(
-        self, at: int, size: int, page: int, sequence: int, kind: int, flags: int, length: int
-    ) -> None:
-        packed = lo.FRAME.pack(size, page, sequence, 0, kind, flags, length)
+    def _pad(self, at: int, size: int) -> None:
+        """A frame that holds nothing, up to where the memory begins again."""
+        packed = lo.FRAME.pack(size, 0, self.next_sequence, 0, lo.KIND_PAD, 0, 0)
         start = lo.LANE_FRAMES_AT + at
-        self._bytes[start : start + lo.FRAME.size + 4] = packed + lo.FRAME_CRC.pack(crc32c(packed))
+        self._bytes[start : start + _HEAD_BYTES] = packed + lo.FRAME_CRC.pack(crc32c(packed))
 
     def batch_at(self, start: int, length: int) -> memoryview:
         """The bytes of a held batch whose frame begins at `start` (`last_start` after a write)."""
@@ -381,7 +378,8 @@ class LaneReceiver:
                     raise LaneCorruptError(f"frame at {position - size} has unknown kind {kind}")
                 start = at + lo.FRAME_BYTES
                 batch = view[start : start + length]
-                found.append(Frame(page, sequence, epoch, batch, position, flags))
+                frame = (page, sequence, epoch, batch, position, flags)
+                found.append(tuple.__new__(Frame, frame))  # `Frame()` is one more call
         except LaneCorruptError:
             if not found:
                 raise  # else the next call does: what was published whole is drained first

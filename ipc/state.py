@@ -202,6 +202,24 @@ class StatePage:
             time.sleep(0.001)
         return pair
 
+    def glance(self, packed: bytes) -> tuple[int, int, int, int] | None:
+        """(log start, leader epoch, segment base, valid bytes) of the partition of this packed
+        identity, all that a read needs besides its end, which is looked at before this. None while
+        the pair is being published, and where `is_gone` says so: by that much less is called where
+        a record is waited for."""
+        q, base = self._q, self._base
+        at = base * 8
+        if (
+            self._bytes[at : at + len(packed)] != packed
+            or q[base + lo.Q_PAGE_STATUS] == lo.STATUS_DELETED
+        ):
+            return None
+        lock = q[base + lo.Q_PAGE_SEQLOCK]
+        segment, valid_bytes = q[base + lo.Q_PAGE_SEGMENT_BASE], q[base + lo.Q_PAGE_VALID_BYTES]
+        if lock & 1 or q[base + lo.Q_PAGE_SEQLOCK] != lock:
+            return None
+        return q[base + lo.Q_PAGE_LOG_START], q[base + lo.Q_PAGE_LEADER_EPOCH], segment, valid_bytes
+
     def stuck(self) -> PenstockTimeout:
         """What is raised after `SEGMENT_WAIT` seconds in which `segment_now` found nothing."""
         return PenstockTimeout(

@@ -297,7 +297,7 @@ class Writer:
 
     def _is_ready(self) -> bool:
         for lane in self._drained:  # noqa: SIM110 - a generator costs what two of these do
-            if lane.is_ready:
+            if lane.receiver.has_frames and lane.may_go_on:
                 return True
         return False
 

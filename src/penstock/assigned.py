@@ -38,9 +38,11 @@ class AssignedPartition:
     Under `read_committed` it ends at the last stable offset and leaves out what was aborted.
     """
 
-    __slots__ = ("_carry", "_committed", "_epoch", "_identity", "_latest", "_reader", "aborted",
-                 "fetched", "name", "offset", "page", "paused", "place", "skipped",
-                 "topic_id")  # fmt: skip
+    __slots__ = ("_carry", "_committed", "_end_at", "_epoch", "_identity", "_latest", "_reader",
+                 "_words", "aborted", "fetched", "name", "offset", "page", "paused", "place",
+                 "skipped", "topic_id")  # fmt: skip
+
+    page: StatePage
 
     def __init__(
         self, name: TopicPartition, topic_id: bytes, page: StatePage, source: Source,
@@ -48,7 +50,6 @@ class AssignedPartition:
     ) -> None:  # fmt: skip
         self.name = name
         self.topic_id = topic_id
-        self.page = page
         self._reader = source
         self.offset = 0
         self._epoch = EPOCH_UNKNOWN
@@ -56,6 +57,7 @@ class AssignedPartition:
         self._carry: list[Chunk] = []
         self._latest = latest
         self._committed = isolation == "read_committed"
+        self._look_at(page)
         self.paused = False
         self.aborted = 0  # records left out, because their transaction was aborted
         self.fetched = 0  # bytes decoded by the last fetch
@@ -65,16 +67,25 @@ class AssignedPartition:
     def __str__(self) -> str:
         return f"{self.name[0]}-{self.name[1]}"
 
+    def _look_at(self, page: StatePage) -> None:
+        """That is its page from now on."""
+        self.page = page
+        self._words, _, high_watermark, last_stable = page.words()
+        self._end_at = last_stable if self._committed else high_watermark
+
     @property
     def end(self) -> int:
         """Where it ends for this reader: the high watermark, or the last stable offset."""
-        page = self.page
-        return page.last_stable if self._committed else page.high_watermark
+        return int(self._words[self._end_at])
 
     @property
     def has_more(self) -> bool:
         """Whether `take` has something to bring, or to raise."""
-        return bool(self._carry) or self.end > self.offset or self.page.is_gone(self._identity)
+        return (
+            self._words[self._end_at] > self.offset
+            or bool(self._carry)
+            or self.page.is_gone(self._identity)
+        )
 
     @property
     def held(self) -> int:
@@ -154,29 +165,28 @@ class AssignedPartition:
     def take_alone(self) -> Chunk | None:
         """The one record that came since the last one, by as little code as it takes: nothing of
         it is in the caches then (decision 0017). None where it is not that; `take` tells."""
-        page, offset = self.page, self.offset
-        if (
-            self.end != offset + 1
-            or page.leader_epoch != self._epoch
-            or self._carry
-            or self._latest is not None
-            or page.is_gone(self._identity)
-        ):
+        offset = self.offset
+        if self._words[self._end_at] != offset + 1 or self._carry or self._latest is not None:
+            return None
+        seen = self.page.glance(self._identity)
+        if seen is None:
+            return None
+        start, epoch, base, valid_bytes = seen
+        if start > offset or epoch != self._epoch:
             return None
         try:
-            found = self._reader.alone(offset, *page.segment())
+            found = self._reader.alone(offset, base, valid_bytes)
             if found is None:
                 return None
-            head = found.head
-            columns = decode(found.view, found.position, head)
+            head, view, position = found
+            columns = decode(view, position, head)
         except er.PenstockError:
-            columns = None
-        if columns is None or page.log_start > offset:
             self._reader.seek(offset)
             return None
         self.offset = offset + 1
         self._epoch = head.leader_epoch
-        return Chunk(*self.name, columns, 0)
+        topic, partition = self.name
+        return Chunk(topic, partition, columns, 0, 1)
 
     def _bring(self, bytes_max: int) -> list[Chunk]:
         """What is next, or of all that is there only the newest."""
@@ -304,7 +314,7 @@ class AssignedPartition:
 
     def moved(self, session: Session, page: int) -> None:
         """The node came back: it is on that page now."""
-        self.page = session.page(page)
+        self._look_at(session.page(page))
 
     def close(self) -> None:
         self._reader.close()

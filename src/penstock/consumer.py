@@ -278,7 +278,7 @@ class Consumer(Closing, Elsewhere, Standing):
         backoff = Backoff()
         while True:
             batch = self._gather(max_records)
-            if batch:
+            if batch.chunks:  # none of them is ever empty
                 return batch
             left = None if deadline is None else deadline - time.monotonic()
             yield from attachment.minding(self, RECONNECT_MAX if left is None else left)
@@ -306,7 +306,7 @@ class Consumer(Closing, Elsewhere, Standing):
         ends = run(self.ending())
         while not self.is_over(ends):
             batch = self.poll(max_records, timeout if ends is None else END_POLL)
-            if batch:
+            if batch.chunks:
                 yield batch
             elif ends is None:
                 return

@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
 def _route_of(topic: TopicRoutes, key: bytes | None, partition: int | None) -> PartitionRoute:
     """Where a record goes: explicit first, then by key, else the sticky partition."""
+    routes = topic.routes
+    if len(routes) == 1:
+        return routes[0]
     if partition is None:
-        count = len(topic.routes)
-        partition = topic.next_sticky() if key is None else partition_of(key, count)
-    return topic.routes[partition]
+        partition = topic.next_sticky() if key is None else partition_of(key, len(routes))
+    return routes[partition]
 
 
 def express(

@@ -177,11 +177,11 @@ class Producer(Elsewhere):
         stamp = None if timestamp is None else as_microseconds(timestamp)
         with self._lock:
             routes = self._routes(topic)
-            routes.check_partition(partition)
             size = record_overhead(value, key, pairs) + 8
-            routes.check_size(size)
+            if partition is not None or size > routes.record_bytes_max:
+                routes.check_record(partition, size)
             queues = self._linger or topic in self.boxes.open or self._session is None
-            if not queues and not self.pressure.is_full:
+            if not queues and self._outbox.buffered < self.config.buffer_bytes_max:
                 alone = express(
                     self, self._outbox, routes, self._settings, (value, key, pairs), stamp,
                     partition, self._delivery_timeout,
@@ -356,8 +356,7 @@ class Producer(Elsewhere):
     def _launch(self, box: Box, rows: sealing.Rows, topic: TopicRoutes | None) -> None:
         session = self._session
         if topic is None or session is None:
-            error: Exception = er.UnknownTopicError(f"topic {box.topic!r} was deleted")
-            self._fail(box, error)
+            self._fail(box, er.UnknownTopicError(f"topic {box.topic!r} was deleted"))
             return
         try:
             batches = sealing.seal(box, rows, topic, self._settings)
@@ -386,10 +385,10 @@ class Producer(Elsewhere):
 
     def _routes(self, topic: str) -> TopicRoutes:
         """Where a topic's records go, looked up if need be (lock held, or given up meanwhile)."""
-        self._check_usable()
         known = self._outbox.topics.get(topic)
         if known is not None:
             return known
+        self._check_usable()
         if self._session is None:
             self._attach()  # a forked child makes its own attachment
         outbox = self._outbox
@@ -466,6 +465,7 @@ class Producer(Elsewhere):
                 self._give_up(box, left)
             self._open.clear()
             self._outbox.leave(left)
+            self._outbox.topics.clear()
             self.pressure.close()
             session, self._session = self._session, None
         self.callbacks.run()

@@ -130,12 +130,13 @@ class Chunk:
         columns = self.columns
         head = columns.head
         stamps = columns.constant_timestamp
-        if columns.count == 1 and self._is_whole and columns.is_dense and stamps is not None:
+        if columns.count == 1 == self.stop - self.start and columns.is_dense and stamps is not None:
             # Nobody wants to wait for machinery made for many.
+            only_key = None if isinstance(columns.keys, NullColumn) else columns.keys[0]
             lists = columns.headers() if columns.header_columns is not None else None
             return [
                 Record(
-                    self.topic, self.partition, head.base_offset, stamps, columns.keys[0],
+                    self.topic, self.partition, head.base_offset, stamps, only_key,
                     columns.values[0], lists[0] if lists else (),
                 )
             ]  # fmt: skip

@@ -49,8 +49,8 @@ class LaneLink:
     def write(self, page: int, encoded: EncodedBatch) -> int | None:
         """Copy a batch into the lane; its lane sequence, or None while there is no room."""
         sender = self.sender
-        sender.hold(next(iter(self.held), None))
-        return sender.try_write(page, encoded, encoded.length, self.flags)
+        sender.floor = next(iter(self.held), None)
+        return sender.try_write(page, encoded, sum(map(len, encoded)), self.flags)
 
     def note(self, batch: Batch, sequence: int) -> None:
         """The batch that was written last flies, and is held."""
@@ -178,6 +178,11 @@ class TopicRoutes:
                 f"topic {self.info.name!r} has partitions 0 to {len(self.routes) - 1}, not "
                 f"{partition}"
             )
+
+    def check_record(self, partition: int | None, size: int) -> None:
+        """Both checks that a single record has to stand."""
+        self.check_partition(partition)
+        self.check_size(size)
 
     def check_size(self, size: int) -> None:
         """`size`: what a record takes in a batch, in bytes."""

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, TypedDict
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core import header as hd
 from penstock.core.encode import (
     EncodedBatch,
     Headers,
@@ -184,7 +185,8 @@ def seal_one(
             headers=None if headers is None else (headers,),
             **address(route, settings),
         )
-    _check_frame(encoded, route, settings)
+    if hd.HEADER_BYTES + len(encoded.body) > settings.batch_bytes_max:
+        raise _too_large(encoded, route, settings)
     route.next_sequence += 1
     return encoded
 
@@ -214,17 +216,19 @@ def _encode_run(box: Box, rows: Rows, route: PartitionRoute, settings: SealSetti
                 return
     for start, stop in _runs(rows, settings):
         encoded = _encode(box, rows.run(start, stop), route, settings)
-        _check_frame(encoded, route, settings)
+        if encoded.length > settings.batch_bytes_max:
+            raise _too_large(encoded, route, settings)
         append(box, route, encoded, stop - start)
 
 
-def _check_frame(encoded: EncodedBatch, route: PartitionRoute, settings: SealSettings) -> None:
-    if encoded.length > settings.batch_bytes_max:
-        raise RecordTooLargeError(
-            f"a record for {route!r} makes a batch of {encoded.length} bytes with its key and "
-            f"headers; the most is {settings.batch_bytes_max}: raise the node's lane capacity "
-            "(of which a batch may take a quarter), or split the record"
-        )
+def _too_large(
+    encoded: EncodedBatch, route: PartitionRoute, settings: SealSettings
+) -> RecordTooLargeError:
+    return RecordTooLargeError(
+        f"a record for {route!r} makes a batch of {encoded.length} bytes with its key and headers; "
+        f"the most is {settings.batch_bytes_max}: raise the node's lane capacity (of which a batch "
+        "may take a quarter), or split the record"
+    )
 
 
 def append(box: Box, route: PartitionRoute, encoded: EncodedBatch, count: int) -> None:

@@ -196,13 +196,13 @@ def test_rule_1_the_room_of_a_held_frame_is_not_reused_after_head_passed_it(lane
         write(sender, bytes([letter]) * 900)
         starts.append(sender.last_start)
     receiver.finish(frames := receiver.frames(9, MANY), [ack(frame) for frame in frames])
-    sender.hold(starts[1])
+    sender.floor = starts[1]
     assert write(sender, b"e" * 900) is not None
     assert write(sender, b"f" * 900) is None
     assert sender.batch_at(starts[1], 900) == b"b" * 900
-    sender.hold(starts[2])
+    sender.floor = starts[2]
     assert write(sender, b"f" * 900) is not None
-    sender.hold(None)
+    sender.floor = None
     assert write(sender, b"g" * 900) is not None
 
 

@@ -170,7 +170,7 @@ class LaneMachine(RuleBasedStateMachine):
         floor = self.floor()
         intact = [index for index, frame in enumerate(self.sent) if frame[2] >= floor]
         index = [*intact, None][choice % (len(intact) + 1)]
-        self.sender.hold(None if index is None else self.sent[index][2])
+        self.sender.floor = None if index is None else self.sent[index][2]
         self.held = index
 
     @rule()
