@@ -74,6 +74,16 @@ class Chain:
             raise
         active.valid = end
 
+    def writeback(self, step: int) -> tuple[int, int, int] | None:
+        """(descriptor, position, length) of what the active segment holds that neither was synced
+        nor given out by this before, where it is `step` bytes or more."""
+        active = self.active
+        begun = max(active.begun, active.synced)
+        if active.valid - begun < step:
+            return None
+        active.begun = active.valid
+        return active.fd, begun, active.valid - begun
+
     def _clear_junk(self) -> None:
         """What a failed write left must not look like a batch to a recovery."""
         active = self.active

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.core.aborted import AbortedWriter, txn_path
 from penstock.core.chain import Chain
@@ -46,6 +46,24 @@ POINT_SYNC_EVERY: Final = 64
 POINT_SYNC_BYTES: Final = 16 << 20
 """A sync takes the recovery point along once so many were written to its file since, or one that is
 so far ahead. After a power cut a recovery checks this much more, of each log, than it had to."""
+
+
+WRITEBACK_BYTES: Final = 8 << 20
+"""So much that came together is begun to be written to the device. Left to the kernel, half a
+minute's worth or a whole segment goes at once, and other syncs of the device wait behind it."""
+
+
+class Writeback(NamedTuple):
+    """What the kernel is to begin to write. `run` may be called in any thread, or not at all: a
+    sync does what was not begun. A descriptor that was closed meanwhile does no harm."""
+
+    storage: Storage
+    fd: int
+    position: int
+    length: int
+
+    def run(self) -> None:
+        self.storage.begin_writeback(self.fd, self.position, self.length)
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ from penstock.core.chain import Chain
 from penstock.core.cleanup import Cleanup
 from penstock.core.epochs import save_epochs
 from penstock.core.errors import LogOfflineError, StorageError
-from penstock.core.flush import SyncJob, Syncs, flush_index
+from penstock.core.flush import SyncJob, Syncs, Writeback, flush_index
 from penstock.core.logconfig import LogConfig
 from penstock.core.logtail import LogTail
 from penstock.core.recovery import Recovered, Recovery, RecoveryReport
@@ -34,7 +34,7 @@ from penstock.core.storage import Storage
 from penstock.core.survey import OpenRequest
 from penstock.core.swapping import Prepared, SwapJob, forget_cleaned_to
 
-__all__ = ["AppendResult", "Log", "LogConfig", "RecoveryReport", "SyncJob"]
+__all__ = ["AppendResult", "Log", "LogConfig", "RecoveryReport", "SyncJob", "Writeback"]
 
 logger = logging.getLogger("penstock.core.log")
 

@@ -19,7 +19,7 @@ from typing import Final, NoReturn
 
 from penstock.core.admission import AppendResult, Refusal, refused, verify
 from penstock.core.errors import ErrorCode, LogOfflineError, StorageError
-from penstock.core.flush import SyncJob, flush_index
+from penstock.core.flush import WRITEBACK_BYTES, SyncJob, Writeback, flush_index
 from penstock.core.header import (
     ATTR_CONTROL,
     FLAG_APPEND_TIME,
@@ -227,6 +227,12 @@ class LogTail(LogView):
         if job is not None:
             job.run()
             self.finish_sync(job)
+
+    def writeback(self) -> Writeback | None:
+        """What the kernel is to begin to write out, once enough came together. Promises nothing;
+        the next sync has less to wait for, and so have those of others."""
+        found = self._chain.writeback(WRITEBACK_BYTES)
+        return found and Writeback(self._storage, *found)
 
     def begin_sync(self) -> SyncJob | None:
         """What has to be forced to the device for all that is appended now; None if nothing has.

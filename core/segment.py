@@ -261,10 +261,13 @@ def last_batch(
 class OpenSegment:
     """A segment that is written to, or that waits for its last sync: the one descriptor of a log.
 
-    `valid <= allocated`, `synced <= valid`; bytes in [valid, allocated) are zero.
+    `valid <= allocated`, `synced <= valid`; bytes in [valid, allocated) are zero; up to `begun` the
+    kernel was asked to write them to the device.
     """
 
-    __slots__ = ("allocated", "base_offset", "fd", "first_append", "index", "synced", "valid")
+    __slots__ = (
+        "allocated", "base_offset", "begun", "fd", "first_append", "index", "synced", "valid",
+    )  # fmt: skip
 
     def __init__(self, base_offset: int, fd: int, index: IndexWriter) -> None:
         self.base_offset = base_offset
@@ -272,6 +275,7 @@ class OpenSegment:
         self.index = index
         self.valid = 0
         self.synced = 0
+        self.begun = 0
         self.allocated = 0
         self.first_append: int | None = None  # append time of the first batch, for the age
 

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from penstock.core.admission import refused
 from penstock.core.errors import ErrorCode, LogOfflineError, StorageError
-from penstock.core.log import AppendResult, Log, LogConfig, SyncJob
+from penstock.core.log import AppendResult, Log, LogConfig, SyncJob, Writeback
 from penstock.core.opentransactions import OpenTransaction
 from penstock.core.segment import list_segments
 from penstock.core.storage import Storage
@@ -53,6 +53,9 @@ class PartitionRole(Protocol):
 
     def append(self, batches: Sequence[memoryview], now_us: int) -> list[AppendResult]:
         """Append and publish. Raises a retriable `StorageError` with nothing consumed."""
+
+    def writeback(self) -> Writeback | None:
+        """What the flusher is to have the kernel begin to write, where enough was appended."""
 
     def count(self, batches: Sequence[memoryview], results: list[AppendResult]) -> None:
         """Add what `append` did to the page's counters; nobody waits for these."""
@@ -214,6 +217,9 @@ class AloneRole:
             self._segment_base = log.segment_base
             self._sync_wanted = True
         return results
+
+    def writeback(self) -> Writeback | None:
+        return self._log.writeback()
 
     def _go_on(self) -> None:
         self._is_held = False

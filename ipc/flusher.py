@@ -1,6 +1,7 @@
 """One thread in a writer process that runs fdatasync, so that appends go on meanwhile.
 
-Jobs are made and finished by the writer's own thread; only their system calls run here.
+Jobs are made and finished by the writer's own thread; only their system calls run here. Between
+them, what was appended is begun to be written out, of which nobody hears again.
 """
 
 from __future__ import annotations
@@ -9,9 +10,13 @@ import threading
 import time
 from collections import deque
 from queue import SimpleQueue
+from typing import Final
 
-from penstock.core.log import SyncJob
+from penstock.core.log import SyncJob, Writeback
 from penstock.ipc.doorbell import Doorbell
+
+QUEUED_MAX: Final = 256
+"""Jobs that wait, beyond which nothing more is begun before its sync."""
 
 
 class Flusher:
@@ -19,7 +24,7 @@ class Flusher:
 
     def __init__(self, doorbell: Doorbell) -> None:
         self._doorbell = doorbell
-        self._jobs: SimpleQueue[tuple[int, SyncJob] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[int, SyncJob] | Writeback | None] = SimpleQueue()
         self._done: deque[tuple[int, SyncJob]] = deque()
         self._thread: threading.Thread | None = None
         self._pages: set[int] = set()
@@ -34,11 +39,20 @@ class Flusher:
 
     def submit(self, page: int, job: SyncJob) -> None:
         """Run a job of a page, which has no other one under way."""
+        self._start()
+        self._pages.add(page)
+        self._jobs.put((page, job))
+
+    def begin(self, writeback: Writeback) -> None:
+        """Run it when its turn comes, unless too much waits: its sync does it then."""
+        self._start()
+        if self._jobs.qsize() < QUEUED_MAX:
+            self._jobs.put(writeback)
+
+    def _start(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="flusher", daemon=True)
             self._thread.start()
-        self._pages.add(page)
-        self._jobs.put((page, job))
 
     def finished(self) -> list[tuple[int, SyncJob]]:
         """Jobs whose system calls have ended, well or not (`job` knows)."""
@@ -50,6 +64,9 @@ class Flusher:
 
     def _run(self) -> None:
         while (item := self._jobs.get()) is not None:
+            if isinstance(item, Writeback):
+                item.run()
+                continue
             began = time.monotonic()
             item[1].run()
             item[1].seconds = time.monotonic() - began

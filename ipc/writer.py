@@ -162,6 +162,8 @@ class Writer:
         self._answer(taken, answers)
         for role, batches, results in self._uncounted:
             role.count(batches, results)
+            if (writeback := role.writeback()) is not None:
+                self._flusher.begin(writeback)
         self._uncounted.clear()
         return True
 

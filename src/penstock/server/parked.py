@@ -18,7 +18,7 @@ from typing import Final
 
 from penstock.core.admission import refused
 from penstock.core.errors import ErrorCode, StorageError
-from penstock.core.log import AppendResult, SyncJob
+from penstock.core.log import AppendResult, SyncJob, Writeback
 from penstock.core.swapping import Prepared
 from penstock.ipc import layout as lo
 from penstock.ipc.alone import TICK, PartitionRole, errno_of
@@ -116,6 +116,9 @@ class ParkedRole:
         if self._role is None:
             return [refused(ErrorCode.PARTITION_OFFLINE, self._damage)] * len(batches)
         return self._role.append(batches, now_us)
+
+    def writeback(self) -> Writeback | None:
+        return None if self._role is None else self._role.writeback()
 
     def count(self, batches: Sequence[memoryview], results: list[AppendResult]) -> None:
         if self._role is not None:

@@ -22,6 +22,7 @@ from unit.core.log_helpers import (
     payload,
 )
 
+from penstock.core import logtail
 from penstock.core.errors import (
     ConfigError,
     ErrorCode,
@@ -363,6 +364,33 @@ def test_appends_and_rolls_go_on_while_a_sync_runs():
     assert log.begin_sync() is None
     log, _ = open_log(storage.power_cut(), boot_id="boot-2")
     assert log.log_end == 11
+
+
+def test_what_came_together_is_written_out_once_and_never_what_a_sync_took(monkeypatch):
+    monkeypatch.setattr(logtail, "WRITEBACK_BYTES", 1000)
+    storage, log = opened()
+    assert log.writeback() is None
+    begun = 0
+    for batch in numbered(12, body=200):
+        log.append([batch], 1)
+        found = log.writeback()
+        if log.valid_bytes - begun < 1000:
+            assert found is None
+        else:
+            assert found is not None
+            assert storage.path_of(found.fd).endswith(f"{log.segment_base:020d}.log")
+            assert (found.position, found.length) == (begun, log.valid_bytes - begun)
+            assert log.writeback() is None
+            begun = log.valid_bytes
+    assert begun
+    assert log.durable == 0, "it promises nothing"
+    log.sync()
+    assert log.writeback() is None
+    log.roll(1)
+    log.append(numbered(8, 12, body=200), 1)
+    found = log.writeback()
+    assert found is not None
+    assert (found.position, found.length) == (0, log.valid_bytes)
 
 
 def test_when_a_sync_is_due():
