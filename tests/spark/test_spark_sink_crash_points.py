@@ -18,6 +18,7 @@ from sink_driver import Job, Query, rows
 import penstock
 from penstock.spark import sink
 from penstock.spark.staging import Staged
+from penstock.testing import Broker
 
 
 @pytest.fixture
@@ -326,3 +327,16 @@ def test_a_task_that_knows_no_query_stages_nothing(options):
     job = Job(options, streaming=True)
     with pytest.raises(penstock.PenstockError, match=r"sql\.streaming\.queryId"):
         job.run([A])
+
+
+# --- time -----------------------------------------------------------------------------------------
+def test_what_nobody_commits_in_time_is_swept_and_can_be_written_again():
+    with Broker(options={"stage_timeout": 0.5}) as broker, broker.connect() as client:
+        broker.create_topic("slow")
+        query = Query({"bootstrap": broker.url, "topic": "slow"})
+        late = query.attempt(0).run([A, B])
+        eventually(lambda: is_stable(client, "slow"), "swept")
+        with pytest.raises(penstock.TransactionError, match=r"swept after stage_timeout=0\.5 s"):
+            late.commit()
+        query.attempt(0).run([A, B], [C, D]).commit()
+        assert seen(client, "slow") == ALL

@@ -27,6 +27,7 @@ _OPTIONS = {
     "--coordinator-timeout": (float, "seconds for a request of a group or a transaction"),
     "--stall-timeout": (float, "seconds for which a member's process may be stopped"),
     "--offsets-retention": (float, "seconds for which groups without members keep offsets"),
+    "--stage-timeout": (float, "seconds for which a stage waits for its commit"),
     "--cleaner-interval": (float, "seconds between two looks at retention and compaction"),
     "--cleaner-rate": (int, "bytes a second that compaction reads and writes"),
     "--disk-warn": (float, "room below which to warn, a share of the disk or bytes"),

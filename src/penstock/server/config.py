@@ -39,6 +39,7 @@ _SECONDS: Final = {
     "coordinator_timeout": (0.1, 600.0),
     "stall_timeout": (0.05, 3600.0),
     "offsets_retention": (1.0, 100 * 365 * 86_400.0),
+    "stage_timeout": (0.5, 7 * 86_400.0),
     "cleaner_interval": (0.05, 86_400.0),
     "writer_spin": (0.0, 0.1),
     "client_heartbeat": (0.05, 60.0),
@@ -129,6 +130,10 @@ class NodeConfig:
     offsets_retention: float = 7 * 86_400.0
     """How long a group without members keeps its committed offsets. At-most-once groups keep them
     until they are deleted: without them a record could be handed out twice."""
+
+    stage_timeout: float = 900.0
+    """How long a stage of a transaction may wait for the commit that names it. Jobs that stage for
+    longer cannot commit; and for so long one that died may hold readers back."""
 
     cleaner_interval: float = 10.0
     """Seconds between two looks of the cleaner process at the topics that have a retention or are

@@ -20,7 +20,7 @@ from typing import Final
 
 from penstock.cluster.decisions import Decision
 from penstock.cluster.groups import GroupLimits, Groups
-from penstock.cluster.transactions import Transactions
+from penstock.cluster.transactions import TransactionLimits, Transactions
 from penstock.core.errors import NotConnectedError, PenstockError, PenstockTimeout
 from penstock.ipc import coordination as co
 from penstock.ipc import messages as ms
@@ -250,7 +250,8 @@ class Coordinator:
     # --- loading ---
     def _make_machines(self) -> Machines:
         groups = Groups(GroupLimits(offsets_retention=self._config.offsets_retention))
-        return Machines(groups, Transactions(groups))
+        limits = TransactionLimits(stage_timeout=self._config.stage_timeout)
+        return Machines(groups, Transactions(groups, limits))
 
     def _load_soon(self) -> None:
         if self._stopping:
