@@ -203,3 +203,16 @@ def test_without_descriptors_connections_wait_and_are_served_later(broker: Broke
         resource.prlimit(pid, resource.RLIMIT_NOFILE, bounds)
     well(broker)
     assert gateway(broker) == pid
+
+
+def test_connections_that_break_while_much_of_them_is_unread_cost_nobody_else() -> None:
+    """ZeroMQ's own heartbeat would abort the process that sends it by such a connection."""
+    with Broker(listen=True, options={"client_heartbeat": 0.05}) as broker:
+        pid, ping = gateway(broker), codec.encode(fr.Ping(1))
+        for _ in range(8):
+            with Dealer(broker.tcp_url, sndhwm=100_000) as dealer:
+                for _ in range(20_000):
+                    dealer.socket.send(ping)
+                dealer.hear(fr.Pong)
+        well(broker)
+        assert gateway(broker) == pid
