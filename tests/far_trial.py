@@ -40,17 +40,17 @@ class Trouble(Upheaval):
     def begin(self) -> str:
         """How the line is between faults."""
         rng = self._rng
-        if rng.random() < ROUGH_TRIALS:
+        if self._hosts.line and rng.random() < ROUGH_TRIALS:
             self._always = Roughness(
                 lost=rng.uniform(0.005, 0.05), bursts=0.001, burst_max=0.2,
                 twice=0.02, late=0.1, late_max=0.01, delay=rng.choice([0.0, 0.005]),
             )  # fmt: skip
         self._go_back()
-        return str(self._always) if self._hosts.line else self._hosts.why_no_line
+        return str(self._always)
 
     def _go_back(self) -> None:
         """To what the line is between faults."""
-        if self._always == Roughness() or self._hosts.line is None:
+        if self._always == Roughness():
             self._hosts.smooth()
         else:
             self._hosts.rough(self._always, self._rng.randrange(1 << 32))
@@ -102,8 +102,6 @@ class Trouble(Upheaval):
         return self._for_a_while("slow", self._hosts.fast)
 
     def _rough(self, kind: str, roughness: Roughness) -> str:
-        if self._hosts.line is None:
-            return f"not here: {self._hosts.why_no_line}"
         self._hosts.rough(roughness, self._rng.randrange(1 << 32))
         return f"{self._for_a_while(kind, self._go_back)}: {roughness}"
 
@@ -144,11 +142,6 @@ class FarTrial(Trial):
         "unplug": 10,
         "unplug and kill a client": 6,
         "slow": 8,
-        "lose packets": 9,
-        "lose bursts": 7,
-        "double packets": 5,
-        "reorder packets": 7,
-        "rough line": 8,
         "kill gateway": 14,
         "stop gateway": 6,
         "kill gateway in a cut": 6,
@@ -159,6 +152,13 @@ class FarTrial(Trial):
         "stop consumer": 5,
         "join": 3,
         "leave": 3,
+    }
+    _ROUGH_WEIGHTS: ClassVar[dict[str, float]] = {
+        "lose packets": 9,
+        "lose bursts": 7,
+        "double packets": 5,
+        "reorder packets": 7,
+        "rough line": 8,
     }
 
     patience: ClassVar[float] = 3.0
@@ -177,7 +177,7 @@ class FarTrial(Trial):
         super().__init__(node, nursery, scene, seed, prefix)
 
     def weights(self) -> dict[str, float]:
-        return self._WEIGHTS
+        return self._WEIGHTS | (self._ROUGH_WEIGHTS if self._hosts.line else {})
 
     def _begin(self) -> None:
         assert isinstance(self._faults, Trouble)

@@ -72,6 +72,7 @@ class Story:
 
     def __str__(self) -> str:
         faults = ", ".join(f"{kind} {count}" for kind, count in sorted(self.faults.items()))
+        packets = ", ".join(f"{count} {what}" for what, count in self.packets.items())
         times = ", ".join(
             f"{kind} {statistics.median(each):.2f} (at most {max(each):.2f})"
             for kind, each in sorted(self.recoveries.items())
@@ -79,7 +80,7 @@ class Story:
         return (
             f"two hosts, {self.guarantee}: {self.trials} trials from seed {self.first} in "
             f"{time.monotonic() - self.begun:.0f} s, {self.figures['reads']} deliveries; {faults}; "
-            f"rough lines: {', '.join(f'{count} {what}' for what, count in self.packets.items())}; "
+            f"rough lines: {packets or 'none'}; "
             f"seconds to recover from: {times}"
         )
 
