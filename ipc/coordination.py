@@ -15,6 +15,7 @@ PARTITIONS_MAX: Final = 1000
 """Partitions that one message names at most."""
 NAMES_MAX: Final = 256
 """Topics of a member."""
+ATTEMPT_CHARACTERS_MAX: Final = 64
 STAGES_MAX: Final = 2_000
 """Stages that one message names at most."""
 NO_OFFSET: Final = -1
@@ -31,6 +32,8 @@ class JoinGroup(msgspec.Struct, frozen=True, tag="join_group"):
     seconds for which a member whose connection ended keeps its partitions while its process lives.
     `processing_timeout`: seconds between two requests after which it loses them, if set.
     `takes_over`: false for one that was replaced; it does not push out again who did so.
+    `attempt`: letters and digits that nobody else has. Asked again with the same ones, a first join
+    whose answer was lost is the same member, also by another connection or after the node's death.
     """
 
     group: str
@@ -42,6 +45,7 @@ class JoinGroup(msgspec.Struct, frozen=True, tag="join_group"):
     session_timeout: float = 30.0
     processing_timeout: float | None = None
     takes_over: bool = True
+    attempt: str = ""
 
 
 class Release(msgspec.Struct, frozen=True, array_like=True):

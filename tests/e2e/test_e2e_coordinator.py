@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+import msgspec
 import pytest
 from group_members import MemberProcess, RawMember
 from node_helpers import NodeProcess, Refusal, eventually, uuid_of
@@ -129,6 +130,34 @@ def test_who_joins_again_because_the_answer_came_too_late_is_the_same_member(tmp
             anew = client.ask(request, co.GroupAssignment)
             assert anew.member_id != again.member_id
             assert [member.member_id for member in group_of(node).members] == [anew.member_id]
+
+
+def test_who_joins_again_since_the_node_died_before_it_answered_is_the_same_member(tmp_path):
+    """Nobody is behind the first one, but it would keep partitions for its session timeout."""
+    with NodeProcess(tmp_path / "data", "--coordinator-timeout", "0.5", "--writers", "1") as node:
+        node.start()
+        create(node, partitions=2)
+        RawMember(socket_of(node), "billing", "orders").close(bye=True)
+        [writer] = node.writers()
+        request = co.JoinGroup("billing", "", ["orders"], None, "manual", attempt="f00d")
+        with node.attach(lo.KIND_CONSUMER) as client:
+            os.kill(writer.pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(Refusal, match=r"PenstockTimeout: .* may still be decided"):
+                    client.ask(request, co.GroupAssignment)
+                node.kill()
+            finally:
+                os.kill(writer.pid, signal.SIGCONT)
+        assert eventually(lambda: not os.path.exists(f"/proc/{writer.pid}"))  # having appended it
+        node.start()
+        [ghost] = group_of(node).members
+        with node.attach(lo.KIND_CONSUMER) as client:
+            again = client.ask(request, co.GroupAssignment)
+            assert again.member_id == ghost.member_id
+            assert [member.member_id for member in group_of(node).members] == [ghost.member_id]
+            assert sorted(each.partition for each in again.partitions) == [0, 1]
+            with pytest.raises(Refusal, match=r"ConfigError: .* of group 'billing'"):
+                client.ask(msgspec.structs.replace(request, group="other"), co.GroupAssignment)
 
 
 def test_a_goodbye_gives_partitions_to_the_others_at_once(node):
@@ -372,6 +401,8 @@ def log_of(folder):
         co.JoinGroup("g", "", [], "(", "manual"),
         co.JoinGroup("g", "", ["t"], None, "manual", None, -1.0),
         co.JoinGroup("g", "", ["t"], None, "manual", None, float("nan")),
+        co.JoinGroup("g", "", ["t"], None, "manual", attempt="x" * 65),
+        co.JoinGroup("g", "", ["t"], None, "manual", attempt="a b"),
         co.ClaimOffsets("g", "nobody", 1, [co.Claim(b"x" * 16, 0, 1, 5, 4)]),
         co.SeekGroup("g", [co.OffsetSeek(b"?" * 16, 0, 1)]),
         co.DeleteGroup("nothing"),

@@ -105,7 +105,7 @@ class Member(Client):
     guarantee = ""
 
     def on_start(self) -> None:
-        self.member_id = self.joining = ""
+        self.member_id = self.joining = self.attempt = ""
         self.positions: dict[tuple[Place, int], int] = {}
         super().on_start()
 
@@ -133,16 +133,17 @@ class Member(Client):
 
     def join(self) -> Task:
         client = ClientIdentity(self.life, 0, "boot", self.name)
-        new_id = f"{self.name}.{self.life}.{self.sim.number()}"
-        self.joining = new_id
+        # Until its answer is known: it makes one member, however often it is asked.
+        self.attempt = self.attempt or f"{self.name}.{self.life}.{self.sim.number()}"
+        self.joining = self.attempt
         try:
             assignment: Assignment = yield from self.call(
-                *("join", self.group, self.member_id, new_id, ["input"], None),
+                *("join", self.group, self.member_id, self.attempt, ["input"], None),
                 *(self.guarantee, None, 10.0, None, client),
             )
         finally:
             self.joining = ""
-        self.member_id = assignment.member_id
+        self.member_id, self.attempt = assignment.member_id, ""
 
     def prepare(self) -> Task:
         yield Sleep(0.0)

@@ -171,10 +171,8 @@ class Coordinator(Node):
         return self.is_alive(join[-1]) and client.joining == join[2]
 
     def joined_before(self, join: tuple[Any, ...]) -> str:
-        """The member that this session is already, whose answer was lost."""
-        sought = (join[0], join[-1])
-        found = (known for group, known, who in self.groups.members() if (group, who) == sought)
-        return next(found, "")
+        """The member that this attempt made already, whose answer was lost."""
+        return join[2] if self.groups.is_member(join[0], join[2]) else ""
 
     def on_ask(self, source: str, question: Call, reply: Reply) -> None:
         if not self.is_serving:

@@ -8,6 +8,7 @@ records, and calls nobody back. Calls are generators of waits (see `penstock.ipc
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -49,7 +50,7 @@ class Membership:
 
     def __init__(self, reader: GroupReader, join: co.JoinGroup, timeout: float) -> None:
         self._reader = reader
-        self._join = join
+        self._join = msgspec.structs.replace(join, attempt=_attempt())
         self._timeout = timeout
         self._session: Session | None = None
         self.ownership = Ownership(join.group)
@@ -70,7 +71,7 @@ class Membership:
     def forget(self) -> None:
         """The coordinator does not know this member: the next request joins as a new one, but not
         in the place of who may have taken over from it."""
-        self._join = msgspec.structs.replace(self._join, takes_over=False)
+        self._join = msgspec.structs.replace(self._join, takes_over=False, attempt=_attempt())
         self.ownership = Ownership(self.group)
         self._session = None
 
@@ -194,6 +195,11 @@ class Membership:
             self._session = session
             self._reader.notice = UNSEEN  # what the answer says is fetched where it is wanted
         return session
+
+
+def _attempt() -> str:
+    """By which a join is known, however often and by how many connections it is asked."""
+    return os.urandom(8).hex()
 
 
 def stale_error(group: str, names: Collection[TopicPartition]) -> er.StaleGenerationError:

@@ -50,7 +50,9 @@ CLIENT = [
     ms.SwapSegments(NAME, 4095, b"\xff" * 16, SEGMENT, U64),
     ms.DescribeNode(),
     ms.Bye(),
-    co.JoinGroup(NAME, NAME, [NAME] * co.NAMES_MAX, NAME, "at-least-once", NAME, 1.5, 1.5),
+    co.JoinGroup(
+        NAME, NAME, [NAME] * co.NAMES_MAX, NAME, "at-least-once", NAME, 1.5, 1.5, True, NAME
+    ),
     co.SyncGroup(NAME, NAME, [co.Release(ID, 4095, U64)] * co.PARTITIONS_MAX, 4095),
     co.LeaveGroup(NAME, NAME),
     co.CommitOffsets(

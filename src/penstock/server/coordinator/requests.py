@@ -69,7 +69,8 @@ class GroupRequests:
     # --- membership ---
     def _join(self, client: Client, request: co.JoinGroup) -> Plan:
         check_count("topics", len(request.topics), co.NAMES_MAX)
-        fresh = f"{client.name or 'member'}-{os.urandom(8).hex()}"
+        check_attempt(request.attempt)
+        fresh = f"{client.name or 'member'}-{request.attempt or os.urandom(8).hex()}"
 
         def say(assignment: gr.Assignment) -> ms.NodeMessage:
             self._members.joined(request.group, assignment.member_id, client)
@@ -80,7 +81,7 @@ class GroupRequests:
             return self._groups.join(
                 now,
                 request.group,
-                request.member_id or self._joined_before(client, request.group),
+                request.member_id or self._joined_before(client, request.group, fresh),
                 fresh,
                 request.topics,
                 request.pattern,
@@ -94,9 +95,18 @@ class GroupRequests:
 
         return Plan(decide, say)
 
-    def _joined_before(self, client: Client, group: str) -> str:
-        """The member that this session is already: it asks again, since the answer came too late.
-        As another one it would keep what the first was given from everybody, itself included."""
+    def _joined_before(self, client: Client, group: str, fresh: str) -> str:
+        """The member that this session is already, or that the same attempt made by an earlier one:
+        it asks again, since the answer was lost or came too late. As another one it would keep what
+        the first was given from everybody, itself included."""
+        if self._groups.is_member(group, fresh):
+            return fresh
+        other = self._members.get(fresh)
+        if other is not None and other.group != group:
+            raise ConfigError(
+                f"the attempt of a join of group {group!r} made member {fresh!r} of group "
+                f"{other.group!r}: draw one at random for each join"
+            )
         for member in self._members.of_client(client):
             if member.group == group and self._groups.is_member(group, member.member_id):
                 return member.member_id
@@ -246,6 +256,14 @@ def fitting(items: Sequence[msgspec.Struct], room: int = PAGE_BYTES) -> int:
         if room < 0:
             return count
     return len(items)
+
+
+def check_attempt(attempt: str) -> None:
+    if len(attempt) > co.ATTEMPT_CHARACTERS_MAX or (attempt and not attempt.isalnum()):
+        raise ConfigError(
+            f"attempt {attempt[:100]!r} of a join is not allowed: up to "
+            f"{co.ATTEMPT_CHARACTERS_MAX} letters and digits, drawn at random"
+        )
 
 
 def check_count(what: str, count: int, most: int) -> None:
