@@ -12,19 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
-from penstock.spark.positions import (
-    Place,
-    Positions,
-    Range,
-    Span,
-    TopicView,
-    advance,
-    capped,
-    ranges,
-    shares,
-    split,
-    standing,
-)
+from penstock.spark.positions import Place, Positions, Range, ranges
+from penstock.spark.triggers import Span, TopicView, advance, capped, shares, split, standing
 
 ID = "aa"
 PARTITIONS = st.tuples(st.sampled_from("abc"), st.integers(0, 12))

@@ -13,6 +13,7 @@ pytest.importorskip("pyspark")
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 from spark_queries import WAYS, filled, given, schema_of, table, values
@@ -80,6 +81,11 @@ def test_a_schema_that_cannot_be_is_told_at_once(schema, match):
 def test_times_of_the_log_say_so(broker):
     topic = filled(broker, 2, 1, timestamp_type="append")
     assert table(given(broker, topic), "timestampType").column(0).to_pylist() == [1, 1]
+
+
+def test_filters_are_left_to_spark():
+    """A reader that takes filters is refused by Spark unless a setting of the session allows it."""
+    assert PenstockBatchReader.pushFilters is DataSourceReader.pushFilters
 
 
 def test_the_arrow_types_are_those_that_spark_makes():

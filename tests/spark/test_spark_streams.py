@@ -7,6 +7,7 @@ order in which Spark asks.
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -353,6 +354,21 @@ def test_an_open_transaction_holds_the_query_back(broker):
     assert query.plan()
     assert query.run() == [3, 4, 5]
     assert not query.plan()
+
+
+@pytest.mark.parametrize("way", ["shm", pytest.param("tcp", marks=pytest.mark.slow)])
+def test_a_query_waits_for_a_node_that_restarts(way):
+    with Broker(listen=True, transport="shm") as broker:
+        topic = filled(broker, 10, 1)
+        query = Query(given(broker, topic, way, startingOffsets="earliest", maxOffsetsPerTrigger=5))
+        assert query.plan()
+        for step in (query.run, query.plan):
+            broker.kill()
+            back = threading.Timer(0.1, broker.start)
+            back.start()
+            assert step()
+            back.join()
+        assert query.seen == [0, 1, 2, 3, 4]
 
 
 # --- progress ---

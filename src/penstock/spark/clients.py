@@ -6,22 +6,38 @@ client that the first one made. A forked worker makes its own.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-from collections.abc import Mapping
-from typing import Final, NamedTuple, cast
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple, TypeVar, cast
 
 import penstock
 from penstock.admin import Admin, TopicDescription
+from penstock.assigned import Isolation
 from penstock.client import Client
-from penstock.core.errors import ConfigError, NotConnectedError, UnknownTopicError
+from penstock.consumer import Consumer
+from penstock.core.errors import (
+    ConfigError,
+    NotConnectedError,
+    PenstockError,
+    UnknownTopicError,
+)
 from penstock.reaching import Transport
 from penstock.session import default_url
+
+logger = logging.getLogger("penstock.spark")
 
 CONNECT_WITHIN: Final = 15.0
 """Seconds for a node to answer: longer than users wait for one, since a task that fails is run
 again as a whole."""
+AWAY_MAX: Final = 30.0
+"""Seconds for a node that went away to be back, as long as a consumer waits for it."""
+PAUSE_FIRST, PAUSE_LAST = 0.05, 1.0
 CLIENT_ID: Final = "spark"
+
+Answer = TypeVar("Answer")
 
 
 class Address(NamedTuple):
@@ -71,12 +87,43 @@ def admin_of(address: Address) -> Admin:
     return admin
 
 
+def consumer_of(address: Address, partition: tuple[str, int], isolation: Isolation) -> Consumer:
+    """A consumer of that partition; to be closed. Raises `UnknownTopicError`."""
+
+    def attached() -> Consumer:
+        consumer = client_of(address).consumer(isolation=isolation)
+        try:
+            consumer.assign([partition])
+        except BaseException:
+            consumer.close()
+            raise
+        return consumer
+
+    return patiently(attached)
+
+
 def describe(address: Address, topic: str) -> TopicDescription | None:
     """How a topic stands now; None: there is none of that name."""
     try:
-        return admin_of(address).describe_topic(topic)
+        return patiently(lambda: admin_of(address).describe_topic(topic))
     except UnknownTopicError:
         return None
+
+
+def patiently(ask: Callable[[], Answer]) -> Answer:
+    """Ask again while the node is away: a query that fails is started by somebody, a node that
+    restarts is back within a second."""
+    until = time.monotonic() + AWAY_MAX
+    pause = PAUSE_FIRST
+    while True:
+        try:
+            return ask()
+        except PenstockError as error:
+            if not error.retriable or time.monotonic() + pause > until:
+                raise
+            logger.info("asking again in %.2f s: %s", pause, error)
+        time.sleep(pause)
+        pause = min(2 * pause, PAUSE_LAST)
 
 
 def _connected(address: Address) -> Client:

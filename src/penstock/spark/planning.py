@@ -15,24 +15,18 @@ import numpy as np
 from penstock.consumer import Consumer
 from penstock.core import errors as er
 from penstock.offsets import Offset
-from penstock.spark.clients import admin_of, client_of, describe
+from penstock.spark.clients import admin_of, consumer_of, describe, patiently
 from penstock.spark.positions import (
     EPOCH_UNKNOWN,
     DataLossError,
-    Loss,
     Partition,
     Place,
     Positions,
     Range,
-    Span,
-    Standing,
-    TopicView,
-    View,
-    split,
-    standing,
 )
 from penstock.spark.reading import NAP, REMEDY, divergence
 from penstock.spark.readoptions import EARLIEST, LATEST, Bound, Offsets, ReadOptions
+from penstock.spark.triggers import Loss, Span, Standing, TopicView, View, split, standing
 
 logger = logging.getLogger("penstock.spark")
 
@@ -53,7 +47,9 @@ class Planner:
         """The topics of the query as they stand now. With `must_be` one that is named and not there
         is an `UnknownTopicError`."""
         options = self._options
-        names = options.topics.chosen(lambda: admin_of(options.address).list_topics())
+        names = options.topics.chosen(
+            lambda: patiently(lambda: admin_of(options.address).list_topics())
+        )
         found = {}
         for name in names:
             topic = describe(options.address, name)
@@ -115,7 +111,7 @@ class Planner:
             key = (name, place, span.epoch)
             if key not in self._parted:
                 at = Range(topic, now[topic].id, number, place.offset, place.offset)
-                with self._consumer([name]) as consumer:
+                with self._consumer(name) as consumer:
                     self._parted[key] = divergence(consumer, at, place.offset, place.epoch)
             parted = self._parted[key]
             if parted is not None:
@@ -180,11 +176,8 @@ class Planner:
         }  # fmt: skip
 
     # --- by time ---
-    def _consumer(self, partitions: Iterable[Partition]) -> Consumer:
-        options = self._options
-        consumer = client_of(options.address).consumer(isolation=options.isolation)
-        consumer.assign(partitions)
-        return consumer
+    def _consumer(self, partition: Partition) -> Consumer:
+        return consumer_of(self._options.address, partition, self._options.isolation)
 
     def _by_time(
         self, times: Offsets, spans: Mapping[Partition, Span], bound: Bound, is_start: bool
@@ -192,7 +185,7 @@ class Planner:
         """The first records that are as late as that."""
         found: Offsets = {}
         for name, milliseconds in times.items():
-            with self._consumer([name]) as consumer:
+            with self._consumer(name) as consumer:
                 offset = _first_at(consumer, name, milliseconds * 1000, spans[name].end)
             if offset is None and is_start and self._options.is_late_error:
                 raise er.OffsetOutOfRangeError(

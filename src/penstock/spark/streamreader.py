@@ -28,8 +28,9 @@ from penstock.spark.batchreader import RangePartition, read
 from penstock.spark.clients import admin_of
 from penstock.spark.columns import Layout
 from penstock.spark.planning import Planner
-from penstock.spark.positions import Place, Positions, View, advance, capped, ranges, split
+from penstock.spark.positions import Place, Positions, ranges
 from penstock.spark.readoptions import ReadOptions
+from penstock.spark.triggers import View, advance, capped, split
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
