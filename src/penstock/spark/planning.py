@@ -24,7 +24,7 @@ from penstock.spark.positions import (
     Positions,
     Range,
 )
-from penstock.spark.reading import NAP, REMEDY, divergence
+from penstock.spark.reading import LOST, NAP, REMEDY, divergence
 from penstock.spark.readoptions import EARLIEST, LATEST, Bound, Offsets, ReadOptions
 from penstock.spark.triggers import Loss, Span, Standing, TopicView, View, split, standing
 
@@ -95,8 +95,8 @@ class Planner:
         for loss in losses:
             if self._options.fail_on_data_loss:
                 raise DataLossError(f"{loss.what}. {REMEDY}")
-            logger.warning("data loss, going on with what is there: %s", loss.what)
             self.losses.append(loss.what)
+            logger.warning(LOST, loss.what, len(self.losses))
 
     def _diverged(self, start: Positions, now: View) -> dict[Partition, int]:
         """Rule 15: where logs parted, of those that began another leader epoch."""

@@ -36,6 +36,7 @@ NAP: Final = 0.05
 REMEDY: Final = (
     "Set failOnDataLoss to false to go on with what is there, or begin anew with another checkpoint"
 )
+LOST: Final = "data loss, going on with what is there: %s (loss number %d)"
 
 
 class RangeReader:
@@ -95,8 +96,8 @@ class RangeReader:
     def _lost(self, what: str) -> None:
         if self._options.fail_on_data_loss:
             raise DataLossError(f"{what}. {REMEDY}")
-        logger.warning("data loss, going on with what is there: %s", what)
         self.losses.append(what)
+        logger.warning(LOST, what, len(self.losses))
 
     # --- reading ---
     def _seek(self, consumer: Consumer, offset: int, epoch: int = EPOCH_UNKNOWN) -> None:
