@@ -35,6 +35,14 @@ def values(broker: Broker, topic: str) -> list[int]:
         return [int(record.value or b"") for record in consumer]
 
 
+def committed(broker: Broker, topic: str) -> list[int]:
+    with (
+        broker.connect() as local,
+        local.consumer(topic, follow=False, isolation="read_committed") as consumer,
+    ):
+        return [int(record.value or b"") for record in consumer]
+
+
 def test_rule_15_a_remote_producer_goes_on_behind_what_the_power_cut_left(broker: Broker) -> None:
     topic = broker.create_topic()
     with (
@@ -50,3 +58,45 @@ def test_rule_15_a_remote_producer_goes_on_behind_what_the_power_cut_left(broker
         offsets = [delivery.result(WITHIN).offset for delivery in sent]
         assert offsets == list(range(KEPT, KEPT + SINCE))
     assert values(broker, topic) == [*range(KEPT), *range(BEFORE, BEFORE + SINCE)]
+
+
+def test_rule_15_a_transaction_does_not_commit_what_a_power_cut_took(broker: Broker) -> None:
+    """Its records were acknowledged as appended, and it sends nothing more before it commits. What
+    has begun it, a control batch, stands first in the log."""
+    topic = broker.create_topic()
+    with (
+        penstock.connect(broker.tcp_url, transport="tcp") as client,
+        client.producer(
+            transactional_id="t", transaction_durability="appended", linger=0
+        ) as producer,
+    ):
+        producer.begin_transaction()
+        for number in range(BEFORE):
+            producer.send(topic, b"%d" % number).result(WITHIN)
+        cut_power(broker, keep=1 + 4)
+        of_another_boot(broker)
+        broker.start()
+        with pytest.raises(penstock.TransactionError, match="lost its power"):
+            producer.commit_transaction()
+        assert committed(broker, topic) == []
+        with producer.transaction():
+            producer.send(topic, b"99")
+        assert producer.metrics()["transactions_committed"] == 1
+    assert committed(broker, topic) == [99]
+
+
+def test_a_transaction_that_only_lost_its_connection_is_committed(broker: Broker) -> None:
+    topic = broker.create_topic()
+    with (
+        penstock.connect(broker.tcp_url, transport="tcp") as client,
+        client.producer(
+            transactional_id="t", transaction_durability="appended", linger=0
+        ) as producer,
+    ):
+        with producer.transaction():
+            for number in range(BEFORE):
+                producer.send(topic, b"%d" % number).result(WITHIN)
+            broker.kill()
+            broker.start()
+        assert producer.metrics()["transactions_committed"] == 1
+    assert committed(broker, topic) == list(range(BEFORE))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -21,6 +22,8 @@ from penstock.retrying import Retries
 from penstock.session import Reply, Session
 
 logger = logging.getLogger("penstock.transactions")
+
+Check = Callable[[Session, float], None]
 
 SLICE: Final = 5.0
 """Seconds for which an answer is awaited until the request is repeated."""
@@ -37,20 +40,29 @@ class CoordinatorLink:
         self._lock = threading.Lock()
         self._session: Session | None = None
         self._closing = threading.Event()
+        self.attached = 0
+        """How often it was attached: a number that has not changed speaks for the same node."""
         self.repeated = 0
         """Requests that were asked again, since the link was made."""
 
-    def ask(self, message: msgspec.Struct, expect: type[Reply], timeout: float) -> Reply:
-        """The answer, within `timeout` seconds also across a restart of the node.
+    def ask(
+        self,
+        message: msgspec.Struct,
+        expect: type[Reply],
+        timeout: float,
+        check: Check | None = None,
+    ) -> Reply:
+        """The answer, within `timeout` seconds also across a restart of the node. `check` is called
+        before each try, with the session that it goes by and the seconds it has.
 
-        Raises what the coordinator refuses with, or once the time is up, and nobody knows what
-        became of the request, `NotConnectedError` or `PenstockTimeout`.
+        Raises what `check` raises and the coordinator refuses with, or once the time is up, and
+        nobody knows what became of the request, `NotConnectedError` or `PenstockTimeout`.
         """
         deadline = time.monotonic() + timeout
         retries = Retries(RETRY_FIRST, RETRY_LAST)
         while True:
             try:
-                return self._once(message, expect, deadline - time.monotonic())
+                return self._once(message, expect, deadline - time.monotonic(), check)
             except er.PenstockError as error:
                 wait = min(retries.next(), deadline - time.monotonic())
                 if not error.retriable or wait <= 0:
@@ -60,7 +72,9 @@ class CoordinatorLink:
                 raise er.ClosedError(f"closed while it asked {type(message).__name__}")
             self.repeated += 1
 
-    def _once(self, message: msgspec.Struct, expect: type[Reply], left: float) -> Reply:
+    def _once(
+        self, message: msgspec.Struct, expect: type[Reply], left: float, check: Check | None
+    ) -> Reply:
         with self._lock:
             if self._closing.is_set():
                 raise er.ClosedError(f"closed before it asked {type(message).__name__}")
@@ -73,7 +87,10 @@ class CoordinatorLink:
                 session = self._session = Session.attach(
                     self._socket, lo.KIND_ADMIN, client_id=self._client_id, timeout=left
                 )
+                self.attached += 1
             try:
+                if check is not None:
+                    check(session, left)
                 return session.request(message, expect, left)
             except er.NotConnectedError:
                 self._hang_up()

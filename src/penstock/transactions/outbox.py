@@ -47,6 +47,11 @@ class TransactionalOutbox(Outbox):
         """On how many partitions the coordinator has opened the transaction."""
         return len(self._admitted)
 
+    @property
+    def sent_to(self) -> list[PartitionRoute]:
+        """The partitions on which it is open."""
+        return list(self._admitted)
+
     # --- its beginning and end -------------------------------------------------------------------
     def begin(self, epoch: int) -> None:
         """A new transaction; nothing of the last one is here any more."""

@@ -22,6 +22,8 @@ from penstock.core import errors as er
 from penstock.group.consumed import check_consumed, consumed_offsets, rewind
 from penstock.ipc import coordination as co
 from penstock.remote.address import Place
+from penstock.session import Session
+from penstock.transactions.kept import check_kept
 from penstock.transactions.life import Life, State
 from penstock.transactions.link import CoordinatorLink
 from penstock.transactions.transacting import (
@@ -91,6 +93,7 @@ class TransactionalProducer(Transacting):
             link.close()
             raise
         self._consumed: Consumed | None = None
+        self._attached = link.attached  # when this transaction was begun
         self._is_asked = False  # for the end of this transaction, whether that was answered or not
         self._counts |= dict.fromkeys(("transactions_committed", "transactions_aborted"), 0)
 
@@ -147,6 +150,7 @@ class TransactionalProducer(Transacting):
             self._check_usable()
             self.life.begin()
             self._is_asked = False
+            self._attached = self._link.attached
             self._outbox.begin(self._identity.epoch)
 
     def commit_transaction(self, *, consumed: Consumed | None = None) -> None:
@@ -273,7 +277,12 @@ class TransactionalProducer(Transacting):
         wish = "commit" if commit else "abort"
         self._is_asked = True
         try:
-            answer = self._link.ask(request, co.TransactionEnded, self._delivery_timeout)
+            answer = self._link.ask(
+                request,
+                co.TransactionEnded,
+                self._delivery_timeout,
+                self._check_kept if commit and self._kept == "appended" else None,
+            )
         except er.ProducerFencedError as error:
             with self._lock:
                 self.life.fenced(str(error))
@@ -288,6 +297,12 @@ class TransactionalProducer(Transacting):
             ) from error
         self._identity = Identity(who, answer.next_epoch)
         return answer
+
+    def _check_kept(self, session: Session, timeout: float) -> None:
+        """Not synced, and over another session than when it was begun: the node's host may have
+        lost its power in between. Its own clients died with it."""
+        if session.far is not None and self._link.attached != self._attached:
+            check_kept(session, self._outbox.sent_to, self.transactional_id, timeout)
 
     def _over(self, *, committed: bool) -> None:
         """The outcome is known."""

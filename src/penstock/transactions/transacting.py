@@ -57,6 +57,7 @@ class Transacting(Producer):
             options["durability"] = "fsynced"
         self.transactional_id = transactional_id
         self._link = link
+        self._kept = kept
         self._identity = identity
         self._is_forked = False
         super().__init__(socket, **options)
