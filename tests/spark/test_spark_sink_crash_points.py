@@ -323,6 +323,14 @@ def test_a_commit_of_rows_of_another_batch_is_refused(client, topic, query):
     assert seen(client, topic) == []
 
 
+def test_a_commit_without_the_word_of_a_task_is_refused(client, topic, query):
+    job = query.attempt(0).run([A])
+    job.messages.append(None)
+    with pytest.raises(penstock.PenstockError, match="1 of 2 tasks did not say what they staged"):
+        job.commit()
+    assert seen(client, topic) == []
+
+
 def test_a_task_that_knows_no_query_stages_nothing(options):
     job = Job(options, streaming=True)
     with pytest.raises(penstock.PenstockError, match=r"sql\.streaming\.queryId"):

@@ -81,7 +81,7 @@ class BatchWriter(DataSourceArrowWriter):
         return stage(self._options, self._transaction, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        publish(self._options, self._transaction, known(messages), is_last=self._is_alone)
+        publish(self._options, self._transaction, complete(messages), is_last=self._is_alone)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         if not self._is_alone:
@@ -116,7 +116,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return stage(self._options, transaction, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        told = known(messages)
+        told = complete(messages)
         if not told:
             return  # no task, no rows, and nothing that would say whose they were
         transaction = told[0].transaction
@@ -154,6 +154,17 @@ def stage(
 def known(messages: Sequence[WriterCommitMessage | None]) -> list[StageMessage]:
     """Without those of tasks that failed: these gave their stages up themselves."""
     return [each for each in messages if isinstance(each, StageMessage)]
+
+
+def complete(messages: Sequence[WriterCommitMessage | None]) -> list[StageMessage]:
+    """All of them. Raises where one is missing: its rows would be too."""
+    told = known(messages)
+    if len(told) < len(messages):
+        raise er.PenstockError(
+            f"{len(messages) - len(told)} of {len(messages)} tasks did not say what they staged: "
+            "nothing was committed"
+        )
+    return told
 
 
 def publish(

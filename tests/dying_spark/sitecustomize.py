@@ -1,0 +1,54 @@
+"""In every Python process of a Spark job whose PYTHONPATH begins here: kills the job (`kill -9`)
+at a point of the sink that the environment names, in the first batch whose number is large enough.
+
+    DIE_AT=POINT:BATCH   POINT is one of `POINTS`
+    DIE_GROUP            the process group of the driver and its JVM
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from typing import Any
+
+POINTS = ("staging", "staged", "before commit", "within commit", "after commit")
+
+
+def die() -> None:
+    os.killpg(int(os.environ["DIE_GROUP"]), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)  # Spark's workers have a group of their own
+
+
+def arm(point: str, batch: int) -> None:
+    from penstock.client import Client
+    from penstock.transactions.stages import Stage
+
+    close, commit = Stage.close, Client.commit_transaction
+
+    def closing(self: Stage, *given: Any) -> None:
+        if point == "staging" and self.epoch >= batch:
+            die()
+        close(self, *given)
+        if point == "staged" and self.epoch >= batch:
+            die()
+
+    def committing(self: Client, name: str, epoch: int, *given: Any, **options: Any) -> Any:
+        if epoch >= batch and point == "before commit":
+            die()
+        if epoch >= batch and point == "within commit":
+            threading.Timer(random.random() * 0.01, die).start()
+        outcome = commit(self, name, epoch, *given, **options)
+        if epoch >= batch and point == "after commit":
+            die()
+        return outcome
+
+    Stage.close = closing  # type: ignore[assignment,method-assign]
+    Client.commit_transaction = committing  # type: ignore[assignment,method-assign]
+
+
+if "DIE_AT" in os.environ:
+    where, least = os.environ["DIE_AT"].split(":")
+    assert where in POINTS, where
+    arm(where, int(least))
