@@ -70,6 +70,10 @@ class NotLeaderError(PenstockError):
     retriable = True
 
 
+class StaleBrokerEpochError(PenstockError):
+    """A later life of this broker is registered, or none: this one has to stop, or register."""
+
+
 class ForkedClientError(PenstockError):
     """An object made before `fork()` was used in the child."""
 

@@ -1,0 +1,21 @@
+"""The controller, pure: brokers, topics, partitions, leaders and ISRs as records over raft."""
+
+from __future__ import annotations
+
+from penstock.cluster.controller.image import Image, Place
+from penstock.cluster.controller.machine import Controller, ControllerConfig, Heard, Registered
+from penstock.cluster.controller.records import Broker, Partition, Topic, pack, unpack
+
+__all__ = [
+    "Broker",
+    "Controller",
+    "ControllerConfig",
+    "Heard",
+    "Image",
+    "Partition",
+    "Place",
+    "Registered",
+    "Topic",
+    "pack",
+    "unpack",
+]

@@ -1,0 +1,112 @@
+"""What becomes of a partition when brokers come and go. Pure functions of its record.
+
+| what happens | ISR | leader |
+|---|---|---|
+| a broker is fenced or leaves | without it, if somebody of it is there | another of it, or nobody |
+| a broker comes back and lost data (rule 23) | without it, in any case | the same |
+| a broker may lead again | as it is | if nobody leads and it is in the ISR: it |
+| the leader asks for another ISR | that one | as it is |
+| all of a reassignment's target are in it | those of the target | one of the target |
+| an unclean election, and nobody leads | the one who leads | one who is there |
+
+Each change makes the partition epoch one more, and each election the leader epoch. While nobody of
+the ISR is there it stays as it is: each of them has all that counts, and may lead when it is back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from msgspec.structs import replace
+
+from penstock.cluster.controller.records import Partition
+
+MayLead = Callable[[int], bool]
+
+
+def changed(
+    partition: Partition,
+    may_lead: MayLead,
+    *,
+    isr: Iterable[int] | None = None,
+    replicas: tuple[int, ...] | None = None,
+    **others: tuple[int, ...],
+) -> Partition:
+    """The partition with these, and a leader of its ISR, the same one where that is possible."""
+    among = set(partition.isr if isr is None else isr)
+    replicas = partition.replicas if replicas is None else replicas
+    order = [broker for broker in replicas if broker in among]
+    leader = partition.leader
+    if leader not in among or not may_lead(leader):
+        leader = next((broker for broker in order if may_lead(broker)), None)
+    return replace(
+        partition,
+        replicas=replicas,
+        isr=tuple(order),
+        leader=leader,
+        leader_epoch=partition.leader_epoch + (leader != partition.leader),
+        partition_epoch=partition.partition_epoch + 1,
+        **others,
+    )
+
+
+def without(partition: Partition, broker: int, may_lead: MayLead) -> Partition | None:
+    """It is fenced, or on its way out; None: that changes nothing here."""
+    others = [member for member in partition.isr if member != broker]
+    if not any(map(may_lead, others)):
+        others = list(partition.isr)
+    if partition.leader != broker and len(others) == len(partition.isr):
+        return None
+    return changed(partition, lambda b: b != broker and may_lead(b), isr=others)
+
+
+def distrusted(partition: Partition, broker: int, may_lead: MayLead) -> Partition | None:
+    """It came back without all that it had, and is in no ISR until it has caught up."""
+    if broker not in partition.isr:
+        return None
+    others = [member for member in partition.isr if member != broker]
+    last = () if others else (*partition.last_isr, broker)
+    return changed(partition, may_lead, isr=others, last_isr=last)
+
+
+def revived(partition: Partition, broker: int, may_lead: MayLead) -> Partition | None:
+    """It may lead again."""
+    if partition.leader is not None or broker not in partition.isr or not may_lead(broker):
+        return None
+    return changed(partition, may_lead)
+
+
+def preferred(partition: Partition, may_lead: MayLead) -> Partition | None:
+    """Have the first replica lead, if it can."""
+    first = partition.replicas[0]
+    if partition.leader == first or first not in partition.isr or not may_lead(first):
+        return None
+    return replace(
+        partition,
+        leader=first,
+        leader_epoch=partition.leader_epoch + 1,
+        partition_epoch=partition.partition_epoch + 1,
+    )
+
+
+def unclean(partition: Partition, may_lead: MayLead) -> Partition | None:
+    """Let somebody lead who may miss what counted: those of the last ISR first."""
+    if partition.leader is not None:
+        return None
+    order = (*partition.isr, *partition.last_isr, *partition.replicas)
+    chosen = next((broker for broker in order if may_lead(broker)), None)
+    if chosen is None:
+        return None
+    return changed(partition, may_lead, isr=(chosen,), last_isr=())
+
+
+def progressed(partition: Partition, may_lead: MayLead) -> Partition:
+    """A reassignment whose target is in sync has come to its end."""
+    target = partition.target
+    if not target or not set(target) <= set(partition.isr):
+        return partition
+    done = changed(
+        partition, lambda b: b in target and may_lead(b),
+        isr=[member for member in partition.isr if member in target], replicas=target, target=(),
+    )  # fmt: skip
+    return replace(done, partition_epoch=partition.partition_epoch)  # one change with the ISR's

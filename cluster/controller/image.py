@@ -1,0 +1,114 @@
+"""What the controller's log says, replayed: brokers, topics, partitions, settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+from penstock.cluster.controller import records as rec
+from penstock.cluster.controller.records import Broker, Partition, Topic
+from penstock.cluster.decisions import Record
+from penstock.cluster.replica.messages import Assignment
+from penstock.core.errors import UnknownTopicError
+
+Place = tuple[bytes, int]
+
+
+class Image:
+    """Only `replay` changes it. Every broker has one, of what is committed; the active controller's
+    is ahead by what it has decided."""
+
+    def __init__(self) -> None:
+        self.brokers: dict[int, Broker] = {}
+        self.topics: dict[bytes, Topic] = {}
+        self.partitions: dict[Place, Partition] = {}
+        self.settings: dict[tuple[str, str], bytes] = {}
+        self.counters: dict[str, int] = {}
+        self.ids: dict[str, bytes] = {}
+        """Of topics, by name."""
+        self.places: dict[int, set[Place]] = {}
+        """Where a broker has a replica."""
+
+    def replay(self, record: Record) -> None:
+        kind, name, value = rec.parsed(record)
+        match kind:
+            case rec.BROKER:
+                _put(self.brokers, name[0], value)
+            case rec.TOPIC:
+                topic_id = cast(bytes, name[0])
+                old = self.topics.get(topic_id)
+                if old is not None:
+                    del self.ids[old.name]
+                _put(self.topics, topic_id, value)
+                if isinstance(value, Topic):
+                    self.ids[value.name] = topic_id
+            case rec.PARTITION:
+                place = cast(Place, name)
+                for broker in self._replicas(place):
+                    self.places[broker].discard(place)
+                _put(self.partitions, place, value)
+                for broker in self._replicas(place):
+                    self.places.setdefault(broker, set()).add(place)
+            case rec.SETTING:
+                _put(self.settings, name, value)
+            case rec.COUNTER:
+                _put(self.counters, name[0], value)
+
+    def records(self) -> Iterator[Record]:
+        """All of it again, for a snapshot; in one order everywhere."""
+        for broker, value in sorted(self.brokers.items()):
+            yield rec.record(rec.BROKER, broker, value=value)
+        for topic_id, topic in sorted(self.topics.items()):
+            yield rec.record(rec.TOPIC, topic_id, value=topic)
+        for place, partition in sorted(self.partitions.items()):
+            yield rec.record(rec.PARTITION, *place, value=partition)
+        for setting, data in sorted(self.settings.items()):
+            yield rec.record(rec.SETTING, *setting, value=data)
+        for name, number in sorted(self.counters.items()):
+            yield rec.record(rec.COUNTER, name, value=number)
+
+    # --- what can be asked ---
+    def is_current(self, broker: int, broker_epoch: int) -> bool:
+        """Whether a broker that is registered with that epoch may take assignments from here. What
+        stands before its registration was said to earlier lives: who heeded that would lead again
+        in an epoch that is over."""
+        known = self.brokers.get(broker)
+        return known is not None and known.epoch >= broker_epoch
+
+    def assignment(self, place: Place) -> Assignment | None:
+        """What the broker of a replica is told."""
+        partition, topic = self.partitions.get(place), self.topics.get(place[0])
+        if partition is None or topic is None:
+            return None
+        return Assignment(
+            partition.leader, partition.leader_epoch, partition.partition_epoch,
+            partition.replicas, partition.isr, topic.min_insync,
+        )  # fmt: skip
+
+    def living(self) -> dict[int, int]:
+        """The epoch of each broker that is there and not fenced."""
+        return {broker: it.epoch for broker, it in self.brokers.items() if not it.is_fenced}
+
+    def may_lead(self, broker: int) -> bool:
+        known = self.brokers.get(broker)
+        return known is not None and not known.is_fenced and not known.is_leaving
+
+    def topic(self, name: str) -> tuple[bytes, Topic]:
+        topic_id = self.ids.get(name)
+        if topic_id is None:
+            raise UnknownTopicError(f"there is no topic {name!r}")
+        return topic_id, self.topics[topic_id]
+
+    def partitions_of(self, topic_id: bytes) -> list[Place]:
+        return [(topic_id, number) for number in range(self.topics[topic_id].partitions)]
+
+    def _replicas(self, place: Place) -> tuple[int, ...]:
+        known = self.partitions.get(place)
+        return known.replicas if known is not None else ()
+
+
+def _put(there: dict, name: object, value: object) -> None:  # type: ignore[type-arg]
+    if value is None:
+        there.pop(name, None)
+    else:
+        there[name] = value

@@ -1,0 +1,394 @@
+"""The controller: which brokers there are, and who leads and follows what.
+
+**Theory.** Its state is an `Image`, replayed from the log of the quorum. The broker that leads the
+quorum is active: its handlers decide records against an image that is ahead of the log by what was
+decided before, and the answer waits until the records are committed; if they never are, the shell
+throws the machine away and makes it again from the log (`penstock.cluster.decisions`).
+
+A broker registers with each start and gets a broker epoch, which fences whatever its last life
+still does. It is fenced until it says by heartbeats that it has replayed the log up to its own
+registration, and again when nothing is heard for `session_timeout`; a fenced one leads nothing.
+Only heartbeats are not in the log: a new active controller gives every broker a whole session.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from penstock.cluster.controller import elections as el
+from penstock.cluster.controller import records as rec
+from penstock.cluster.controller.image import Image, Place
+from penstock.cluster.controller.placement import place
+from penstock.cluster.controller.records import Broker, Partition, Topic
+from penstock.cluster.decisions import Decision, Record
+from penstock.cluster.replica.messages import IsrChange, IsrChanged, Refusal
+from penstock.core.errors import (
+    AttachRefusedError,
+    ConfigError,
+    ResourceLimitError,
+    StaleBrokerEpochError,
+    TopicExistsError,
+    UnknownTopicError,
+)
+
+_NOTHING: Final = Decision((), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerConfig:
+    """Args:
+    session_timeout: seconds without a heartbeat after which a broker is fenced.
+    partitions_max: of all topics together.
+    brokers_max: registered at a time.
+    """
+
+    session_timeout: float = 2.0
+    partitions_max: int = 100_000
+    brokers_max: int = 1_000
+
+
+class Registered(NamedTuple):
+    broker_epoch: int
+
+
+class Heard(NamedTuple):
+    """`may_stop`: a broker that is leaving leads nothing any more, and is in no ISR with others."""
+
+    is_fenced: bool
+    may_stop: bool
+
+
+class Controller:
+    """Handlers decide; `replay` alone changes the image."""
+
+    def __init__(self, config: ControllerConfig | None = None) -> None:
+        self.config = config or ControllerConfig()
+        self.image = Image()
+        self.counts: Counter[str] = Counter()
+        self._heard_at: dict[int, float] = {}
+
+    def replay(self, record: Record) -> None:
+        self.image.replay(record)
+
+    def lead(self, now: float) -> None:
+        """This broker's controller is active from now on."""
+        self._heard_at = dict.fromkeys(self.image.brokers, now)
+
+    # --- brokers ---
+    def register(
+        self,
+        now: float,
+        broker: int,
+        incarnation: bytes,
+        folder: bytes,
+        endpoints: tuple[str, ...],
+        rack: str = "",
+        *,
+        was_clean: bool,
+    ) -> Decision[Registered]:
+        """A broker starts. `was_clean`: all that its logs ever said to others is still in them;
+        after a power cut only what was synced is.
+
+        Raises `AttachRefusedError` where another one with the same id, of another folder, is alive;
+        `ResourceLimitError`."""
+        known = self.image.brokers.get(broker)
+        if known is None and len(self.image.brokers) >= self.config.brokers_max:
+            raise ResourceLimitError(f"there are {self.config.brokers_max} brokers (brokers_max)")
+        if known is not None:
+            if known.incarnation == incarnation:  # a repetition
+                self._heard_at[broker] = now
+                return Decision((), Registered(known.epoch))
+            if known.folder != folder and not known.is_fenced:
+                raise AttachRefusedError(
+                    f"broker {broker} is up at {', '.join(known.endpoints)} with another data "
+                    "folder: give this one another --node-id"
+                )
+        draft = _Draft(self.image)
+        epoch = draft.count(rec.BROKER_EPOCHS)
+        draft.put_broker(broker, Broker(epoch, incarnation, folder, endpoints, rack))
+        is_other = known is not None and known.folder != folder
+        for at in sorted(self.image.places.get(broker, ())):
+            is_trusted = was_clean or self.image.topics[at[0]].is_synced
+            if is_other or not is_trusted:
+                draft.change(at, lambda it: el.distrusted(it, broker, draft.may_lead))
+            # Also a member that stays as the last one does not lead until its new life is up.
+            draft.change(at, lambda it: el.without(it, broker, draft.may_lead))
+        self._heard_at[broker] = now
+        self.counts["registrations"] += 1
+        self.counts["unclean_registrations"] += not was_clean
+        return Decision(draft.records(), Registered(epoch))
+
+    def heartbeat(
+        self, now: float, broker: int, epoch: int, *, is_current: bool, is_leaving: bool
+    ) -> Decision[Heard]:
+        """It is there; `is_current`: it has replayed its own registration. Raises
+        `StaleBrokerEpochError`."""
+        known = self._broker(broker, epoch)
+        self._heard_at[broker] = now
+        draft = _Draft(self.image)
+        if is_leaving and not known.is_leaving:
+            known = replace(known, is_leaving=True)
+            draft.put_broker(broker, known)
+            draft.each(broker, lambda it: el.without(it, broker, draft.may_lead))
+            self.counts["leavings"] += 1
+        elif known.is_fenced and is_current and not is_leaving:
+            known = replace(known, is_fenced=False)
+            draft.put_broker(broker, known)
+            draft.each(broker, lambda it: el.revived(it, broker, draft.may_lead))
+            self.counts["unfenced"] += 1
+        held = [draft.partition(at) for at in self.image.places.get(broker, ())]
+        may_stop = known.is_leaving and all(it.leader != broker for it in held)
+        return Decision(draft.records(), Heard(known.is_fenced, may_stop))
+
+    def tick(self, now: float) -> Decision[None]:
+        """Fence who is silent."""
+        silent = [
+            broker
+            for broker, known in self.image.brokers.items()
+            if not known.is_fenced
+            and now - self._heard_at.setdefault(broker, now) > self.config.session_timeout
+        ]
+        if not silent:
+            return _NOTHING
+        draft = _Draft(self.image)
+        for broker in silent:
+            self.counts["fenced"] += 1
+            draft.put_broker(broker, replace(self.image.brokers[broker], is_fenced=True))
+        for broker in silent:
+            draft.each(broker, lambda it, b=broker: el.without(it, b, draft.may_lead))  # type: ignore[misc]
+        return Decision(draft.records(), None)
+
+    def deadline(self) -> float:
+        """When `tick` is due."""
+        heard = [
+            self._heard_at.get(broker, float("-inf"))
+            for broker, known in self.image.brokers.items()
+            if not known.is_fenced
+        ]
+        return min(heard, default=float("inf")) + self.config.session_timeout
+
+    def forget(self, broker: int) -> Decision[None]:
+        """Take a broker off the list. Raises `ConfigError` while it is up or has replicas."""
+        known = self.image.brokers.get(broker)
+        held = self.image.places.get(broker)
+        if known is None or not known.is_fenced or held:
+            raise ConfigError(
+                f"broker {broker} cannot be removed: "
+                + ("nobody knows it" if known is None else f"it has {len(held or ())} replicas")
+                + "; stop it, and reassign its partitions first"
+            )
+        return Decision((rec.record(rec.BROKER, broker, value=None),), None)
+
+    # --- topics ---
+    def create_topic(
+        self,
+        name: str,
+        topic_id: bytes,
+        partitions: int,
+        replication_factor: int,
+        min_insync: int,
+        config: bytes,
+        *,
+        is_synced: bool = False,
+    ) -> Decision[bytes]:
+        """Raises `TopicExistsError`, `ConfigError`, `ResourceLimitError`."""
+        if name in self.image.ids:
+            raise TopicExistsError(f"there is a topic {name!r} already")
+        if not 1 <= min_insync <= replication_factor:
+            raise ConfigError(
+                f"min_insync_replicas={min_insync} of {name!r} must be from 1 to its "
+                f"replication_factor={replication_factor}"
+            )
+        draft = _Draft(self.image)
+        topic = Topic(name, partitions, min_insync, config, is_synced)
+        draft.add(rec.record(rec.TOPIC, topic_id, value=topic))
+        self._add_partitions(draft, topic_id, name, range(partitions), replication_factor)
+        return Decision(draft.records(), topic_id)
+
+    def add_partitions(self, name: str, total: int) -> Decision[None]:
+        """Raises `UnknownTopicError`, `ConfigError`, `ResourceLimitError`."""
+        topic_id, topic = self.image.topic(name)
+        if total <= topic.partitions:
+            raise ConfigError(
+                f"{name!r} has {topic.partitions} partitions; {total} is not more, and partitions "
+                "cannot be taken away"
+            )
+        factor = len(self.image.partitions[topic_id, 0].replicas)
+        draft = _Draft(self.image)
+        draft.add(rec.record(rec.TOPIC, topic_id, value=replace(topic, partitions=total)))
+        self._add_partitions(draft, topic_id, name, range(topic.partitions, total), factor)
+        return Decision(draft.records(), None)
+
+    def configure_topic(self, name: str, min_insync: int, config: bytes) -> Decision[None]:
+        """Give it other settings. Raises `UnknownTopicError`, `ConfigError`."""
+        topic_id, topic = self.image.topic(name)
+        factor = len(self.image.partitions[topic_id, 0].replicas)
+        if not 1 <= min_insync <= factor:
+            raise ConfigError(
+                f"min_insync_replicas={min_insync} of {name!r} must be from 1 to {factor}"
+            )
+        draft = _Draft(self.image)
+        value = replace(topic, min_insync=min_insync, config=config)
+        draft.add(rec.record(rec.TOPIC, topic_id, value=value))
+        for at in self.image.partitions_of(topic_id):  # brokers hear of it by a new epoch
+            it = self.image.partitions[at]
+            draft.put(at, replace(it, partition_epoch=it.partition_epoch + 1))
+        return Decision(draft.records(), None)
+
+    def delete_topic(self, name: str) -> Decision[None]:
+        """Raises `UnknownTopicError`."""
+        topic_id, _ = self.image.topic(name)
+        gone = [
+            rec.record(rec.PARTITION, *at, value=None) for at in self.image.partitions_of(topic_id)
+        ]
+        return Decision((*gone, rec.record(rec.TOPIC, topic_id, value=None)), None)
+
+    def _add_partitions(
+        self, draft: _Draft, topic_id: bytes, name: str, numbers: range, factor: int
+    ) -> None:
+        total = len(self.image.partitions) + len(numbers)
+        if total > self.config.partitions_max:
+            raise ResourceLimitError(
+                f"{name!r} would bring {total} partitions; partitions_max is "
+                f"{self.config.partitions_max}"
+            )
+        living = {b: it.rack for b, it in self.image.brokers.items() if self.image.may_lead(b)}
+        first = topic_id[0] + numbers.start
+        for number, replicas in zip(
+            numbers, place(living, len(numbers), factor, first), strict=True
+        ):
+            draft.put((topic_id, number), Partition(replicas, replicas, replicas[0]))
+
+    # --- partitions ---
+    def change_isr(self, at: Place, asked: IsrChange) -> Decision[IsrChanged]:
+        """A leader asks."""
+        it = self.image.partitions.get(at)
+        if it is None:
+            return Decision((), IsrChanged(0, (), Refusal.NOT_A_REPLICA))
+        if it.leader != asked.leader or it.leader_epoch != asked.leader_epoch:
+            return Decision((), IsrChanged(it.partition_epoch, it.isr, Refusal.OLD_EPOCH))
+        if it.partition_epoch != asked.partition_epoch:
+            return Decision((), IsrChanged(it.partition_epoch, it.isr, Refusal.OLD_PARTITION_EPOCH))
+        draft = _Draft(self.image)
+        why = self._unfit(it, asked)
+        if why is not None:
+            self.counts["isr_refused"] += 1
+            draft.put(at, replace(it, partition_epoch=it.partition_epoch + 1))
+            return Decision(draft.records(), IsrChanged(it.partition_epoch + 1, it.isr, why))
+        wanted = el.changed(it, draft.may_lead, isr=[member for member, _ in asked.isr])
+        now = el.progressed(wanted, draft.may_lead)
+        draft.put(at, now)
+        return Decision(draft.records(), IsrChanged(now.partition_epoch, now.isr))
+
+    def _unfit(self, it: Partition, asked: IsrChange) -> Refusal | None:
+        for member, epoch in asked.isr:
+            known = self.image.brokers.get(member)
+            if member not in it.replicas or known is None:
+                return Refusal.NOT_A_REPLICA
+            if known.epoch != epoch:
+                return Refusal.OLD_BROKER
+            if not self.image.may_lead(member):
+                return Refusal.NOT_ELIGIBLE
+        return None if asked.leader in dict(asked.isr) else Refusal.NOT_A_REPLICA
+
+    def elect(self, places: Iterable[Place], *, is_unclean: bool = False) -> Decision[int]:
+        """Have preferred leaders lead, or, where nobody leads, whoever is there (`is_unclean`):
+        what it does not have is lost. The answer is how many changed."""
+        step = el.unclean if is_unclean else el.preferred
+        draft = _Draft(self.image)
+        count = sum(draft.change(at, lambda it: step(it, draft.may_lead)) for at in places)
+        self.counts["unclean_elections" if is_unclean else "preferred_elections"] += count
+        return Decision(draft.records(), count)
+
+    def reassign(self, at: Place, target: tuple[int, ...]) -> Decision[None]:
+        """Move a partition to these brokers: they join, catch up, and then the others leave. The
+        present replicas as a target take an unfinished one back. Raises `ConfigError`,
+        `UnknownTopicError`."""
+        it = self.image.partitions.get(at)
+        if it is None:
+            raise UnknownTopicError(f"there is no partition {at[1]} of topic {at[0].hex()}")
+        strangers = [broker for broker in target if broker not in self.image.brokers]
+        if not target or len(set(target)) != len(target) or strangers:
+            raise ConfigError(
+                f"{target} cannot be the replicas of a partition: name brokers that are there, "
+                f"each once (unknown: {strangers})"
+            )
+        draft = _Draft(self.image)
+        both = (*target, *(broker for broker in it.replicas if broker not in target))
+        wanted = el.changed(it, draft.may_lead, isr=it.isr, replicas=both, target=target)
+        draft.put(at, el.progressed(wanted, draft.may_lead))
+        return Decision(draft.records(), None)
+
+    # --- the rest ---
+    def set(self, kind: str, name: str, value: bytes | None) -> Decision[None]:
+        """Access, quotas, limits: whatever the brokers share and the controller does not read."""
+        return Decision((rec.record(rec.SETTING, kind, name, value=value),), None)
+
+    def producer_ids(self, count: int) -> Decision[int]:
+        """The first of so many ids that nobody gets again."""
+        draft = _Draft(self.image)
+        first = draft.count(rec.PRODUCER_IDS, count)
+        return Decision(draft.records(), first)
+
+    def _broker(self, broker: int, epoch: int) -> Broker:
+        known = self.image.brokers.get(broker)
+        if known is None or known.epoch != epoch:
+            raise StaleBrokerEpochError(
+                f"broker {broker} is not registered with epoch {epoch}: "
+                + ("register it" if known is None else f"its later life has {known.epoch}")
+            )
+        return known
+
+
+class _Draft:
+    """Records in the making, and the image as it will be with them."""
+
+    def __init__(self, image: Image) -> None:
+        self._image = image
+        self._brokers: dict[int, Broker] = {}
+        self._partitions: dict[Place, Partition] = {}
+        self._others: list[Record] = []
+
+    def add(self, record: Record) -> None:
+        self._others.append(record)
+
+    def put(self, at: Place, partition: Partition) -> None:
+        self._partitions[at] = partition
+
+    def put_broker(self, broker: int, value: Broker) -> None:
+        self._brokers[broker] = value
+
+    def partition(self, at: Place) -> Partition:
+        return self._partitions.get(at) or self._image.partitions[at]
+
+    def may_lead(self, broker: int) -> bool:
+        known = self._brokers.get(broker) or self._image.brokers.get(broker)
+        return known is not None and not known.is_fenced and not known.is_leaving
+
+    def each(self, broker: int, step: Callable[[Partition], Partition | None]) -> None:
+        """Do that with every partition that has a replica there."""
+        for at in sorted(self._image.places.get(broker, ())):
+            self.change(at, step)
+
+    def change(self, at: Place, step: Callable[[Partition], Partition | None]) -> bool:
+        now = step(self.partition(at))
+        if now is not None:
+            self._partitions[at] = now
+        return now is not None
+
+    def count(self, name: str, count: int = 1) -> int:
+        first = self._image.counters.get(name, 1)
+        self.add(rec.record(rec.COUNTER, name, value=first + count))
+        return first
+
+    def records(self) -> tuple[Record, ...]:
+        return (
+            *(rec.record(rec.BROKER, broker, value=it) for broker, it in self._brokers.items()),
+            *self._others,
+            *(rec.record(rec.PARTITION, *at, value=it) for at, it in self._partitions.items()),
+        )

@@ -1,0 +1,58 @@
+"""Which brokers get the replicas of a new partition.
+
+Replicas of a partition are on different brokers, and on different racks as long as there are racks
+left; over all partitions of a topic every broker leads as many as any other, give or take one, and
+the followers of one leader are spread over the rest. (Kafka's StripedReplicaPlacer has the idea.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from penstock.core.errors import ConfigError
+
+
+def place(
+    brokers: Mapping[int, str], partitions: int, replication_factor: int, first: int
+) -> list[tuple[int, ...]]:
+    """Replicas of each partition, the preferred leader first. `brokers`: the rack of each that may
+    be used; `first` shifts who comes first, so that small topics do not all begin at one broker."""
+    if not 1 <= replication_factor <= len(brokers):
+        raise ConfigError(
+            f"replication_factor={replication_factor}: {len(brokers)} brokers are there "
+            f"({sorted(brokers)}); use a smaller one, or add brokers"
+        )
+    ring = _by_rack(brokers)
+    found = []
+    for number in range(partitions):
+        lead = (first + number) % len(ring)
+        # Another distance to the first follower each time the leaders have gone round.
+        step = ((first + number) // len(ring)) % max(1, len(ring) - 1)
+        rest = [*ring[lead + 1 :], *ring[:lead]]
+        rest = [*rest[step:], *rest[:step]]
+        found.append(_spread(ring[lead], rest, brokers, replication_factor))
+    return found
+
+
+def _by_rack(brokers: Mapping[int, str]) -> list[int]:
+    """A ring in which neighbours are of different racks, as far as that goes."""
+    racks: dict[str, list[int]] = {}
+    for broker in sorted(brokers):
+        racks.setdefault(brokers[broker], []).append(broker)
+    columns = sorted(racks.values(), key=lambda of_rack: (-len(of_rack), of_rack))
+    longest = len(columns[0]) if columns else 0
+    return [column[row] for row in range(longest) for column in columns if row < len(column)]
+
+
+def _spread(
+    leader: int, rest: Sequence[int], brokers: Mapping[int, str], count: int
+) -> tuple[int, ...]:
+    chosen, racks = [leader], {brokers[leader]}
+    for broker in rest:
+        if len(chosen) < count and brokers[broker] not in racks:
+            chosen.append(broker)
+            racks.add(brokers[broker])
+    for broker in rest:
+        if len(chosen) < count and broker not in chosen:
+            chosen.append(broker)
+    return tuple(chosen)

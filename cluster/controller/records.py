@@ -1,0 +1,99 @@
+"""What the controller's log says: the newest value of each key is the state.
+
+| key | value |
+|---|---|
+| `("broker", id)` | `Broker` |
+| `("topic", topic id)` | `Topic` |
+| `("partition", topic id, number)` | `Partition` |
+| `("setting", kind, name)` | bytes, of whoever the kind belongs to (access, quotas, limits) |
+| `("counter", name)` | the next number of that kind that nobody has |
+
+Keys and values are msgpack; structs are array-like, and fields are only ever added at their ends.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from penstock.cluster.decisions import Record
+
+BROKER: Final = "broker"
+TOPIC: Final = "topic"
+PARTITION: Final = "partition"
+SETTING: Final = "setting"
+COUNTER: Final = "counter"
+BROKER_EPOCHS: Final = "broker epochs"
+PRODUCER_IDS: Final = "producer ids"
+
+
+class Broker(msgspec.Struct, frozen=True, array_like=True):
+    """One registration. `epoch` is new with each life of the broker (`incarnation`); `folder` is
+    its data folder's uuid. A fenced broker leads nothing."""
+
+    epoch: int
+    incarnation: bytes
+    folder: bytes
+    endpoints: tuple[str, ...]
+    rack: str = ""
+    is_fenced: bool = True
+    is_leaving: bool = False
+
+
+class Topic(msgspec.Struct, frozen=True, array_like=True):
+    """`config` is the topic's own, which the controller does not read. `is_synced`: its records
+    count only on stable storage (`durability="fsync"`), and so outlive power cuts."""
+
+    name: str
+    partitions: int
+    min_insync: int
+    config: bytes
+    is_synced: bool = False
+
+
+class Partition(msgspec.Struct, frozen=True, array_like=True):
+    """See `penstock.cluster.replica.Assignment`. `target`: the replicas that a reassignment is to
+    end with, empty without one. `last_isr`: who was in the ISR when nobody was left in it that
+    could be trusted; only an unclean election makes one of them lead."""
+
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    leader: int | None
+    leader_epoch: int = 0
+    partition_epoch: int = 0
+    target: tuple[int, ...] = ()
+    last_isr: tuple[int, ...] = ()
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_key: Final = msgspec.msgpack.Decoder(tuple)
+VALUES: Final[dict[str, msgspec.msgpack.Decoder[object]]] = {
+    BROKER: msgspec.msgpack.Decoder(Broker),
+    TOPIC: msgspec.msgpack.Decoder(Topic),
+    PARTITION: msgspec.msgpack.Decoder(Partition),
+    SETTING: msgspec.msgpack.Decoder(bytes),
+    COUNTER: msgspec.msgpack.Decoder(int),
+}
+_entry: Final = msgspec.msgpack.Decoder(list[Record])
+
+
+def record(kind: str, *name: object, value: object) -> Record:
+    """`value` None: the key is gone."""
+    return Record(_encode((kind, *name)), None if value is None else _encode(value))
+
+
+def parsed(record: Record) -> tuple[str, tuple[object, ...], object]:
+    """Kind, the rest of the key, and the value."""
+    kind, *name = _key.decode(record.key)
+    value = None if record.value is None else VALUES[kind].decode(record.value)
+    return kind, tuple(name), value
+
+
+def pack(records: tuple[Record, ...]) -> bytes:
+    """The data of one entry of the log: what was decided together."""
+    return _encode(records)
+
+
+def unpack(data: bytes) -> list[Record]:
+    return _entry.decode(data)

@@ -1,0 +1,117 @@
+"""What brokers say to each other about a partition, and what the controller says of it.
+
+Structs are array-like: their fields travel in this order (see `penstock.cluster.frames`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import msgspec
+
+
+class Refusal(IntEnum):
+    """Why a follower gets nothing, or an ISR does not change. Frozen."""
+
+    NOT_LEADER = 1
+    OLD_EPOCH = 2
+    """The asker's leader epoch is over: it waits for the controller's news."""
+    NEW_EPOCH = 3
+    """The asked one has not heard of that leader epoch yet: ask again soon."""
+    OLD_BROKER = 4
+    """An earlier life of that broker asks, or is named."""
+    NOT_A_REPLICA = 5
+    OLD_PARTITION_EPOCH = 6
+    """The partition was changed in between: look at what it is now."""
+    NOT_ELIGIBLE = 7
+    """A broker that is fenced or shutting down joins no ISR."""
+
+
+class Assignment(msgspec.Struct, frozen=True, array_like=True):
+    """What the controller says of a partition. `leader` is None while it has none. Epochs only
+    grow: `leader_epoch` with each election, `partition_epoch` with each change of any field.
+    `replicas`, `isr`: brokers; the first replica is the preferred leader."""
+
+    leader: int | None
+    leader_epoch: int
+    partition_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    min_insync: int = 1
+
+
+class FetchRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A follower asks for what follows its log, and says by that what it has.
+
+    `number`: of its requests, echoed by the answer, so that late and doubled ones are known.
+    `offset`: its log end; `last_epoch`: the leader epoch of its last record, None where there is
+    none. `stored`: what it answers for: its log end, or how far it is on stable storage where the
+    topic wants that."""
+
+    number: int
+    broker: int
+    broker_epoch: int
+    leader_epoch: int
+    offset: int
+    last_epoch: int | None
+    stored: int
+
+
+class Fetched(msgspec.Struct, frozen=True, array_like=True):
+    """Send what is in the log from `offset` on, with these. Where `offset` is `log_start` and not
+    what was asked for, the follower's log lies elsewhere: it begins anew there."""
+
+    number: int
+    leader_epoch: int
+    offset: int
+    high_watermark: int
+    log_start: int
+
+
+class Diverged(msgspec.Struct, frozen=True, array_like=True):
+    """The follower's last epoch ends elsewhere here: `epoch`, the newest one here at or below it,
+    ends at `end`."""
+
+    number: int
+    leader_epoch: int
+    epoch: int
+    end: int
+
+
+class FetchRefused(msgspec.Struct, frozen=True, array_like=True):
+    number: int
+    why: Refusal
+    leader_epoch: int
+
+
+class IsrChange(msgspec.Struct, frozen=True, array_like=True):
+    """A leader asks the controller. `isr`: (broker, its epoch as it fetched)."""
+
+    leader: int
+    leader_epoch: int
+    partition_epoch: int
+    isr: tuple[tuple[int, int], ...]
+
+
+class IsrChanged(msgspec.Struct, frozen=True, array_like=True):
+    """The controller's answer. `refused` is None where it is so now, at that partition epoch.
+
+    A change that is refused for who is in it gives the partition a new epoch, too: so the same
+    request, late or doubled, cannot be granted afterwards, and the leader may forget it."""
+
+    partition_epoch: int
+    isr: tuple[int, ...]
+    refused: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaConfig:
+    """Seconds.
+
+    Args:
+        lag_time: a follower that did not reach the leader's log end for that long leaves the ISR.
+        retry: how often a change of the ISR is asked for again while no answer comes.
+    """
+
+    lag_time: float = 10.0
+    retry: float = 1.0

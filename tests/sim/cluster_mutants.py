@@ -1,0 +1,94 @@
+"""A cluster with one fault each, which the world has to find: what proves that it looks."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+from sim.cluster_broker import Broker
+
+from penstock.cluster.controller import Image
+from penstock.cluster.controller import elections as el
+from penstock.cluster.controller.records import Partition
+from penstock.cluster.replica import Follower, Leader, LogEnds
+
+
+class Mutant(NamedTuple):
+    """What is wrong, and what to put in the place of what."""
+
+    what: str
+    where: Any
+    name: str
+    instead: Any
+
+
+def truncates_to_the_high_watermark() -> Mutant:
+    """What followers did before KIP-101."""
+    original = Broker.heard_metadata
+
+    def heard(self: Broker, places: Any) -> None:
+        roles = {place: it.role for place, it in self.replicas.items()}
+        original(self, places)
+        for place, it in self.replicas.items():
+            if isinstance(it.role, Follower) and it.role is not roles.get(place):
+                it.log.truncate(it.log.high_watermark)
+                del self.logs[place].entries[it.log.log_end :]
+
+    return Mutant("truncation to the high watermark", Broker, "heard_metadata", heard)
+
+
+def _shrinks(self: Leader, isr: tuple[int, ...]) -> None:
+    self.isr = isr
+
+
+def _looks_only_at_the_isr(self: Leader) -> frozenset[int]:
+    return frozenset(self.isr)
+
+
+def _counts_itself_alone(self: Leader) -> None:
+    self._log.high_watermark = self._log.log_end
+
+
+def _elects_anybody(partition: Partition, may_lead: el.MayLead, **others: Any) -> Partition:
+    isr = set(others.pop("isr", None) or partition.isr)
+    replicas = others.pop("replicas", None) or partition.replicas
+    leader = partition.leader
+    if leader is None or not may_lead(leader):
+        leader = next((b for b in reversed(replicas) if may_lead(b)), None)
+    isr |= {leader} - {None}
+    return replace(
+        partition, replicas=replicas, isr=tuple(b for b in replicas if b in isr), leader=leader,
+        leader_epoch=partition.leader_epoch + (leader != partition.leader),
+        partition_epoch=partition.partition_epoch + 1, **others,
+    )  # fmt: skip
+
+
+def _always(*_: Any) -> bool:
+    return True
+
+
+def _trusts(partition: Partition, broker: int, may_lead: el.MayLead) -> Partition | None:
+    return None
+
+
+def _agrees(self: LogEnds, epoch: int) -> tuple[int, int]:
+    return epoch, 1 << 60
+
+
+MUTANTS = (
+    truncates_to_the_high_watermark(),
+    Mutant("an ISR that shrinks without the controller", Leader, "_want", _shrinks),
+    Mutant(
+        "a high watermark that forgets the ISR that was asked for", Leader, "maximal_isr",
+        property(_looks_only_at_the_isr),
+    ),
+    Mutant("a high watermark without followers", Leader, "_advance", _counts_itself_alone),
+    Mutant("elections from outside the ISR", el, "changed", _elects_anybody),
+    Mutant("assignments of earlier lives", Image, "is_current", _always),
+    Mutant("trust in who lost power", el, "distrusted", _trusts),
+    Mutant("logs that are not compared by epochs", LogEnds, "end_of", _agrees),
+    Mutant("records that count before they are synced", LogEnds, "stored",
+           property(lambda self: self.log_end)),
+    Mutant("answers that are taken late and twice", Follower, "_is_due", _always),
+    Mutant("followers in the ISR before they have all that counts", Leader, "_fits", _always),
+)  # fmt: skip

@@ -1,0 +1,366 @@
+"""The controller step by step: brokers, topics, elections, ISRs, reassignment, placement."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from penstock.cluster.controller import Controller, ControllerConfig, pack, unpack
+from penstock.cluster.controller.placement import place
+from penstock.cluster.decisions import Decision
+from penstock.cluster.replica import IsrChange, Refusal
+from penstock.core.errors import (
+    AttachRefusedError,
+    ConfigError,
+    ResourceLimitError,
+    StaleBrokerEpochError,
+    TopicExistsError,
+    UnknownTopicError,
+)
+
+T = b"t" * 16
+
+
+class Quorum:
+    """A controller whose decisions are replayed, as through the log."""
+
+    def __init__(self, brokers: int = 3, config: ControllerConfig | None = None) -> None:
+        self.controller = Controller(config)
+        self.now = 0.0
+        self.lives: dict[int, int] = {}
+        for broker in range(1, brokers + 1):
+            self.start(broker)
+
+    def do(self, decision: Decision[Any]) -> Any:
+        for record in unpack(pack(decision.records)):
+            self.controller.replay(record)
+        return decision.answer
+
+    def start(self, broker: int, *, was_clean: bool = True, folder: bytes = b"f", beat=True) -> Any:
+        life = self.lives[broker] = self.lives.get(broker, 0) + 1
+        answer = self.do(
+            self.controller.register(
+                self.now, broker, b"%d" % life, folder, ("tcp://x",), was_clean=was_clean
+            )
+        )
+        if beat:
+            self.beat(broker)
+        return answer.broker_epoch
+
+    def beat(self, broker: int, *, leaving: bool = False):
+        epoch = self.controller.image.brokers[broker].epoch
+        return self.do(
+            self.controller.heartbeat(self.now, broker, epoch, is_current=True, is_leaving=leaving)
+        )
+
+    def lose(self, *brokers: int) -> None:
+        """Nothing is heard of these any more."""
+        self.now += 3.0
+        for broker in self.controller.image.brokers:
+            if broker not in brokers and not self.controller.image.brokers[broker].is_fenced:
+                self.beat(broker)
+        self.do(self.controller.tick(self.now))
+
+    def create(self, partitions: int = 1, factor: int = 3, **options):
+        self.do(self.controller.create_topic("t", T, partitions, factor, 1, b"c", **options))
+        replicas = (1, 2, 3)[:factor]
+        if partitions == 1:
+            self.do(self.controller.reassign((T, 0), replicas))
+            self.do(self.controller.elect([(T, 0)]))
+        return self.partition()
+
+    def partition(self, number: int = 0):
+        return self.controller.image.partitions[T, number]
+
+    def ask(self, *isr: int, leader: int | None = None, partition_epoch: int | None = None):
+        it = self.partition()
+        brokers = self.controller.image.brokers
+        return self.do(
+            self.controller.change_isr(
+                (T, 0),
+                IsrChange(
+                    it.leader if leader is None else leader,
+                    it.leader_epoch,
+                    it.partition_epoch if partition_epoch is None else partition_epoch,
+                    tuple((member, brokers[member].epoch) for member in isr),
+                ),
+            )
+        )
+
+
+# --- brokers --------------------------------------------------------------------------------------
+def test_a_broker_is_fenced_until_it_has_replayed_its_registration():
+    at = Quorum(0)
+    epoch = at.start(1, beat=False)
+    beat = at.controller.heartbeat
+    assert at.do(beat(0.0, 1, epoch, is_current=False, is_leaving=False)).is_fenced
+    assert not at.do(beat(0.0, 1, epoch, is_current=True, is_leaving=False)).is_fenced
+    assert at.controller.image.living() == {1: epoch}
+
+
+def test_each_life_has_a_broker_epoch_and_the_last_one_is_refused():
+    at = Quorum(1)
+    first = at.controller.image.brokers[1].epoch
+    again = at.controller.register(0.0, 1, b"1", b"f", (), was_clean=True)
+    assert (again.records, again.answer.broker_epoch) == ((), first)
+    second = at.start(1)
+    assert second > first
+    with pytest.raises(StaleBrokerEpochError, match="later life"):
+        at.controller.heartbeat(0.0, 1, first, is_current=True, is_leaving=False)
+    with pytest.raises(StaleBrokerEpochError, match="register it"):
+        at.controller.heartbeat(0.0, 9, 1, is_current=True, is_leaving=False)
+
+
+def test_two_brokers_cannot_have_one_id():
+    at = Quorum(1)
+    with pytest.raises(AttachRefusedError, match="another --node-id"):
+        at.controller.register(0.0, 1, b"x", b"other", (), was_clean=True)
+    at.lose(1)
+    at.do(at.controller.register(at.now, 1, b"x", b"other", (), was_clean=True))
+
+
+def test_brokers_are_bounded_and_can_be_forgotten():
+    at = Quorum(1, ControllerConfig(brokers_max=1))
+    with pytest.raises(ResourceLimitError, match="brokers_max"):
+        at.start(2)
+    with pytest.raises(ConfigError, match="stop it"):
+        at.controller.forget(1)
+    at.lose(1)
+    at.do(at.controller.forget(1))
+    at.start(2)
+
+
+def test_a_new_active_controller_gives_everybody_a_session():
+    at = Quorum(2)
+    other = Controller()
+    for record in at.controller.image.records():
+        other.replay(record)
+    other.lead(100.0)
+    assert not other.tick(101.0).records
+    assert other.deadline() == 102.0
+    assert other.tick(102.5).records
+
+
+# --- elections ------------------------------------------------------------------------------------
+def test_another_of_the_isr_leads_when_the_leader_dies():
+    at = Quorum()
+    before = at.create()
+    assert before.leader == 1
+    at.lose(1)
+    it = at.partition()
+    assert (it.leader, it.isr) == (2, (2, 3))
+    assert it.leader_epoch == before.leader_epoch + 1
+    at.start(1)
+    assert at.partition() == it  # it has to catch up
+    at.ask(2, 3, 1)
+    at.do(at.controller.elect([(T, 0)]))
+    assert at.partition().leader == 1
+
+
+def test_the_isr_stays_while_nobody_of_it_is_there():
+    at = Quorum()
+    at.create()
+    at.lose(1, 2, 3)
+    it = at.partition()
+    assert (it.leader, it.isr) == (None, (1, 2, 3))
+    at.start(3)
+    assert at.partition().leader == 3
+    assert at.partition().leader_epoch > it.leader_epoch
+
+
+def test_rule_23_who_lost_power_leaves_every_isr_before_it_may_lead():
+    at = Quorum()
+    at.create()
+    at.start(1, was_clean=False)
+    assert (at.partition().leader, at.partition().isr) == (2, (2, 3))
+    at.lose(2, 3)
+    assert at.partition().leader is None
+    at.start(2, was_clean=False)
+    assert (at.partition().leader, at.partition().isr) == (None, (3,))
+    at.start(3, was_clean=False)
+    it = at.partition()
+    assert (it.leader, it.isr, it.last_isr) == (None, (), (3,))
+    assert at.do(at.controller.elect([(T, 0)])) == 0
+    assert at.do(at.controller.elect([(T, 0)], is_unclean=True)) == 1
+    assert (at.partition().leader, at.partition().isr) == (3, (3,))
+
+
+def test_records_that_were_synced_outlive_power_cuts():
+    at = Quorum()
+    at.create(is_synced=True)
+    at.lose(1, 2, 3)
+    for broker in (1, 2, 3):
+        at.start(broker, was_clean=False)
+    assert at.partition().leader == 1
+    at.start(1, was_clean=False)
+    assert (at.partition().leader, at.partition().isr) == (1, (1,))
+
+
+def test_a_new_disk_is_trusted_with_nothing():
+    at = Quorum()
+    at.create(is_synced=True)
+    at.lose(2, 3)
+    at.lose(1, 2, 3)
+    at.start(1, folder=b"another")
+    assert at.partition().isr == ()
+    assert at.partition().last_isr == (1,)
+
+
+def test_a_broker_that_leaves_gives_its_leadership_away_first():
+    at = Quorum()
+    at.create()
+    assert at.beat(1).may_stop is False
+    assert at.beat(1, leaving=True).may_stop is True
+    assert (at.partition().leader, at.partition().isr) == (2, (2, 3))
+    assert at.ask(2, 3, 1).refused == Refusal.NOT_ELIGIBLE
+
+
+def test_the_last_one_of_an_isr_waits_with_leaving_for_nobody():
+    at = Quorum()
+    at.create()
+    at.lose(2, 3)
+    assert at.partition().isr == (1,)
+    assert at.beat(1, leaving=True).may_stop is True
+    assert (at.partition().leader, at.partition().isr) == (None, (1,))
+
+
+# --- the ISR --------------------------------------------------------------------------------------
+def test_changes_of_the_isr_are_of_the_present():
+    at = Quorum()
+    at.create()
+    assert at.ask(1, 2).refused is None
+    assert at.partition().isr == (1, 2)
+    epoch = at.partition().partition_epoch
+    assert at.ask(1, 2, 3, partition_epoch=epoch - 1).refused == Refusal.OLD_PARTITION_EPOCH
+    assert at.ask(1, 2, 3, leader=2).refused == Refusal.OLD_EPOCH
+    assert at.ask(2, 3).refused == Refusal.NOT_A_REPLICA  # without the leader
+    gone = at.controller.change_isr((b"x" * 16, 0), IsrChange(1, 0, 0, ((1, 1),)))
+    assert gone.answer.refused == Refusal.NOT_A_REPLICA
+
+
+def test_a_refusal_of_who_is_in_it_makes_the_same_request_old():
+    at = Quorum()
+    at.create()
+    at.lose(3)
+    asked = at.partition().partition_epoch
+    answer = at.ask(1, 2, 3)
+    assert answer.refused == Refusal.NOT_ELIGIBLE
+    assert answer.partition_epoch == asked + 1
+    at.start(3)
+    late = at.ask(1, 2, 3, partition_epoch=asked)
+    assert late.refused == Refusal.OLD_PARTITION_EPOCH
+    assert at.ask(1, 2, 3).refused is None
+
+
+def test_a_life_that_is_over_joins_no_isr():
+    at = Quorum()
+    it = at.create()
+    at.lose(3)
+    at.start(3)
+    it = at.partition()
+    asked = IsrChange(1, it.leader_epoch, it.partition_epoch, ((1, 1), (2, 2), (3, 3)))
+    assert at.do(at.controller.change_isr((T, 0), asked)).refused == Refusal.OLD_BROKER
+
+
+# --- topics ---------------------------------------------------------------------------------------
+def test_topics_are_made_grown_changed_and_deleted():
+    at = Quorum()
+    at.create(partitions=4, factor=2)
+    image = at.controller.image
+    assert image.topic("t")[1].partitions == 4
+    with pytest.raises(TopicExistsError):
+        at.controller.create_topic("t", b"u" * 16, 1, 1, 1, b"")
+    at.do(at.controller.add_partitions("t", 6))
+    assert len(image.partitions_of(T)) == 6
+    with pytest.raises(ConfigError, match="is not more"):
+        at.controller.add_partitions("t", 6)
+    epochs = [image.partitions[at_].partition_epoch for at_ in image.partitions_of(T)]
+    at.do(at.controller.configure_topic("t", 2, b"new"))
+    assert image.topic("t")[1].config == b"new"
+    word = image.assignment((T, 0))
+    assert word is not None
+    assert word.min_insync == 2
+    after = [image.partitions[at_].partition_epoch for at_ in image.partitions_of(T)]
+    assert after == [epoch + 1 for epoch in epochs]
+    at.do(at.controller.delete_topic("t"))
+    assert not image.partitions
+    assert not any(image.places.values())
+    with pytest.raises(UnknownTopicError):
+        image.topic("t")
+
+
+@pytest.mark.parametrize(
+    ("factor", "min_insync", "message"),
+    [
+        (4, 1, "3 brokers are there"),
+        (3, 4, "min_insync"),
+        (3, 0, "min_insync"),
+        (0, 1, "min_insync"),
+    ],
+)
+def test_topics_that_cannot_be(factor, min_insync, message):
+    at = Quorum()
+    with pytest.raises(ConfigError, match=message):
+        at.controller.create_topic("t", T, 1, factor, min_insync, b"")
+
+
+def test_partitions_are_bounded():
+    at = Quorum(1, ControllerConfig(partitions_max=3))
+    with pytest.raises(ResourceLimitError, match="partitions_max"):
+        at.controller.create_topic("t", T, 4, 1, 1, b"")
+
+
+def test_a_reassignment_joins_before_it_leaves():
+    at = Quorum(5)
+    at.create()
+    at.do(at.controller.reassign((T, 0), (4, 5, 1)))
+    it = at.partition()
+    assert set(it.replicas) == {1, 2, 3, 4, 5}
+    assert set(it.isr) == {1, 2, 3}
+    at.ask(1, 2, 3, 4)
+    assert set(at.partition().replicas) == {1, 2, 3, 4, 5}
+    at.ask(1, 2, 3, 4, 5)
+    it = at.partition()
+    assert (it.replicas, set(it.isr), it.target) == ((4, 5, 1), {4, 5, 1}, ())
+    assert it.leader == 1  # it is in the target, and stays
+    with pytest.raises(ConfigError, match="unknown"):
+        at.controller.reassign((T, 0), (1, 9))
+    with pytest.raises(UnknownTopicError):
+        at.controller.reassign((b"x" * 16, 0), (1,))
+
+
+def test_a_snapshot_says_the_same():
+    at = Quorum(5)
+    at.create(partitions=7)
+    at.do(at.controller.set("quota", "ann", b"q"))
+    assert at.do(at.controller.producer_ids(1000)) == 1
+    assert at.do(at.controller.producer_ids(1000)) == 1001
+    at.lose(2)
+    other = Controller()
+    for record in unpack(pack(tuple(at.controller.image.records()))):
+        other.replay(record)
+    assert vars(other.image) == {
+        **vars(at.controller.image),
+        "places": {b: p for b, p in at.controller.image.places.items() if p},
+    }
+
+
+# --- placement ------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("brokers", "partitions", "factor"), [(3, 30, 3), (5, 40, 3), (7, 63, 2)])
+def test_leaders_and_followers_are_spread(brokers, partitions, factor):
+    found = place(dict.fromkeys(range(1, brokers + 1), ""), partitions, factor, 2)
+    leaders = Counter(replicas[0] for replicas in found)
+    held = Counter(broker for replicas in found for broker in replicas)
+    assert max(leaders.values()) - min(leaders.values()) <= 1
+    assert max(held.values()) - min(held.values()) <= brokers
+    assert all(len(set(replicas)) == factor for replicas in found)
+
+
+def test_replicas_are_on_different_racks_as_far_as_there_are_some():
+    racks = {1: "a", 2: "a", 3: "b", 4: "b", 5: "c", 6: "c"}
+    for replicas in place(racks, 30, 3, 0):
+        assert {racks[broker] for broker in replicas} == {"a", "b", "c"}
+    for replicas in place({1: "a", 2: "a", 3: "b"}, 30, 3, 0):
+        assert set(replicas) == {1, 2, 3}
