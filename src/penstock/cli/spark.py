@@ -17,7 +17,7 @@ from penstock.core.errors import ConfigError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.spark.jobs import Audit
+    from penstock.spark.jobs import Audit, HotKeys
 
 Topics = Annotated[list[str], typer.Argument(metavar="TOPIC", help="One or more topics.")]
 Out = Annotated[str, typer.Option("-o", "--out", metavar="FOLDER", help="Where results go.")]
@@ -70,6 +70,9 @@ def make(settings: dict[str, Any]) -> typer.Typer:
     command(app, "archive")(archive)
     command(app, "backfill")(backfill)
     command(app, "audit")(audit)
+    command(app, "rollup")(rollup)
+    command(app, "snapshot")(snapshot)
+    command(app, "hot-keys")(hot_keys)
     return app
 
 
@@ -226,3 +229,105 @@ def tell_audit(env: Env, found: Audit) -> None:
         output.write_line(f"{finding.kind} {place}{at}: key={finding.key} value={finding.value}")
     totals = found.totals()
     output.write_line(", ".join(f"{totals[kind.value]} {kind.value}" for kind in Kind))
+
+
+def rollup(
+    env: Env,
+    topics: Topics,
+    out: Out,
+    window: Annotated[str, typer.Option(metavar="TIME", help="Like 10s, 1m, 1h.")] = "1m",
+    png: Annotated[str | None, typer.Option(metavar="FILE", help="Draw it too.")] = None,
+    groups: Annotated[
+        list[str],
+        typer.Option("-g", "--group", metavar="GROUP", help="Count what it has not read."),
+    ] = [],  # noqa: B006 - typer copies it
+    ledgers: Annotated[
+        list[str],
+        typer.Option(
+            "--ledger", metavar="FILE", help="Output of `penstock verify producer`: drop rates."
+        ),
+    ] = [],  # noqa: B006 - typer copies it
+    master: Master = None,
+    conf: Conf = [],  # noqa: B006 - typer copies it
+) -> None:
+    """Throughput, sizes, lag and drops of topics by window, as Parquet and as a picture."""
+    seconds = values.seconds(window)
+    with running(env, "rollup", master, conf) as spark:
+        from penstock.spark.jobs import rollup as run
+
+        done = run(
+            spark, env.url, topics, out, window=seconds, png=png, groups=groups, ledgers=ledgers,
+            say=env.say,
+        )  # fmt: skip
+    if env.is_json:
+        output.write_json(asdict(done))
+    else:
+        drawn = f", drawn to {done.png}" if done.png else ""
+        output.write_line(f"{done.rows} rows on {done.records} records to {done.out}{drawn}")
+
+
+def snapshot(
+    env: Env,
+    topics: Topics,
+    out: Out,
+    headers: Annotated[bool, typer.Option(help="Whether headers are kept.")] = False,
+    master: Master = None,
+    conf: Conf = [],  # noqa: B006 - typer copies it
+) -> None:
+    """Write the latest value of each key as Parquet, in place of the table that is there."""
+    with running(env, "snapshot", master, conf) as spark:
+        from penstock.spark.jobs import snapshot as run
+
+        done = run(spark, env.url, topics, out, include_headers=headers, say=env.say)
+    if env.is_json:
+        output.write_json(asdict(done))
+    else:
+        output.write_line(f"{done.keys} keys of {done.records} records to {done.out}")
+
+
+def hot_keys(
+    env: Env,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    top: Annotated[int, typer.Option(min=1, max=10_000, help="Keys that are looked at.")] = 20,
+    separator: Annotated[
+        str, typer.Option(metavar="TEXT", help="Between a key and its suffix.")
+    ] = "#",
+    master: Master = None,
+    conf: Conf = [],  # noqa: B006 - typer copies it
+) -> None:
+    """Which keys crowd a partition, and suffixes that would spread them."""
+    with running(env, "hot-keys", master, conf) as spark:
+        from penstock.spark.jobs import hot_keys as run
+
+        found = run(spark, env.url, topic, top=top, separator=separator, say=env.say)
+    if env.is_json:
+        output.write_json(found.as_json())
+    else:
+        tell_hot_keys(found)
+
+
+def tell_hot_keys(found: HotKeys) -> None:
+    """The keys, what to do about them, and what partitions hold then."""
+    share = max(found.records, 1)
+    output.write_columns(
+        ("KEY", "PARTITION", "RECORDS", "BYTES", "SHARE"),
+        [
+            ("-" if load.key is None else load.key.decode("utf-8", "backslashreplace"),
+             load.partition, load.records, load.bytes, f"{100 * load.records / share:.1f}%")
+            for load in found.top
+        ],
+    )  # fmt: skip
+    output.write_line("")
+    output.write_columns(
+        ("PARTITION", "RECORDS", "PLANNED"),
+        [(number, load, found.planned[number]) for number, load in found.partitions.items()],
+    )
+    output.write_line("")
+    for plan in found.plan:
+        output.write_line(
+            f"split {plan.key} ({100 * plan.share:.1f}% of all) by {' '.join(plan.suffixes)}"
+        )
+    if found.plan:
+        output.write_line(f"skew {found.skew:.2f}, then {found.planned_skew:.2f}")
+    else:
+        output.write_line(f"skew {found.skew:.2f}: no key is to be split")

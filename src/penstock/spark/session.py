@@ -23,8 +23,11 @@ SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """Set where `spark-submit` started this program: its Java, master and settings are used."""
 LOCAL: Final = "local[*]"
 
-CONF: Final = {
+CONF: Final[dict[str, object]] = {
     "spark.sql.session.timeZone": "UTC",
+    # Rows reach the sink in batches of so many, whatever comes first.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": 1 << 16,
+    "spark.sql.execution.arrow.maxBytesPerBatch": 16 << 20,
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }

@@ -20,21 +20,36 @@ _HOMES = {
     "archive": "archiving",
     "Backfilled": "backfilling",
     "backfill": "backfilling",
+    "HotKeys": "hotkeys",
+    "hot_keys": "hotkeys",
+    "RolledUp": "rollups",
+    "rollup": "rollups",
+    "Snapshot": "snapshots",
+    "snapshot": "snapshots",
 }
 
 __all__ = [
     "Archived",
     "Audit",
     "Backfilled",
+    "HotKeys",
+    "RolledUp",
+    "Snapshot",
     "archive",
     "audit",
     "backfill",
+    "hot_keys",
+    "rollup",
+    "snapshot",
 ]
 
 if TYPE_CHECKING:
     from penstock.spark.jobs.archiving import Archived, archive
     from penstock.spark.jobs.auditing import Audit, audit
     from penstock.spark.jobs.backfilling import Backfilled, backfill
+    from penstock.spark.jobs.hotkeys import HotKeys, hot_keys
+    from penstock.spark.jobs.rollups import RolledUp, rollup
+    from penstock.spark.jobs.snapshots import Snapshot, snapshot
 
 
 def __getattr__(name: str) -> Any:

@@ -34,6 +34,7 @@ from penstock.spark.source import FORMAT
 logger = logging.getLogger("penstock.spark")
 
 CHECKPOINT: Final = "_checkpoint"
+COMMITS: Final = f"{CHECKPOINT}/commits"
 METADATA: Final = "_spark_metadata"
 BY: Final = ("topic", "date")
 OFFSETS_MAX: Final = 5_000_000
@@ -98,10 +99,8 @@ def archive(
 
 
 def dated(frame: DataFrame) -> DataFrame:
-    """With the column `date` (UTC), and in the order of the log within each file."""
-    return frame.withColumn("date", F.to_date("timestamp")).sortWithinPartitions(
-        *BY, "partition", "offset"
-    )
+    """With the column `date`, in UTC."""
+    return frame.withColumn("date", F.to_date("timestamp"))
 
 
 def sweep(spark: SparkSession, folder: Path) -> int:
@@ -118,6 +117,11 @@ def sweep(spark: SparkSession, folder: Path) -> int:
             f"{CHECKPOINT} back (without it each record would be written again, or left out)"
         )
     known: set[Path] = set()
+    if files and not (folder / METADATA).is_dir() and any((folder / COMMITS).glob("[0-9]*")):
+        raise ConfigError(
+            f"{folder} has lost {METADATA}, which says which of its files count: put it back, or "
+            "archive to a new folder"
+        )
     if (folder / METADATA).is_dir():
         with told(f"listing the archive {folder}"):
             listed = spark.read.schema("offset BIGINT").parquet(str(folder)).inputFiles()

@@ -147,3 +147,21 @@ def _try_lock(file: Any) -> Any:
         if "OverlappingFileLockException" in str(error):  # another thread of this very program
             return None
         raise
+
+
+def replace_parquet(spark: SparkSession, frame: DataFrame, out: str) -> None:
+    """Write a table as one folder in place of the one that is there, which stays until the new one
+    is whole. A run that was killed leaves the old one, or (between two renames) the new one beside
+    its place, from where the next run does not need it."""
+    jvm: Any = spark._jvm
+    conf = spark._jsparkSession.sessionState().newHadoopConf()
+    target = jvm.org.apache.hadoop.fs.Path(out)
+    files = target.getFileSystem(conf)
+    fresh, old = (target.suffix(ending) for ending in (".new", ".old"))
+    frame.write.mode("overwrite").parquet(fresh.toString())
+    files.delete(old, True)
+    if files.exists(target):
+        files.rename(target, old)
+    if not files.rename(fresh, target):
+        raise SparkJobError(f"{fresh.toString()} is whole, but cannot be renamed to {out}")
+    files.delete(old, True)
