@@ -179,10 +179,12 @@ class Writer:
             refusal = self._not_here(page)
             answers.update((id(frame), refusal) for _, frame in sent)
             return
-        good = []
+        good: list[Frame] = []
+        batches: list[memoryview] = []
         for lane, frame in sent:
             if lane.owns(frame.batch):
                 good.append(frame)
+                batches.append(frame.batch)
             else:
                 answers[id(frame)] = refused(
                     ErrorCode.CORRUPT_BATCH,
@@ -191,7 +193,6 @@ class Writer:
                 logger.warning("%s", answers[id(frame)].message, extra={"lane": lane.receiver.name})
         if not good:
             return
-        batches = [frame.batch for frame in good]
         try:
             results = role.append(batches, time.time_ns() // 1000)
         except StorageError as error:

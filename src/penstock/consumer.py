@@ -308,14 +308,18 @@ class Consumer(Closing, Elsewhere, Standing):
             batch = self.poll(max_records, timeout if ends is None else END_POLL)
             if batch.chunks:
                 yield batch
+                del batch  # now, and not once a record is there that somebody waits for
             elif ends is None:
                 return
 
     def __iter__(self) -> Iterator[Record]:
         """Every record, one by one; ends as `batches()` does."""
-        return chain.from_iterable(
-            run for batch in self.batches() for run in self._handout.runs(batch)
-        )
+        return chain.from_iterable(self._all_runs())
+
+    def _all_runs(self) -> Iterator[Iterator[Record]]:
+        for batch in self.batches():
+            yield from self._handout.runs(batch)
+            del batch  # as `batches` does
 
     def unpack(self, batch: RecordBatch) -> Iterator[Record]:
         """The records of a batch, the position following each of them."""

@@ -23,12 +23,10 @@ if TYPE_CHECKING:
 
 def _route_of(topic: TopicRoutes, key: bytes | None, partition: int | None) -> PartitionRoute:
     """Where a record goes: explicit first, then by key, else the sticky partition."""
-    routes = topic.routes
-    if len(routes) == 1:
-        return routes[0]
     if partition is None:
-        partition = topic.next_sticky() if key is None else partition_of(key, len(routes))
-    return routes[partition]
+        count = len(topic.routes)
+        partition = topic.next_sticky() if key is None else partition_of(key, count)
+    return topic.routes[partition]
 
 
 def express(
@@ -45,7 +43,8 @@ def express(
 
     Raises `RecordTooLargeError` with nothing sent. Lock of the producer held.
     """
-    route = _route_of(topic, record[1], partition)
+    routes = topic.routes
+    route = routes[0] if len(routes) == 1 else _route_of(topic, record[1], partition)
     link = route.link
     if link is None or route.pending or len(link.flights) >= IN_FLIGHT_EAGER:
         return None

@@ -176,7 +176,7 @@ class Producer(Elsewhere):
         pairs = None if headers is None else as_headers(headers)
         stamp = None if timestamp is None else as_microseconds(timestamp)
         with self._lock:
-            routes = self._routes(topic)
+            routes = self._outbox.topics.get(topic) or self._routes(topic)
             size = record_overhead(value, key, pairs) + 8
             if partition is not None or size > routes.record_bytes_max:
                 routes.check_record(partition, size)

@@ -222,6 +222,8 @@ def test_rule_10_a_pair_is_seen_together_while_another_process_writes_it():
                 assert base >= ends
                 seen += base != last
                 last = base
+                glance = page.glance(bytes(32))  # of a page that was never claimed
+                assert glance is None or glance[3] == 3 * glance[2] + 1 or glance[2] == 0
         assert seen >= 20, "the writer has to write meanwhile for this to say anything"
     finally:
         process.kill()
@@ -272,6 +274,34 @@ def test_rule_10_claim_repairs_a_lock_whose_writer_died_at_any_store(table, monk
     replacement.publish_segment(500, 9)
     assert reader.segment() == (500, 9)
     assert table.q[(page_at(1) + SEQLOCK) // 8] % 2 == 0
+
+
+def test_a_glance_is_what_the_single_looks_say_and_of_this_partition_alone(table):
+    page = StatePage(table, 3)
+    packed = lo.PAGE_IDENTITY.pack(lo.PAGE_MAGIC, lo.LAYOUT_VERSION, TOPIC, 7)
+    assert page.glance(packed) is None, "it was never given to anybody"
+    page.claim(TOPIC, 7, 1)
+    page.publish_epoch(4)
+    page.publish_segment(100, 200)
+    page.publish_log_start(50)
+    assert page.glance(packed) == (page.log_start, page.leader_epoch, *page.segment())
+    other = lo.PAGE_IDENTITY.pack(lo.PAGE_MAGIC, lo.LAYOUT_VERSION, TOPIC, 8)
+    assert page.glance(other) is None
+    page.publish_status(lo.STATUS_DELETED)
+    assert page.glance(packed) is None
+
+
+@pytest.mark.parametrize("stores", range(1, 4))
+def test_rule_10_a_glance_brings_nothing_while_the_pair_is_published(table, stores):
+    dying = DyingRegion(table)
+    writer = StatePage(dying.as_region(), 1)
+    writer.claim(TOPIC, 0, 1)
+    writer.publish_segment(10, 20_000)
+    dying.dies_after(stores)
+    with pytest.raises(Died):
+        writer.publish_segment(500, 7)
+    packed = lo.PAGE_IDENTITY.pack(lo.PAGE_MAGIC, lo.LAYOUT_VERSION, TOPIC, 0)
+    assert StatePage(table, 1).glance(packed) is None
 
 
 def test_rule_10_a_reader_that_spins_goes_on_when_the_lock_is_repaired(table):
