@@ -206,3 +206,60 @@ def test_ranges_are_cut_where_more_partitions_are_wanted():
     assert split([Range("t", ID, 0, 0, 2)], 10) == [
         Range("t", ID, 0, 0, 1), Range("t", ID, 0, 1, 2),
     ]  # fmt: skip
+
+
+# --- any history ---
+STEPS = st.one_of(
+    st.tuples(st.just("grow"), st.integers(0, 3), st.integers(1, 9)),
+    st.tuples(st.just("add"), st.just(0), st.integers(0, 5)),
+    st.tuples(st.just("plan"), st.integers(0, 12), st.booleans()),
+    st.tuples(st.just("epoch"), st.just(0), st.just(0)),
+)
+
+
+@given(st.lists(STEPS, max_size=40), st.booleans())
+def test_any_history_reads_each_offset_once_and_again_the_same(steps, from_latest):
+    ends, epoch = [3, 0], 1
+    checkpoint: list[str] = []
+    read: dict[int, int] = {}
+
+    def initial() -> Positions:  # as each run of the query finds it
+        return begun(*(ends if from_latest else [0] * len(ends)), epoch=epoch, is_initial=True)
+
+    def stored(number: int) -> Positions:
+        return initial() if number < 0 else Positions.from_json(json.loads(checkpoint[number]))
+
+    for kind, first, second in steps:
+        if kind == "grow":
+            ends[first % len(ends)] += second
+        elif kind == "add":
+            ends.append(second)
+        elif kind == "epoch":
+            epoch += 1
+        else:
+            start = stored(len(checkpoint) - 1)
+            limit = first or None
+            before = text(start)
+            end = text(step(start, view(*ends, epoch=epoch), limit))
+            if checkpoint and end == before:
+                continue
+            if not checkpoint:
+                read = {number: place.offset for (_, number), place in start.places.items()}
+            checkpoint.append(end)
+            planned = ranges(start, stored(len(checkpoint) - 1))
+            if second:  # the driver dies, and the world goes on before the batch is run again
+                ends[0] += 1
+                ends.append(4)
+                again = ranges(stored(len(checkpoint) - 2), stored(len(checkpoint) - 1))
+                assert [(r.partition, r.begin, r.end) for r in again] == [
+                    (r.partition, r.begin, r.end) for r in planned
+                ]
+            assert limit is None or sum(r.end - r.begin for r in planned) <= limit
+            for each in planned:
+                assert each.begin == read.get(each.partition, 0)
+                read[each.partition] = each.end
+    if checkpoint:
+        for each in ranges(last := stored(len(checkpoint) - 1), step(last, view(*ends))):
+            assert each.begin == read.get(each.partition, 0)
+            read[each.partition] = each.end
+        assert read == {number: end for number, end in enumerate(ends) if end or number in read}
