@@ -176,7 +176,8 @@ class Producer(Elsewhere):
         pairs = None if headers is None else as_headers(headers)
         stamp = None if timestamp is None else as_microseconds(timestamp)
         with self._lock:
-            routes = self._outbox.topics.get(topic) or self._routes(topic)
+            known = None if self._closed else self._outbox.topics.get(topic)
+            routes = known or self._routes(topic)
             size = record_overhead(value, key, pairs) + 8
             if partition is not None or size > routes.record_bytes_max:
                 routes.check_record(partition, size)
@@ -385,10 +386,10 @@ class Producer(Elsewhere):
 
     def _routes(self, topic: str) -> TopicRoutes:
         """Where a topic's records go, looked up if need be (lock held, or given up meanwhile)."""
+        self._check_usable()
         known = self._outbox.topics.get(topic)
         if known is not None:
             return known
-        self._check_usable()
         if self._session is None:
             self._attach()  # a forked child makes its own attachment
         outbox = self._outbox
@@ -465,7 +466,6 @@ class Producer(Elsewhere):
                 self._give_up(box, left)
             self._open.clear()
             self._outbox.leave(left)
-            self._outbox.topics.clear()
             self.pressure.close()
             session, self._session = self._session, None
         self.callbacks.run()
