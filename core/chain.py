@@ -173,7 +173,7 @@ class Chain:
         tail = examine_tail(storage, kept.fd, position, self._owner)
         write_zeros(storage, kept.fd, position, tail.end)
         sync_or_mark(storage, folder, boot_id, base, kept.fd)
-        kept.valid = kept.synced = position
+        kept.valid = kept.synced = kept.begun = position
         self._junk_end = 0
         kept.index = restore_index(
             storage, folder, base, kept.fd, index_interval, position=position, until=offset
