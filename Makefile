@@ -45,7 +45,7 @@ run: $(VENV)/.run
 	@$(BIN)/penstock demo
 
 test: $(VENV)/.test
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n auto $(ARGS)
 
 check: $(VENV)/.dev
 	@$(BIN)/ruff check .

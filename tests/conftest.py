@@ -7,7 +7,9 @@ import gc
 import os
 
 import pytest
+import two_stages
 from hypothesis import settings
+from xdist.remote import Producer
 
 from penstock import pytest_plugin
 
@@ -34,6 +36,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "local(reason): only makes sense on the node's own host")
     if not config.pluginmanager.hasplugin("penstock"):
         config.pluginmanager.register(pytest_plugin, "penstock")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items[:] = two_stages.in_stages(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    return two_stages.workers_of(len(os.sched_getaffinity(0)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> two_stages.TwoStages:
+    return two_stages.TwoStages(config, log)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -54,7 +54,7 @@ def produce(plan: dict[str, Any]) -> None:
     waiting: deque[tuple[int, int, Delivery]] = deque()
     with connect(plan["url"], client_id=plan["who"], timeout=30.0) as client:
         producer = client.producer(
-            delivery_timeout=WAIT_MAX, block_timeout=WAIT_MAX, **plan["options"]
+            timeout=WAIT_MAX, delivery_timeout=WAIT_MAX, block_timeout=WAIT_MAX, **plan["options"]
         )
         while (order := asked()) is None:
             burst = rng.randint(1, plan["burst"])

@@ -109,7 +109,10 @@ def produce(stage: Stage) -> None:
     with stage.connect() as client:
         producer = stage.insist(
             lambda: client.producer(
-                delivery_timeout=WAIT_MAX, block_timeout=WAIT_MAX, **plan["options"]
+                timeout=WAIT_MAX,
+                delivery_timeout=WAIT_MAX,
+                block_timeout=WAIT_MAX,
+                **plan["options"],
             )
         )
         while not stage.ending:
@@ -159,6 +162,7 @@ class Transactor:
             self.producer = self.stage.insist(
                 lambda: self._client.producer(
                     transactional_id=plan["transactional_id"],
+                    timeout=WAIT_MAX,
                     delivery_timeout=WAIT_MAX,
                     block_timeout=WAIT_MAX,
                     **options,

@@ -16,6 +16,7 @@ import pytest
 import penstock
 from penstock.client import Client
 from penstock.core import errors as er
+from penstock.ipc.liveness import state
 from penstock.producer import Producer
 from penstock.testing import Broker, wait_until
 
@@ -151,19 +152,28 @@ def test_a_stopped_gateway_is_noticed_and_replaced_by_its_successor(
         assert delivery.result(WITHIN).durability == "appended"
 
 
-def test_a_suspended_client_is_not_taken_for_a_silent_broker(
+def test_after_a_suspend_neither_side_takes_the_other_for_silent(
     broker: Broker, client: Client
 ) -> None:
+    """As of a whole machine, for longer than either may be silent."""
     with client.producer() as producer:
         topic = broker.create_topic()
         producer.send_and_wait(topic, b"0", timeout=WITHIN)
+        both = [gateway_of(broker).pid, os.getpid()]
         resume = os.fork()
         if resume == 0:
-            os.kill(os.getppid(), signal.SIGSTOP)
-            time.sleep(1.5)
-            os.kill(os.getppid(), signal.SIGCONT)
-            os._exit(0)
-        os.waitpid(resume, 0)
+            status = 1
+            try:
+                for pid in both:
+                    os.kill(pid, signal.SIGSTOP)
+                wait_until(lambda: [*map(state, both)] == ["T", "T"], WITHIN, "both stand still")
+                time.sleep(1.5 * QUICK["client_silence_max"])  # the fault: how long they stand
+                status = 0
+            finally:
+                for pid in both:
+                    os.kill(pid, signal.SIGCONT)
+                os._exit(status)
+        assert os.waitpid(resume, 0)[1] == 0
         assert producer.send_and_wait(topic, b"1", timeout=WITHIN).durability == "appended"
         assert client.metrics()["reconnects"] == 0
 

@@ -1,0 +1,63 @@
+"""How the default suite is spread over processes (pytest-xdist, `make test`): most files side by
+side, each by one process from its first test to its last; then, with nothing else running, those
+that judge how long something takes, or what a processor does meanwhile.
+
+The workers collect tests in the order that `in_stages` gives them; the scheduler hands them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
+
+WORKERS_MAX: Final = 6
+ALONE: Final = {
+    "test_e2e_linger.py": "batches filled by what comes within milliseconds",
+    "test_e2e_quotas.py": "bytes a second",
+    "test_e2e_spin.py": "who spins, and for how long",
+    "test_fuzz_gateway.py": "how long others wait beside hostile clients",
+}
+"""Files, and why nothing may run beside them."""
+
+
+def workers_of(processors: int) -> int:
+    """Tests wait more than they compute, so one more than there are processors."""
+    return min(processors + 1, WORKERS_MAX)
+
+
+def in_stages(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """The order in which tests run, one after the other too."""
+    return sorted(items, key=lambda item: item.path.name in ALONE)
+
+
+class TwoStages(LoadFileScheduling):  # type: ignore[misc]  # it has no types
+    """A worker runs the last test that it has only when it is told what comes after it, or that
+    nothing does. So where only files of `ALONE` are left, workers are sent home but for the last
+    one, and that gets them once the others are gone."""
+
+    def __init__(self, config: pytest.Config, log: Producer) -> None:
+        super().__init__(config, log)
+        config.option.loadscopereorder = False  # in the order of `in_stages`
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        if self._is_alone() and len(self.nodes) > 1:
+            if any(not other.shutting_down for other in self.nodes if other is not node):
+                node.shutdown()
+            return
+        super()._assign_work_unit(node)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        crashed: str | None = super().remove_node(node)
+        for left in self.nodes:
+            if self.collection is not None:
+                self._reschedule(left)
+        return crashed
+
+    def _is_alone(self) -> bool:
+        return bool(self.workqueue) and Path(next(iter(self.workqueue))).name in ALONE
