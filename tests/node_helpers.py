@@ -32,6 +32,7 @@ from penstock.ipc.shm import Region
 from penstock.ipc.state import StatePage
 from penstock.server.config import NodeConfig
 from penstock.server.node import Node
+from penstock.testing import reaper, remains
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT = 20.0
@@ -80,6 +81,7 @@ class NodeProcess:
     """`python -m penstock.server` on a folder, with its log."""
 
     def __init__(self, folder: Path, *arguments: str, program: Sequence[str] = ()) -> None:
+        assert folder.name == remains.DATA, "or a killed test run leaves it"
         self.folder = folder
         self._arguments = arguments
         self._program = list(program) or ["-m", "penstock.server"]
@@ -89,6 +91,7 @@ class NodeProcess:
     def start(self, *, ready: bool = True, **popen: Any) -> NodeProcess:
         """Start, and wait until it admits clients unless told not to."""
         begun = time.monotonic()
+        reaper.guard(os.fspath(self.folder.parent))
         reader, writer = os.pipe()
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -155,6 +158,7 @@ class NodeProcess:
         if self.process is not None and self.process.poll() is None:
             self.kill()
         remove_shared_objects(self.folder)
+        reaper.release(os.fspath(self.folder.parent))
 
     def __enter__(self) -> NodeProcess:
         return self

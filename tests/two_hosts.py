@@ -11,7 +11,6 @@ the line is rough, routes lead over other devices, between which a process loses
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import itertools
 import os
@@ -22,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import pytest
+from afterwards import Afterwards
 from rough_line import RoughLine, Roughness
 
 NODE: Final = "node"
@@ -52,6 +52,7 @@ class Hosts:
         """The reason where no line can be rough here."""
         self._is_rough = False
         self._is_plugged = True
+        self._end = Afterwards("; ".join(f"ip netns del {name}" for name in self.names.values()))
         try:
             self._make()
             self._make_line()
@@ -187,9 +188,7 @@ class Hosts:
     def close(self) -> None:
         if self.line:
             self.line.close()
-        for name in self.names.values():
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                _run("ip", "netns", "del", name)
+        self._end.now()
 
     def __enter__(self) -> Hosts:
         return self

@@ -17,6 +17,8 @@ from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
 WORKERS_MAX: Final = 6
+TOGETHER: Final = ("tests/spark",)
+"""Folders whose files go to one process, before all others: they share a machine of Java."""
 ALONE: Final = {
     "test_e2e_linger.py": "batches filled by what comes within milliseconds",
     "test_e2e_quotas.py": "bytes a second",
@@ -33,7 +35,11 @@ def workers_of(processors: int) -> int:
 
 def in_stages(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     """The order in which tests run, one after the other too."""
-    return sorted(items, key=lambda item: item.path.name in ALONE)
+
+    def stage(item: pytest.Item) -> int:
+        return 1 if item.path.name in ALONE else -1 if item.nodeid.startswith(TOGETHER) else 0
+
+    return sorted(items, key=stage)
 
 
 class TwoStages(LoadFileScheduling):  # type: ignore[misc]  # it has no types
@@ -44,6 +50,11 @@ class TwoStages(LoadFileScheduling):  # type: ignore[misc]  # it has no types
     def __init__(self, config: pytest.Config, log: Producer) -> None:
         super().__init__(config, log)
         config.option.loadscopereorder = False  # in the order of `in_stages`
+
+    def _split_scope(self, nodeid: str) -> str:
+        """What one worker gets as a whole."""
+        found = (folder for folder in TOGETHER if nodeid.startswith(folder))
+        return next(found, nodeid.partition("::")[0])
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         if self._is_alone() and len(self.nodes) > 1:

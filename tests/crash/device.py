@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import shutil
 import struct
 import subprocess
+import sys
 from pathlib import Path
+
+from afterwards import Afterwards
 
 from penstock.testing import wait_until
 
@@ -20,6 +24,8 @@ _SHUTDOWN = (2 << 30) | (4 << 16) | (ord("X") << 8) | 125  # EXT4_IOC_SHUTDOWN
 _NO_LOG_FLUSH = 2
 LOOPS = Path("/sys/block")
 BACKING = "loop*/loop/backing_file"
+_REMOVE = "import sys; from penstock.testing import remains; remains.remove(sys.argv[1])"
+"""A node on the disk and its shared memory, while the disk still tells of it."""
 
 
 def why_not() -> str | None:
@@ -40,12 +46,13 @@ class Device:
         with self._image.open("wb") as image:
             image.truncate(IMAGE_BYTES)
         _run("mkfs.ext4", "-q", "-F", str(self._image))
-        self._is_mounted = False
+        place = shlex.quote(str(self.mounted_at))
+        nodes = f"{sys.executable} -c '{_REMOVE}' {place}"
+        self._end = Afterwards(f"umount -l {place}", killed=nodes)
         self.mount()
 
     def mount(self) -> None:
         _run("mount", "-o", "loop", str(self._image), str(self.mounted_at))
-        self._is_mounted = True
 
     def cut(self) -> None:
         """The power is gone; every call to the disk fails from now on."""
@@ -59,7 +66,6 @@ class Device:
         """Once nobody has a file of it open any more, and the kernel has let go of it: a mount that
         came before would find the old file system, which is shut down, on the old loop device."""
         wait_until(self._try_unmount, 20.0, "the disk to be free")
-        self._is_mounted = False
         wait_until(self._is_released, 20.0, "the loop device to be released")
 
     def _try_unmount(self) -> bool:
@@ -72,8 +78,7 @@ class Device:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._is_mounted:
-            subprocess.run(["umount", "-l", self.mounted_at], check=False)
+        self._end.now()
 
 
 def _backing(path: Path) -> str:

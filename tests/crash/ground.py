@@ -27,7 +27,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc import liveness
 from penstock.ipc.shm import Region, listing, object_name, open_existing
 from penstock.ipc.state import WriterSlot
-from penstock.testing import wait_until
+from penstock.testing import reaper, wait_until
 from penstock.testing.broker import TRANSPORT_VARIABLE
 
 NODE_MAIN = str(Path(__file__).with_name("node_main.py"))
@@ -105,13 +105,14 @@ class NodeUnderTest:
     # --- life ---
     def launch(self) -> int:
         """Start without waiting; the descriptor on which it says `ready`."""
+        reaper.guard(os.fspath(self.data.parent))
         reader, writer = os.pipe()
         plan = {"data_folder": str(self.data), "ready_fd": writer, **self.config}
         if self.transport == "tcp":
             plan["listen"] = self.listens or ANY_PORT
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [*self._before, sys.executable, NODE_MAIN, json.dumps(plan)],
+                [*self._before, sys.executable, NODE_MAIN, json.dumps(plan), str(self.data)],
                 pass_fds=[writer],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -244,6 +245,7 @@ class NodeUnderTest:
                     os.unlink("/dev/shm" + name)
         if self._made and not keep:
             shutil.rmtree(self.folder, ignore_errors=True)
+        reaper.release(os.fspath(self.data.parent))
 
     def __enter__(self) -> NodeUnderTest:
         self.start()

@@ -1,4 +1,4 @@
-"""The real node with the bounds that tests need: `python node_main.py '{"data_folder": ...}'`.
+"""The real node with the bounds that tests need: `python node_main.py '{"data_folder": ...}' DATA`.
 
 `python -m penstock.server` offers the settings that people use; here any field of `NodeConfig` can
 be set, and the writers may be started by a main of the tests' own (`steps.py`).
