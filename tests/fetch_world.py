@@ -42,6 +42,10 @@ class Peer:
     def __init__(self) -> None:
         self.has_room = True
         self.is_gone = False
+        self.charged = 0
+
+    def charge(self, cost: int = 1) -> None:
+        self.charged += cost
 
 
 class Client:

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 from node_helpers import children, eventually
@@ -18,6 +19,7 @@ from wire import Dealer, batch_of
 from penstock.cluster.frames import codec
 from penstock.cluster.frames import messages as fr
 from penstock.ipc import layout as lo
+from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
 from penstock.testing import Broker
 
@@ -100,12 +102,14 @@ def test_who_does_not_read_is_dropped_and_holds_nobody_up(broker: Broker) -> Non
     pid = gateway(broker)
     before = resident(pid)
     with Dealer(broker.tcp_url, rcvhwm=1, rcvbuf=4096) as slow:
-        ping = codec.encode(fr.Ping(1))
+        slow.attach(1, lo.KIND_ADMIN)
+        body = msgspec.msgpack.encode(lk.LookUpPages(list(range(lk.PAGES_AT_ONCE))))
+        ask = codec.encode(fr.Ask(1, 1, 5.0, msgspec.Raw(body)))
 
         def is_dropped() -> bool:
             with contextlib.suppress(zmq.Again):
-                for _ in range(10_000):
-                    slow.socket.send(ping, zmq.NOBLOCK)
+                for _ in range(100):
+                    slow.socket.send(ask, zmq.NOBLOCK)
             return "wait to be read by it" in broker.log_tail(400)
 
         eventually(is_dropped, "the drop")
@@ -216,3 +220,24 @@ def test_connections_that_break_while_much_of_them_is_unread_cost_nobody_else() 
                 dealer.hear(fr.Pong)
         well(broker)
         assert gateway(broker) == pid
+
+
+def test_a_connection_that_floods_is_read_slowly_and_others_are_served(broker: Broker) -> None:
+    pid, ping = gateway(broker), codec.encode(fr.Ping(1))
+    with Dealer(broker.tcp_url, sndhwm=10_000, rcvhwm=100_000) as flood:
+
+        def is_slow() -> bool:
+            with contextlib.suppress(zmq.Again):
+                for _ in range(5000):
+                    flood.socket.send(ping, zmq.NOBLOCK)
+            with contextlib.suppress(zmq.Again):
+                while True:
+                    flood.socket.recv_multipart(zmq.NOBLOCK)
+            return "floods: it is read slowly" in broker.log_tail(400)
+
+        eventually(is_slow, "that it is seen")
+        for _ in range(20):
+            is_slow()
+            well(broker)
+        flood.hear(fr.Pong)  # it is served on
+    assert gateway(broker) == pid

@@ -34,6 +34,7 @@ class Sending:
         self.events = Events()
         self.said: list[Any] = []
         self.asked: list[Any] = []
+        self.charged: list[int] = []
         welcome = SimpleNamespace(lane_capacity=1 << 20)
         session = SimpleNamespace(
             writers=1, welcome=welcome, producer_id=PRODUCER, opening_lane=lambda *_: None
@@ -42,6 +43,7 @@ class Sending:
             number=1, principal="", client_id="", window=1 << 20, is_open=True, session=session,
             outgoing=Outgoing(), states=PageStates(table, Known(folder)), post=self.said.append,
             asks=SimpleNamespace(add=lambda *job: self.asked.append(job)),
+            peer=SimpleNamespace(charge=self.charged.append),
         )  # fmt: skip
         self.page = self.endpoint.states.page(0)
         self.producing = Producing(
@@ -79,3 +81,4 @@ def test_a_page_of_another_topic_is_refused_here(sending: Sending) -> None:
     sending.send()
     [told] = sending.said
     assert [ack.error for ack in told.acks] == [ErrorCode.WRONG_TOPIC_ID]
+    assert sending.charged == [1], "nothing else bounds how many are sent"

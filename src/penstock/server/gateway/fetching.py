@@ -159,6 +159,8 @@ class Fetching:
         """The client has consumed so many bytes."""
         line = self._line(endpoint)
         cursor = line.cursors.get(message.cursor)
+        if cursor is None or not cursor.out_bytes:
+            endpoint.peer.charge()  # nothing of it was under way
         if cursor is not None:
             line.credit(cursor, message.credit)
             line.link.blocked.pop(line, None)

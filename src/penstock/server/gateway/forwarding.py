@@ -130,6 +130,7 @@ class Forwarding:
         try:
             request = _DECODER.decode(message.body)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            endpoint.peer.charge()
             self._refuse(
                 endpoint, message.request, "UnsupportedVersionError",
                 f"this gateway knows no such request ({error}): use the same Penstock version on "
@@ -164,6 +165,7 @@ class Forwarding:
 
     def _look_up(self, endpoint: Endpoint, number: int, request: lk.Request, came: float) -> None:
         name = type(request).__name__
+        endpoint.peer.charge()
         try:
             self._may_look_up(endpoint, request)
         except PenstockError as error:

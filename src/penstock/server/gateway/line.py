@@ -40,6 +40,7 @@ further ones are shut down at once."""
 UNREAD_MAX: Final = 64 << 20
 """Bytes that a connection may have sent and that made no message yet."""
 STRANGER_BYTES_MAX: Final = 4 * fr.CLIENT_HEADER_MAX
+NO_FD: Final = -1
 ACCEPT_PAUSE: Final = 1.0
 """Seconds without listening after descriptors ran out."""
 TCP_INFO_BYTES: Final = 232
@@ -233,3 +234,20 @@ def _borrowed(fd: int) -> socket.socket:
     except OSError:  # it is no socket: ZeroMQ closed its own, and the number is another's
         os.close(duplicate)
         raise
+
+
+def descriptor_of(frame: zmq.Frame) -> int:
+    """Of the connection that a frame came by; `NO_FD` where ZeroMQ does not know it any more."""
+    try:
+        fd = frame.get(zmq.SRCFD)
+    except zmq.ZMQError:
+        return NO_FD
+    return fd if isinstance(fd, int) else NO_FD
+
+
+def property_of(frame: zmq.Frame, name: str) -> str:
+    """What ZeroMQ tells of the connection that a frame came by; empty where it does not."""
+    try:
+        return str(frame.get(name))
+    except zmq.ZMQError:
+        return ""

@@ -34,7 +34,16 @@ from penstock.server.gateway.events import Events
 from penstock.server.gateway.fetching import Fetching
 from penstock.server.gateway.forwarding import Forwarding
 from penstock.server.gateway.greeting import check_connections, check_versions
-from penstock.server.gateway.line import FAILED_HANDSHAKES, UNREAD_MAX, Frames, Line
+from penstock.server.gateway.line import (
+    FAILED_HANDSHAKES,
+    NO_FD,
+    UNREAD_MAX,
+    Frames,
+    Line,
+    descriptor_of,
+    property_of,
+)
+from penstock.server.gateway.pacing import Pacing
 from penstock.server.gateway.peers import Peer, Peers
 from penstock.server.gateway.producing import Producing
 from penstock.server.gateway.standing import Standing
@@ -52,7 +61,9 @@ RETRY_SEND: Final = 0.002
 """Seconds until a full connection is tried again."""
 UNREAD_AFTER: Final = 0.5
 """Seconds without a message after which it is looked whether bytes come all the same."""
-NO_FD: Final = -1
+COSTS: Final[dict[type, int]] = {fr.Produce: 0, fr.More: 0, fr.Ask: 0, fr.Attach: 3}
+"""What a message costs of its connection's budget, 1 if it is not named here. Those that cost
+nothing are bounded otherwise, and what is wrong with one is charged where that is seen."""
 FAREWELL: Final = 0.5
 """Seconds that a connection has to read why it is dropped, and all have at the end."""
 
@@ -79,6 +90,7 @@ class Gateway:
             secure=self._entrance.secure,
         )
         self._peers = Peers(self._line.socket, self.counts, config.client_bytes_max)
+        self._pacing = Pacing()
         self._by_fd: dict[int, Peer] = {}
         self._leaving: dict[bytes, int] = {}
         known = Known(folder)
@@ -140,7 +152,7 @@ class Gateway:
     # --- the loop ---
     def run(self) -> None:
         """Serve until `stop`."""
-        self.events.watch(self._line.fileno(), lambda: None)
+        self.events.watch(self._line.fileno(), self._line_rang)
         self.events.watch(self._line.monitor_fileno(), self._line.look)
         self.events.watch(self._entrance.fileno(), self._entrance.serve)
         self._sweep()
@@ -165,28 +177,38 @@ class Gateway:
             self._drop(*lost)
 
     def _pause(self) -> float:
-        if self._line.has_messages or self._producing.is_pending:
+        # Asked in any case: from now on the socket's descriptor tells of what comes.
+        has_messages = self._line.has_messages
+        if self._producing.is_pending:
             return 0.0
         pause = SWEEP
+        if has_messages:
+            pause = self._pacing.pause(time.monotonic())
         if self._peers.waiting:
-            pause = RETRY_SEND
+            pause = min(pause, RETRY_SEND)
         if self._fetch_wait is not None:
             pause = min(pause, self._fetch_wait)
         return pause
 
+    def _line_rang(self) -> None:
+        if self._line.has_messages:  # asked, so that whose message rang takes part in the turns
+            self._pacing.rang()
+
     def _receive(self, now: float) -> None:
         nbytes = 0
         for _ in range(MESSAGES_PER_TURN):
+            if nbytes > BYTES_PER_TURN or self._pacing.pause(now):
+                return
             frames = self._line.receive()
             if frames is None:
                 return
             nbytes += sum(map(len, frames))
-            self._take(frames, now)
-            if nbytes > BYTES_PER_TURN:
-                return
+            identity = frames[0].bytes
+            self._take(identity, frames, now)
+            peer = self._peers.by_identity.get(identity)
+            self._pacing.took(identity, peer is None or peer.budget.is_over, now)
 
-    def _take(self, frames: Frames, now: float) -> None:
-        identity = frames[0].bytes
+    def _take(self, identity: bytes, frames: Frames, now: float) -> None:
         parts = [frame.buffer for frame in frames[1:]]
         self.counts.received_bytes += sum(map(len, parts))
         peer = self._peers.by_identity.get(identity)
@@ -210,8 +232,12 @@ class Gateway:
         if peer.is_gone:  # it is lost, and ends with this turn
             return
         peer.heard_at = now
+        cost = COSTS.get(type(message), 1)
+        if cost or peer.budget.is_over:
+            peer.charge(cost)
         try:
-            why = self._messages[type(message)](peer, message, _view(payload), now)
+            view = None if payload is None else memoryview(payload)
+            why = self._messages[type(message)](peer, message, view, now)
         except Exception as error:
             logger.exception("%s of %s failed", type(message).__name__, peer)
             self._drop(
@@ -229,14 +255,14 @@ class Gateway:
         by the descriptor that its message came by: that may be another connection's by now."""
         if identity in self._leaving:
             return
-        fd = _descriptor(frames[0])
+        fd = descriptor_of(frames[0])
         self._line.look()  # who had that descriptor before is told of first
         if not identity.startswith(b"\0"):
             self._refused("chose its identity")
             return
-        user_id = _property(frames[0], "User-Id")
+        user_id = property_of(frames[0], "User-Id")
         principal = self._entrance.principal_of(user_id)
-        address = _property(frames[0], "Peer-Address") or "?"
+        address = property_of(frames[0], "Peer-Address") or "?"
         if principal is None:
             self._refused(NOT_AUTHORIZED)
             return
@@ -393,7 +419,10 @@ class Gateway:
     def _open(self, peer: Peer, number: int) -> Endpoint | None:
         """None: it ended, and its client does not know that yet."""
         endpoint = peer.endpoints.get(number)
-        return endpoint if endpoint is not None and endpoint.is_open else None
+        if endpoint is not None and endpoint.is_open:
+            return endpoint
+        peer.charge()
+        return None
 
     def _ask(self, peer: Peer, message: fr.Ask, _: memoryview | None, now: float) -> str | None:
         endpoint = self._open(peer, message.endpoint)
@@ -467,23 +496,3 @@ class Gateway:
         self._entrance.close()
         self._context.term()
         self.events.close()
-
-
-def _descriptor(frame: zmq.Frame) -> int:
-    """Of the connection that a frame came by; `NO_FD` where ZeroMQ does not know it any more."""
-    try:
-        fd = frame.get(zmq.SRCFD)
-    except zmq.ZMQError:
-        return NO_FD
-    return fd if isinstance(fd, int) else NO_FD
-
-
-def _property(frame: zmq.Frame, name: str) -> str:
-    try:
-        return str(frame.get(name))
-    except zmq.ZMQError:
-        return ""
-
-
-def _view(payload: codec.Piece | None) -> memoryview | None:
-    return None if payload is None else memoryview(payload)

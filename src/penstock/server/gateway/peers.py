@@ -9,6 +9,7 @@ middle of something for it. It gets nothing more, and the loop ends it when its 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -16,9 +17,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import zmq
 
 from penstock.server.gateway.counts import Counts
+from penstock.server.gateway.pacing import Budget
 
 if TYPE_CHECKING:
     from penstock.server.gateway.endpoints import Endpoint
+
+logger = logging.getLogger("penstock.gateway")
 
 Piece = bytes | bytearray | memoryview
 Parts = list[Piece]
@@ -36,6 +40,7 @@ class Peer:
     __slots__ = (
         "_peers",
         "address",
+        "budget",
         "bytes_reserved",
         "endpoints",
         "fd",
@@ -72,6 +77,7 @@ class Peer:
         self.received_bytes = 0
         """What its connection had brought when it was last heard, at `received_by`."""
         self.heard_at = time.monotonic()
+        self.budget = Budget(self.heard_at)
         self.is_gone = False
         """Nothing is sent to it any more; it may still have to be ended."""
 
@@ -83,6 +89,11 @@ class Peer:
     def send(self, head: bytes, payload: Piece | None = None) -> bool:
         """Send, now or as soon as the connection takes it. False: it is gone."""
         return self._peers.send(self, head, payload)
+
+    def charge(self, cost: int = 1) -> None:
+        """It has sent what nothing else bounds."""
+        if self.budget.take(time.monotonic(), cost):
+            self._peers.note_flood(self)
 
     def __str__(self) -> str:
         return f"{self.principal}@{self.address}"
@@ -139,6 +150,13 @@ class Peers:
             peer.is_gone = True
             self.waiting.pop(peer.identity, None)
             self._lost.append(Lost(peer, kind, why))
+
+    def note_flood(self, peer: Peer) -> None:
+        self._counts.throttles["messages"] += 1
+        logger.warning(
+            "%s floods: it is read slowly from now on", peer,
+            extra={"principal": peer.principal, "address": peer.address},
+        )  # fmt: skip
 
     def take_lost(self) -> list[Lost]:
         """Who is to be ended since the last time."""

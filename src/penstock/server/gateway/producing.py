@@ -47,6 +47,8 @@ LANE_RETRY: Final = 0.2
 UNDER_WAY_MAX: Final = lo.ACKS_MAX
 """Batches under way to one writer: as many answers as the lanes on both sides have room for."""
 OWNERS_MAX: Final = 100_000
+CHARGE_BYTES: Final = 64 << 10
+"""A batch that is refused costs as much of its connection's budget as messages for each of them."""
 NOT_IN_LANE: Final = -1
 
 MayWrite = Callable[[Endpoint, bytes], None]
@@ -186,6 +188,7 @@ class Producing:
             self._check(lane, batch, payload)
         except Refusal as refusal:
             batch.error, batch.payload = refusal.code, None
+            endpoint.peer.charge(1 + batch.size // CHARGE_BYTES)
             name = refusal.code.name.lower()
             self._counts.refusals[name] += 1
             logger.warning(

@@ -139,7 +139,10 @@ FAMILIES: Final = _named({
     "gateway_dropped_connections_total": (
         COUNTER, ("reason",), "Connections that the gateway gave up.",
     ),
-    "gateway_throttles_total": (COUNTER, ("what",), "How often a quota held an endpoint back."),
+    "gateway_throttles_total": (
+        COUNTER, ("what",),
+        "How often a quota held an endpoint back, or a flood was read slowly (`messages`).",
+    ),
     "gateway_throttled_seconds_total": (
         COUNTER, ("what",), "For how long quotas held endpoints back.",
     ),
