@@ -96,12 +96,19 @@ def test_each_kind_is_found_where_it_is(judged):
 
 
 def test_equal_records_are_told_apart_by_their_number(judged):
-    events = [sent("v", 0, n, key="k") for n in range(3)]
-    assert judged(*events, log={0: (0, ["k/v", "k/v", "k/v"])}).is_clean()
-    assert judged(*events, log={0: (0, ["k/v", "k/v"])}).total("lost") == 1
-    assert judged(*events, log={0: (0, ["k/v"] * 5)}).total("doubled") == 2
-    other = judged(*events, log={0: (0, ["k/v", "k/v", "v"])})  # without a key it is another one
-    assert (other.total("lost"), other.total("phantom")) == (1, 1)
+    events = [sent("v", part, n, key=str(part)) for part in range(4) for n in range(3)]
+    found = judged(
+        *events,
+        log={
+            0: (0, ["0/v"] * 3),
+            1: (0, ["1/v"] * 2),
+            2: (0, ["2/v"] * 5),
+            3: (0, ["3/v", "3/v", "v"]),  # without a key it is another one
+        },
+    )
+    assert [(one.lost, one.doubled, one.phantom) for one in found.partitions] == [
+        *((0, 0, 0), (1, 0, 0), (0, 2, 0), (1, 0, 1)),
+    ]
 
 
 def test_a_send_that_failed_may_be_there_once_unless_it_was_not_written(judged):

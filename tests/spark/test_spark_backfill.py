@@ -59,24 +59,24 @@ def test_the_format_is_told_by_endings_or_asked_for():
 
 def test_csv_rows_are_sent_once_in_the_order_of_their_file(spark, broker, tmp_path):
     broker.create_topic("rows", partitions=1)
-    for part in range(3):
+    for part in range(2):
         lines = [f"{part},{number},é" for number in range(100)]
         (tmp_path / f"{part}.csv").write_text("\n".join(["part,number,name", *lines]) + "\n")
     said: list[str] = []
     first = backfill(
         spark, broker.url, [str(tmp_path)], "rows", key="part", slice_bytes=1, say=said.append
     )
-    assert (first.files, first.slices, first.done_before, first.records) == (3, 3, 0, 300)
-    assert len(said) == 3
+    assert (first.files, first.slices, first.done_before, first.records) == (2, 2, 0, 200)
+    assert len(said) == 2
     found = keyed(broker, "rows")
-    assert [key for key, _ in found] == [b"0"] * 100 + [b"1"] * 100 + [b"2"] * 100
+    assert [key for key, _ in found] == [b"0"] * 100 + [b"1"] * 100
     rows = [json.loads(value or b"") for _, value in found]
     assert rows[:100] == [
         {"part": "0", "number": str(number), "name": "é"} for number in range(100)
     ]
     again = backfill(spark, broker.url, [str(tmp_path)], "rows", key="part", slice_bytes=1)
-    assert (again.done_before, again.records, again.txn_id) == (3, 0, first.txn_id)
-    assert len(keyed(broker, "rows")) == 300
+    assert (again.done_before, again.records, again.txn_id) == (2, 0, first.txn_id)
+    assert len(keyed(broker, "rows")) == 200
 
 
 def test_a_run_that_ended_early_goes_on_with_the_slice_that_is_missing(spark, broker, tmp_path):
