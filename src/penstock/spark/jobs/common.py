@@ -27,6 +27,7 @@ LOCK: Final = "_lock"
 LOCK_TIMEOUT: Final = 60.0
 """Seconds that the Java of a killed job has to end."""
 POLL: Final = 0.3
+FOLLOW_POLL: Final = 1
 _RAISED: Final = re.compile(r"^\s*(?:[a-z_]\w*\.)*([A-Z]\w*(?:Error|Timeout|Exception)): (.+)$")
 
 
@@ -101,7 +102,7 @@ def follow(query: StreamingQuery, say: Say) -> tuple[int, int]:
                 say(f"batch {number}: {rows:,} records, {rate:,.0f} a second")
 
     try:
-        while not query.awaitTermination(POLL):  # type: ignore[arg-type]
+        while not query.awaitTermination(FOLLOW_POLL):
             tell()
         tell()
     finally:
