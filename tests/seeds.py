@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 
 
 def fresh_seed(what: str) -> int:
@@ -14,3 +15,9 @@ def fresh_seed(what: str) -> int:
     seed = given or random.SystemRandom().randrange(1, 1 << 40)
     print(f"{what}: PENSTOCK_SEED={seed}")
     return seed
+
+
+def tell(*said: object, sep: str = " ") -> None:
+    """What is to be seen of a test that passes, with pytest's capture disabled. By stderr: worker
+    processes of pytest-xdist have no stdout."""
+    print(*said, sep=sep, file=sys.stderr, flush=True)

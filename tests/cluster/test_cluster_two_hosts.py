@@ -27,6 +27,7 @@ from crash.roster import Scene
 from crash.trial import WRITERS
 from far_trial import FarTrial
 from rough_line import Roughness
+from seeds import tell
 from two_hosts import ADDRESSES, CLIENT, NODE, Hosts
 
 from penstock.testing import wait_until
@@ -97,7 +98,7 @@ def test_histories_between_two_hosts(guarantee, hosts, capsys):
         nursery.close()
         story.packets = hosts.smooth() - before
         with capsys.disabled():
-            print(f"\n{story}", flush=True)
+            tell(f"\n{story}")
 
 
 def test_nothing_passes_a_pulled_cable_or_a_cut(hosts):

@@ -12,6 +12,7 @@ from collections import Counter
 import pytest
 from crash import attach_rounds
 from crash.ground import NodeUnderTest, descriptors, environment
+from seeds import tell
 
 from penstock.admin import TopicConfig
 from penstock.testing import wait_until
@@ -79,7 +80,7 @@ def test_invariant_11_attach_and_crash_rounds_leak_nothing(
         assert node.stop() == 0
         node.check_gone()
     with capsys.disabled():
-        print(f"\nattach rounds: {ROUNDS} (seed {SEED}), {len(acknowledged)} records acknowledged")
+        tell(f"\nattach rounds: {ROUNDS} (seed {SEED}), {len(acknowledged)} records acknowledged")
 
 
 def is_quiet(node: NodeUnderTest) -> bool:

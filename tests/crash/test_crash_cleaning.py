@@ -13,6 +13,7 @@ from crash import cleaning_steps
 from crash.cleaning_steps import PLAN_VARIABLE, STEPS
 from crash.ground import NodeUnderTest
 from crash.steps import StepPlan
+from seeds import tell
 
 from penstock import Client, OffsetOutOfRangeError, Record, TopicConfig
 from penstock.logcheck import check_partition, find_partitions
@@ -164,7 +165,7 @@ def test_rule_11_and_21_a_crash_at_any_step_of_cleaning_loses_and_changes_nothin
             assert not check_partition(partition).findings
     except BaseException:
         with capsys.disabled():
-            print(node.tail(80))
+            tell(node.tail(80))
         raise
     finally:
         node.clear()

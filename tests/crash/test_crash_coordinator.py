@@ -19,6 +19,7 @@ from crash.coordinating import Work
 from crash.ground import NodeUnderTest
 from crash.node_steps import COORDINATING, LOADING
 from crash.steps import StepPlan
+from seeds import tell
 
 from penstock.admin import TopicConfig
 from penstock.ipc import paths
@@ -103,7 +104,7 @@ def test_rule_17_crash_of_the_node_between_decision_and_answer(
     node.kill()
     skip = random.Random(f"{SEED} {step}").randrange(12)
     with capsys.disabled():
-        print(f"\n{step}: seed {SEED}, skips {skip}", flush=True)
+        tell(f"\n{step}: seed {SEED}, skips {skip}")
     node.config["step"] = [step, skip]
     node.start()
     work_until_it_dies(node, work)

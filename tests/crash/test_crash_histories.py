@@ -19,6 +19,7 @@ from crash.ground import NodeUnderTest
 from crash.nursery import Nursery
 from crash.roster import Scene
 from crash.trial import WRITERS, Tally, Trial
+from seeds import tell
 
 SCENES = {
     "transactions": Scene(transactors=2, readers=("read_committed", "read_uncommitted")),
@@ -50,7 +51,7 @@ def whole(pytestconfig: pytest.Config) -> Iterator[Tally]:
     manager = pytestconfig.pluginmanager.getplugin("capturemanager")
     assert manager is not None
     with manager.global_and_fixture_disabled():
-        print(f"\nhistories in all: {whole.summary()}", flush=True)
+        tell(f"\nhistories in all: {whole.summary()}")
 
 
 def run_trials(
@@ -68,7 +69,7 @@ def run_trials(
     tally = Tally()
     begun = time.monotonic()
     with capsys.disabled():
-        print(f"\n{test}: seeds from {first}{last}", flush=True)
+        tell(f"\n{test}: seeds from {first}{last}")
     nursery = Nursery()
     try:
 
@@ -83,7 +84,7 @@ def run_trials(
             tally.seconds = time.monotonic() - begun
             if SEEDS:
                 with capsys.disabled():
-                    print(f"{test}: {tally.trials} of {SEEDS_EACH}: {tally.summary()}", flush=True)
+                    tell(f"{test}: {tally.trials} of {SEEDS_EACH}: {tally.summary()}")
     except BaseException:
         tally.findings += 1
         raise
@@ -91,7 +92,7 @@ def run_trials(
         nursery.close()
         whole += tally
     with capsys.disabled():
-        print(f"{test}: {tally}", flush=True)
+        tell(f"{test}: {tally}")
 
 
 def _some_trials(

@@ -9,6 +9,7 @@ import time
 import pytest
 from crash.episode import Figures
 from crash.machine import Machine
+from seeds import tell
 
 ROUNDS = int(os.environ.get("PENSTOCK_CRASH_ROUNDS", "0"))
 SECONDS = float(os.environ.get("PENSTOCK_CRASH_SECONDS", "60"))
@@ -26,7 +27,7 @@ def test_crash_nothing_accepted_is_lost_or_doubled_and_nobody_hangs(
     begun = time.monotonic()
     seed = SEED
     with capsys.disabled():
-        print(f"\ncrash machine: seed {seed}", flush=True)
+        tell(f"\ncrash machine: seed {seed}")
 
     def is_over() -> bool:
         figures.seconds = time.monotonic() - begun
@@ -42,8 +43,8 @@ def test_crash_nothing_accepted_is_lost_or_doubled_and_nobody_hangs(
                     break
                 if ROUNDS:
                     with capsys.disabled():
-                        print(f"crash machine: {figures}", flush=True)
+                        tell(f"crash machine: {figures}")
         finally:
             machine.close()
     with capsys.disabled():
-        print(f"crash machine: {figures}", flush=True)
+        tell(f"crash machine: {figures}")

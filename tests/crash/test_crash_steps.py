@@ -13,6 +13,7 @@ from crash import steps
 from crash.episode import Episode, Figures
 from crash.ground import NodeUnderTest
 from crash.steps import STEPS, StepPlan
+from seeds import tell
 
 from penstock.admin import TopicConfig
 from penstock.testing import wait_until
@@ -46,7 +47,7 @@ def test_crash_of_the_writer_at_calls_of_its_storage_loses_and_doubles_nothing(
 ) -> None:
     """The first calls are those of the recovery from the crash before."""
     with capsys.disabled():
-        print(f"\ncrash at calls of the storage: seed {SEED}", flush=True)
+        tell(f"\ncrash at calls of the storage: seed {SEED}")
     rng = random.Random(SEED)
     numbers = [rng.choice([rng.randint(1, 25), rng.randint(1, 200)]) for _ in range(CALLS)]
     crash_at([f"storage call {n}" for n in numbers], SEED, monkeypatch, capsys, tmp_path)
@@ -85,7 +86,7 @@ def crash_at(
         node.check_gone()
     except BaseException:
         with capsys.disabled():
-            print(episode.trace_text(), node.tail(), sep="\n")
+            tell(episode.trace_text(), node.tail(), sep="\n")
         raise
     finally:
         episode.close()

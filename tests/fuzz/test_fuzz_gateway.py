@@ -19,6 +19,7 @@ import lz4.block
 import pytest
 from fuzz.hostile import Attacker
 from node_helpers import children, environment, eventually
+from seeds import tell
 from wire import Dealer
 
 from penstock.cluster.frames import messages as fr
@@ -56,7 +57,7 @@ def p99(latencies: list[float]) -> float:
 def test_a_gateway_under_hostile_clients_serves_the_others(capsys):
     rng = random.Random(SEED)
     with capsys.disabled():
-        print(f"\nfuzz of the gateway: seed {SEED}", flush=True)
+        tell(f"\nfuzz of the gateway: seed {SEED}")
     with Broker(listen=True, options={"topics_max": 500, "clients_max": 1000}) as broker:
         pid = gateway(broker)
         own, spoilt = broker.create_topic(), broker.create_topic()
@@ -95,13 +96,12 @@ def test_a_gateway_under_hostile_clients_serves_the_others(capsys):
         beside = [row["took"] for row in rows if row["at"] > started]
         ratio = p99(beside) / p99(alone)
         with capsys.disabled():
-            print(
+            tell(
                 f"fuzz: {sum(attacker.strikes.values())} strikes in {SECONDS:.0f} s; "
                 f"another client's p99 {p99(alone) * 1e3:.2f} ms alone, {p99(beside) * 1e3:.2f} ms "
                 f"beside them ({ratio:.1f} times, {len(beside)} records); {attacker.unanswered} "
                 f"connections not let in; the gateway took "
                 f"{before >> 20} MiB before, at most {most >> 20} MiB",
-                flush=True,
             )
         assert attacker.unanswered <= 1 + sum(attacker.strikes.values()) // 1000
         assert most - before < GROWTH_MAX

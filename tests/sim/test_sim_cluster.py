@@ -12,7 +12,7 @@ import time
 from collections import Counter
 
 import pytest
-from seeds import fresh_seed
+from seeds import fresh_seed, tell
 from sim.cluster_mutants import MUTANTS, Mutant
 from sim.cluster_world import ClusterWorld
 
@@ -34,9 +34,9 @@ def test_a_cluster_holds_under_seeded_faults(capsys: pytest.CaptureFixture[str])
         seed += 1
         if ROUNDS and (seed - first) % 100 == 0:
             with capsys.disabled():
-                print(f"\ncluster: {seed - first} seeds from {first} on, {counts['steps']} steps")
+                tell(f"\ncluster: {seed - first} seeds from {first} on, {counts['steps']} steps")
     with capsys.disabled():
-        print(f"\ncluster: seeds {first} to {seed - 1}, {counts['steps']} steps")
+        tell(f"\ncluster: seeds {first} to {seed - 1}, {counts['steps']} steps")
     print(dict(sorted(counts.items())))
     assert counts["acknowledged"]
 

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 
 import pytest
-from seeds import fresh_seed
+from seeds import fresh_seed, tell
 from sim.raft_mutants import MUTANTS
 from sim.raft_world import RaftWorld
 
@@ -34,7 +34,7 @@ def test_raft_holds_under_seeded_faults(capsys: pytest.CaptureFixture[str]) -> N
         counts["acknowledged"] += len(world.acknowledged)
         seed += 1
     with capsys.disabled():
-        print(f"\nraft: seeds {first} to {seed - 1}, {counts['steps']} steps")
+        tell(f"\nraft: seeds {first} to {seed - 1}, {counts['steps']} steps")
     print(dict(sorted(counts.items())))
     assert counts["acknowledged"]
 

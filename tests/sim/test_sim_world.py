@@ -11,7 +11,7 @@ import time
 from collections import Counter
 
 import pytest
-from seeds import fresh_seed
+from seeds import fresh_seed, tell
 from sim.partitions import OK, Begin, Data, Marker, PartitionLog
 from sim.world import World
 
@@ -31,9 +31,9 @@ def test_guarantees_hold_under_seeded_faults(capsys: pytest.CaptureFixture[str])
         seed += 1
         if ROUNDS and (seed - first) % 100 == 0:
             with capsys.disabled():
-                print(f"\nsimulator: {seed - first} seeds from {first} on, {counts['steps']} steps")
+                tell(f"\nsimulator: {seed - first} seeds from {first} on, {counts['steps']} steps")
     with capsys.disabled():
-        print(f"\nsimulator: seeds {first} to {seed - 1}, {counts['steps']} steps")
+        tell(f"\nsimulator: seeds {first} to {seed - 1}, {counts['steps']} steps")
     print(dict(sorted(counts.items())))
 
 
