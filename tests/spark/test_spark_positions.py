@@ -133,6 +133,16 @@ def test_a_new_topic_is_read_whole():
     assert ranges(at, step(at, now)) == [Range("u", "bb", 0, 1, 3, -1, 1)]
 
 
+def test_a_new_topic_of_which_a_limit_leaves_partitions_for_later_has_lost_nothing():
+    at = begun(10)
+    now = {**view(10), **view(9, 9, 5, start=5, name="u", topic_id="bb")}
+    first = step(at, now, 1)
+    assert len(ranges(at, first)) == 1
+    assert losses(first, now) == ""
+    second = step(first, now)
+    assert sum(r.end - r.begin for r in [*ranges(at, first), *ranges(first, second)]) == 8
+
+
 # --- losses ---
 def losses(start: Positions, now, diverged=None) -> str:
     return "; ".join(loss.what for loss in standing(start, now, diverged or {}).losses)
@@ -151,6 +161,19 @@ def test_retention_that_left_nothing_is_told_once():
     end = step(at, now)
     assert (losses(end, now), ranges(at, end)) == ("", [])
     assert text(step(end, now)) == text(end)
+
+
+def test_a_new_partition_that_lost_records_already_is_told_once():
+    at, now = begun(3), view(3)
+    now["t"].spans[1] = Span(7, 7, 7, 1)
+    assert "t-1, which is new, starts at 7" in losses(at, now)
+    end = step(at, now)
+    assert (losses(end, now), ranges(at, end)) == ("", [])
+
+
+def test_rule_15_a_log_that_parted_and_was_trimmed_goes_on_where_it_starts():
+    at, now = begun(30, epoch=1), view(40, start=20, epoch=2)
+    assert ranges(at, step(at, now, diverged={("t", 0): 10})) == [Range("t", ID, 0, 20, 40, -1, 2)]
 
 
 def test_rule_15_a_log_that_parted_is_a_loss():

@@ -68,6 +68,9 @@ class RangeReader:
             except er.LogTruncatedError as error:
                 self._lost(f"{asked}: {error}")
                 self._seek(consumer, begin)
+            except er.UnknownTopicError as error:
+                self._lost(f"{asked}: {error}")
+                return
             yield from self._joined(self._chunks(consumer))
 
     # --- what is there ---

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -28,7 +28,7 @@ from penstock.spark.batchreader import RangePartition, read
 from penstock.spark.clients import admin_of
 from penstock.spark.columns import Layout
 from penstock.spark.planning import Planner
-from penstock.spark.positions import Place, Positions, ranges
+from penstock.spark.positions import Partition, Place, Positions, ranges
 from penstock.spark.readoptions import ReadOptions
 from penstock.spark.triggers import View, advance, capped, split
 
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 logger = logging.getLogger("penstock.spark")
+
+REPORT_PAUSE: Final = 10.0
+"""Seconds before a group that could not be told is told again: triggers may follow at once."""
 
 
 class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -50,7 +53,8 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: View | None = None
         self._latest: dict[str, Any] | None = None
         self._taken_at: float | None = None
-        self._reported: dict[tuple[str, int], Place] = {}
+        self._reported: dict[Partition, Place] = {}
+        self._report_after = 0.0
 
     # --- offsets ---
     def initialOffset(self) -> dict[str, Any]:
@@ -129,18 +133,17 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _report(self, done: Positions) -> None:
         """Tell the group how far the query is. Nothing depends on it, so that no error matters."""
         group = self._options.group
-        if group is None:
+        if group is None or time.monotonic() < self._report_after:
             return
-        moved = {
-            name: place for name, place in done.places.items() if self._reported.get(name) != place
-        }
         by_topic: dict[str, dict[int, tuple[int, int]]] = {}
-        for (topic, number), place in moved.items():
-            by_topic.setdefault(topic, {})[number] = (place.offset, place.epoch)
-        try:
-            for topic, offsets in by_topic.items():
+        for name, place in done.places.items():
+            if self._reported.get(name) != place:
+                by_topic.setdefault(name[0], {})[name[1]] = (place.offset, place.epoch)
+        for topic, offsets in by_topic.items():
+            try:
                 admin_of(self._options.address).report_offsets(group, topic, offsets)
-        except PenstockError as error:
-            logger.warning("group %r was not told how far the query is: %s", group, error)
-            return
-        self._reported.update(moved)
+            except PenstockError as error:
+                self._report_after = time.monotonic() + REPORT_PAUSE
+                logger.warning("group %r was not told how far the query is: %s", group, error)
+            else:
+                self._reported |= {(topic, n): done.places[topic, n] for n in offsets}

@@ -120,7 +120,7 @@ def _went_on(name: str, place: Place, span: Span, diverged: int | None) -> tuple
             span.start - offset,
         )
     if diverged is not None and diverged < offset:
-        return diverged, Loss(
+        return max(diverged, span.start), Loss(
             f"{name}: the query read up to offset {offset} in leader epoch {place.epoch}, but that "
             f"epoch's log ends at {diverged}: the host lost unsynced records",
             offset - diverged,
@@ -141,16 +141,20 @@ def advance(start: Positions, now: View, at: Standing, limit: int | None) -> Pos
     taken = backlog
     if limit is not None:
         taken = shares(backlog, limit, sum(place.offset for place in start.places.values()))
+    joined = {topic for (topic, _), count in taken.items() if count}
     ids: dict[str, str] = {}
     places: dict[Partition, Place] = {}
     for name, begin in at.begins.items():
         topic, number = name
         view, before = now[topic], start.places.get(name)
+        is_anew = start.ids.get(topic, view.id) != view.id
         count = taken.get(name, 0)
         if count:
             is_told = name not in at.is_new and not start.is_initial
             place = Place(begin + count, view.spans[number].epoch, None if is_told else begin)
-        elif before is None and start.ids.get(topic) in (None, view.id):
+        elif before is None and (
+            topic not in joined if topic not in start.ids else not begin and not is_anew
+        ):
             continue  # it is new as long as nothing was read of it
         elif name in at.is_new or before is None:
             place = Place(begin, view.spans[number].epoch, begin)
