@@ -146,22 +146,19 @@ def advance(start: Positions, now: View, at: Standing, limit: int | None) -> Pos
     places: dict[Partition, Place] = {}
     for name, begin in at.begins.items():
         topic, number = name
-        view, before = now[topic], start.places.get(name)
-        is_anew = start.ids.get(topic, view.id) != view.id
-        count = taken.get(name, 0)
+        view, count = now[topic], taken.get(name, 0)
         if count:
             is_told = name not in at.is_new and not start.is_initial
             place = Place(begin + count, view.spans[number].epoch, None if is_told else begin)
-        elif before is None and (
-            topic not in joined if topic not in start.ids else not begin and not is_anew
-        ):
-            continue  # it is new as long as nothing was read of it
-        elif name in at.is_new or before is None:
-            place = Place(begin, view.spans[number].epoch, begin)
-        elif start.is_initial:
-            place = replace(before, begin=begin)
+        elif name not in at.is_new:
+            before = start.places[name]
+            place = replace(before, begin=begin) if start.is_initial else before
+        elif topic not in start.ids and topic not in joined:
+            continue  # a topic is new until something of it was read
+        elif start.ids.get(topic) == view.id and name not in start.places and begin == 0:
+            continue  # and so is a partition of a topic that is not
         else:
-            place = before
+            place = Place(begin, view.spans[number].epoch, begin)
         places[name] = place
         ids[topic] = view.id
     return Positions(ids, places)
