@@ -25,6 +25,7 @@ from penstock.bench import (
     partitions,
     recovery,
     report,
+    spark,
     throughput,
 )
 from penstock.bench.backlog import BacklogOptions
@@ -41,6 +42,7 @@ from penstock.bench.options import (
 from penstock.bench.partitions import PartitionsOptions
 from penstock.bench.progress import Progress
 from penstock.bench.recovery import RecoveryOptions
+from penstock.bench.spark import SparkOptions
 from penstock.core.codecs import CODECS
 from penstock.core.errors import PenstockError
 
@@ -134,6 +136,12 @@ def _compare(arguments: argparse.Namespace) -> int:
     return _finish(compare.run(options, Progress(title, quiet=arguments.quiet)), arguments)
 
 
+def _spark(arguments: argparse.Namespace) -> int:
+    options = _options(SparkOptions, arguments)
+    title = f"Spark, {options.size} B"
+    return _finish(spark.run(options, Progress(title, quiet=arguments.quiet)), arguments)
+
+
 def _plots(arguments: argparse.Namespace) -> int:
     from penstock.bench import curves
 
@@ -191,6 +199,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_groups(commands)
     _add_connections(commands)
     _add_compare(commands)
+    _add_spark(commands)
     _add_plots(commands)
     _add_suite(commands)
     return parser
@@ -377,6 +386,25 @@ def _add_compare(commands: Any) -> None:
     parser.add_argument("--format", choices=("text", "json"), default="text")
 
 
+def _add_spark(commands: Any) -> None:
+    text = "Spark reading a topic and writing to one, beside Spark reading Parquet"
+    parser = _command(commands, "spark", _spark, text)
+    defaults = SparkOptions()
+    parser.add_argument("--size", type=int, default=defaults.size, help="bytes of a value")
+    parser.add_argument("--records", type=int, default=defaults.records, help="of the topic")
+    parser.add_argument("--partitions", type=int, default=defaults.partitions)
+    parser.add_argument("--turns", type=int, default=defaults.turns, help="counted, of each query")
+    parser.add_argument("--triggers", type=int, default=defaults.triggers,
+                        help="small batches of a stream")  # fmt: skip
+    parser.add_argument("--rows", type=int, default=defaults.rows, help="records of each of these")
+    parser.add_argument("--master", default=defaults.master, help="where Spark runs")
+    _add_where(parser, defaults)
+    parser.add_argument(
+        "--timeout", type=float, default=defaults.timeout, help="seconds for it all"
+    )
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
 def _add_plots(commands: Any) -> None:
     parser = _command(commands, "plots", _plots, "curves, drawn as PNG files")
     parser.add_argument("--output", type=Path, default=Path("docs/benchmarks"), help="folder")
@@ -395,7 +423,9 @@ def _add_suite(commands: Any) -> None:
     parser.add_argument("--repeat", type=int, default=3, help="runs of each, the median counts")
     parser.add_argument("--quick", action="store_true", help="a tenth of the records, one run each")
     parser.add_argument("--only", default="", help="rows whose name contains this, unwritten")
-    parser.add_argument("--page", default="", help="one page: README.md, groups.md or remote.md")
+    parser.add_argument(
+        "--page", default="", help="one page: README.md, groups.md, remote.md or spark.md"
+    )
 
 
 def _acks(text: str) -> int | str:

@@ -23,8 +23,14 @@ def is_clean(result: Result) -> bool:
 
 def as_text(result: Result) -> str:
     """One field a line, nested ones on one line."""
-    width = max(map(len, result))
-    return "\n".join(f"{name:<{width}}  {_plain(value)}" for name, value in result.items())
+    fields: dict[str, object] = {}
+    for name, value in result.items():
+        if isinstance(value, Mapping) and any(isinstance(part, Mapping) for part in value.values()):
+            fields |= {f"{name}.{part}": found for part, found in value.items()}
+        else:
+            fields[name] = value
+    width = max(map(len, fields))
+    return "\n".join(f"{name:<{width}}  {_plain(value)}" for name, value in fields.items())
 
 
 def _plain(value: object) -> str:
@@ -83,6 +89,14 @@ def outcome(result: Result) -> str:
             f"{result['records_per_second']:,} and "
             f"{result['records_per_second_against']:,} records/s"
         )
+    if result["benchmark"] == "spark":
+        triggers = result["triggers"]
+        return (
+            f"**{result['records_per_second'] / 1e6:.2f} M records/s read, "
+            f"{result['mb_per_second']:,.0f} MB/s of values**; a trigger of "
+            f"{result['options']['rows']} records {triggers['penstock_ms']:.0f} ms, to a topic "
+            f"{triggers['topic_to_topic_ms']:.0f} ms, from Parquet {triggers['parquet_ms']:.0f} ms"
+        )
     if result["benchmark"] == "connections":
         return (
             f"**a request p50 {result['p50_us'] / 1000:.2f} ms, p99 "
@@ -135,8 +149,10 @@ def as_markdown(
     rows: Sequence[Row],
     plots: Sequence[str] = (),
     title: str = "Benchmarks",
+    notes: Sequence[str] = (),
 ) -> str:
-    """The page: machine facts, rows, and plots by their file names."""
+    """The page: machine facts, rows, and plots by their file names. `notes`: instead of those on
+    how rows are measured."""
     facts = {
         "CPU": f"{machine.cpu}, {machine.cores} cores",
         "Memory": f"{machine.memory_gb:g} GB",
@@ -168,9 +184,60 @@ def as_markdown(
         "",
         *([] if not plots else ["## Plots", ""]),
         *(f"![{name.removesuffix('.png').replace('-', ' ')}]({name})\n" for name in plots),
-        *_notes(runs),
+        *(line for name, _, result, _ in rows for line in _spark_tables(name, result)),
+        *(["## How it is measured", "", *notes, ""] if notes else _notes(runs)),
     ]
     return "\n".join(lines)
+
+
+def _spark_tables(name: str, result: Result) -> list[str]:
+    """Every query, and what a trigger takes; nothing for other benchmarks."""
+    if result["benchmark"] != "spark":
+        return []
+    lines = [
+        f"## {name}",
+        "",
+        "| Query | from the topic | from Parquet | topic / Parquet | seconds | CPU seconds |",
+        "|---|---|---|---|---|---|",
+    ]
+    for query, told in result["queries"].items():
+        lines.append(
+            f"| {SPARK_QUERIES[query]} | {told['records_per_second'] / 1e6:.2f} M rows/s, "
+            f"{told['mb_per_second']:,.0f} MB/s | "
+            f"{told['parquet_records_per_second'] / 1e6:.2f} M rows/s, "
+            f"{told['parquet_mb_per_second']:,.0f} MB/s | {told['ratio']:.2f} | "
+            f"{told['seconds']:.2f} | Java {told['java_cpu_seconds']:.2f}, Python "
+            f"{told['python_cpu_seconds']:.2f} |"
+        )
+    triggers = result["triggers"]
+    steps = triggers["penstock_steps"]
+    lines += [
+        "",
+        f"| Triggers of {result['options']['rows']} records | from a topic | topic to topic | "
+        "from Parquet |",
+        "|---|---|---|---|",
+        f"| one of many | {triggers['penstock_ms']:.0f} ms | "
+        f"{triggers['topic_to_topic_ms']:.0f} ms | {triggers['parquet_ms']:.0f} ms |",
+        f"| a run with `AvailableNow` that finds nothing new | "
+        f"{triggers['penstock_empty_run_ms']:.0f} ms | | "
+        f"{triggers['parquet_empty_run_ms']:.0f} ms |",
+        *(
+            f"| {step} | {took:.0f} ms | {triggers['topic_to_topic_steps'][step]:.0f} ms | "
+            f"{triggers['parquet_steps'][step]:.0f} ms |"
+            for step, took in steps.items()
+        ),
+        "",
+    ]
+    return lines
+
+
+SPARK_QUERIES = {
+    "count": "`count()`",
+    "sum": "`sum(length(value))`",
+    "noop": '`write.format("noop")`',
+    "parquet": "written to Parquet",
+    "sink": "written to a topic",
+}
 
 
 def _notes(runs: int) -> list[str]:
@@ -203,4 +270,20 @@ _NOTES = (
     "- CPU seconds are user and system time of each process from start to end of the run.",
     "- Producers and consumers call `gc.freeze()` before the clock starts; the garbage collector "
     "stays on.",
+)
+SPARK_NOTES = (
+    "- The records are written once, and copied to Parquet by Spark (snappy; values are random, so "
+    "they do not shrink). Queries run on both in turns, the first turn of each uncounted; figures "
+    "are medians. Seconds are those of the whole query: planning, tasks, and the commit of what is "
+    "written.",
+    "- Both have the one column `value`. `count()` takes nothing of a Parquet file but the numbers "
+    "of rows in its footer; of a topic it takes the values.",
+    "- *written to a topic* is one transaction, on stable storage when the query ends.",
+    "- The check compares how many rows there are, and a digest of all of them, in the topic, its "
+    "copy, and what was written from both to Parquet and to a topic.",
+    "- MB is 10^6 bytes of values. CPU seconds are those of the JVM and of Spark's Python workers "
+    "during the query on the topic.",
+    "- Triggers: a query with `AvailableNow` and a limit of so many records a batch, into "
+    "`noop`, beside the same from a folder of Parquet files with one file a batch. Steps as "
+    "Spark's progress names them, medians over batches; planning and tasks of Spark are in all.",
 )

@@ -20,6 +20,7 @@ from penstock.bench import (
     partitions,
     recovery,
     report,
+    spark,
     throughput,
 )  # fmt: skip
 from penstock.bench.backlog import BacklogOptions
@@ -32,11 +33,13 @@ from penstock.bench.options import LatencyOptions, ThroughputOptions, Transport
 from penstock.bench.partitions import PartitionsOptions
 from penstock.bench.progress import Progress
 from penstock.bench.recovery import RecoveryOptions
+from penstock.bench.spark import SparkOptions
 
 Result = dict[str, Any]
 AnyOptions = (
     ThroughputOptions | LatencyOptions | FootprintOptions | PartitionsOptions | RecoveryOptions
     | BacklogOptions | GroupsOptions | ConnectionsOptions | CompareOptions
+    | SparkOptions
 )  # fmt: skip
 
 
@@ -72,6 +75,7 @@ _KINDS: dict[type, str] = {
     GroupsOptions: "groups",
     ConnectionsOptions: "connections",
     CompareOptions: "compare",
+    SparkOptions: "spark",
 }
 _ALWAYS = {
     "throughput": {"size", "records", "api"},
@@ -83,6 +87,7 @@ _ALWAYS = {
     "groups": {"members", "partitions"},
     "connections": {"connections"},
     "compare": {"transport", "against"},
+    "spark": {"size", "records"},
 }
 
 
@@ -157,13 +162,23 @@ REMOTE_ROWS: tuple[Row, ...] = (
 )  # fmt: skip
 
 
+SPARK_ROWS: tuple[Row, ...] = (
+    Row("100 B", SparkOptions(), "records_per_second"),
+    Row("1 KB", SparkOptions(size=1024, records=1_000_000), "records_per_second"),
+    Row("1 KB, TCP", SparkOptions(size=1024, records=1_000_000, transport="tcp"),
+        "records_per_second"),
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A file of the set. `plots`: the curves that are drawn for it."""
+    """A file of the set. `plots`: the curves that are drawn for it. `notes`: how its rows are
+    measured, where that differs from the others."""
 
     title: str
     rows: tuple[Row, ...]
     plots: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 PAGES: dict[str, Page] = {
@@ -174,6 +189,7 @@ PAGES: dict[str, Page] = {
     ),
     "groups.md": Page("Benchmarks: groups and transactions", GROUP_ROWS, ("transactions",)),
     "remote.md": Page("Benchmarks: clients on other hosts", REMOTE_ROWS, ("connections",)),
+    "spark.md": Page("Benchmarks: Spark", SPARK_ROWS, (), report.SPARK_NOTES),
 }
 
 
@@ -205,7 +221,7 @@ def run(
         if rows and not only:
             output.mkdir(parents=True, exist_ok=True)
             drawn = _draw(output, chosen.plots, data=data, quick=quick, quiet=quiet)
-            text = report.as_markdown(machine.describe(), found, drawn, chosen.title)
+            text = report.as_markdown(machine.describe(), found, drawn, chosen.title, chosen.notes)
             (output / name).write_text(text)
             print(f"written to {output / name}", file=sys.stderr)
     if not ran:
@@ -253,6 +269,8 @@ def shorter(options: AnyOptions) -> AnyOptions:
         return replace(options, seconds=1.0)
     if isinstance(options, CompareOptions):
         return replace(options, records=options.records // 10, turns=2)
+    if isinstance(options, SparkOptions):
+        return replace(options, records=options.records // 10, turns=1, triggers=5)
     return replace(options, starts=2, idle=2.0)
 
 
@@ -267,5 +285,6 @@ def _run_one(row: Row, progress: Progress) -> Result:
         GroupsOptions: groups.run,
         ConnectionsOptions: connections.run,
         CompareOptions: compare.run,
+        SparkOptions: spark.run,
     }
     return runners[type(row.options)](row.options, progress)
