@@ -60,8 +60,8 @@ class SparkOptions(Where):
     def check(self) -> None:
         """Raise `BenchError` for what cannot be run."""
         self.check_place()
-        if find_spec("pyspark") is None or find_spec("pyarrow") is None:
-            raise BenchError("this run needs PySpark: pip install 'penstock[spark]'")
+        if (why := missing()) is not None:
+            raise BenchError(why)
         if self.size < 8:
             raise BenchError(f"--size {self.size}: a value carries its number, so 8 bytes at least")
         if self.records < 1 or self.partitions < 1:
@@ -75,6 +75,20 @@ class SparkOptions(Where):
     def bytes_needed(self) -> int:
         """The topic, its copies in Parquet, and a topic that is written anew in each turn."""
         return 6 * self.records * (self.size + 24) + (256 << 20)
+
+
+def missing() -> str | None:
+    """Why Spark cannot be started here; None: it can."""
+    if find_spec("pyspark") is None or find_spec("pyarrow") is None:
+        return "this run needs PySpark: pip install 'penstock[spark]'"
+    from penstock.spark.errors import JavaMissingError
+    from penstock.spark.java import java_home
+
+    try:
+        java_home()
+    except JavaMissingError as error:
+        return str(error)
+    return None
 
 
 def run(options: SparkOptions, progress: Progress) -> Result:

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from penstock.bench import spark
+from penstock.bench.cli import main
 from penstock.bench.compare import CompareOptions
 from penstock.bench.connections import ConnectionsOptions
 from penstock.bench.errors import BenchError
 from penstock.bench.groups import GroupsOptions
 from penstock.bench.options import LatencyOptions, Options, ThroughputOptions, Where
+from penstock.bench.spark import SparkOptions
 from penstock.bench.suite import PAGES, Row, shorter
 
 URL = "tcp://127.0.0.1:9640"
@@ -60,6 +63,10 @@ def test_the_way_is_stated_once():
         ConnectionsOptions(processes=0),
         CompareOptions(transport="tcp", against="tcp"),
         CompareOptions(turns=0),
+        SparkOptions(size=4),
+        SparkOptions(turns=0),
+        SparkOptions(triggers=101),
+        SparkOptions(bootstrap=URL, writers=2),
     ],
 )
 def test_what_cannot_be_run_is_refused(options):
@@ -85,3 +92,12 @@ def test_every_row_of_the_suite_can_be_run_and_made_shorter(row: Row):
         assert Row(row.name, options, row.rank).command[0] == row.command[0]
     if isinstance(row.options, Where) and row.options.transport != "shm":
         assert row.options.transport in [*row.command, "tcp"]
+
+
+def test_a_run_of_spark_says_what_it_lacks(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(spark, "find_spec", lambda name: None)
+    with pytest.raises(BenchError, match=r"pip install 'penstock\[spark\]'"):
+        SparkOptions().check()
+    assert main(["suite", "--page", "spark.md", "--output", str(tmp_path)]) == 1
+    assert "spark.md is left out: this run needs PySpark" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
