@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from cli_runner import environment
 
 from penstock.bench import spark
 from penstock.bench.cli import main
@@ -92,6 +95,18 @@ def test_every_row_of_the_suite_can_be_run_and_made_shorter(row: Row):
         assert Row(row.name, options, row.rank).command[0] == row.command[0]
     if isinstance(row.options, Where) and row.options.transport != "shm":
         assert row.options.transport in [*row.command, "tcp"]
+
+
+def test_benchmarks_load_spark_only_when_they_run_it():
+    program = (
+        "import sys, penstock.bench.cli, penstock.bench.sparktriggers; "
+        "print([name for name in sys.modules if name.startswith(('pyspark', 'penstock.spark'))])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), stdout=subprocess.PIPE, timeout=30,
+        check=True,
+    )  # fmt: skip
+    assert done.stdout == b"[]\n"
 
 
 def test_a_run_of_spark_says_what_it_lacks(monkeypatch, capsys, tmp_path):
