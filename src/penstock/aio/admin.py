@@ -6,7 +6,7 @@ Requests are rare and short: a thread of the loop's makes them, by the blocking 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -110,6 +110,12 @@ class Admin(AsyncClosing):
                 dry_run=dry_run, allow_redelivery=allow_redelivery,
             )
         )  # fmt: skip
+
+    async def report_offsets(
+        self, group: str, topic: str, offsets: Mapping[int, tuple[int, int]]
+    ) -> None:
+        """Let a group without members say how far it is. See `penstock.Admin.report_offsets`."""
+        await self._do(partial(self._core.report_offsets, group, topic, offsets))
 
     async def delete_group(self, group: str, *, topic: str | None = None) -> None:
         """Forget what a group has committed (of `topic`: only there)."""

@@ -99,10 +99,13 @@ class Consumer(AsyncClosing):
         """The offset of the next record that iteration or `poll` will bring."""
         return self._core.position(topic, partition)
 
-    def seek(self, topic: str, partition: int, to: Start) -> int:
+    def seek(
+        self, topic: str, partition: int, to: Start, *, leader_epoch: int | None = None
+    ) -> int:
         """Go on elsewhere; returns the offset that `to` meant. Over tcp it goes by what is known of
-        the partition (see `end_offsets`), and a time is asked for while the loop waits."""
-        offset = run(self._core.seeking(topic, partition, to))
+        the partition (see `end_offsets`), and a time is asked for while the loop waits.
+        `leader_epoch`: see `penstock.Consumer.seek`."""
+        offset = run(self._core.seeking(topic, partition, to, leader_epoch))
         self._carrier.wake()
         return offset
 
