@@ -145,7 +145,7 @@ def test_a_new_topic_of_which_a_limit_leaves_partitions_for_later_has_lost_nothi
 
 # --- losses ---
 def losses(start: Positions, now, diverged=None) -> str:
-    return "; ".join(loss.what for loss in standing(start, now, diverged or {}).losses)
+    return "; ".join(standing(start, now, diverged or {}).losses)
 
 
 def test_retention_that_overtook_the_query_is_a_loss():

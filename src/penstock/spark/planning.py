@@ -26,7 +26,7 @@ from penstock.spark.positions import (
 )
 from penstock.spark.reading import LOST, NAP, REMEDY, divergence
 from penstock.spark.readoptions import EARLIEST, LATEST, Bound, Offsets, ReadOptions
-from penstock.spark.triggers import Loss, Span, Standing, TopicView, View, split, standing
+from penstock.spark.triggers import Span, Standing, TopicView, View, split, standing
 
 logger = logging.getLogger("penstock.spark")
 
@@ -35,12 +35,12 @@ POLLS_MAX: Final = 64
 
 
 class Planner:
-    """See the module. `losses`: what was lost so far, in words, where that is no error."""
+    """See the module. `losses`: how often something was lost so far, where that is no error."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._parted: dict[tuple[Partition, Place, int], int | None] = {}
-        self.losses: list[str] = []
+        self.losses = 0
 
     # --- what is there ---
     def view(self, *, must_be: bool) -> dict[str, TopicView]:
@@ -91,12 +91,12 @@ class Planner:
         self._lost(at.losses)
         return at
 
-    def _lost(self, losses: Iterable[Loss]) -> None:
+    def _lost(self, losses: Iterable[str]) -> None:
         for loss in losses:
             if self._options.fail_on_data_loss:
-                raise DataLossError(f"{loss.what}. {REMEDY}")
-            self.losses.append(loss.what)
-            logger.warning(LOST, loss.what, len(self.losses))
+                raise DataLossError(f"{loss}. {REMEDY}")
+            self.losses += 1
+            logger.warning(LOST, loss, self.losses)
 
     def _diverged(self, start: Positions, now: View) -> dict[Partition, int]:
         """Rule 15: where logs parted, of those that began another leader epoch."""

@@ -40,14 +40,14 @@ LOST: Final = "data loss, going on with what is there: %s (loss number %d)"
 
 
 class RangeReader:
-    """See the module. `losses`: what was not there, in words, where that is no error."""
+    """See the module. `losses`: how often something was not there, where that is no error."""
 
     def __init__(self, asked: Range, options: ReadOptions, layout: Layout) -> None:
         self._range = asked
         self._options = options
         self._layout = layout
         self._end = asked.end
-        self.losses: list[str] = []
+        self.losses = 0
 
     def batches(self) -> Iterator[pyarrow.RecordBatch]:
         """All records of the range, in order."""
@@ -99,8 +99,8 @@ class RangeReader:
     def _lost(self, what: str) -> None:
         if self._options.fail_on_data_loss:
             raise DataLossError(f"{what}. {REMEDY}")
-        self.losses.append(what)
-        logger.warning(LOST, what, len(self.losses))
+        self.losses += 1
+        logger.warning(LOST, what, self.losses)
 
     # --- reading ---
     def _seek(self, consumer: Consumer, offset: int, epoch: int = EPOCH_UNKNOWN) -> None:

@@ -35,14 +35,6 @@ class TopicView:
 View = Mapping[str, TopicView]
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """Records that are not there any more, in words. `offsets`: how many at least; 0: unknown."""
-
-    what: str
-    offsets: int = 0
-
-
 # --- how much a trigger takes ---------------------------------------------------------------------
 def shares(backlog: Mapping[Partition, int], limit: int, turn: int = 0) -> dict[Partition, int]:
     """`limit` split among partitions: at least 1 for each that has something, the rest in
@@ -72,7 +64,7 @@ class Standing:
 
     begins: dict[Partition, int] = field(default_factory=dict)
     is_new: frozenset[Partition] = frozenset()
-    losses: tuple[Loss, ...] = ()
+    losses: tuple[str, ...] = ()
 
 
 def standing(start: Positions, now: View, diverged: Mapping[Partition, int]) -> Standing:
@@ -80,11 +72,11 @@ def standing(start: Positions, now: View, diverged: Mapping[Partition, int]) -> 
     was read, of those partitions whose leader epoch says that it may have."""
     begins: dict[Partition, int] = {}
     new: set[Partition] = set()
-    losses: list[Loss] = []
+    losses: list[str] = []
     for topic, view in sorted(now.items()):
         known = start.ids.get(topic)
         if known is not None and known != view.id:
-            losses.append(Loss(f"topic {topic!r} was deleted and made anew (id {view.id})"))
+            losses.append(f"topic {topic!r} was deleted and made anew (id {view.id})")
         for number, span in sorted(view.spans.items()):
             name = (topic, number)
             place = start.places.get(name)
@@ -92,9 +84,7 @@ def standing(start: Positions, now: View, diverged: Mapping[Partition, int]) -> 
                 begins[name] = span.start
                 new.add(name)
                 if known == view.id and span.start > 0:
-                    losses.append(
-                        Loss(f"{topic}-{number}, which is new, starts at {span.start}", span.start)
-                    )
+                    losses.append(f"{topic}-{number}, which is new, starts at {span.start}")
                 continue
             begin, loss = _went_on(f"{topic}-{number}", place, span, diverged.get(name))
             begins[name] = begin
@@ -104,31 +94,28 @@ def standing(start: Positions, now: View, diverged: Mapping[Partition, int]) -> 
     for topic, number in sorted(start.places):
         if topic not in now:
             what = f"topic {topic!r} is not there any more, or not subscribed to any more"
-            if not any(loss.what == what for loss in losses):
-                losses.append(Loss(what))
+            if what not in losses:
+                losses.append(what)
         elif number not in now[topic].spans and start.ids[topic] == now[topic].id:
-            losses.append(Loss(f"{topic}-{number} is not subscribed to any more"))
+            losses.append(f"{topic}-{number} is not subscribed to any more")
     return Standing(begins, frozenset(new), tuple(losses))
 
 
-def _went_on(name: str, place: Place, span: Span, diverged: int | None) -> tuple[int, Loss | None]:
+def _went_on(name: str, place: Place, span: Span, diverged: int | None) -> tuple[int, str | None]:
     offset = place.offset
     if offset < span.start:
-        return span.start, Loss(
+        return span.start, (
             f"{name}: the query is to go on at offset {offset}, but retention took what stands "
-            f"below {span.start}",
-            span.start - offset,
+            f"below {span.start}"
         )
     if diverged is not None and diverged < offset:
-        return max(diverged, span.start), Loss(
+        return max(diverged, span.start), (
             f"{name}: the query read up to offset {offset} in leader epoch {place.epoch}, but that "
-            f"epoch's log ends at {diverged}: the host lost unsynced records",
-            offset - diverged,
+            f"epoch's log ends at {diverged}: the host lost unsynced records"
         )
     if offset > span.log_end:
-        return span.log_end, Loss(
-            f"{name}: the query is to go on at offset {offset}, but the log ends at {span.log_end}",
-            offset - span.log_end,
+        return span.log_end, (
+            f"{name}: the query is to go on at offset {offset}, but the log ends at {span.log_end}"
         )
     return offset, None
 
