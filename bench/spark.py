@@ -14,7 +14,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -264,7 +264,7 @@ def fill(options: SparkOptions, place: Ground, topic: str) -> None:
 @contextmanager
 def running(options: SparkOptions) -> Iterator[SparkSession]:
     """Spark for one run, ended with it unless it was there. What takes too long is cancelled."""
-    from penstock.spark.session import is_running, session
+    from penstock.spark.sessions import is_running, session
 
     is_own = not is_running()
     conf = {"spark.log.level": "ERROR", "spark.sql.shuffle.partitions": 2}
@@ -287,7 +287,8 @@ def running(options: SparkOptions) -> Iterator[SparkSession]:
     finally:
         timer.cancel()
         if is_own:
-            spark.stop()
+            with suppress(Exception):  # after Ctrl-C the JVM's answers are out of step
+                spark.stop()
 
 
 def cpu_of_spark() -> dict[str, float]:

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.spark.errors import JavaMissingError
 from penstock.spark.java import java_home
-from penstock.spark.session import session
+from penstock.spark.sessions import session
 from penstock.testing import Broker
 
 if TYPE_CHECKING:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 
@@ -73,7 +75,7 @@ def test_spark_finds_the_format_by_itself():
 
 def test_nothing_else_of_penstock_loads_spark():
     program = (
-        "import sys, penstock, penstock.cli.app, penstock.cli.spark, penstock.spark.session\n"
+        "import sys, penstock, penstock.cli.app, penstock.cli.spark, penstock.spark.sessions\n"
         "print(*sys.modules)"
     )
     done = subprocess.run(
@@ -99,3 +101,11 @@ def test_workers_run_this_python_and_find_this_package(spark):
     assert [os.path.realpath(program) for program, _ in found] == [os.path.realpath(sys.executable)]
     assert [os.path.realpath(file) for _, file in found] == [os.path.realpath(penstock.__file__)]
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+
+
+@pytest.mark.parametrize("name", ["penstock.spark", "penstock.spark.jobs"])
+def test_no_module_takes_the_place_of_a_name_of_its_package(name):
+    """`import package.name` would put the module where `from package import name` looks."""
+    package = import_module(name)
+    modules = {module.name for module in iter_modules(package.__path__)}
+    assert modules & set(package.__all__) == set()

@@ -79,7 +79,7 @@ def make(settings: dict[str, Any]) -> typer.Typer:
 @contextmanager
 def running(env: Env, name: str, master: str | None, conf: list[str]) -> Iterator[SparkSession]:
     """Spark for one command; ended with it, unless it was there before."""
-    from penstock.spark.session import is_running, session
+    from penstock.spark.sessions import is_running, session
 
     is_own = not is_running()
     settings: dict[str, object] = {} if env.verbose else {"spark.log.level": "ERROR"}

@@ -17,8 +17,8 @@ _HOMES = {
     "JavaMissingError": "errors",
     "PenstockDataSource": "source",
     "SparkMissingError": "errors",
-    "register": "session",
-    "session": "session",
+    "register": "sessions",
+    "session": "sessions",
 }
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from penstock.spark.errors import JavaMissingError, SparkMissingError
-    from penstock.spark.session import register, session
+    from penstock.spark.sessions import register, session
     from penstock.spark.source import PenstockDataSource
 
 

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from penstock.client import Client, connect
 from penstock.core.errors import ConfigError, PenstockError, StageDecidedError
 from penstock.spark.jobs.common import Say, silent, told
-from penstock.spark.session import register
+from penstock.spark.sessions import register
 from penstock.spark.source import FORMAT
 
 Format = Literal["parquet", "ndjson", "csv"]
