@@ -17,6 +17,9 @@ from penstock.spark.jobs.backfilling import (
     cut,
     format_of,
     found_files,
+    read_files,
+    reading_session,
+    to_records,
     txn_id_of,
 )
 from penstock.spark.jobs.common import SparkJobError
@@ -77,6 +80,19 @@ def test_csv_rows_are_sent_once_in_the_order_of_their_file(spark, broker, tmp_pa
     again = backfill(spark, broker.url, [str(tmp_path)], "rows", key="part", slice_bytes=1)
     assert (again.done_before, again.records, again.txn_id) == (2, 0, first.txn_id)
     assert len(keyed(broker, "rows")) == 200
+
+
+def test_a_csv_value_may_hold_anything(spark, tmp_path):
+    (tmp_path / "a.csv").write_text('id,text\n1,"a ""b"", c\n d"\n2, x \n3,\n')
+    mapping = Mapping("csv")
+    rows = read_files(
+        reading_session(spark, ordered=True), found_files(spark, [str(tmp_path)]), mapping
+    )
+    assert [row.text for row in rows.collect()] == ['a "b", c\n d', " x ", None]
+    values = [row.value for row in to_records(rows, mapping).collect()]
+    assert [json.loads(value)["text"] for value in values] == ['a "b", c\n d', " x ", None]
+    lines = [row.value for row in to_records(rows, Mapping("csv", encoding="csv")).collect()]
+    assert lines == ['1,"a ""b"", c\n d"', "2, x ", "3,"]
 
 
 def test_a_run_that_ended_early_goes_on_with_the_slice_that_is_missing(spark, broker, tmp_path):

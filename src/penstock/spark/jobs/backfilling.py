@@ -40,7 +40,13 @@ SLICE_BYTES: Final = 1 << 30
 back from readers until then."""
 WHOLE: Final = 1 << 40
 """No file is larger: it is read by one task, in its order."""
-SAME: Final = {"ignoreNullFields": "false"}
+QUOTE: Final = '"'
+"""Stands for itself if it is doubled, as in RFC 4180."""
+CSV_OUT: Final = {
+    "escape": QUOTE, "ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false",
+}  # fmt: skip
+JSON_OUT: Final = {"ignoreNullFields": "false"}
+OPEN_COST: Final = "spark.sql.files.openCostInBytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +207,13 @@ def reading_session(spark: SparkSession, *, ordered: bool) -> SparkSession:
     register(own)
     if ordered:
         own.conf.set("spark.sql.files.maxPartitionBytes", WHOLE)
-        own.conf.set("spark.sql.files.openCostInBytes", WHOLE)
+        own.conf.set(OPEN_COST, WHOLE)
     return own
+
+
+def is_whole(spark: SparkSession) -> bool:
+    """Whether one task reads all of a file: then a quoted value may have several lines."""
+    return spark.conf.get(OPEN_COST) == str(WHOLE)
 
 
 def read_files(spark: SparkSession, files: Sequence[InputFile], mapping: Mapping) -> DataFrame:
@@ -211,7 +222,9 @@ def read_files(spark: SparkSession, files: Sequence[InputFile], mapping: Mapping
     if mapping.format == "parquet":
         return spark.read.parquet(*paths)
     if mapping.format == "csv":
-        return spark.read.option("header", "true").option("enforceSchema", "false").csv(paths)
+        return spark.read.csv(
+            paths, header=True, enforceSchema=False, escape=QUOTE, multiLine=is_whole(spark)
+        )
     return spark.read.text(paths).where(F.trim(LINE) != "")
 
 
@@ -245,7 +258,7 @@ def _column(name: str) -> Column:
 
 def _whole(names: Iterable[str], mapping: Mapping) -> Column:
     row = F.struct(*map(_column, names))
-    return F.to_csv(row) if mapping.encoding == "csv" else F.to_json(row, SAME)
+    return F.to_csv(row, CSV_OUT) if mapping.encoding == "csv" else F.to_json(row, JSON_OUT)
 
 
 def _bytes(rows: DataFrame, name: str) -> Column:
