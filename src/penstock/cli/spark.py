@@ -79,10 +79,10 @@ def make(settings: dict[str, Any]) -> typer.Typer:
 @contextmanager
 def running(env: Env, name: str, master: str | None, conf: list[str]) -> Iterator[SparkSession]:
     """Spark for one command; ended with it, unless it was there before."""
-    from penstock.spark.sessions import is_running, session
+    from penstock.spark.sessions import QUIET, is_running, session
 
     is_own = not is_running()
-    settings: dict[str, object] = {} if env.verbose else {"spark.log.level": "ERROR"}
+    settings: dict[str, object] = {} if env.verbose else dict(QUIET)
     settings["spark.ui.showConsoleProgress"] = str(env.shows_progress).lower()
     for text in conf:
         setting, equals, value = text.partition("=")

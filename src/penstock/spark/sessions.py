@@ -31,6 +31,12 @@ CONF: Final[dict[str, object]] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
+QUIET: Final[dict[str, object]] = {
+    "spark.driver.extraJavaOptions": '"-Dlog4j2.configurationFile=file:{}"'.format(
+        Path(__file__).absolute().with_name("quiet.properties")
+    )
+}
+"""Settings for who wants to hear of errors alone, from the start of the JVM on."""
 LOCAL_CONF: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 """Nobody else needs to reach it, and host names that lead nowhere do no harm."""
 

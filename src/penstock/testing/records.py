@@ -24,6 +24,8 @@ KeyedValue = tuple[bytes | None, bytes | None]
 Wanted = bytes | None | KeyedValue
 """A value, or a key with a value. None is a tombstone."""
 
+TURN: Final = 0.1
+"""Seconds of one poll: the end of a log may be a transaction's, which brings no record."""
 SHOWN: Final = 10
 """Records that a failure names of each kind."""
 
@@ -87,7 +89,7 @@ def _gathered(
                 return found, (
                     f"topic {topic!r} gave {len(found)} records within {timeout:g} s, not {wanted}"
                 )
-            found.extend(consumer.poll(timeout=left))
+            found.extend(consumer.poll(timeout=min(left, TURN)))
 
 
 def assert_records(
