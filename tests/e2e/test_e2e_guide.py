@@ -1,124 +1,47 @@
 """The guide is true: its blocks run and print what they say, its links lead somewhere, the messages
-it explains are in the code, and so are the bounds it lists.
-
-A fenced block behind `<!-- runs -->` is run, `python` within one namespace a page, `console` by its
-lines behind `$ `. A `text` block behind `<!-- prints -->` shows what the Python block before it
-printed. Times, ids and durations may differ, and `...` stands for anything.
+it explains are in the code, and so are the bounds it lists. How blocks are marked: `guide_blocks`.
+Pages that need Spark are run in tests/spark.
 """
 
 from __future__ import annotations
 
 import ast
-import io
+import builtins
 import os
 import re
-import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import redirect_stdout
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
-from cli_runner import call_cli, environment
+from cli_runner import environment
+from guide_blocks import (
+    GUIDE,
+    ROOT,
+    RUNS_WITH_SPARK,
+    first_cells,
+    run_blocks,
+    run_page,
+)
 
 from penstock.cli.app import make_app
 from penstock.core import errors
 from penstock.embedded import EmbeddedNode
 from penstock.ipc import layout
 from penstock.server.config import NodeConfig
+from penstock.spark import errors as spark_errors
+from penstock.spark import positions
 
-ROOT = Path(__file__).resolve().parents[2]
-GUIDE = ROOT / "docs" / "guide"
 ARCHITECTURE = ROOT / "docs" / "ARCHITECTURE.md"
 PAGES = [ROOT / "README.md", *sorted(GUIDE.glob("*.md"))]
 DOCUMENTS = [*PAGES, ARCHITECTURE, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
-RUNS, PRINTS = "<!-- runs -->", "<!-- prints -->"
-VOLATILE = re.compile(
-    r"\b\d+(?:\.\d+)? (?:us|ms|s)\b"  # durations
-    r"|\b[0-9a-f]{32}\b"  # ids
-    r"|\b\d{16}\b|\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"  # timestamps
-    r"| +(?:\d+\.\d [KMG]iB|SIZE)\b"  # room on a disk, and the head of its column
-)
-
-
-class Block(NamedTuple):
-    """A fenced block: the marker above it, its language, its line number, its lines."""
-
-    marker: str
-    language: str
-    line: int
-    lines: list[str]
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.lines) + "\n"
-
-
-def blocks(page: Path) -> list[Block]:
-    """All fenced blocks of a page, in order."""
-    found: list[Block] = []
-    above, fence = "", None
-    for number, line in enumerate(page.read_text().splitlines(), 1):
-        if fence is None and line.startswith("```"):
-            fence = Block(above, line[3:].strip(), number + 1, [])
-        elif fence is not None and line.startswith("```"):
-            found.append(fence)
-            fence = None
-        elif fence is not None:
-            fence.lines.append(line)
-        above = line.strip()
-    assert fence is None, f"{page}: a block is not closed"
-    return found
-
-
-def run_blocks(page: Path) -> list[Block]:
-    return [block for block in blocks(page) if block.marker in (RUNS, PRINTS)]
-
-
-def assert_shown(shown: str, came: str, where: str) -> None:
-    """`came` is what the page shows, but for what differs from run to run."""
-    wanted = VOLATILE.sub("...", shown.strip())
-    pattern = ".*".join(map(re.escape, wanted.split("...")))
-    assert re.fullmatch(pattern, came.strip(), re.DOTALL), f"{where} shows\n{shown}\nbut\n{came}"
-
-
-def run_python(block: Block, page: Path, namespace: dict[str, Any]) -> str:
-    """Run it; what it printed. Line numbers in a traceback are those of the page."""
-    out = io.StringIO()
-    code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
-    with redirect_stdout(out):
-        exec(code, namespace)
-    return out.getvalue()
-
-
-def commands(block: Block) -> Iterator[tuple[str, str]]:
-    """Each command with what it shows."""
-    for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
-        command, _, shown = part.partition("\n")
-        yield command, shown
-
-
-def run_command(command: str, url: str) -> str:
-    """What it leaves on a terminal: a penstock command, with something before it whose output it
-    reads, or some other program. Fails where one fails."""
-    feeder, found, rest = command.rpartition("penstock ")
-    assert feeder.endswith("| ") or not feeder, command
-    given = shell(feeder.removesuffix("| ")) if feeder else b""
-    if not found:
-        return shell(command).decode()
-    ran = call_cli(*map(os.path.expanduser, shlex.split(rest)), url=url, stdin=given)
-    assert ran.code == 0, f"`{command}` exits with {ran.code}: {ran.err}"
-    return ran.out.decode() + ran.err
-
-
-def shell(command: str) -> bytes:
-    return subprocess.run(
-        ["sh", "-c", command], stdout=subprocess.PIPE, timeout=60, check=True
-    ).stdout
+RUN_HERE = [
+    page
+    for page in PAGES
+    if run_blocks(page) and all(block.marker != RUNS_WITH_SPARK for block in run_blocks(page))
+]
 
 
 @pytest.fixture
@@ -140,32 +63,15 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield node.url
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if run_blocks(page)], ids=lambda p: p.stem)
+@pytest.mark.parametrize("page", RUN_HERE, ids=lambda p: p.stem)
 def test_the_blocks_of_a_page_do_what_they_show(page, url):
-    namespace: dict[str, Any] = {"__name__": "guide"}
-    printed = ""
-    for block in run_blocks(page):
-        where = f"{page.name}:{block.line}"
-        if block.marker == PRINTS:
-            assert_shown(block.text, printed, where)
-            printed = ""
-            continue
-        assert not printed, (
-            f"{where}: the block above prints what the page does not show: {printed}"
-        )
-        if block.language == "python":
-            printed = run_python(block, page, namespace)
-        else:
-            assert block.language == "console", where
-            for command, shown in commands(block):
-                assert_shown(shown, run_command(command, url), f"{where} `{command}`")
-    assert not printed, f"{page.name} does not show what its last block prints: {printed}"
+    run_page(page, url)
 
 
 def test_every_promised_page_has_blocks_that_run():
     assert {page.stem for page in PAGES if run_blocks(page)} == {
         "README", "asyncio", "at-least-once", "at-most-once", "columns", "exactly-once", "groups",
-        "guarantees", "install", "operations", "quickstart", "testing",
+        "guarantees", "install", "operations", "quickstart", "spark", "testing",
     }  # fmt: skip
 
 
@@ -227,20 +133,6 @@ def is_in_the_code(message: str) -> bool:
     return any(pattern.search(text) for text in messages_of_the_code())
 
 
-def first_cells(page: Path, heading: str) -> list[str]:
-    """What stands in backticks in the first column of tables with this heading."""
-    found, inside = [], False
-    for line in page.read_text().splitlines():
-        cells = line.strip("|").split("|")
-        if not line.startswith("|"):
-            inside = False
-        elif cells[0].strip() == heading:
-            inside = True
-        elif inside:
-            found += re.findall(r"`([^`]+)`", cells[0])
-    return found
-
-
 @pytest.mark.parametrize(
     ("page", "heading"), [("troubleshooting.md", "message"), ("operations.md", "line")]
 )
@@ -253,8 +145,8 @@ def test_explained_messages_are_in_the_code(page, heading):
 
 def test_explained_errors_are_in_the_code():
     names = re.findall(r"`(\w+(?:Error|Timeout))`", (GUIDE / "troubleshooting.md").read_text())
-    builtin = {"ValueError", "TypeError", "TimeoutError"}
-    assert [name for name in names if name not in builtin and not hasattr(errors, name)] == []
+    homes = (builtins, errors, spark_errors, positions)
+    assert [name for name in names if not any(hasattr(home, name) for home in homes)] == []
     codes = set(first_cells(GUIDE / "troubleshooting.md", "`ProduceError.code`"))
     assert codes <= set(errors.ErrorCode.__members__)
 
