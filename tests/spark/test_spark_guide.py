@@ -74,11 +74,11 @@ def test_the_defaults_in_the_table_are_those_of_the_code():
     )
     assert told["startingOffsets"] == "batch `earliest`, stream `latest"
     assert plain.starting.place == "latest"
-    assert plain.group is plain.offsets_max is plain.offsets_min is None
+    assert (plain.group, plain.offsets_max, plain.offsets_min) == (None, None, None)
 
 
 def test_the_table_of_columns_is_that_of_the_code():
-    told = {}
+    told: dict[str, str] = {}
     for names, kind, *_ in rows(READING, "column"):
         told |= {name: re.sub(r"\s", "", kind).lower() for name in re.findall(r"`(\w+)`", names)}
     assert told == {name: kind.simpleString().lower() for name, kind in TYPES.items()}
