@@ -36,6 +36,7 @@ def rows(page: Path, heading: str) -> list[list[str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("spark")
 def test_the_walk_through_does_what_it_shows(broker, tmp_path, monkeypatch):
     try:
