@@ -62,8 +62,9 @@ _blank = Delivery.__new__
 
 class Producer(Elsewhere):
     """Sends records to topics. Made by `Client.producer`. Thread-safe. Its options are the fields
-    of `penstock.producerconfig.ProducerConfig`.
-    """
+    of `penstock.producerconfig.ProducerConfig`."""
+
+    _asks_each_time = False  # for a topic may refuse records though it is known
 
     def __init__(self, socket: Place, **options: Unpack[ProducerOptions]) -> None:
         self.config = ProducerConfig(**options)
@@ -139,8 +140,7 @@ class Producer(Elsewhere):
         `value` None is a tombstone. `timestamp` in microseconds since the epoch (or a datetime);
         without one the record carries the time its box was opened, at most `linger` ago.
         Raises `UnknownTopicError`, `RecordTooLargeError`, `BufferFullError`, `ClosedError`,
-        TypeError for a value or key that is not bytes.
-        """
+        TypeError for a value or key that is not bytes."""
         try:
             box = self._open[topic]
         except KeyError:
@@ -176,8 +176,8 @@ class Producer(Elsewhere):
         pairs = None if headers is None else as_headers(headers)
         stamp = None if timestamp is None else as_microseconds(timestamp)
         with self._lock:
-            known = None if self._closed else self._outbox.topics.get(topic)
-            routes = known or self._routes(topic)
+            is_known = not (self._closed or self._asks_each_time)
+            routes = (is_known and self._outbox.topics.get(topic)) or self._routes(topic)
             size = record_overhead(value, key, pairs) + 8
             if partition is not None or size > routes.record_bytes_max:
                 routes.check_record(partition, size)

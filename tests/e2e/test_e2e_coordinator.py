@@ -54,6 +54,14 @@ def group_of(node, group="billing"):
         return admin.ask(co.DescribeGroup(group), co.GroupDescription)
 
 
+def serves(node):
+    try:
+        with node.attach() as admin:
+            return admin.ask(co.ListGroups(), co.Groups)
+    except Refusal:
+        return None
+
+
 def committed(node, group="billing"):
     return {
         each.partition: each.offset for each in group_of(node, group).partitions if each.offset >= 0
@@ -137,6 +145,7 @@ def test_who_joins_again_since_the_node_died_before_it_answered_is_the_same_memb
     with NodeProcess(tmp_path / "data", "--coordinator-timeout", "0.5", "--writers", "1") as node:
         node.start()
         create(node, partitions=2)
+        eventually(lambda: serves(node), "a coordinator that has read its log")
         RawMember(socket_of(node), "billing", "orders").close(bye=True)
         [writer] = node.writers()
         request = co.JoinGroup("billing", "", ["orders"], None, "manual", attempt="f00d")

@@ -90,10 +90,16 @@ def is_running() -> bool:
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format "penstock" known to a session."""
+    """Make the format "penstock" known to a session, where Spark has not found it by itself."""
+    from pyspark.errors import AnalysisException
+
     from penstock.spark.source import PenstockDataSource
 
-    spark.dataSource.register(PenstockDataSource)
+    try:
+        spark.dataSource.register(PenstockDataSource)
+    except AnalysisException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
 
 
 def _path_of_workers() -> str:

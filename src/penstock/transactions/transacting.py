@@ -43,6 +43,7 @@ class Transacting(Producer):
     """A producer whose records are part of a transaction. `link` is closed with it."""
 
     _outbox: TransactionalOutbox
+    _asks_each_time = True  # `check_may_send`
 
     def __init__(
         self,
