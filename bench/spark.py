@@ -48,7 +48,7 @@ class SparkOptions(Where):
     the median counts. master: where Spark runs. triggers: small batches of a stream, of which the
     median counts. rows: records of each of these. timeout: seconds until it is given up."""
 
-    records: int = 5_000_000
+    records: int = 3_000_000
     size: int = 100
     partitions: int = 2
     turns: int = 3

@@ -164,8 +164,8 @@ REMOTE_ROWS: tuple[Row, ...] = (
 
 SPARK_ROWS: tuple[Row, ...] = (
     Row("100 B", SparkOptions(), "records_per_second"),
-    Row("1 KB", SparkOptions(size=1024, records=1_000_000), "records_per_second"),
-    Row("1 KB, TCP", SparkOptions(size=1024, records=1_000_000, transport="tcp"),
+    Row("1 KB", SparkOptions(size=1024, records=600_000), "records_per_second"),
+    Row("1 KB, TCP", SparkOptions(size=1024, records=600_000, transport="tcp"),
         "records_per_second"),
 )  # fmt: skip
 

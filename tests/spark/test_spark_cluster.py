@@ -27,7 +27,7 @@ import sys
 
 from pyspark.sql import functions as F
 
-from penstock.spark import session
+from penstock.spark import register, session
 
 url, way, shipped, source, sink, folder = sys.argv[1:]
 conf = {
@@ -40,6 +40,7 @@ if shipped:
 spark = session("cluster", "local-cluster[2,1,1024]", conf)
 if shipped:
     spark.sparkContext.addPyFile(shipped)
+    register(spark)  # what the format's tasks are sent is noted when it is registered
 options = {"bootstrap": url, "transport": way}
 
 
