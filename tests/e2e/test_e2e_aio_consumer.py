@@ -22,7 +22,7 @@ from penstock.core.errors import (
     PenstockTimeout,
     UnknownTopicError,
 )
-from penstock.testing import Broker, produce
+from penstock.testing import Broker, produce, wait_until
 
 pytestmark = pytest.mark.over_tcp
 
@@ -309,7 +309,7 @@ def test_closing_ends_what_waits_and_leaves_nothing_behind(node: Broker, topic: 
     before = held()
     for _ in range(5):
         run(one_life())
-    assert no_more_than(before), (held(), before)
+    wait_until(lambda: no_more_than(before), what=lambda: f"{held()}, where {before} was")
 
 
 def test_iteration_without_follow_ends_where_the_topic_ended_when_it_began(

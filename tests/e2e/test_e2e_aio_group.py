@@ -16,7 +16,7 @@ from loops import WITHIN, Ticker, eventually, held, no_more_than, run
 
 from penstock import aio
 from penstock.core.errors import ClosedError, ConfigError, GroupError, UnknownTopicError
-from penstock.testing import Broker, produce
+from penstock.testing import Broker, produce, wait_until
 
 pytestmark = pytest.mark.over_tcp
 
@@ -224,7 +224,7 @@ def test_what_cannot_be_joined_leaves_nothing_behind(node: Broker):
     before = held()
     for _ in range(3):
         run(one_life())
-    assert no_more_than(before), (held(), before)
+    wait_until(lambda: no_more_than(before), what=lambda: f"{held()}, where {before} was")
 
 
 def test_the_admin_of_a_loop_sees_and_moves_groups(node: Broker):

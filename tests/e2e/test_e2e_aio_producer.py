@@ -24,7 +24,7 @@ from penstock.core.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
-from penstock.testing import Broker, assert_records
+from penstock.testing import Broker, assert_records, wait_until
 
 pytestmark = pytest.mark.over_tcp
 
@@ -299,7 +299,7 @@ def test_producers_and_admins_leave_no_thread_and_no_descriptor(node: Broker, to
     before = held()
     for _ in range(5):
         run(one_life())
-    assert no_more_than(before), (held(), before)
+    wait_until(lambda: no_more_than(before), what=lambda: f"{held()}, where {before} was")
 
 
 def test_a_failed_body_is_not_hidden_by_what_leaving_finds(own_node: Broker):

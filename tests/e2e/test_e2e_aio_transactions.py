@@ -28,7 +28,7 @@ from penstock.core.errors import (
     TransactionError,
     UnknownTopicError,
 )
-from penstock.testing import Broker, produce
+from penstock.testing import Broker, produce, wait_until
 
 EXACTLY_ONCE: dict[str, Any] = {"guarantee": "exactly-once", "start": "earliest"}
 
@@ -549,4 +549,4 @@ def test_transactions_leave_no_thread_and_no_descriptor(node: Broker):
     before = held()
     for epoch in (2, 3):
         run(one_life(epoch))
-    assert no_more_than(before), (held(), before)
+    wait_until(lambda: no_more_than(before), what=lambda: f"{held()}, where {before} was")

@@ -8,13 +8,15 @@ by shared memory, or by TCP with `broker.tcp_url`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from penstock.spark.clients import forget
 from penstock.spark.errors import JavaMissingError
 from penstock.spark.java import java_home
-from penstock.spark.sessions import session
+from penstock.spark.sessions import is_running, session
 from penstock.testing import Broker
 
 if TYPE_CHECKING:
@@ -42,8 +44,22 @@ def spark() -> Iterator[SparkSession]:
     made.stop()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
+    """Behind the last of these tests Spark and the clients of this process go: tests that count
+    descriptors and threads may come next in it."""
+    yield
+    if nextitem is None or nextitem.path.parent != Path(__file__).parent:
+        if is_running():
+            from pyspark.sql import SparkSession
+
+            SparkSession.builder.getOrCreate().stop()
+        forget()
+
+
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
     """A real node that the tests of a module share, reached by shared memory and by TCP."""
     with Broker(listen=True, transport="shm") as made:
         yield made
+        forget()

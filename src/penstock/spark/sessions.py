@@ -90,16 +90,21 @@ def is_running() -> bool:
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format "penstock" known to a session, where Spark has not found it by itself."""
-    from pyspark.errors import AnalysisException
+    """Make the format "penstock" known to a session.
 
+    Spark looks whether there is a format of that name in the session that is active, whichever it
+    registers for: so that is made the active one meanwhile.
+    """
     from penstock.spark.source import PenstockDataSource
 
+    java = spark._jvm.SparkSession  # type: ignore[union-attr]
+    before = java.getActiveSession()
+    java.setActiveSession(spark._jsparkSession)
     try:
         spark.dataSource.register(PenstockDataSource)
-    except AnalysisException as error:
-        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
-            raise
+    finally:
+        if before.isDefined():
+            java.setActiveSession(before.get())
 
 
 def _path_of_workers() -> str:
