@@ -237,6 +237,7 @@ def test_a_node_that_is_not_there_says_what_to_set(monkeypatch):
     from penstock.spark import clients
 
     monkeypatch.setattr(clients, "CONNECT_WITHIN", 0.2)
+    monkeypatch.setattr(clients, "AWAY_MAX", 0.5)
     with pytest.raises(er.NotConnectedError, match="Set the option bootstrap to a URL that every"):
         table({"bootstrap": "tcp://127.0.0.1:9", "subscribe": "t"})
 
