@@ -1,7 +1,7 @@
 """What a query reads next, by what the node says: topics, their ends, offsets by time.
 
 Runs on the driver, in the Python process that Spark keeps for a query. Owns the look-ups; the
-arithmetic is in `penstock.spark.positions`.
+arithmetic is in `penstock.spark.triggers`.
 """
 
 from __future__ import annotations
@@ -110,9 +110,8 @@ class Planner:
                 continue
             key = (name, place, span.epoch)
             if key not in self._parted:
-                at = Range(topic, now[topic].id, number, place.offset, place.offset)
                 with self._consumer(name) as consumer:
-                    self._parted[key] = divergence(consumer, at, place.offset, place.epoch)
+                    self._parted[key] = divergence(consumer, name, place.offset, place.epoch)
             parted = self._parted[key]
             if parted is not None:
                 found[name] = parted

@@ -18,7 +18,7 @@ from penstock.offsets import Offset
 from penstock.records import Chunk
 from penstock.spark.clients import consumer_of, describe
 from penstock.spark.columns import Layout
-from penstock.spark.positions import EPOCH_UNKNOWN, DataLossError, Range
+from penstock.spark.positions import EPOCH_UNKNOWN, DataLossError, Partition, Range
 from penstock.spark.readoptions import ReadOptions
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class RangeReader:
 
     def __init__(self, asked: Range, options: ReadOptions, layout: Layout) -> None:
         self._range = asked
+        self._name: Partition = (asked.topic, asked.partition)
         self._options = options
         self._layout = layout
         self._end = asked.end
@@ -53,9 +54,7 @@ class RangeReader:
         """All records of the range, in order."""
         asked, options = self._range, self._options
         try:
-            consumer = consumer_of(
-                options.address, (asked.topic, asked.partition), options.isolation
-            )
+            consumer = consumer_of(options.address, self._name, options.isolation)
         except er.UnknownTopicError as error:
             self._lost(f"{asked}: {error}")
             return
@@ -84,7 +83,7 @@ class RangeReader:
         found = topic.partitions[asked.partition]
         parted: int | None = None
         if asked.end_epoch not in (EPOCH_UNKNOWN, found.leader_epoch):
-            parted = divergence(consumer, asked, asked.end, asked.end_epoch)
+            parted = divergence(consumer, self._name, asked.end, asked.end_epoch)
         if parted is not None or found.log_end < asked.end:
             self._end = found.log_end if parted is None else parted
             self._lost(
@@ -104,25 +103,24 @@ class RangeReader:
 
     # --- reading ---
     def _seek(self, consumer: Consumer, offset: int, epoch: int = EPOCH_UNKNOWN) -> None:
-        place = Offset.exact(offset)
-        consumer.seek(self._range.topic, self._range.partition, place, leader_epoch=epoch)
+        consumer.seek(*self._name, Offset.exact(offset), leader_epoch=epoch)
 
     def _chunks(self, consumer: Consumer) -> Iterator[Chunk]:
-        topic, partition, end = self._range.topic, self._range.partition, self._end
-        at, moved, nap = consumer.position(topic, partition), time.monotonic(), 0.0
+        name, end = self._name, self._end
+        at, moved, nap = consumer.position(*name), time.monotonic(), 0.0
         while at < end:
             try:
                 chunks = consumer.poll(timeout=nap).chunks
             except er.OffsetOutOfRangeError:
-                start = consumer.beginning_offsets()[topic, partition]
+                start = consumer.beginning_offsets()[name]
                 self._lost(f"{self._range}: {overtaken(at, start)}")
                 chunks = ()
-                consumer.seek(topic, partition, Offset.earliest())
+                consumer.seek(*name, Offset.earliest())
             except er.LogTruncatedError as error:
                 self._lost(f"{self._range}: {error}")
                 chunks = ()
                 self._seek(consumer, at)
-                end = min(end, consumer.end_offsets()[topic, partition])
+                end = min(end, consumer.end_offsets()[name])
             except er.UnknownTopicError as error:
                 self._lost(f"{self._range}: {error}")
                 return
@@ -131,7 +129,7 @@ class RangeReader:
                     chunk = chunk.cut(chunk.start, chunk.columns.first_at(end))
                 if len(chunk):
                     yield chunk
-            before, at = at, consumer.position(topic, partition)
+            before, at = at, consumer.position(*name)
             nap = 0.0 if at > before else NAP
             if at > before:
                 moved = time.monotonic()
@@ -172,11 +170,11 @@ def overtaken(offset: int, start: int) -> str:
     )
 
 
-def divergence(consumer: Consumer, at: Range, offset: int, epoch: int) -> int | None:
+def divergence(consumer: Consumer, name: Partition, offset: int, epoch: int) -> int | None:
     """Where the log parted from what was read up to `offset` in that leader epoch; None: it did
     not. Moves the consumer, which has the partition assigned."""
     try:
-        consumer.seek(at.topic, at.partition, Offset.exact(offset), leader_epoch=epoch)
+        consumer.seek(*name, Offset.exact(offset), leader_epoch=epoch)
         consumer.poll(max_records=1, timeout=0.0)
     except er.LogTruncatedError as error:
         return error.divergence
