@@ -18,8 +18,8 @@ from cli_runner import COMMAND, environment
 pytest.importorskip("pyspark")
 
 from penstock import flights
+from penstock.partitioner import partition_of
 from penstock.spark.jobs import archive, audit, backfill
-from penstock.spark.jobs.hotkeys import partition_of
 from penstock.testing import Broker, wait_until
 
 PARTITIONS = 4

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyspark")
 
-from penstock.partitioner import murmur2
+from penstock.partitioner import murmur2, partition_of
 from penstock.spark.jobs import hot_keys
-from penstock.spark.jobs.hotkeys import KeyLoad, partition_of, report
+from penstock.spark.jobs.hotkeys import KeyLoad, report
 
 
 def home(key: str, partitions: int) -> int:

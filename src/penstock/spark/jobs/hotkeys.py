@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from penstock.client import connect
 from penstock.core.errors import ConfigError
-from penstock.partitioner import murmur2
+from penstock.partitioner import partition_of
 from penstock.spark.jobs.common import Say, read_topics, silent, told
 
 COLUMNS: Final = "key BINARY, value BINARY, topic STRING, partition INT"
@@ -196,11 +196,6 @@ def spread(key: bytes, loads: Loads, parts: int, separator: str) -> list[Place]:
         found.setdefault(home, suffix)
     best = sorted(found, key=lambda number: (loads[number], number))[:parts]
     return [(found[number], number) for number in best]
-
-
-def partition_of(key: bytes, partitions: int) -> int:
-    """Where producers send a key."""
-    return (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
 def skew(loads: Mapping[int, float]) -> float:
