@@ -6,8 +6,7 @@ arithmetic is in `penstock.spark.triggers`.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -18,29 +17,26 @@ from penstock.offsets import Offset
 from penstock.spark.clients import admin_of, consumer_of, describe, patiently
 from penstock.spark.positions import (
     EPOCH_UNKNOWN,
-    DataLossError,
     Partition,
     Place,
     Positions,
     Range,
 )
-from penstock.spark.reading import LOST, NAP, REMEDY, divergence
+from penstock.spark.reading import NAP, Losses, divergence
 from penstock.spark.readoptions import EARLIEST, LATEST, Bound, Offsets, ReadOptions
 from penstock.spark.triggers import Span, Standing, TopicView, View, split, standing
-
-logger = logging.getLogger("penstock.spark")
 
 POLLS_MAX: Final = 64
 """Looks for the first record of a time within the batches that follow its place in the index."""
 
 
 class Planner:
-    """See the module. `losses`: how often something was lost so far, where that is no error."""
+    """See the module."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._parted: dict[tuple[Partition, Place, int], int | None] = {}
-        self.losses = 0
+        self._losses = Losses(options)
 
     # --- what is there ---
     def view(self, *, must_be: bool) -> dict[str, TopicView]:
@@ -88,15 +84,9 @@ class Planner:
         """Where a query that stands at `start` goes on. Raises `DataLossError` for what was lost,
         or logs it."""
         at = standing(start, now, self._diverged(start, now))
-        self._lost(at.losses)
+        for loss in at.losses:
+            self._losses.tell(loss)
         return at
-
-    def _lost(self, losses: Iterable[str]) -> None:
-        for loss in losses:
-            if self._options.fail_on_data_loss:
-                raise DataLossError(f"{loss}. {REMEDY}")
-            self.losses += 1
-            logger.warning(LOST, loss, self.losses)
 
     def _diverged(self, start: Positions, now: View) -> dict[Partition, int]:
         """Rule 15: where logs parted, of those that began another leader epoch."""

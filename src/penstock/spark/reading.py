@@ -33,14 +33,29 @@ STALLED_AFTER: Final = 60.0
 """Seconds without anything of a range, all of which was there when it was planned."""
 NAP: Final = 0.05
 
-REMEDY: Final = (
-    "Set failOnDataLoss to false to go on with what is there, or begin anew with another checkpoint"
-)
-LOST: Final = "data loss, going on with what is there: %s (loss number %d)"
+
+class Losses:
+    """What was to be read and is gone: an error, or (`failOnDataLoss` false) counted and logged."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._is_error = options.fail_on_data_loss
+        self._count = 0
+
+    def tell(self, what: str) -> None:
+        """Raises `DataLossError`, where it is one."""
+        if self._is_error:
+            raise DataLossError(
+                f"{what}. Set failOnDataLoss to false to go on with what is there, or begin anew "
+                "with another checkpoint"
+            )
+        self._count += 1
+        logger.warning(
+            "data loss, going on with what is there: %s (loss number %d)", what, self._count
+        )
 
 
 class RangeReader:
-    """See the module. `losses`: how often something was not there, where that is no error."""
+    """See the module."""
 
     def __init__(self, asked: Range, options: ReadOptions, layout: Layout) -> None:
         self._range = asked
@@ -48,7 +63,7 @@ class RangeReader:
         self._options = options
         self._layout = layout
         self._end = asked.end
-        self.losses = 0
+        self._lost = Losses(options).tell
 
     def batches(self) -> Iterator[pyarrow.RecordBatch]:
         """All records of the range, in order."""
@@ -94,12 +109,6 @@ class RangeReader:
             self._lost(f"{asked}: {overtaken(asked.begin, found.log_start)}")
         begin = max(asked.begin, found.log_start)
         return begin if begin < self._end else None
-
-    def _lost(self, what: str) -> None:
-        if self._options.fail_on_data_loss:
-            raise DataLossError(f"{what}. {REMEDY}")
-        self.losses += 1
-        logger.warning(LOST, what, self.losses)
 
     # --- reading ---
     def _seek(self, consumer: Consumer, offset: int, epoch: int = EPOCH_UNKNOWN) -> None:
