@@ -37,7 +37,8 @@ SOURCE: Final = (
 )  # fmt: skip
 SINK: Final = ("topic", "txnId", "txnEpoch", "compression", "transactionDurability")
 """Not the source's, and let be: programs keep one set of options for both."""
-_NAMES: Final = {name.lower(): name for name in (*SOURCE, *SINK)}
+NAMES: Final = {name.lower(): name for name in (*SOURCE, *SINK)}
+"""All options of both, by what Spark makes of their names."""
 _ONLY_BATCH: Final = ("endingoffsets", "endingtimestamp", "endingoffsetsbytimestamp")
 _ONLY_STREAM: Final = (
     "maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay", "groupid"
@@ -139,16 +140,16 @@ def _check_names(given: Mapping[str, str], *, streaming: bool) -> None:
             raise ConfigError(
                 f"load({given[name]!r}): topics are named by option('subscribe', ...), then load()"
             )
-        if name not in _NAMES and "." not in name:  # with a dot it is a setting of Spark's own
-            close = get_close_matches(name, _NAMES, 1)
-            meant = f"did you mean {_NAMES[close[0]]}?" if close else f"it has {', '.join(SOURCE)}"
+        if name not in NAMES and "." not in name:  # with a dot it is a setting of Spark's own
+            close = get_close_matches(name, NAMES, 1)
+            meant = f"did you mean {NAMES[close[0]]}?" if close else f"it has {', '.join(SOURCE)}"
             raise ConfigError(f"the source penstock has no option {name!r}; {meant}")
     wrong = [name for name in given if name in (_ONLY_BATCH if streaming else _ONLY_STREAM)]
     if wrong and streaming:
-        raise ConfigError(f"{_NAMES[wrong[0]]} is for batch queries: a stream has no end")
+        raise ConfigError(f"{NAMES[wrong[0]]} is for batch queries: a stream has no end")
     if wrong:
         logger.warning(
-            "left aside, being for streams: %s", ", ".join(_NAMES[name] for name in wrong)
+            "left aside, being for streams: %s", ", ".join(NAMES[name] for name in wrong)
         )
 
 

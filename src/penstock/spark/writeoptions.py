@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal, NoReturn, cast
 
 from penstock.core.errors import ConfigError
 from penstock.spark.clients import Address
-from penstock.spark.readoptions import SINK, SOURCE
+from penstock.spark.readoptions import NAMES, SINK
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -88,11 +88,10 @@ class WriteOptions:
 
 def _check_names(given: Mapping[str, str]) -> None:
     """Options of the source are let be: programs keep one set for both."""
-    known = {name.lower(): name for name in (*SINK, *SOURCE)}
     for name in given:
-        if name not in known and name not in SPARKS_OWN and "." not in name:
-            near = get_close_matches(name, known, 1)
-            hint = f"did you mean {known[near[0]]}?" if near else f"it has {', '.join(SINK)}"
+        if name not in NAMES and name not in SPARKS_OWN and "." not in name:
+            near = get_close_matches(name, NAMES, 1)
+            hint = f"did you mean {NAMES[near[0]]}?" if near else f"it has {', '.join(SINK)}"
             raise ConfigError(f"the sink of penstock has no option {name!r}: {hint}")
 
 
