@@ -47,7 +47,6 @@ POINT_SYNC_BYTES: Final = 16 << 20
 """A sync takes the recovery point along once so many were written to its file since, or one that is
 so far ahead. After a power cut a recovery checks this much more, of each log, than it had to."""
 
-
 WRITEBACK_BYTES: Final = 8 << 20
 """So much that came together is begun to be written to the device. Left to the kernel, half a
 minute's worth or a whole segment goes at once, and other syncs of the device wait behind it."""
@@ -263,7 +262,7 @@ class Syncs:
         """Set `durable` and the recovery point, on the device: around a truncation."""
         self._point_file.write(point, durable=True)
         self.durable = point.offset
-        self._point = point
+        self._point = self._kept = point
         self._left = min(self._left, point.segment_base)
 
     def leave(self, end: int) -> None:

@@ -87,6 +87,21 @@ def test_a_recovery_point_that_is_far_ahead_of_the_device_goes_along(monkeypatch
     assert 2 * len(batch) < farthest < 4096 + 3 * len(batch)
 
 
+def test_a_log_that_was_shortened_keeps_the_bound_of_the_recovery_point(monkeypatch):
+    monkeypatch.setattr(flush, "POINT_SYNC_BYTES", 4096)
+    storage, log = opened(config=LogConfig(flush="interval"))
+    for batch in numbered(40, body=1000):
+        log.append([batch], 1)
+        log.sync()
+    log.truncate_to(0)  # the same segment goes on, with the point far behind the last one
+    for batch in numbered(20, body=1000):
+        log.append([batch], 1)
+        log.sync()
+        kept = PointFile(storage.power_cut(), FOLDER).load()
+        assert kept is not None
+        assert log.valid_bytes - kept.position < 4096 + 3 * len(batch)
+
+
 def test_the_recovery_point_goes_along_where_a_segment_was_begun():
     storage, log = opened(config=LogConfig(flush="interval"))
     for start in range(0, 12, 3):
