@@ -35,6 +35,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
+import msgspec
+
 from penstock.cluster.decisions import Decision, Record
 from penstock.cluster.transactions import records as rec
 from penstock.cluster.transactions.answers import Ended, Identity, Listed, StagesDecided
@@ -123,9 +125,7 @@ class Stages:
                 "partitions, over transaction_partitions_max="
                 f"{self._limits.transaction_partitions_max}: use more stages, or raise that"
             )
-        value = Stage(
-            *(producer_id, epoch, value.epoch, value.begun_at, places), attempt=value.attempt
-        )
+        value = msgspec.structs.replace(value, places=places)
         # Synced: who is to commit the stage may outlive a power cut, and then names a stage that
         # would have no partitions, whose records were swept.
         return Decision((rec.record_of(key, value),), None, durable=True)
