@@ -141,8 +141,8 @@ def backfill(
         str | None,
         typer.Option(
             metavar="COLUMN",
-            help="The column that becomes the value. Default: the column value of Parquet, the "
-            "line of NDJSON, else the whole row.",
+            help="The column that becomes the value. Default: the column value of Parquet or CSV, "
+            "the line of NDJSON, else the whole row.",
         ),
     ] = None,
     encoding: Annotated[

@@ -107,8 +107,8 @@ def backfill(
     Args:
         format: of the files; None tells by their endings. CSV files begin with a line of names.
         key, value, partition, headers: the columns that become these. Without `value` the value is
-            the column of that name if a Parquet file has it, the line of an NDJSON file, else the
-            whole row as `encoding` says. An archive's key and headers are taken too.
+            the column of that name if a Parquet or CSV file has it, the line of an NDJSON file,
+            else the whole row as `encoding` says. An archive's key and headers are taken too.
         encoding: "json" or "csv" (a line without names).
         ordered: each partition gets its records in the order of a file; one task reads it. False:
             large files are read by many.
