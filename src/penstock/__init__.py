@@ -13,8 +13,9 @@ Names are loaded when first used, so that a node or a writer process imports onl
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from penstock.lazily import loaded
 
 __version__ = "0.1.0"
 
@@ -175,15 +176,4 @@ if TYPE_CHECKING:
     from penstock.transactions.stages import Stage, StagesOutcome
     from penstock.trimming import TrimResult
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
-    found = getattr(import_module(f"penstock.{home}"), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+__getattr__, __dir__ = loaded(__name__, _HOMES)

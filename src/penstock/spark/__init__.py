@@ -10,8 +10,9 @@ of Spark does not need, it does not import.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from penstock.lazily import loaded
 
 _HOMES = {
     "JavaMissingError": "errors",
@@ -34,15 +35,4 @@ if TYPE_CHECKING:
     from penstock.spark.sessions import register, session
     from penstock.spark.source import PenstockDataSource
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'penstock.spark' has no attribute {name!r}")
-    found = getattr(import_module(f"penstock.spark.{home}"), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+__getattr__, __dir__ = loaded(__name__, _HOMES)

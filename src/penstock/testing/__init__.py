@@ -13,8 +13,9 @@ nothing in here needs pytest. Names are loaded when first used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from penstock.lazily import loaded
 
 _HOMES = {
     "Broker": "broker",
@@ -31,15 +32,4 @@ if TYPE_CHECKING:
     from penstock.testing.records import assert_records, drain, produce
     from penstock.testing.waiting import wait_until
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'penstock.testing' has no attribute {name!r}")
-    found = getattr(import_module(f"penstock.testing.{home}"), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+__getattr__, __dir__ = loaded(__name__, _HOMES)

@@ -10,8 +10,9 @@ Names are loaded when first used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from penstock.lazily import loaded
 
 _HOMES = {
     "Audit": "auditing",
@@ -51,15 +52,4 @@ if TYPE_CHECKING:
     from penstock.spark.jobs.rollups import RolledUp, rollup
     from penstock.spark.jobs.snapshots import Snapshot, snapshot
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'penstock.spark.jobs' has no attribute {name!r}")
-    found = getattr(import_module(f"penstock.spark.jobs.{home}"), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+__getattr__, __dir__ = loaded(__name__, _HOMES)
