@@ -55,6 +55,13 @@ GATEWAY: Final[dict[str, fr.GatewayMessage]] = {
         1, {"connection": (1, 1), "ask": (1, 1)}, "penstock 0.1.0", TOPIC_ID, "boot",
         "/data/attach.sock", 2.0, 10.0, 1 << 20,
     ),
+    "welcome-cluster": fr.Welcome(
+        1, {"connection": (1, 1), "cluster": (1, 1)}, "penstock 0.1.0", TOPIC_ID, "boot",
+        "/data/attach.sock", 2.0, 10.0, 1 << 20, INCARNATION, 2,
+    ),
+    "leaders": fr.Leaders(
+        42, [(1, "tcp://a:7077"), (3, "tcp://c:7077")], [(0, 1), (5, 3), (6, fr.NOBODY)], 1
+    ),
     "attached": fr.Attached(7, 2, 4 << 20, PRODUCER_ID, TOKEN, 2 << 20, 4),
     "refused": fr.Refused(-1, "UnsupportedVersionError", "speak version 1"),
     "answer": fr.Answer(1, 3, _raw(ms.Refused("UnknownTopicError", "no orders")), []),

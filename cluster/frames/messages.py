@@ -8,6 +8,7 @@ which are record batches as they stand in lanes and segments. Times are seconds,
     client                              gateway
       Hello(versions)               ->
                                     <-  Welcome(versions, bounds)
+                                    <-  Leaders(brokers, leaders), of a broker, and at each change
       Attach(endpoint, kind)        ->
                                     <-  Attached(endpoint) | Refused(endpoint)
       Ask(endpoint, request, body)  ->  ... <- Answer(endpoint, request, body, pages)
@@ -33,6 +34,7 @@ APIS: Final = {
     "ask": (1, 1),
     "produce": (1, 1),
     "fetch": (1, 1),
+    "cluster": (1, 1),
 }
 """What this build speaks: the lowest and the highest version of each group of messages."""
 
@@ -50,6 +52,8 @@ NAME_BYTES_MAX: Final = 100
 EPOCHS_MAX: Final = 1000
 """Leader epochs that a `PageState` tells of: the latest ones."""
 CREDIT_MAX: Final = 1 << 30
+NOBODY: Final = -1
+"""In the place of a broker: there is none now."""
 
 EndpointNumber = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 Number = Annotated[int, msgspec.Meta(ge=0, lt=(1 << 63) - 1)]
@@ -139,7 +143,7 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
 class Produce(msgspec.Struct, frozen=True, tag="produce"):
     """One batch for a partition of that writer; payload: the batch. `sequence` counts the batches
     to this writer from 0 (or from the lane's head on, after a reconnect) without gaps. `flags` as
-    in a lane's frame."""
+    in a lane's frame: with `FRAME_COMMITTED` it is answered when it is committed, not before."""
 
     endpoint: EndpointNumber
     writer: Small
@@ -196,10 +200,11 @@ ClientMessage = Hello | Attach | Detach | Ask | Produce | Fetch | More | Drop | 
 
 
 # --- gateway -> client --------------------------------------------------------------------------
-class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+class Welcome(msgspec.Struct, frozen=True, tag="welcome", omit_defaults=True):
     """`local`: how a process on the same host reaches the node: its attach socket and the boot id
     of its host. `heartbeat`: seconds between pings; a side that hears nothing for `silence_max`
-    takes the connection for dead. `batch_bytes_max`: of a payload."""
+    takes the connection for dead. `batch_bytes_max`: of a payload. `cluster`, 16 bytes, and
+    `broker`: which cluster this node is a broker of, and which one; empty where it stands alone."""
 
     protocol: int
     apis: dict[str, tuple[int, int]]
@@ -210,6 +215,21 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     heartbeat: float
     silence_max: float
     batch_bytes_max: int
+    cluster: bytes = b""
+    broker: int = NOBODY
+
+
+class Leaders(msgspec.Struct, frozen=True, tag="leaders"):
+    """Who is who in the cluster, as this broker knows it: whole, and each time it has changed.
+    `version` grows with every change in the cluster, so of what two brokers say the larger one
+    counts. `brokers`: those that are alive, and where clients find them. `leaders`: for each page
+    the broker that leads its partition, `NOBODY` while none does; `coordinator`: the one that
+    answers for groups and transactions."""
+
+    version: int
+    brokers: list[tuple[int, str]]
+    leaders: list[tuple[int, int]]
+    coordinator: int
 
 
 class Attached(msgspec.Struct, frozen=True, tag="attached"):
@@ -312,6 +332,6 @@ class Pong(msgspec.Struct, frozen=True, tag="pong"):
 
 
 GatewayMessage = (
-    Welcome | Attached | Refused | Answer | Acks | Fetched | CursorFailed | Pages | Notice
-    | Throttled | Ended | Pong
+    Welcome | Leaders | Attached | Refused | Answer | Acks | Fetched | CursorFailed | Pages
+    | Notice | Throttled | Ended | Pong
 )  # fmt: skip

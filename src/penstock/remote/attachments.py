@@ -311,6 +311,8 @@ class Attachments:
     def hear(self, message: fr.GatewayMessage, payload: Piece | None) -> None:
         """A message of the gateway for one of them."""
         assert not isinstance(message, (fr.Welcome, fr.Pong))
+        if isinstance(message, fr.Leaders):
+            return  # of no endpoint
         endpoint = self._numbered.get(message.endpoint)
         if endpoint is None:
             return  # it is over at this end already
