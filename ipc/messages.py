@@ -33,6 +33,8 @@ class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     min_compaction_lag: float | None = None
     delete_retention: float | None = None
     min_dirty_ratio: float | None = None
+    replication_factor: int | None = None
+    min_insync_replicas: int | None = None
 
     @property
     def deletes(self) -> bool:
@@ -165,7 +167,8 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     """Descriptors: state table (read-only), client table, the client's own doorbell.
 
     `lanes` are those a resuming producer still has; for each its writer's doorbell follows in the
-    same order."""
+    same order. `remote`: where clients of a cluster connect to this broker by TCP, which they all
+    do; empty for a node that is alone."""
 
     version: int
     node_uuid: bytes
@@ -176,6 +179,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     lane_capacity: int
     producer_id: int = 0
     lanes: list[LaneInfo] = []
+    remote: str = ""
 
 
 class LaneOpened(msgspec.Struct, frozen=True, tag="lane_opened"):
@@ -376,6 +380,25 @@ WriterReport = (
     PartitionOpened | PartitionFailed | PartitionClosed | LogCleaned | LaneDrained | LaneDropped
     | Stopped
 )  # fmt: skip
+
+
+# --- node -> gateway, over its lifeline ---------------------------------------------------------
+class GatewayCluster(msgspec.Struct, frozen=True, tag="gateway_cluster"):
+    """How the cluster is, at each change: `version` only grows within the node's life. `secret`
+    signs resume tokens, `broker` is this one. `brokers`: (number, client url) of those that are
+    there; `leaders`: (page, broker), pages without a leader left out; `coordinator`: the broker
+    that answers for groups and transactions, -1 while there is none."""
+
+    cluster_id: bytes
+    secret: bytes
+    version: int
+    broker: int
+    brokers: list[tuple[int, str]]
+    leaders: list[tuple[int, int]]
+    coordinator: int = -1
+
+
+GatewayOrder = GatewayCluster
 
 
 # --- gateway -> node, over its lifeline ---------------------------------------------------------

@@ -14,7 +14,10 @@ from typing import Any, Final, Literal
 from penstock.core.errors import ConfigError
 from penstock.ipc.messages import TopicSettings
 
-WHOLE: Final = ("partitions", "segment_bytes", "record_bytes_max", "retention_bytes")
+WHOLE: Final = (
+    "partitions", "segment_bytes", "record_bytes_max", "retention_bytes", "replication_factor",
+    "min_insync_replicas",
+)  # fmt: skip
 DURATIONS: Final = (
     "segment_age", "flush_interval", "retention", "min_compaction_lag", "delete_retention",
 )  # fmt: skip
@@ -44,6 +47,10 @@ class TopicConfig:
         (default 1 day).
     min_dirty_ratio: the share of a partition that must be new before it is compacted again
         (default 0.5).
+    replication_factor: on how many brokers of a cluster each partition lies (default: 3, or as many
+        as there are). It stays: `penstock cluster reassign` gives a partition other replicas.
+    min_insync_replicas: with fewer in-sync replicas nothing is committed (default: 2 of 3 and more,
+        else 1).
     """
 
     partitions: int = 1
@@ -59,6 +66,8 @@ class TopicConfig:
     min_compaction_lag: float | timedelta | None = None
     delete_retention: float | timedelta | None = None
     min_dirty_ratio: float | None = None
+    replication_factor: int | None = None
+    min_insync_replicas: int | None = None
 
     def settings(self) -> TopicSettings:
         """The same as it travels. Raises `ConfigError` for a value of the wrong type."""

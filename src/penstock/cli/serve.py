@@ -22,7 +22,10 @@ _SIZES: Final = (
     "lane_capacity", "cleaner_rate", "client_window", "client_bytes_max", "principal_bytes_max",
 )  # fmt: skip
 _ROOMS: Final = ("disk_warn", "disk_stop")
-_TEXTS: Final = ("data_folder", "name", "log_format", "metrics", "listen")
+_TEXTS: Final = (
+    "data_folder", "name", "log_format", "metrics", "listen", "cluster_listen",
+    "controller_quorum", "advertise", "rack", "cluster_key",
+)  # fmt: skip
 CONFIG_BYTES_MAX: Final = 1 << 20
 
 
@@ -76,6 +79,33 @@ def serve(
             help="Let --listen be an address that other hosts reach, without keys.",
         ),
     ] = False,
+    node_id: Annotated[
+        int | None,
+        typer.Option(min=1, help="Be a broker of a cluster, with this number; needs --listen."),
+    ] = None,
+    controller_quorum: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="The brokers that decide, the same for all: 1@HOST:PORT,2@HOST:PORT,3@HOST:PORT.",
+        ),
+    ] = None,
+    cluster_listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Where other brokers reach this one. Default: its place in --controller-quorum.",
+        ),
+    ] = None,
+    advertise: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Where clients find this broker, if not at --listen."),
+    ] = None,
+    rack: Annotated[str | None, typer.Option(help="Replicas go to different racks.")] = None,
+    cluster_key: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="The key that all brokers of the cluster have."),
+    ] = None,
     metrics: Annotated[
         str | None,
         typer.Option(
@@ -107,8 +137,12 @@ def serve(
     from penstock.server.main import configure_logging
     from penstock.server.main import serve as run_node
 
-    given = {"data": data, "name": name, "writers": writers, "lane_capacity": lane_capacity}
+    given: dict[str, Any] = {"data": data, "name": name, "writers": writers}
+    given["lane_capacity"] = lane_capacity
     given["listen"], given["insecure"] = listen, insecure or None
+    given["node_id"], given["controller_quorum"] = node_id, controller_quorum
+    given["cluster_listen"], given["advertise"] = cluster_listen, advertise
+    given["rack"], given["cluster_key"] = rack, cluster_key
     given["metrics"], given["metrics_public"] = metrics, metrics_public or None
     given["log_format"] = log_format.value if log_format is not None else None
     settings: dict[str, Any] = {"log_format": os.environ.get(FORMAT_VARIABLE) or "text"}

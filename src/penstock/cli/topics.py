@@ -28,7 +28,7 @@ _CONFIG_HELP = (
     "A setting, may be repeated: segment_bytes, segment_age, durability (os, interval, fsync), "
     "flush_interval, timestamp_type (create, append), record_bytes_max, retention, "
     "retention_bytes, cleanup (delete, compact, or both with a comma), min_compaction_lag, "
-    "delete_retention, min_dirty_ratio."
+    "delete_retention, min_dirty_ratio, replication_factor, min_insync_replicas."
 )
 
 
@@ -61,6 +61,12 @@ def create(
         str | None,
         typer.Option(metavar="WORD", help="delete, compact (newest of each key), compact,delete."),
     ] = None,
+    replication_factor: Annotated[
+        int | None, typer.Option(min=1, help="In a cluster: on how many brokers records lie.")
+    ] = None,
+    min_insync_replicas: Annotated[
+        int | None, typer.Option(min=1, help="In a cluster: with fewer in sync nothing commits.")
+    ] = None,
     config: Annotated[
         list[str], typer.Option("-c", "--config", metavar="KEY=VALUE", help=_CONFIG_HELP)
     ] = [],  # noqa: B006 - typer copies it
@@ -72,6 +78,8 @@ def create(
     from penstock.topicconfig import TopicConfig
 
     options = {"retention": retention, "retention_bytes": retention_bytes, "cleanup": cleanup}
+    options["replication_factor"] = _text(replication_factor)
+    options["min_insync_replicas"] = _text(min_insync_replicas)
     given = [f"{key}={value}" for key, value in options.items() if value is not None]
     changes = read_settings([*config, *given])
     settings = TopicConfig(partitions=partitions, **changes)
@@ -88,6 +96,10 @@ def create(
                 env.say(f"created topic {name} with {output.counted(partitions, 'partition')}")
 
         return for_each(env, names, make_one)
+
+
+def _text(number: int | None) -> str | None:
+    return None if number is None else str(number)
 
 
 def list_topics(

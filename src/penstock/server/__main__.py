@@ -43,6 +43,16 @@ _OPTIONS = {
     "--client-heartbeat": (float, "seconds between signs of life of a remote client"),
     "--client-silence-max": (float, "seconds of silence that end a remote connection"),
     "--client-absence-max": (float, "seconds until a remote client that is away counts as dead"),
+    "--node-id": (int, "the number of this broker in its cluster"),
+    "--cluster-listen": (str, "where other brokers reach this one, tcp://ADDRESS:PORT"),
+    "--controller-quorum": (str, "the brokers that decide, 1@HOST:PORT,2@HOST:PORT,..."),
+    "--replication-port": (int, "port at which replicas are fetched; 0: any free one"),
+    "--advertise": (str, "where clients find this broker, tcp://HOST:PORT"),
+    "--rack": (str, "where this broker stands"),
+    "--cluster-key": (str, "file with the key that all brokers have"),
+    "--election-timeout": (float, "seconds of silence after which a controller is elected"),
+    "--broker-session-timeout": (float, "seconds of silence after which a broker is fenced"),
+    "--replica-lag-time": (float, "seconds behind after which a follower is not in sync"),
     "--gateway-stall-timeout": (float, "seconds after which a silent gateway is replaced"),
 }
 

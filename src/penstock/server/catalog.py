@@ -40,6 +40,7 @@ SEGMENT_BYTES_MIN: Final = 4096
 SEGMENT_BYTES_MAX: Final = 1 << 40
 DURATION_MAX: Final = 100 * 365 * 86_400.0
 RETENTION_BYTES_MAX: Final = 1 << 62
+REPLICAS_MAX: Final = 16
 
 _TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 _CHOICES: Final = {
@@ -268,6 +269,14 @@ def check_settings(settings: TopicSettings, config: NodeConfig) -> None:
     _check_range("min_compaction_lag", settings.min_compaction_lag, 0.0, DURATION_MAX)
     _check_range("delete_retention", settings.delete_retention, 0.0, DURATION_MAX)
     _check_range("min_dirty_ratio", settings.min_dirty_ratio, 0.0, 1.0)
+    for field in ("replication_factor", "min_insync_replicas"):
+        given = getattr(settings, field)
+        if config.node_id is None and given not in (None, 1):
+            raise ConfigError(
+                f"{field} is {given!r}: this node is alone and has one copy of everything; more "
+                "need a cluster (`penstock serve --node-id`)"
+            )
+        _check_range(field, given, 1, REPLICAS_MAX)
     for field, allowed in _CHOICES.items():
         given = getattr(settings, field)
         if given not in allowed:

@@ -11,6 +11,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.header import BATCH_BYTES_MAX
 from penstock.ipc import layout as lo
 from penstock.ipc.paths import DEFAULT_NODE, check_node_name
+from penstock.server.clustered.settings import check_clustered, parse_quorum
 from penstock.server.health.address import check_http_address
 from penstock.server.logformat import FORMATS
 
@@ -46,6 +47,9 @@ _SECONDS: Final = {
     "client_silence_max": (0.2, 600.0),
     "gateway_stall_timeout": (0.5, 3600.0),
     "client_absence_max": (0.1, 3600.0),
+    "election_timeout": (0.1, 60.0),
+    "broker_session_timeout": (0.3, 600.0),
+    "replica_lag_time": (0.1, 3600.0),
 }
 DISK_BYTES_MAX: Final = 1 << 60
 
@@ -201,6 +205,43 @@ class NodeConfig:
     """Lets `metrics` be an address that other hosts reach. Whoever reaches it reads names of
     topics, groups and processes there, without a password."""
 
+    node_id: int | None = None
+    """The number of this broker in its cluster, 1 to 65535, another one for each. None: the node is
+    alone. A folder that was a broker's stays one, with its number."""
+
+    cluster_listen: str | None = None
+    """Where the other brokers reach this node: `tcp://ADDRESS:PORT`. None: at its own place in
+    `controller_quorum`. Beyond loopback it wants `cluster_key`, or `insecure`."""
+
+    controller_quorum: str | None = None
+    """The brokers that decide for the cluster, the same for all: `1@HOST:PORT,2@HOST:PORT`, 1, 3
+    or 5 of them (7 at most), each with its `cluster_listen`. Most of them must be up."""
+
+    replication_port: int = 0
+    """The port at which this broker's replicas are fetched, at the host of `cluster_listen`. 0: any
+    free one, which the others are told."""
+
+    advertise: str | None = None
+    """Where clients find this broker, `tcp://HOST:PORT`, where that is not `listen` with its real
+    port: behind a proxy, or with `listen` at all addresses (0.0.0.0)."""
+
+    rack: str = ""
+    """Where this broker stands: replicas of a partition are put into different racks if there are
+    enough."""
+
+    cluster_key: str | None = None
+    """A file with the key that all brokers of the cluster have: what they say to each other is
+    encrypted, and nobody without it is heard. None: in the clear."""
+
+    election_timeout: float = 1.0
+    """Without a word from the active controller for so long another one is elected."""
+
+    broker_session_timeout: float = 1.5
+    """A broker without a heartbeat for so long is fenced: others lead what it led."""
+
+    replica_lag_time: float = 5.0
+    """A follower that did not reach its leader's log end for so long is in sync no more."""
+
     log_format: str = "text"
     """How node and writers write log lines on stderr: `text`, or `json`, one object a line."""
 
@@ -243,6 +284,21 @@ class NodeConfig:
                 f"restart_backoff_max is {self.restart_backoff_max:g}, below restart_backoff "
                 f"{self.restart_backoff:g}"
             )
+        check_clustered(self)
+        if self.cluster_listen is None and self.node_id is not None:
+            object.__setattr__(self, "cluster_listen", self.voters[self.node_id])
+
+    @property
+    def voters(self) -> dict[int, str]:
+        """Where each broker of the controller quorum is reached; empty for a node that is alone."""
+        return parse_quorum(self.controller_quorum) if self.controller_quorum is not None else {}
+
+    @property
+    def cluster_host(self) -> str:
+        """The host under which the other brokers reach this one."""
+        assert self.cluster_listen is not None
+        url = self.voters.get(self.node_id or 0, self.cluster_listen)
+        return url.removeprefix("tcp://").rpartition(":")[0]
 
     @property
     def writers(self) -> int:

@@ -9,7 +9,7 @@ from penstock.core.errors import ConfigError
 
 def check_exposure(host: str, *, keys: bool, insecure: bool) -> None:
     """Raise ConfigError for listening beyond this host without keys."""
-    if keys or insecure or _is_loopback(host):
+    if keys or insecure or is_loopback(host):
         return
     raise ConfigError(
         f"listening at {host} without keys would let everybody on the network in: make keys first "
@@ -18,7 +18,8 @@ def check_exposure(host: str, *, keys: bool, insecure: bool) -> None:
     )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether that address is of this host alone."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
