@@ -187,8 +187,8 @@ class Partition:
         )  # fmt: skip
         for prepared in work.prepare():
             assert self.role.swap(prepared, 0, self.clock).done
-        later = [each.base for each in work.plan.segments if each.base >= work.reached]
-        end = min([*later, work.plan.end])
+        cleaned = [each for each in work.plan.segments if each.base < work.reached]
+        end = cleaned[-1].end if cleaned else 0
         for one in self.written:
             one.is_gone |= one.state == ABORTED and one.offset < end
 
