@@ -1,0 +1,113 @@
+"""What a node and its replicator say to each other over the replicator's lifeline.
+
+    node                                              replicator
+                                                  <-    Listens(url)
+      Cluster(cluster id, broker, epoch, brokers) ->    at each change
+      Assign(page, ..., word)                     ->    at each change of the word
+      Opened(page)                                ->    each time a writer has opened the partition
+      Forget(page)                                ->    no replica of it is here any more
+                                                  <-    ChangeIsr(page, change), again if need be
+      IsrAnswer(page, change, answer)             ->
+                                                  <-    Lives(counts), twice a second
+                                                  <-    Failed(error, message), and it leaves
+
+In order: a partition is assigned before anything else is said of it, and `Opened` comes after the
+`Assign` of the page where both are news. A replicator that is new is told everything anew.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from penstock.cluster.replica.messages import Assignment, IsrChange, IsrChanged
+
+BROKERS_MAX: Final = 1024
+"""Brokers that one `Cluster` names."""
+LAGS_MAX: Final = 64
+"""Pages of which `Lives` tells how far their followers are behind: those furthest behind."""
+
+
+# --- node -> replicator -------------------------------------------------------------------------
+class Cluster(msgspec.Struct, frozen=True, tag="cluster"):
+    """The living brokers, this one too: the epoch and the replication URL of each (empty where it
+    has not told one yet). `broker_epoch` is this broker's own."""
+
+    cluster_id: bytes
+    broker: int
+    broker_epoch: int
+    brokers: dict[int, tuple[int, str]]
+
+
+class Assign(msgspec.Struct, frozen=True, tag="assign"):
+    """What the controller says of a partition of which this broker has a replica. `folder` is the
+    log's, as its writer has it; `synced`: records count only where they are synced
+    (`durability="fsync"`)."""
+
+    page: int
+    topic_id: bytes
+    partition: int
+    name: str
+    folder: str
+    synced: bool
+    word: Assignment
+
+
+class Opened(msgspec.Struct, frozen=True, tag="opened"):
+    """A writer has opened the partition, and knows of no role yet."""
+
+    page: int
+
+
+class Forget(msgspec.Struct, frozen=True, tag="forget"):
+    """The partition is no business of this broker any more. Frames of it that are in a lane are
+    answered by its writer, as for any page that it does not have."""
+
+    page: int
+
+
+class IsrAnswer(msgspec.Struct, frozen=True, tag="isr_answer"):
+    """What the controller said to a `ChangeIsr`. Where it said nothing there is none of these: the
+    replicator asks again."""
+
+    page: int
+    change: IsrChange
+    answer: IsrChanged
+
+
+Order = Cluster | Assign | Opened | Forget | IsrAnswer
+
+
+# --- replicator -> node -------------------------------------------------------------------------
+class Listens(msgspec.Struct, frozen=True, tag="listens"):
+    """Other brokers' replicators are served at this URL, with its real port."""
+
+    url: str
+
+
+class ChangeIsr(msgspec.Struct, frozen=True, tag="change_isr"):
+    """The leader of a partition asks the controller for another ISR."""
+
+    page: int
+    topic_id: bytes
+    partition: int
+    change: IsrChange
+
+
+class Lives(msgspec.Struct, frozen=True, tag="lives"):
+    """A sign of life, twice a second. `counts` since its start; `lags`: (page, follower, offsets
+    that it is behind), of pages led here."""
+
+    counts: dict[str, int] = {}
+    lags: list[tuple[int, int, int]] = []
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """It cannot go on, and leaves after this. `error` is a class of `penstock.core.errors`."""
+
+    error: str
+    message: str
+
+
+Report = Listens | ChangeIsr | Lives | Failed
