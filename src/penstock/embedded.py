@@ -13,6 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final
@@ -22,6 +25,7 @@ from penstock.core.errors import PenstockError
 from penstock.ipc.shm import unlink_all
 
 ANY_PORT: Final = "tcp://127.0.0.1:0"
+LOG_LINES: Final = 40
 
 
 class EmbeddedNode:
@@ -36,6 +40,8 @@ class EmbeddedNode:
         listen: where clients connect by TCP, see `tcp_url`; True is any free port of this host, and
             None nowhere.
         ready_timeout: seconds within which it must admit clients.
+        before: what goes before its command, such as where it is to run; it has to keep the pid.
+        start: False only makes the object: `launch` and `await_ready`, or `start`, do the rest.
     """
 
     def __init__(
@@ -47,6 +53,8 @@ class EmbeddedNode:
         arguments: tuple[str, ...] = (),
         listen: str | bool | None = None,
         ready_timeout: float = 15.0,
+        before: Sequence[str] = (),
+        start: bool = True,
     ) -> None:
         self._owns_folder = data is None
         self.data = Path(data if data is not None else tempfile.mkdtemp(prefix="penstock-"))
@@ -55,10 +63,14 @@ class EmbeddedNode:
         self._listen = ANY_PORT if listen is True else listen or None
         self._arguments = arguments
         self._ready_timeout = ready_timeout
+        self._before = before
         self._process: subprocess.Popen[bytes] | None = None
+        self._launched: _Launch | None = None
+        self._terminated = False
         self.started_in = 0.0
         try:
-            self.start()
+            if start:
+                self.start()
         except BaseException:
             if self._owns_folder:
                 shutil.rmtree(self.data, ignore_errors=True)
@@ -87,21 +99,37 @@ class EmbeddedNode:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start (again) on the same folder and wait until clients are admitted."""
+        """Start (again) on the same folder and wait until clients are admitted; kill it if that
+        fails."""
+        self.launch()
+        try:
+            self.await_ready()
+        except PenstockError:
+            self.kill()
+            raise
+
+    def launch(self) -> None:
+        """Start (again) without waiting: several that need each other start side by side."""
+        self._forget_launch()
         begun = time.monotonic()
         reader, writer = os.pipe()
         command = [
-            sys.executable, "-m", "penstock.server", "--data", str(self.data), "--ready-fd",
-            str(writer), "--owner", str(os.getpid()), *self._arguments,
+            *self._before, sys.executable, "-m", "penstock.server", "--data", str(self.data),
+            "--ready-fd", str(writer), "--owner", str(os.getpid()), *self._arguments,
         ]  # fmt: skip
         if self._listen is not None:
             command += ["--listen", self._record().get("listen") or self._listen]
         if self._writers is not None:
             command += ["--writers", str(self._writers)]
-        # Closed below, read on failure.
-        log = open(self._log, "ab") if isinstance(self._log, Path) else self._log  # noqa: SIM115
-        errors = tempfile.TemporaryFile() if log is None else None  # noqa: SIM115
-        try:
+        with ExitStack() as stack:
+            stack.callback(os.close, writer)
+            log, errors = self._log, None
+            if isinstance(log, Path):
+                log = stack.enter_context(log.open("ab"))
+            elif log is None:
+                errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the launch
+            self._launched = _Launch(reader, begun, errors)
+            self._terminated = False
             self._process = subprocess.Popen(
                 command,
                 pass_fds=(writer,),
@@ -110,24 +138,39 @@ class EmbeddedNode:
                 stdout=subprocess.DEVNULL,
                 stderr=log or errors,
             )
-            os.close(writer)
-            poller = select.poll()
-            poller.register(reader, select.POLLIN)
-            poller.poll(self._ready_timeout * 1000)
-            if not poller.poll(0) or not os.read(reader, 64):
-                why = f"did not admit clients within {self._ready_timeout:g} s"
-                if poller.poll(0):  # its end of the pipe is gone, and so is it
-                    status = self._process.wait(self._ready_timeout)
-                    why = f"ended with exit status {status} before it admitted clients"
-                self.kill()
-                raise PenstockError(f"the node on {self.data} {why}:\n{_end_of(errors)}")
-        finally:
-            os.close(reader)
-            if errors is not None:
-                errors.close()
-            if isinstance(self._log, Path) and log is not None:
-                log.close()
-        self.started_in = time.monotonic() - begun
+
+    def await_ready(self, timeout: float | None = None) -> None:
+        """Until a launched node admits clients; nothing to do where it is known that it does.
+
+        Raises `PenstockError` where it has ended, or takes longer than `timeout` (None: its
+        `ready_timeout`) seconds: then it goes on.
+        """
+        launched, timeout = self._launched, self._ready_timeout if timeout is None else timeout
+        if launched is None or self._process is None:
+            return
+        poller = select.poll()
+        poller.register(launched.reader, select.POLLIN)
+        if not poller.poll(timeout * 1000):
+            why = f"did not admit clients within {timeout:g} s"
+        elif os.read(launched.reader, 64):
+            self.started_in = time.monotonic() - launched.begun
+            self._forget_launch()
+            return
+        else:  # its end of the pipe is gone, and so is it
+            status = self._process.wait(self._ready_timeout)
+            why = f"ended with exit status {status} before it admitted clients"
+        raise PenstockError(f"the node on {self.data} {why}:\n{_end_of(launched.errors)}")
+
+    def _forget_launch(self) -> None:
+        launched, self._launched = self._launched, None
+        if launched is not None:
+            launched.close()
+
+    def log_tail(self, lines: int = LOG_LINES) -> str:
+        """The last lines of its log, where that is a file of its own."""
+        if not isinstance(self._log, Path) or not self._log.exists():
+            return ""
+        return "\n".join(self._log.read_text("utf-8", "replace").splitlines()[-lines:])
 
     def connect(self, **options: float) -> Client:
         """A client of this node."""
@@ -138,15 +181,24 @@ class EmbeddedNode:
         if self._process is None:
             return 0
         process = self._process
-        process.send_signal(signal.SIGTERM)
+        self.terminate()
         try:
             return process.wait(timeout)
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait()
+        finally:
+            self._forget_launch()
+
+    def terminate(self) -> None:
+        """SIGTERM, and no waiting: `stop` does that. Once: a second one lets it leave at once."""
+        if self._process is not None and not self._terminated:
+            self._terminated = True
+            self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """SIGKILL, as a crash."""
+        self._forget_launch()
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -184,6 +236,20 @@ class EmbeddedNode:
         trace: TracebackType | None,
     ) -> None:
         self.remove()
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """A node that was started and is not yet known to be ready."""
+
+    reader: int
+    begun: float
+    errors: IO[bytes] | None
+
+    def close(self) -> None:
+        os.close(self.reader)
+        if self.errors is not None:
+            self.errors.close()
 
 
 def _end_of(errors: IO[bytes] | None) -> str:

@@ -3,9 +3,12 @@
     def test_orders(penstock_broker):
         with penstock_broker.connect() as client: ...
 
+    def test_a_failover(penstock_cluster):
+        penstock_cluster.broker(1).kill()
+
 `penstock_broker` is one test's own, `penstock_broker_module` and `penstock_broker_session` are
-shared. All of pytest loads this file when Penstock is installed, so it imports nothing of Penstock
-before a test asks for a broker.
+shared; `penstock_cluster` is several brokers of one test's own. All of pytest loads this file when
+Penstock is installed, so it imports nothing of Penstock before a test asks for a broker.
 """
 
 from __future__ import annotations
@@ -16,25 +19,31 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from penstock.testing import Broker
+    from penstock.testing import Broker, Cluster
 
 MARKER = "penstock"
-_FIXTURES = ("penstock_broker", "penstock_broker_module", "penstock_broker_session")
+_FIXTURES = (
+    "penstock_broker", "penstock_broker_module", "penstock_broker_session", "penstock_cluster"
+)  # fmt: skip
 _INI = {
     "partitions": (int, "partitions of a topic that is made without saying how many"),
     "durability": (str, "durability of such a topic: os, interval or fsync"),
     "writers": (int, "most writer processes of the node"),
     "transport": (str, "how it is reached: shm or tcp"),
     "start_timeout": (float, "seconds within which the node must admit clients"),
+    "brokers": (int, "how many there are in a cluster"),
 }
+_OF_A_BROKER = ("transport",)
+_OF_A_CLUSTER = ("brokers",)
+"""Settings that only one of them has."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     for name, (_, text) in _INI.items():
-        parser.addini(f"penstock_{name}", f"penstock_broker: {text}", default="")
+        parser.addini(f"penstock_{name}", f"brokers of tests: {text}", default="")
     parser.addini(
         "penstock_options",
-        "penstock_broker: further options of the node, NAME=VALUE, one a line",
+        "brokers of tests: further options of the node, NAME=VALUE, one a line",
         type="linelist",
         default=[],
     )
@@ -43,9 +52,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        f"{MARKER}(partitions=, durability=, writers=, transport=, start_timeout=, **options): "
-        "what penstock_broker (and, on a module, penstock_broker_module) is made with; other names "
-        "are options of the node",
+        f"{MARKER}(partitions=, durability=, writers=, transport=, start_timeout=, brokers=, "
+        "**options): what penstock_broker and penstock_cluster (and, on a module, "
+        "penstock_broker_module) are made with; other names are options of the node",
     )
 
 
@@ -70,9 +79,8 @@ def _settings(config: pytest.Config) -> dict[str, Any]:
     return {**found, "options": options}
 
 
-def _broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
-    from penstock.testing import Broker
-
+def _wanted(request: pytest.FixtureRequest, without: tuple[str, ...]) -> dict[str, Any]:
+    """What ini file and markers say, without what does not concern the one that is made."""
     settings = _settings(request.config)
     for marker in reversed(list(request.node.iter_markers(MARKER))):  # the closest one last
         if marker.args:
@@ -81,7 +89,13 @@ def _broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
             )
         for name, value in marker.kwargs.items():
             (settings if name in _INI else settings["options"])[name] = value
-    with Broker(**settings) as broker:
+    return {name: value for name, value in settings.items() if name not in without}
+
+
+def _broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
+    from penstock.testing import Broker
+
+    with Broker(**_wanted(request, _OF_A_CLUSTER)) as broker:
         yield broker
 
 
@@ -101,6 +115,15 @@ def penstock_broker_module(request: pytest.FixtureRequest) -> Iterator[Broker]:
 def penstock_broker_session(request: pytest.FixtureRequest) -> Iterator[Broker]:
     """A real Penstock node that all tests share (with pytest-xdist: those of a worker)."""
     yield from _broker(request)
+
+
+@pytest.fixture
+def penstock_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Real brokers of this test's own that are one cluster: three, unless told otherwise."""
+    from penstock.testing import Cluster
+
+    with Cluster(**_wanted(request, _OF_A_BROKER)) as cluster:
+        yield cluster
 
 
 @pytest.hookimpl(wrapper=True)

@@ -19,16 +19,18 @@ from penstock.lazily import loaded
 
 _HOMES = {
     "Broker": "broker",
+    "Cluster": "cluster",
     "assert_records": "records",
     "drain": "records",
     "produce": "records",
     "wait_until": "waiting",
 }
 
-__all__ = ["Broker", "assert_records", "drain", "produce", "wait_until"]
+__all__ = ["Broker", "Cluster", "assert_records", "drain", "produce", "wait_until"]
 
 if TYPE_CHECKING:
     from penstock.testing.broker import Broker
+    from penstock.testing.cluster import Cluster
     from penstock.testing.records import assert_records, drain, produce
     from penstock.testing.waiting import wait_until
 

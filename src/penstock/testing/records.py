@@ -1,8 +1,8 @@
 """Records in, records out, in one line each; every wait is bounded.
 
-Each helper takes where to go as a `Broker`, a `Client` or a URL. What is expected and what came is
-compared by rules that hold for any number of partitions: records of one key keep their order, and
-so does everything in a topic of one partition; beyond that there is no order to expect.
+Each helper takes where to go as a `Broker`, a `Cluster`, a `Client` or a URL. What is expected and
+what came is compared by rules that hold for any number of partitions: records of one key keep their
+order, and so does everything in a topic of one partition; beyond that there is no order to expect.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from penstock.client import Client, connect
 from penstock.delivery import Receipt
 from penstock.offsets import Offset
 from penstock.records import Record
-from penstock.testing.broker import Broker
+from penstock.testing.served import Served
 
-Target = Broker | Client | str
+Target = Served | Client | str
 KeyedValue = tuple[bytes | None, bytes | None]
 Wanted = bytes | None | KeyedValue
 """A value, or a key with a value. None is a tombstone."""
@@ -154,5 +154,5 @@ def _client(target: Target) -> Iterator[Client]:
     if isinstance(target, Client):
         yield target
         return
-    with target.connect() if isinstance(target, Broker) else connect(target) as client:
+    with target.connect() if isinstance(target, Served) else connect(target) as client:
         yield client

@@ -1,0 +1,219 @@
+"""`Cluster`: real brokers on throw-away folders, for tests of what their deaths do.
+
+    with Cluster(brokers=3) as cluster:
+        topic = cluster.create_topic(partitions=3)
+        produce(cluster, topic, [b"1", b"2"])
+        cluster.broker(2).kill()
+        assert_records(cluster, topic, [b"1", b"2"])
+
+Owns which brokers there are; each owns its processes and its folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Final
+
+from penstock.core.errors import ConfigError, PenstockError
+from penstock.embedded import LOG_LINES
+from penstock.embeddedcluster import Places, start_together
+from penstock.testing import remains
+from penstock.testing.housed import Housed
+from penstock.testing.served import Durability, Served
+
+ROLES: Final = {
+    b"penstock.server": "node",
+    b"penstock.server.writer_main": "writer",
+    b"penstock.server.gateway_main": "gateway",
+    b"penstock.server.replicator_main": "replicator",
+    b"penstock.server.cleaner_main": "cleaner",
+}
+"""The kinds of a broker's processes, by the module that each runs."""
+
+
+class ClusterBroker(Housed):
+    """One broker of a cluster, by its `number`. Made by `Cluster`."""
+
+    def __init__(
+        self,
+        number: int,
+        places: Places,
+        *,
+        writers: int | None,
+        options: Mapping[str, object],
+        start_timeout: float,
+        before: Sequence[str] = (),
+    ) -> None:
+        self.number = number
+        super().__init__(
+            writers=writers,
+            options={**options, **places.options(number)},
+            listen=places.listen(number),
+            start_timeout=start_timeout,
+            before=before,
+            start=False,
+        )
+
+    def processes(self, *kinds: str) -> list[int]:
+        """The pids of its processes of these kinds (`ROLES`); none given: all."""
+        found = remains.processes_of(os.fspath(self.folder))
+        return [pid for pid in found if not kinds or kind_of(pid) in kinds]
+
+    def kill(self, *kinds: str) -> None:
+        """SIGKILL to all its processes, as when its host loses its memory of them; or only to those
+        of these kinds (`ROLES`), which the broker has to cope with."""
+        if kinds:
+            self._signal(signal.SIGKILL, kinds)
+            return
+        self.node.kill()
+        remains.end_processes(os.fspath(self.folder))
+
+    def pause(self, *kinds: str) -> None:
+        """SIGSTOP to all its processes, or those of these kinds, until `resume`."""
+        self._signal(signal.SIGSTOP, kinds)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT, ())
+
+    def _signal(self, number: int, kinds: Sequence[str]) -> None:
+        for pid in self.processes(*kinds):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def stop(self) -> int:
+        """The clean end: it gives away what it leads, then drains, syncs and closes."""
+        self.resume()
+        return super().stop()
+
+
+class Cluster(Served):
+    """Started when made; `with` (or `close`) takes all of it away.
+
+    Args:
+        brokers: how many there are; their numbers begin at 1.
+        partitions: how many a topic gets that is made without saying.
+        durability: the same ("os", "interval" or "fsync").
+        writers: most writer processes of each broker; None leaves their default.
+        options: further options of each by their names in the operations guide, such as
+            `{"election_timeout": 0.5}`.
+        start_timeout: seconds within which all must admit clients.
+        hosts, before: addresses of the brokers and what goes before their commands, where they run
+            on hosts of their own (network namespaces); else all listen at free ports of this one.
+
+    Raises `PenstockError` with the end of a broker's log when it does not start.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 3,
+        *,
+        partitions: int = 1,
+        durability: Durability = "os",
+        writers: int | None = None,
+        options: Mapping[str, object] | None = None,
+        start_timeout: float = 30.0,
+        hosts: Sequence[str] = (),
+        before: Sequence[Sequence[str]] = (),
+    ) -> None:
+        self._serve(partitions, durability, "tcp")
+        self._owner = os.getpid()
+        self._places = Places(brokers, hosts)
+        self._brokers: dict[int, ClusterBroker] = {}
+        try:
+            for number in self._places.numbers:
+                self._brokers[number] = ClusterBroker(
+                    number,
+                    self._places,
+                    writers=writers,
+                    options=options or {},
+                    start_timeout=start_timeout,
+                    before=before[number - 1] if before else (),
+                )
+            start_together({number: each.node for number, each in self._brokers.items()})
+        except BaseException:
+            self.close()
+            raise
+
+    # --- what it is ---
+    @property
+    def url(self) -> str:
+        """All brokers, whichever of them live."""
+        return self._places.url
+
+    @property
+    def brokers(self) -> list[ClusterBroker]:
+        return list(self._brokers.values())
+
+    def broker(self, number: int) -> ClusterBroker:
+        found = self._brokers.get(number)
+        if found is None:
+            raise ConfigError(f"this cluster has no broker {number}: it has {list(self._brokers)}")
+        return found
+
+    @property
+    def running(self) -> list[ClusterBroker]:
+        return [each for each in self._brokers.values() if each.is_running]
+
+    def log_tail(self, lines: int = LOG_LINES) -> str:
+        """The last lines of each broker."""
+        return "\n".join(
+            f"--- broker {number}\n{each.log_tail(lines)}" for number, each in self._brokers.items()
+        )
+
+    # --- what tests do to it ---
+    def wait_ready(self, timeout: float = 30.0) -> None:
+        """Until all that run admit clients; `PenstockError` says who does not in time."""
+        deadline = time.monotonic() + timeout
+        for each in self.running:
+            try:
+                each.node.await_ready(max(0.0, deadline - time.monotonic()))
+            except PenstockError as error:
+                raise PenstockError(f"{error}\n{self.log_tail()}") from error
+
+    def kill(self, numbers: Iterable[int] = ()) -> None:
+        """SIGKILL all processes of these brokers (none given: of all), one right after another."""
+        for each in self._chosen(numbers):
+            each.kill()
+
+    def start(self, numbers: Iterable[int] = ()) -> None:
+        """Start those of these brokers (none given: of all) that do not run, side by side."""
+        away = {each.number: each.node for each in self._chosen(numbers) if not each.is_running}
+        start_together(away)
+
+    def _chosen(self, numbers: Iterable[int]) -> list[ClusterBroker]:
+        return [self.broker(number) for number in numbers] or self.brokers
+
+    # --- the end ---
+    def close(self) -> None:
+        """Any number of times; in a forked child of the process that made it nothing happens."""
+        if os.getpid() != self._owner:
+            return
+        for each in self._brokers.values():
+            each.close()
+        self._places.close()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def kind_of(pid: int) -> str:
+    """Which of a broker's processes it is; empty where it is none, or gone."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")
+    except OSError:
+        return ""
+    return next((kind for module, kind in ROLES.items() if module in words), "")
