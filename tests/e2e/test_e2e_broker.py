@@ -227,4 +227,4 @@ def test_importing_the_plugin_loads_nothing_of_penstock():
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, env=environment(), check=True
     )
-    assert done.stdout.decode().split() == ["penstock", "penstock.pytest_plugin"]
+    assert done.stdout.decode().split() == ["penstock", "penstock.lazily", "penstock.pytest_plugin"]
