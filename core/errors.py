@@ -31,6 +31,8 @@ class ErrorCode(IntEnum):
     DUPLICATE_TOO_OLD = 15
     TRANSACTION_NOT_OPEN = 16
     ACCESS_DENIED = 17
+    STALE_LEADER_EPOCH = 18
+    BEYOND_LOG_END = 19
 
 
 class PenstockError(Exception):

@@ -28,6 +28,7 @@ LANE_KIND: Final = "lane"
 
 
 _HEAD_BYTES: Final = lo.FRAME.size + lo.FRAME_CRC.size
+_REPLICATORS: Final = (lo.KIND_REPLICA, lo.KIND_ROLE)
 
 
 class LaneCorruptError(PenstockError):
@@ -57,7 +58,7 @@ class Ack(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """One data frame as the writer sees it; `batch` views the lane's memory until head passes."""
+    """One frame as the writer sees it; `batch` views the lane's memory until head passes."""
 
     page: int
     sequence: int
@@ -65,6 +66,7 @@ class Frame(NamedTuple):
     batch: memoryview
     end: int
     flags: int = 0
+    kind: int = lo.KIND_DATA
 
 
 def format_lane(region: Region, identity: LaneIdentity) -> None:
@@ -161,12 +163,18 @@ class LaneSender:
         return bool(self._q[lo.Q_LANE_HEAD] == self._tail)
 
     def try_write(
-        self, page: int, pieces: Sequence[Piece], length: int, flags: int = 0
+        self,
+        page: int,
+        pieces: Sequence[Piece],
+        length: int,
+        flags: int = 0,
+        kind: int = lo.KIND_DATA,
+        fetch_epoch: int = 0,
     ) -> int | None:
         """Publish one batch of `length` bytes; its lane sequence, or None while there is no room.
 
         `pieces` are copied one after the other. The caller has checked `length` against
-        `frame_max - FRAME_BYTES`.
+        `frame_max - FRAME_BYTES`. Other kinds than data, and their epoch, are the replicator's.
         """
         size = (lo.FRAME_BYTES + length + lo.FRAME_ALIGN - 1) & -lo.FRAME_ALIGN
         capacity = self._capacity
@@ -187,7 +195,7 @@ class LaneSender:
         sequence = self.next_sequence
         view = self._bytes
         start = lo.LANE_FRAMES_AT + at
-        packed = lo.FRAME.pack(size, page, sequence, 0, lo.KIND_DATA, flags, length)
+        packed = lo.FRAME.pack(size, page, sequence, fetch_epoch, kind, flags, length)
         view[start : start + _HEAD_BYTES] = packed + lo.FRAME_CRC.pack(crc32c(packed))
         start += lo.FRAME_BYTES
         for piece in pieces:
@@ -250,12 +258,15 @@ class LaneSender:
 
 
 class LaneReceiver:
-    """The writer's end. `generation` is published so that others can tell who drains."""
+    """The writer's end. `generation` is published so that others can tell who drains.
+    `replicates`: its frames may be of a replicator's kinds."""
 
-    __slots__ = ("_ack_tail", "_bytes", "_capacity", "_head", "_head_sequence", "_q", "_region",
-                 "identity", "name", "rung")  # fmt: skip
+    __slots__ = ("_ack_tail", "_bytes", "_capacity", "_head", "_head_sequence", "_kinds", "_q",
+                 "_region", "identity", "name", "replicates", "rung")  # fmt: skip
 
-    def __init__(self, region: Region, name: str, generation: int) -> None:
+    def __init__(
+        self, region: Region, name: str, generation: int, *, replicates: bool = False
+    ) -> None:
         identity = read_identity(region)
         if identity is None:
             raise LaneCorruptError(f"lane {name} was never finished")
@@ -270,6 +281,8 @@ class LaneReceiver:
         if self._head % lo.FRAME_ALIGN:
             raise LaneCorruptError(f"head {self._head} of lane {name} is at no frame")
         self._head_sequence: int | None = None
+        self.replicates = replicates
+        self._kinds = _REPLICATORS if replicates else ()
         self.rung = 0
         self._q[lo.Q_LANE_GENERATION] = generation
 
@@ -374,11 +387,11 @@ class LaneReceiver:
                 if kind == lo.KIND_PAD:
                     limit += size  # or one longer than `bytes_max` would hide the frame behind it
                     continue
-                if kind != lo.KIND_DATA:
+                if kind != lo.KIND_DATA and kind not in self._kinds:
                     raise LaneCorruptError(f"frame at {position - size} has unknown kind {kind}")
                 start = at + lo.FRAME_BYTES
                 batch = view[start : start + length]
-                frame = (page, sequence, epoch, batch, position, flags)
+                frame = (page, sequence, epoch, batch, position, flags, kind)
                 found.append(tuple.__new__(Frame, frame))  # `Frame()` is one more call
         except LaneCorruptError:
             if not found:

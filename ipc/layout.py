@@ -101,8 +101,15 @@ FRAME_CRC: Final = struct.Struct("<I")
 FRAME_CRC_AT: Final = FRAME.size
 KIND_DATA: Final = 1
 KIND_PAD: Final = 2
+KIND_REPLICA: Final = 3
+"""One batch as it stands in the leader's log; its fetch epoch is the leader epoch it came under."""
+KIND_ROLE: Final = 4
+"""No batch but a struct of `roles`, packed: what a replica is to do or to know."""
 FRAME_SYNC: Final = 1
 """Flag: its producer waits for stable storage, so sync soon whatever the topic says."""
+FRAME_COMMITTED: Final = 2
+"""Flag: its producer waits for the in-sync replicas (acks=all). For the gateway; writers ignore
+it."""
 
 # --- state table --------------------------------------------------------------------------------
 STATE_MAGIC: Final = int.from_bytes(b"PSTKSTAT", "little")
@@ -179,7 +186,16 @@ STATUS_ONLINE: Final = 1
 STATUS_OFFLINE: Final = 2
 STATUS_FULL: Final = 3
 STATUS_DELETED: Final = 4
-STATUS_NAMES: Final = {0: "absent", 1: "online", 2: "offline", 3: "storage full", 4: "deleted"}
+STATUS_FOLLOWING: Final = 5
+"""Open, and led elsewhere or by nobody: takes no batches of producers."""
+STATUS_NAMES: Final = {
+    STATUS_ABSENT: "absent",
+    STATUS_ONLINE: "online",
+    STATUS_OFFLINE: "offline",
+    STATUS_FULL: "storage full",
+    STATUS_DELETED: "deleted",
+    STATUS_FOLLOWING: "following",
+}
 
 # --- client table -------------------------------------------------------------------------------
 CLIENT_MAGIC: Final = int.from_bytes(b"PSTKCLNT", "little")
@@ -208,6 +224,7 @@ KIND_PRODUCER: Final = 1
 KIND_CONSUMER: Final = 2
 KIND_ADMIN: Final = 3
 KIND_CLEANER: Final = 4
+KIND_REPLICATOR: Final = 5
 
 
 def is_coordinators(producer_id: int) -> bool:

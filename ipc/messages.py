@@ -255,6 +255,9 @@ NodeMessage = (
 
 # --- node -> writer -----------------------------------------------------------------------------
 class OpenPartition(msgspec.Struct, frozen=True, tag="open_partition"):
+    """`replicated`: it takes its role, its leader epochs and its high watermark from a replication
+    lane; until that says otherwise it follows nobody."""
+
     page: int
     topic: str
     topic_id: bytes
@@ -263,6 +266,7 @@ class OpenPartition(msgspec.Struct, frozen=True, tag="open_partition"):
     settings: TopicSettings
     clean: bool
     boot_id: str
+    replicated: bool = False
 
     @property
     def name(self) -> PartitionName:
@@ -278,10 +282,13 @@ class ClosePartition(msgspec.Struct, frozen=True, tag="close_partition"):
 
 class AddLane(msgspec.Struct, frozen=True, tag="add_lane"):
     """`dead`: the producer is gone already, so acknowledgements are discarded. Descriptor: the
-    producer's doorbell, unless `dead`. Sent again when a producer re-attaches with a new one."""
+    producer's doorbell, unless `dead`. Sent again when a producer re-attaches with a new one.
+    `replicates`: it is the replicator's, and may hold what `layout.KIND_REPLICA` and `KIND_ROLE`
+    say; any other lane that does is dropped."""
 
     name: str
     dead: bool
+    replicates: bool = False
 
 
 class RetireLane(msgspec.Struct, frozen=True, tag="retire_lane"):

@@ -439,7 +439,9 @@ class Writer:
             return
         try:
             region = Region.of_fd(open_existing(order.name, writable=True))
-            receiver = LaneReceiver(region, order.name, self._generation)
+            receiver = LaneReceiver(
+                region, order.name, self._generation, replicates=order.replicates
+            )
         except (LaneCorruptError, UnsupportedVersionError, FileNotFoundError) as error:
             # Only these are final. Anything else (no descriptors, no memory) ends this process, and
             # its successor tries again: the lane may hold what was accepted.

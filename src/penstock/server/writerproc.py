@@ -108,7 +108,7 @@ class WriterProcess:
                 fds = [bell.fileno()]
             elif isinstance(order, ms.AddLane):
                 # The client left while this waited; the order to retire the lane comes behind it.
-                order = ms.AddLane(order.name, dead=True)
+                order = ms.AddLane(order.name, True, order.replicates)
             else:
                 return True
         try:

@@ -268,7 +268,8 @@ FIELDS = {
     "a batch longer than its frame": {"batch": 65},
     "a batch of 4 GiB": {"batch": (1 << 32) - 1},
     "a pad with a batch": {"kind": 2, "batch": 65},
-    "an unknown kind": {"kind": 3},
+    "a replicator's kind": {"kind": 3},
+    "an unknown kind": {"kind": 77},
     "kind 0": {"kind": 0},
 }
 

@@ -118,21 +118,24 @@ def test_numbers_that_never_change():
     assert (lo.LANE_ACKS_AT, lo.ACKS_MAX, lo.ACK.size, lo.LANE_FRAMES_AT) == (4096, 128, 32, 8192)
     assert (lo.FRAME_BYTES, lo.FRAME_ALIGN, lo.FRAME_SHARE) == (64, 64, 4)
     assert (lo.KIND_DATA, lo.KIND_PAD, lo.LANE_OPEN, lo.LANE_CLOSED) == (1, 2, 1, 2)
-    assert lo.FRAME_SYNC == 1
+    assert (lo.KIND_REPLICA, lo.KIND_ROLE) == (3, 4)
+    assert (lo.FRAME_SYNC, lo.FRAME_COMMITTED) == (1, 2)
     assert (lo.WRITER_SLOTS_AT, lo.WRITER_SLOT_BYTES, lo.WRITERS_MAX) == (4096, 64, 64)
     assert (lo.PAGES_AT, lo.PAGE_BYTES, lo.PAGES_MAX) == (8192, 512, 4096)
     assert (lo.CLIENT_SLOTS_AT, lo.CLIENT_SLOT_BYTES, lo.CLIENTS_MAX) == (4096, 4096, 1024)
     assert (lo.CLIENT_POSITIONS_AT, lo.POSITIONS_MAX, lo.POSITION_BITS) == (1024, 384, 51)
     assert (lo.CLIENT_WATCH_AT, lo.PAGE_TOPIC_ID_AT, lo.LANE_VERSION_AT) == (512, 8, 8)
     assert (lo.KIND_PRODUCER, lo.KIND_CONSUMER, lo.KIND_ADMIN) == (1, 2, 3)
+    assert (lo.KIND_CLEANER, lo.KIND_REPLICATOR) == (4, 5)
     assert lo.STATUS_NAMES == {
         lo.STATUS_ABSENT: "absent",
         lo.STATUS_ONLINE: "online",
         lo.STATUS_OFFLINE: "offline",
         lo.STATUS_FULL: "storage full",
         lo.STATUS_DELETED: "deleted",
+        lo.STATUS_FOLLOWING: "following",
     }
-    assert list(lo.STATUS_NAMES) == [0, 1, 2, 3, 4]
+    assert list(lo.STATUS_NAMES) == [0, 1, 2, 3, 4, 5]
 
 
 def test_sizes_of_whole_objects():

@@ -123,9 +123,11 @@ NODE = [
     ms.Refused("RecordTooLargeError", "\N{SNOWMAN}" * 4000),
 ]  # fmt: skip
 ORDERS = [
-    ms.OpenPartition(4095, NAME, b"\xff" * 16, 4095, "/" + "d" * 4095, SETTINGS, True, "b" * 36),
+    ms.OpenPartition(
+        4095, NAME, b"\xff" * 16, 4095, "/" + "d" * 4095, SETTINGS, True, "b" * 36, True
+    ),
     ms.ClosePartition(4095, True),
-    ms.AddLane(NAME, True),
+    ms.AddLane(NAME, True, True),
     ms.RetireLane(NAME),
     ms.AddClient(1023),
     ms.RemoveClient(1023),
