@@ -41,6 +41,7 @@ CLIENT: Final[dict[str, fr.ClientMessage]] = {
     "attach": fr.Attach(1, 2, "reader"),
     "attach-resume": fr.Attach(7, 1, "writer", PRODUCER_ID, TOKEN),
     "detach": fr.Detach(1),
+    "detach-returns": fr.Detach(1, True),
     "ask": fr.Ask(1, 3, 2.5, _raw(ms.FindTopic("orders"))),
     "produce": fr.Produce(7, 1, 42, 5, 1),
     "fetch": fr.Fetch(1, 11, 5, TOPIC_ID, 2, 123_456, 3, True, 4 << 20),

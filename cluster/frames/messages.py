@@ -124,10 +124,12 @@ class Attach(msgspec.Struct, frozen=True, tag="attach"):
     token: Token = b""
 
 
-class Detach(msgspec.Struct, frozen=True, tag="detach"):
-    """The endpoint is done: what would be `Bye` on the node's host."""
+class Detach(msgspec.Struct, frozen=True, tag="detach", omit_defaults=True):
+    """The endpoint is done: what would be `Bye` on the node's host. `returns`: its client goes on
+    by another endpoint, so this one ends as if its connection had."""
 
     endpoint: EndpointNumber
+    returns: bool = False
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):

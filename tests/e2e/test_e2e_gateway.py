@@ -170,6 +170,25 @@ def test_an_endpoint_that_detaches_is_gone_from_the_node(broker: Broker, dealer:
         wait_until(lambda: admin.describe_node().clients == before, timeout=10)
 
 
+@pytest.mark.parametrize("returns", [False, True])
+def test_a_member_that_detaches_has_left_unless_it_returns(
+    broker: Broker, dealer: Dealer, returns: bool
+) -> None:
+    from penstock.ipc import coordination as co
+
+    topic = broker.create_topic()
+    group = f"left-{returns}"
+    dealer.attach(1, lo.KIND_CONSUMER)
+    joined = dealer.ask(1, co.JoinGroup(group, "", [topic], None, "manual"))
+    dealer.say(fr.Detach(1, returns))
+    dealer.attach(2, lo.KIND_CONSUMER)
+    answer = dealer.ask(2, co.SyncGroup(group, joined.member_id, []))
+    if returns:
+        assert [(one.topic, one.partition) for one in answer.partitions] == [(topic, 0)]
+    else:
+        assert answer.error == "UnknownMemberError"
+
+
 def test_a_producer_resumes_its_id_with_the_token_only(broker: Broker, dealer: Dealer) -> None:
     topic = broker.create_topic()
     attached = dealer.producer()

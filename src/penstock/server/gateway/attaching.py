@@ -1,7 +1,8 @@
 """Endpoints as they come and go: each has a session to the node while it is open.
 
     Attach ──session──> Attached ──Detach──────────────> its session says goodbye
-                           ├── its connection ends ────> the session just ends
+                           ├── Detach(returns), or
+                           │   its connection ends ────> the session just ends
                            └── the node ends it ───────> Ended
 
 A session that ends without a goodbye is to the node what a broken connection is: members have their
@@ -223,10 +224,10 @@ class Attaching:
         self._rung(endpoint)
 
     # --- going ---
-    def detach(self, peer: Peer, number: int) -> None:
-        endpoint = peer.endpoints.get(number)
+    def detach(self, peer: Peer, message: fr.Detach) -> None:
+        endpoint = peer.endpoints.get(message.endpoint)
         if endpoint is not None:
-            self.end(endpoint, "", goodbye=True)
+            self.end(endpoint, "", goodbye=not message.returns)
 
     def end(self, endpoint: Endpoint, reason: str, *, goodbye: bool = False) -> None:
         """It is over. With a `reason` its client is told."""

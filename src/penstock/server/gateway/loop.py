@@ -137,7 +137,7 @@ class Gateway:
             fr.Positions: self._positions,
             fr.Ask: self._ask,
             fr.Attach: lambda peer, message, _, __: self._attaching.attach(peer, message),
-            fr.Detach: lambda peer, message, _, __: self._attaching.detach(peer, message.endpoint),
+            fr.Detach: lambda peer, message, _, __: self._attaching.detach(peer, message),
             fr.Ping: self._ping,
             fr.Hello: lambda *_: "it said hello twice",
         }
