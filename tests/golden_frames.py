@@ -61,7 +61,7 @@ GATEWAY: Final[dict[str, fr.GatewayMessage]] = {
         "/data/attach.sock", 2.0, 10.0, 1 << 20, INCARNATION, 2,
     ),
     "leaders": fr.Leaders(
-        42, [(1, "tcp://a:7077"), (3, "tcp://c:7077")], [(0, 1), (5, 3), (6, fr.NOBODY)], 1
+        42, [(1, "tcp://a:7077"), (3, "tcp://c:7077")], [(0, 1), (5, 3)], 1
     ),
     "attached": fr.Attached(7, 2, 4 << 20, PRODUCER_ID, TOKEN, 2 << 20, 4),
     "refused": fr.Refused(-1, "UnsupportedVersionError", "speak version 1"),

@@ -225,8 +225,8 @@ class Leaders(msgspec.Struct, frozen=True, tag="leaders"):
     """Who is who in the cluster, as this broker knows it: whole, and each time it has changed.
     `version` grows with every change in the cluster, so of what two brokers say the larger one
     counts. `brokers`: those that are alive, and where clients find them. `leaders`: for each page
-    the broker that leads its partition, `NOBODY` while none does; `coordinator`: the one that
-    answers for groups and transactions."""
+    the broker that leads its partition; pages without one are left out. `coordinator`: the one
+    that answers for groups and transactions, `NOBODY` while none does."""
 
     version: int
     brokers: list[tuple[int, str]]
