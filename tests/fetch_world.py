@@ -20,6 +20,7 @@ from penstock.ipc.clients import ClientSlot
 from penstock.ipc.shm import Region
 from penstock.server.gateway.counts import Counts
 from penstock.server.gateway.fetching import Fetching, FetchLimits
+from penstock.server.gateway.membership import Membership
 from penstock.server.gateway.states import Known, PageStates
 
 SLOTS = 64
@@ -142,7 +143,10 @@ class Reading:
 class Gateway:
     """Fetching for the clients of one partition world, on a clock of its own."""
 
-    def __init__(self, at: Partition, limits: FetchLimits | None = None, **hooks: Any) -> None:
+    def __init__(
+        self, at: Partition, limits: FetchLimits | None = None,
+        membership: Membership | None = None, **hooks: Any,
+    ) -> None:  # fmt: skip
         self.at = at
         self.now = 100.0
         fd, self.clients = memory(lo.client_table_bytes(SLOTS))
@@ -150,7 +154,7 @@ class Gateway:
         client_table.format_table(self.clients, SLOTS)
         assert at.folder == folder_in(os.path.dirname(at.folder))
         self.counts = Counts()
-        self.known = Known(os.path.dirname(at.folder), at.storage)
+        self.known = Known(os.path.dirname(at.folder), at.storage, membership)
         self.names = {TOPIC: "t"}
         hooks = {
             "allow": lambda *_: 0.0,

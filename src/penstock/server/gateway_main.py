@@ -22,7 +22,7 @@ import msgspec
 
 from penstock.core.errors import PenstockError
 from penstock.ipc import messages as ms
-from penstock.ipc.channel import Channel
+from penstock.ipc.channel import Channel, close_fds
 from penstock.ipc.liveness import raise_descriptor_limit
 from penstock.server.config import NodeConfig
 from penstock.server.gateway.loop import Gateway
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     _die_with(options.node_pid)
     raise_descriptor_limit()
     _keep_memory()
-    line: Channel = Channel(socket.socket(fileno=options.lifeline_fd), inbound=ms.GatewayReport)
+    line: Channel = Channel(socket.socket(fileno=options.lifeline_fd), inbound=ms.GatewayOrder)
     try:
         gateway = Gateway(config, bytes.fromhex(options.uuid))
         url = gateway.bind()
@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     _tell(line, ms.GatewayListens(url, str(metrics.address) if metrics is not None else ""))
     logger.info("remote clients are served at %s: pid %d", url or "no port", os.getpid())
-    gateway.events.watch(line.fileno(), gateway.stop)
+    gateway.events.watch(line.fileno(), lambda: _hear(line, gateway))
 
     def beat() -> None:
         _tell(line, ms.GatewayLives())
@@ -84,6 +84,20 @@ def main(argv: list[str] | None = None) -> int:
     if metrics is not None:
         metrics.close()
     return 0
+
+
+def _hear(line: Channel, gateway: Gateway) -> None:
+    """The node says something, or is gone, or wants the gateway to be."""
+    try:
+        while (received := line.recv_nowait()) is not None:
+            cluster, fds = received
+            close_fds(fds)
+            gateway.cluster_is(cluster)
+    except BlockingIOError:
+        return
+    except (PenstockError, OSError) as error:
+        logger.error("what the node says is not understood: %s", error)
+    gateway.stop()
 
 
 def _metrics(config: NodeConfig, gateway: Gateway) -> HealthService | None:

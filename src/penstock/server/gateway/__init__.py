@@ -5,6 +5,8 @@ peers        connections: outboxes, signs of life, bounds
 endpoints    what a connection has attached: one ordinary session to the node each
 forwarding   requests of endpoints, one at a time, answered by the node
 producing    batches checked and put into lanes, and the answers to them
-directory    the names of topics by their ids
+committing   which of these answers wait until their batch is committed
+fetching     what remote consumers are sent
+membership   the cluster that the node is a broker of
 counts       what all of these count
 """

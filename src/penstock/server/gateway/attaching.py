@@ -33,8 +33,8 @@ from penstock.server.gateway.counts import Counts
 from penstock.server.gateway.endpoints import Endpoint
 from penstock.server.gateway.events import Events
 from penstock.server.gateway.forwarding import Asks
+from penstock.server.gateway.outgoing import Outgoing
 from penstock.server.gateway.peers import Peer
-from penstock.server.gateway.producing import Outgoing
 from penstock.server.gateway.states import Known, PageStates
 from penstock.server.gateway.tokens import Tokens
 from penstock.session import Session
@@ -80,6 +80,10 @@ class Attaching:
         self._reserved: Counter[str] = Counter()
         self._producers: dict[int, Endpoint] = {}
         self.stopping = ""
+
+    def use(self, tokens: Tokens) -> None:
+        """Proofs are made and checked by these from now on."""
+        self._tokens = tokens
 
     # --- coming ---
     def attach(self, peer: Peer, message: fr.Attach) -> str:

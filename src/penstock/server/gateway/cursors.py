@@ -102,11 +102,12 @@ class Cursor:
 
     @property
     def is_troubled(self) -> bool:
-        """Whether `read` is to look at more than the end: the partition was deleted, began another
-        leader epoch, or lost what is wanted."""
+        """Whether `read` is to look at more than the end: the partition was deleted, is led
+        elsewhere, began another leader epoch, or lost what is wanted."""
         page = self.page
         return (
             page.is_gone(self._identity)
+            or self._known.membership.is_elsewhere(page, self.topic_id, self.partition)
             or self.offset < page.log_start
             or self._epoch not in (EPOCH_UNKNOWN, page.leader_epoch)
         )
@@ -127,7 +128,7 @@ class Cursor:
         `share`; None where there is none, or its writer is just publishing.
 
         Raises `OffsetOutOfRangeError`, `LogTruncatedError`, `CorruptBatchError`,
-        `UnknownTopicError`, `StorageError`, with the position where it was.
+        `UnknownTopicError`, `NotLeaderError`, `StorageError`, with the position where it was.
         """
         page, reader, start = self.page, self._reader, self.offset
         leader_epoch = page.leader_epoch
@@ -205,9 +206,10 @@ class Cursor:
         return Piece(start, self.offset, aborted, payload, size, work, self._epoch)
 
     def check(self) -> None:
-        """Raises `UnknownTopicError`, `LogTruncatedError`, `OffsetOutOfRangeError`, in this order,
-        where it cannot go on."""
+        """Raises `NotLeaderError`, `UnknownTopicError`, `LogTruncatedError`,
+        `OffsetOutOfRangeError`, in this order, where it cannot go on."""
         page = self.page
+        self._known.membership.check(page, self.topic_id, self.partition)
         if page.is_gone(self._identity):
             raise er.UnknownTopicError(f"topic {self.topic!r} was deleted")
         leader_epoch = page.leader_epoch

@@ -23,7 +23,7 @@ from penstock.server.gateway.peers import Peer, Piece
 if TYPE_CHECKING:
     from penstock.server.gateway.events import Task
     from penstock.server.gateway.forwarding import Asks
-    from penstock.server.gateway.producing import Outgoing
+    from penstock.server.gateway.outgoing import Outgoing
     from penstock.server.gateway.states import PageStates
     from penstock.session import Session
 

@@ -133,6 +133,12 @@ class Fetching:
     def _begin_asked(self, line: Line, now: float) -> None:
         """Begin the cursors whose topics are known."""
         for number, (message, until) in list(line.asked.items()):
+            page = line.endpoint.states.page(message.page)
+            if self._known.membership.is_elsewhere(page, message.topic_id, message.partition):
+                del line.asked[number]
+                why = self._known.membership.why_not(message.page)
+                self._refuse(line, number, message.offset, er.NotLeaderError(why))
+                continue
             topic = self._names(message.topic_id)
             if topic is None and now < until:
                 self._later(line, now + AGAIN)
@@ -148,7 +154,6 @@ class Fetching:
             except er.PenstockError as error:
                 self._refuse(line, number, message.offset, error)
                 continue
-            page = line.endpoint.states.page(message.page)
             cursor = Cursor(message, topic, page, self._known)
             line.add(cursor)
             line.make_ready(cursor)

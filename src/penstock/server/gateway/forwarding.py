@@ -32,6 +32,7 @@ from penstock.server.gateway.aside import Aside
 from penstock.server.gateway.counts import Counts
 from penstock.server.gateway.endpoints import Endpoint
 from penstock.server.gateway.events import Events, Task
+from penstock.server.gateway.membership import Membership
 
 logger = logging.getLogger("penstock.gateway")
 
@@ -110,12 +111,14 @@ class Forwarding:
     def __init__(
         self,
         counts: Counts,
+        membership: Membership,
         aside: Aside,
         may_look_up: Callable[[Endpoint, lk.Request], None],
         shown: Callable[[Endpoint, lk.Reply], lk.Reply],
         owns: Callable[[int, str], None],
     ) -> None:
         self._counts = counts
+        self._membership = membership
         self._aside = aside
         self._may_look_up = may_look_up
         self._shown = shown
@@ -173,7 +176,7 @@ class Forwarding:
             return
         session = endpoint.session
         self._aside.run(
-            lambda: lookups.answer(session, request),
+            lambda: lookups.answer(session, self._membership, request),
             lambda reply: self._answer(endpoint, number, reply, came),
             lambda error: self._failed(endpoint, number, name, error),
         )

@@ -6,23 +6,29 @@ headers, never the node, and never a record.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from penstock.core.errors import UnknownTopicError
 from penstock.ipc import lookups as lk
 from penstock.ipc.waits import run
 from penstock.logs import LocalLogs, Log
+from penstock.server.gateway.membership import Membership
 from penstock.session import Session
 
 AGES_BUDGET: Final = 0.2
 """Seconds of one request that asks when records were appended."""
 
 
-def answer(session: Session, request: lk.Request) -> lk.Reply:
+def answer(session: Session, membership: Membership, request: lk.Request) -> lk.Reply:
     """The answer to `request` by what `session`, an attachment to the node, sees.
 
-    Raises `UnknownTopicError` where a page is not that partition's, `StorageError`.
+    Raises `NotLeaderError` where a partition is led elsewhere, `UnknownTopicError` where a page is
+    not that partition's, `StorageError`.
     """
+    for place in _places(request):
+        page = session.page(place.page)
+        membership.check(page, place.topic_id, place.partition)
     logs = LocalLogs(session)
     match request:
         case lk.LookUpTime():
@@ -40,6 +46,19 @@ def answer(session: Session, request: lk.Request) -> lk.Reply:
         case lk.LookUpPositions():
             found = run(logs.positioning(request.clients))
             return lk.PositionsLookedUp([list(positions.items()) for positions in found])
+
+
+def _places(request: lk.Request) -> Sequence[lk.LogPlace | lk.LookUpTime]:
+    """The partitions that it asks about."""
+    match request:
+        case lk.LookUpTime():
+            return (request,)
+        case lk.LookUpAppends():
+            return request.places
+        case lk.LookUpSegments():
+            return (request.place,)
+        case _:  # pages and positions are each broker's own
+            return ()
 
 
 def _of(session: Session, place: lk.LogPlace) -> Log:

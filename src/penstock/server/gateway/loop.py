@@ -17,12 +17,10 @@ from typing import Any, Final
 
 import zmq
 
-from penstock import __version__
 from penstock.cluster.frames import codec
 from penstock.cluster.frames import messages as fr
-from penstock.core.errors import PenstockError
 from penstock.ipc import layout as lo
-from penstock.ipc.liveness import boot_id
+from penstock.ipc import messages as ms
 from penstock.ipc.paths import socket_in
 from penstock.server.config import NodeConfig
 from penstock.server.gateway.aside import Aside
@@ -33,7 +31,7 @@ from penstock.server.gateway.entrance import NOT_AUTHORIZED, Entrance
 from penstock.server.gateway.events import Events
 from penstock.server.gateway.fetching import Fetching
 from penstock.server.gateway.forwarding import Forwarding
-from penstock.server.gateway.greeting import check_connections, check_versions
+from penstock.server.gateway.greeting import Greeting
 from penstock.server.gateway.line import (
     FAILED_HANDSHAKES,
     NO_FD,
@@ -43,6 +41,7 @@ from penstock.server.gateway.line import (
     descriptor_of,
     property_of,
 )
+from penstock.server.gateway.membership import Membership
 from penstock.server.gateway.pacing import Pacing
 from penstock.server.gateway.peers import Peer, Peers
 from penstock.server.gateway.producing import Producing
@@ -73,8 +72,6 @@ class Gateway:
 
     def __init__(self, config: NodeConfig, node_uuid: bytes) -> None:
         self._config = config
-        self._node_uuid = node_uuid
-        self._boot_id = boot_id()
         folder = config.data_folder
         self.counts = Counts()
         self.events = Events()
@@ -90,10 +87,12 @@ class Gateway:
             secure=self._entrance.secure,
         )
         self._peers = Peers(self._line.socket, self.counts, config.client_bytes_max)
+        self._membership = membership = Membership(config.node_id)
+        self._greeting = Greeting(config, node_uuid, membership, standing, self._peers)
         self._pacing = Pacing()
         self._by_fd: dict[int, Peer] = {}
         self._leaving: dict[bytes, int] = {}
-        known = Known(folder)
+        known = Known(folder, membership=membership)
         self._fetching = Fetching(
             known,
             self._names.of,
@@ -105,6 +104,8 @@ class Gateway:
         self._producing = Producing(
             self.events,
             self.counts,
+            membership,
+            socket_in(folder),
             may_write=standing.may_write,
             allow=standing.produced,
             watch_durable=self._fetching.watch_durable,
@@ -112,6 +113,7 @@ class Gateway:
         )
         self._forwarding = Forwarding(
             self.counts,
+            membership,
             Aside(self.events),
             standing.may_look_up,
             standing.shown,
@@ -125,7 +127,7 @@ class Gateway:
             socket_in(folder),
             Tokens.of_folder(folder),
             rung=self._rung,
-            gone=self._fetching.gone,
+            gone=self._ending,
             bytes_max=standing.bytes_max,
             clients_max=standing.clients_max,
         )
@@ -162,7 +164,7 @@ class Gateway:
 
     def stop(self) -> None:
         """Leave after this turn: connections are told so, and the node drains their lanes."""
-        self._stopping = True
+        self._stopping = self._greeting.stopping = True
 
     def turn(self) -> None:
         """One round of everything."""
@@ -277,7 +279,7 @@ class Gateway:
         peer.user_id = user_id
         peer.fd = fd
         peer.software = message.software
-        refusal = self._refusal(message, principal)
+        refusal = self._greeting.refusal(message, principal)
         if refusal is not None:
             logger.info("connection of %s refused: %s", peer, refusal.message)
             self.counts.refusals[refusal.error] += 1
@@ -287,39 +289,25 @@ class Gateway:
         self.counts.connections += 1
         self.counts.connections_opened += 1
         logger.debug("%s connected: %s", peer, peer.software)
-        config = self._config
-        peer.send(
-            codec.encode(
-                fr.Welcome(
-                    fr.PROTOCOL_VERSION,
-                    fr.APIS,
-                    f"penstock {__version__}",
-                    self._node_uuid,
-                    self._boot_id,
-                    str(socket_in(config.data_folder)),
-                    config.client_heartbeat,
-                    config.client_silence_max,
-                    config.batch_bytes_max,
-                )
-            )
-        )
+        peer.send(codec.encode(self._greeting.welcome()))
+        self._tell_leaders(peer)
         if not peer.is_gone and fd != NO_FD:  # without one its silence tells of its end
             self._line.said_hello(fd)
             self._by_fd[fd] = peer
 
-    def _refusal(self, hello: fr.Hello, principal: str) -> fr.Refused | None:
-        """Why this connection cannot be served."""
-        if self._stopping:
-            return fr.Refused(-1, "NotConnectedError", "this node is stopping")
-        try:
-            check_versions(hello)
-            own = self._standing.connections_max(principal)
-            check_connections(
-                principal, self._peers.by_identity.values(), self._config.connections_max, own
-            )
-        except PenstockError as error:
-            return fr.Refused(-1, type(error).__name__, str(error))
-        return None
+    # --- the cluster ---
+    def cluster_is(self, cluster: ms.GatewayCluster) -> None:
+        """The node says how its cluster is: whoever is connected hears of it."""
+        if self._membership.told(cluster):
+            self._attaching.use(Tokens(cluster.secret))
+            for peer in self._peers.by_identity.values():
+                self._tell_leaders(peer)
+
+    def _tell_leaders(self, peer: Peer) -> None:
+        """Unless it knows, or reads slowly: it hears of later ones then."""
+        if peer.leaders is not self._membership.leaders and peer.has_room:
+            peer.leaders = self._membership.leaders
+            peer.send(peer.leaders)
 
     def _drop(self, peer: Peer, kind: str, why: str) -> None:
         """End a connection: for a reason of ours (`kind`), or because it has ended."""
@@ -388,6 +376,7 @@ class Gateway:
             elif received - peer.received_bytes > UNREAD_MAX:
                 self._drop(peer, "endless message", f"over {UNREAD_MAX} bytes made no message")
                 return
+        self._tell_leaders(peer)
         for endpoint in peer.endpoints.values():
             if endpoint.is_open:
                 self._producing.belt(endpoint)
@@ -472,6 +461,10 @@ class Gateway:
     def _failed(self, endpoint: Endpoint, why: str) -> None:
         self._attaching.end(endpoint, why)
 
+    def _ending(self, endpoint: Endpoint) -> None:
+        self._producing.gone(endpoint)
+        self._fetching.gone(endpoint)
+
     def _rung(self, endpoint: Endpoint) -> None:
         self._producing.rung(endpoint)
         self._fetching.rung(endpoint)
@@ -492,6 +485,7 @@ class Gateway:
             time.sleep(RETRY_SEND)
             self._peers.flush()
         logger.info("the gateway leaves, %d connections were told", self.counts.connections)
+        self._producing.close()
         self._line.close(FAREWELL)
         self._entrance.close()
         self._context.term()

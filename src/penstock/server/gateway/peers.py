@@ -48,6 +48,7 @@ class Peer:
         "identity",
         "incarnation",
         "is_gone",
+        "leaders",
         "outbox",
         "outbox_bytes",
         "principal",
@@ -78,6 +79,8 @@ class Peer:
         """What its connection had brought when it was last heard, at `received_by`."""
         self.heard_at = time.monotonic()
         self.budget = Budget(self.heard_at)
+        self.leaders = b""
+        """What it was told of the cluster last."""
         self.is_gone = False
         """Nothing is sent to it any more; it may still have to be ended."""
 

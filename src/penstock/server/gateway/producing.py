@@ -1,27 +1,33 @@
 """Batches of remote producers: checked, put into lanes, and answered in the order they came in.
 
     came ──checked──> held ──room in the lane──> in the lane ──answer──> acknowledged
-                │                                                           ▲
-                └──refused: an answer with an error, in its turn ───────────┘
+                │                                     └──answer, committed──>  ▲
+                └──refused: an answer with an error, in its turn ──────────────┘
 
 Rule 27: what a batch is and says of itself is checked before the lane. Nothing is decoded. What is
 under way to a writer is bounded by the window that the client was told; who sends more is dropped.
 Answers come by the doorbell of the endpoint's session, for which each lane with frames in it is
-armed (see `endpoints`).
+armed (see `endpoints`). Which of them wait until their batch is committed is `committing`'s.
+
+At a broker of a cluster an endpoint sends to each partition in one leader epoch only. In another
+one the log may lack what it sent before, so all that comes later is answered NOT_LEADER: here, and
+by the writer as far as it is in a lane (frames name their epoch). Its client begins anew, from the
+first batch without a good answer.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Final
 
 from penstock.cluster.frames import messages as fr
 from penstock.core.errors import (
     CorruptBatchError,
     ErrorCode,
+    NotLeaderError,
     PenstockError,
     UnknownTopicError,
     UnsupportedVersionError,
@@ -36,9 +42,13 @@ from penstock.core.header import (
 from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import Doorbell, fence
 from penstock.ipc.lane import Ack, LaneCorruptError, LaneSender
+from penstock.ipc.state import StatePage
+from penstock.server.gateway.committing import NOTHING, Commits, verdict
 from penstock.server.gateway.counts import Counts
 from penstock.server.gateway.endpoints import Endpoint, fresh_ticket
 from penstock.server.gateway.events import Events
+from penstock.server.gateway.membership import Membership
+from penstock.server.gateway.outgoing import Batch, Lane, Outgoing
 
 logger = logging.getLogger("penstock.gateway")
 
@@ -47,9 +57,10 @@ LANE_RETRY: Final = 0.2
 UNDER_WAY_MAX: Final = lo.ACKS_MAX
 """Batches under way to one writer: as many answers as the lanes on both sides have room for."""
 OWNERS_MAX: Final = 100_000
+IN_THE_LOG: Final = (ErrorCode.NONE, ErrorCode.DUPLICATE_TOO_OLD)
+"""Answers that say so of a batch."""
 CHARGE_BYTES: Final = 64 << 10
 """A batch that is refused costs as much of its connection's budget as messages for each of them."""
-NOT_IN_LANE: Final = -1
 
 MayWrite = Callable[[Endpoint, bytes], None]
 """Raises what refuses an endpoint to write to the topic with that id."""
@@ -66,71 +77,6 @@ class Refusal(Exception):
         self.code = code
 
 
-class Batch:
-    """One batch under way. `error`: why the gateway refused it, 0 if it did not."""
-
-    __slots__ = ("answer", "came", "error", "flags", "lane_sequence", "page", "payload", "records",
-                 "sequence", "size")  # fmt: skip
-
-    def __init__(self, message: fr.Produce, payload: memoryview, came: float) -> None:
-        self.sequence = message.sequence
-        self.page = message.page
-        self.flags = message.flags & lo.FRAME_SYNC
-        self.payload: memoryview | None = payload
-        self.size = len(payload)
-        self.came = came
-        self.records = 0
-        self.error = 0
-        self.lane_sequence = NOT_IN_LANE
-        self.answer: Ack | None = None
-
-
-class Lane:
-    """An endpoint's way to one writer. `under_way`: all without an answer, in order; of these,
-    `held` are good and not in the lane yet, `in_lane` are not answered by the writer yet."""
-
-    __slots__ = ("bytes_under_way", "doorbell", "endpoint", "expected", "held", "in_lane",
-                 "is_opening", "rung", "sender", "under_way", "writer")  # fmt: skip
-
-    def __init__(self, endpoint: Endpoint, writer: int, first: int) -> None:
-        self.endpoint = endpoint
-        self.writer = writer
-        self.expected = first
-        self.sender: LaneSender | None = None
-        self.doorbell: Doorbell | None = None
-        self.under_way: deque[Batch] = deque()
-        self.held: deque[Batch] = deque()
-        self.in_lane: deque[Batch] = deque()
-        self.bytes_under_way = 0
-        self.is_opening = False
-        self.rung = 0
-
-    def close(self) -> None:
-        for batches in (self.held, self.in_lane, self.under_way):
-            batches.clear()
-        if self.sender is not None:
-            self.sender.detach()
-            self.sender = None
-        if self.doorbell is not None:
-            self.doorbell.close()
-            self.doorbell = None
-
-
-class Outgoing:
-    """The lanes of one endpoint. A quota holds it back until `held_until` (monotonic seconds)."""
-
-    __slots__ = ("held_until", "lanes")
-
-    def __init__(self) -> None:
-        self.lanes: dict[int, Lane] = {}
-        self.held_until = 0.0
-
-    def close(self) -> None:
-        for lane in self.lanes.values():
-            lane.close()
-        self.lanes.clear()
-
-
 class Producing:
     """All that remote producers send. `failed` ends an endpoint whose lane cannot be gone on
     with."""
@@ -139,6 +85,8 @@ class Producing:
         self,
         events: Events,
         counts: Counts,
+        membership: Membership,
+        socket: Path,
         *,
         may_write: MayWrite,
         allow: Allow,
@@ -151,6 +99,8 @@ class Producing:
         self._allow = allow
         self._watch_durable = watch_durable
         self._failed = failed
+        self._membership = membership
+        self._commits = Commits[Lane](events, socket, self._touch)
         self._touched: dict[Lane, None] = {}
         self._owners: dict[int, str] = {}
 
@@ -225,8 +175,11 @@ class Producing:
             raise Refusal(
                 ErrorCode.UNKNOWN_PARTITION, f"page {batch.page} is not of writer {lane.writer}"
             )
+        page = endpoint.states.page(batch.page)
+        if self._membership.is_broker:
+            self._check_leader(lane, batch, page, head)
         # Nobody's: its writer has still to open it in this boot. That one answers after it did.
-        identity = endpoint.states.page(batch.page).identity
+        identity = page.identity
         if identity is not None and identity != (head.topic_id, head.partition):
             raise Refusal(ErrorCode.WRONG_TOPIC_ID, f"page {batch.page} is of another partition")
         try:
@@ -236,6 +189,26 @@ class Producing:
         except PenstockError as error:
             raise Refusal(ErrorCode.ACCESS_DENIED, str(error)) from error
         batch.records = head.last_offset_delta + 1
+
+    def _check_leader(self, lane: Lane, batch: Batch, page: StatePage, head: BatchHeader) -> None:
+        """At a broker: the partition has to be led here, and in the epoch in which this endpoint
+        began to send to it."""
+        try:
+            self._membership.check(page, head.topic_id, head.partition)
+        except NotLeaderError as error:
+            raise Refusal(ErrorCode.NOT_LEADER, str(error)) from error
+        if page.identity is None:
+            raise Refusal(
+                ErrorCode.NOT_LEADER, f"page {batch.page} is led here, and not open yet: ask again"
+            )
+        batch.epoch = page.leader_epoch
+        began = lane.epochs.setdefault(batch.page, batch.epoch)
+        if began != batch.epoch:
+            raise Refusal(
+                ErrorCode.NOT_LEADER,
+                f"page {batch.page} was led in epoch {began} when {lane.endpoint} began to send "
+                f"there, and is in epoch {batch.epoch} now: attach anew, and send again",
+            )
 
     def _check_owner(self, endpoint: Endpoint, head: BatchHeader) -> None:
         """Control batches are the coordinator's. A transaction has a producer id of its own, which
@@ -291,13 +264,16 @@ class Producing:
         if left > 0:
             self._events.later(left, lambda: self._let_go(endpoint, outgoing))
         elif endpoint.is_open:
-            self._touched.update(dict.fromkeys(outgoing.lanes.values()))
+            self._touch(outgoing.lanes.values())
 
     # --- lanes ---
+    def _touch(self, lanes: Iterable[Lane]) -> None:
+        self._touched.update(dict.fromkeys(lanes))
+
     def rung(self, endpoint: Endpoint) -> None:
         """Its doorbell rang, or it is time to look anyway."""
         if endpoint.outgoing is not None:
-            self._touched.update(dict.fromkeys(endpoint.outgoing.lanes.values()))
+            self._touch(endpoint.outgoing.lanes.values())
 
     def belt(self, endpoint: Endpoint) -> None:
         """Look at what waits for a writer, rung or not (rule 13)."""
@@ -306,6 +282,12 @@ class Producing:
                 if lane.under_way:
                     self._touched[lane] = None
 
+    def gone(self, endpoint: Endpoint) -> None:
+        """The endpoint ended, and its session is about to be closed."""
+        if endpoint.outgoing is not None:
+            for lane in endpoint.outgoing.lanes.values():
+                self._commits.forget(lane)
+
     @property
     def is_pending(self) -> bool:
         """Whether `turn` has something to do."""
@@ -313,19 +295,24 @@ class Producing:
 
     def turn(self, now: float) -> None:
         """Write what is held, take what is answered: all lanes that something happened to."""
-        while self._touched:
+        while self._touched or self._commits.has_new:
             touched, self._touched = self._touched, {}
             for lane in touched:
-                if not lane.endpoint.is_open:
-                    continue
-                try:
-                    self._move(lane, now)
-                except PenstockError as error:
-                    self._failed(lane.endpoint, str(error))
-                except Exception as error:
-                    logger.exception("the lane of %s failed", lane.endpoint)
-                    self._counts.refusals["failure"] += 1
-                    self._failed(lane.endpoint, f"the gateway failed at its lane: {error!r}")
+                self._carry_out(self._move, lane, now)
+            for lane in self._commits.take_new():
+                self._carry_out(self._answer, lane, now)
+
+    def _carry_out(self, step: Callable[[Lane, float], None], lane: Lane, now: float) -> None:
+        if not lane.endpoint.is_open:
+            return
+        try:
+            step(lane, now)
+        except PenstockError as error:
+            self._failed(lane.endpoint, str(error))
+        except Exception as error:
+            logger.exception("the lane of %s failed", lane.endpoint)
+            self._counts.refusals["failure"] += 1
+            self._failed(lane.endpoint, f"the gateway failed at its lane: {error!r}")
 
     def _move(self, lane: Lane, now: float) -> None:
         sender = lane.sender
@@ -359,7 +346,9 @@ class Producing:
         while held:
             batch = held[0]
             assert batch.payload is not None
-            sequence = sender.try_write(batch.page, (batch.payload,), batch.size, batch.flags)
+            sequence = sender.try_write(
+                batch.page, (batch.payload,), batch.size, batch.flags, fetch_epoch=batch.epoch
+            )
             if sequence is None:
                 break
             batch.lane_sequence, batch.payload = sequence, None
@@ -421,9 +410,13 @@ class Producing:
         pages: dict[int, int] = {}
         counts = self._counts
         latencies = counts.latencies["produce"]
+        waits = False
         while under_way:
             batch = under_way[0]
             answer = batch.answer
+            if answer is not None and batch.flags & lo.FRAME_COMMITTED:
+                answer = self._committed(lane, batch, answer)
+                waits = answer is None
             if answer is not None:
                 acks.append(fr.Ack(batch.sequence, *answer[1:]))
                 if not answer.error:
@@ -442,6 +435,8 @@ class Producing:
             under_way.popleft()
             lane.bytes_under_way -= batch.size
             latencies.observe(now - batch.came)
+        if lane.waits_on != NOTHING and not waits:
+            self._commits.forget(lane)
         if not acks:
             return
         states = [endpoint.states.of(page) for page in pages]
@@ -450,3 +445,19 @@ class Producing:
         for state in states:
             if state.durable < pages[state.page]:
                 self._watch_durable(endpoint, state.page, pages[state.page])
+
+    def _committed(self, lane: Lane, batch: Batch, answer: Ack) -> Ack | None:
+        """The answer to a batch that is to be committed before; None while it waits for that."""
+        if answer.error not in IN_THE_LOG:
+            return answer
+        page = lane.endpoint.states.page(batch.page)
+        if not batch.end:  # where one stands that was forgotten is not known: below the end
+            batch.end = page.log_end if answer.error else answer.base_offset + batch.records
+        error = verdict(page, batch.end, answer.leader_epoch)
+        if error is None:
+            self._commits.wait(lane, batch.page, batch.end)
+            return None
+        return Ack(answer.sequence, 0, 0, error, page.leader_epoch) if error else answer
+
+    def close(self) -> None:
+        self._commits.close()

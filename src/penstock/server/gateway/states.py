@@ -20,6 +20,7 @@ from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
 from penstock.ipc.shm import Region
 from penstock.ipc.state import StatePage
+from penstock.server.gateway.membership import Membership
 
 logger = logging.getLogger("penstock.gateway")
 
@@ -29,10 +30,17 @@ _EMPTY: Final = EpochCache()
 
 
 class Known:
-    """The partitions' folders, and their leader epochs as last read: for all endpoints together."""
+    """The partitions' folders, which of them are led here, and their leader epochs as last read:
+    for all endpoints together."""
 
-    def __init__(self, data_folder: Path | str, storage: Storage | None = None) -> None:
+    def __init__(
+        self,
+        data_folder: Path | str,
+        storage: Storage | None = None,
+        membership: Membership | None = None,
+    ) -> None:
         self.storage = storage or Storage()
+        self.membership = membership or Membership(None)
         self._data_folder = str(data_folder)
         self._epochs: dict[int, tuple[tuple[bytes, int, int], EpochCache]] = {}
 

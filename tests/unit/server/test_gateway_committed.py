@@ -1,0 +1,200 @@
+"""Batches that are answered when committed, and what is answered by who leads elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from producing_world import TOPIC, Sending
+
+from penstock.core.errors import ErrorCode
+from penstock.ipc import layout as lo
+from penstock.ipc import messages as ms
+from penstock.ipc.state import StatePage
+from penstock.server.gateway.committing import verdict
+from penstock.server.gateway.membership import Membership
+
+NONE, NOT_LEADER = ErrorCode.NONE, ErrorCode.NOT_LEADER
+COMMITTED, SYNC = lo.FRAME_COMMITTED, lo.FRAME_SYNC
+PAGES = 3
+EPOCH = 5
+
+
+def leading(page: StatePage, partition: int, *, epoch: int = EPOCH, end: int = 0) -> None:
+    """The page as its writer has it while it leads, with all committed up to `end`."""
+    page.claim(TOPIC, partition, 1)
+    page.publish_epoch(epoch)
+    page.publish_ends(end, end, end)
+    page.publish_status(lo.STATUS_ONLINE)
+
+
+def broker_1(leaders: dict[int, int]) -> Membership:
+    membership = Membership(1)
+    brokers = [(1, "tcp://a:1"), (2, "tcp://b:2")]
+    membership.told(ms.GatewayCluster(bytes(16), bytes(32), 7, 1, brokers, [*leaders.items()], 2))
+    return membership
+
+
+@pytest.fixture
+def membership() -> Membership:
+    return broker_1(dict.fromkeys(range(PAGES), 1))
+
+
+@pytest.fixture
+def sending(tmp_path: Path, membership: Membership) -> Iterator[Sending]:
+    made = Sending(tmp_path, membership)
+    for index in range(PAGES):
+        leading(made.endpoint.states.page(index), index)
+    made.send()
+    made.open()
+    made.append((0, 0, EPOCH))
+    assert made.answers == [(0, NONE)], "nobody waits for its being committed"
+    yield made
+    made.close()
+
+
+# --- what becomes of a batch ---------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("status", "epoch", "high_watermark", "is_told"),
+    [
+        (lo.STATUS_ONLINE, EPOCH, 10, None),
+        (lo.STATUS_ONLINE, EPOCH, 11, NONE),
+        (lo.STATUS_ONLINE, EPOCH + 1, 11, NOT_LEADER),
+        (lo.STATUS_FULL, EPOCH, 11, NONE),
+        (lo.STATUS_FULL, EPOCH, 10, None),
+        (lo.STATUS_FOLLOWING, EPOCH, 11, NOT_LEADER),
+        (lo.STATUS_FOLLOWING, EPOCH + 1, 11, NOT_LEADER),
+        (lo.STATUS_OFFLINE, EPOCH, 10, NOT_LEADER),
+        (lo.STATUS_DELETED, EPOCH, 10, NOT_LEADER),
+    ],
+)
+def test_a_batch_is_committed_where_its_leader_epoch_goes_on_behind_it(
+    sending: Sending, status: int, epoch: int, high_watermark: int, is_told: ErrorCode | None
+) -> None:
+    page = sending.page
+    page.publish_epoch(epoch)
+    page.publish_ends(20, high_watermark, high_watermark)
+    page.publish_status(status)
+    assert verdict(page, 11, EPOCH) is is_told
+
+
+def test_it_is_answered_when_the_high_watermark_is_behind_it(sending: Sending) -> None:
+    sending.send(flags=COMMITTED)
+    sending.append((1, 0, EPOCH))
+    sending.page.publish_ends(2, 1, 1)
+    sending.look()
+    assert sending.answers[1:] == []
+    sending.page.publish_ends(2, 2, 2)
+    sending.look()
+    assert sending.answers[1:] == [(1, NONE)]
+    assert sending.said[-1].acks[0].base_offset == 1
+    assert sending.said[-1].pages[0].high_watermark == 2
+
+
+def test_one_that_is_committed_already_is_answered_at_once(sending: Sending) -> None:
+    sending.page.publish_ends(2, 2, 2)
+    sending.send(flags=COMMITTED | SYNC)
+    sending.append((1, 0, EPOCH))
+    assert sending.answers[1:] == [(1, NONE)]
+
+
+def test_answers_of_a_lane_keep_their_order(sending: Sending) -> None:
+    """Also those of other partitions, and those that nobody waits with."""
+    sending.send(0, COMMITTED)
+    sending.send(1, COMMITTED)
+    sending.send(1)
+    sending.append((1, 0, EPOCH), (0, 0, EPOCH), (1, 0, EPOCH))
+    sending.endpoint.states.page(1).publish_ends(2, 2, 2)
+    sending.look()
+    assert sending.answers[1:] == []
+    sending.page.publish_ends(2, 2, 2)
+    sending.look()
+    assert sending.answers[1:] == [(1, NONE), (2, NONE), (3, NONE)]
+
+
+def test_another_epoch_or_leader_first_and_nobody_knows(sending: Sending) -> None:
+    for page in range(PAGES):
+        sending.send(page, COMMITTED)
+    sending.append((1, 0, EPOCH), (0, 0, EPOCH), (0, 0, EPOCH))
+    leading(sending.page, 0, epoch=EPOCH + 2, end=9)
+    sending.endpoint.states.page(1).publish_status(lo.STATUS_FOLLOWING)
+    sending.endpoint.states.page(2).publish_ends(1, 1, 1)
+    sending.look()
+    assert sending.answers[1:] == [(1, NOT_LEADER), (2, NOT_LEADER), (3, NONE)]
+    assert [ack.base_offset for ack in sending.said[-1].acks] == [0, 0, 0]
+
+
+def test_a_refusal_of_the_writer_waits_for_nothing(sending: Sending) -> None:
+    sending.send(flags=COMMITTED)
+    sending.append((0, ErrorCode.POISONED, EPOCH))
+    assert sending.answers[1:] == [(1, ErrorCode.POISONED)]
+
+
+def test_one_that_is_in_the_log_somewhere_waits_for_all_that_is(sending: Sending) -> None:
+    sending.page.publish_ends(40, 30, 30)
+    sending.send(flags=COMMITTED)
+    sending.append((0, ErrorCode.DUPLICATE_TOO_OLD, EPOCH))
+    sending.page.publish_ends(41, 39, 39)
+    sending.look()
+    assert sending.answers[1:] == []
+    sending.page.publish_ends(41, 40, 40)
+    sending.look()
+    assert sending.answers[1:] == [(1, ErrorCode.DUPLICATE_TOO_OLD)]
+
+
+def test_an_endpoint_that_ends_waits_for_nothing_any_more(sending: Sending) -> None:
+    sending.send(flags=COMMITTED)
+    sending.append((1, 0, EPOCH))
+    sending.producing.gone(sending.endpoint)
+    sending.endpoint.is_open = False
+    sending.page.publish_ends(2, 2, 2)
+    sending.look()
+    assert sending.answers[1:] == []
+
+
+# --- who leads -----------------------------------------------------------------------------------
+def test_frames_name_the_epoch_that_they_are_for(sending: Sending) -> None:
+    sending.send()
+    assert [frame.fetch_epoch for frame in sending.frames()] == [EPOCH]
+
+
+def test_what_is_led_elsewhere_is_refused_here(
+    tmp_path: Path, membership: Membership, sending: Sending
+) -> None:
+    sending.page.publish_status(lo.STATUS_FOLLOWING)
+    sending.send(0)
+    assert sending.answers[1:] == [(1, NOT_LEADER)]
+    sending.send(1)
+    assert len(sending.frames()) == 1, "others go on"
+
+
+def test_what_comes_in_another_epoch_than_the_first_is_refused(sending: Sending) -> None:
+    """What it sent in the first may be lost, and nothing may be written behind that hole."""
+    leading(sending.page, 0, epoch=EPOCH + 1)
+    sending.send(0)
+    sending.send(1)
+    assert [frame.page for frame in sending.frames()] == [1]
+    sending.append((0, 0, EPOCH))
+    assert sending.answers[1:] == [(1, NOT_LEADER), (2, NONE)]
+
+
+def test_a_page_that_is_not_open_here_is_another_brokers_or_not_yet_ours(tmp_path: Path) -> None:
+    told = []
+    for leaders in ({0: 2}, {}, {0: 1}):
+        sending = Sending(tmp_path, broker_1(leaders))
+        sending.send()
+        told += sending.answers
+        sending.close()
+    assert told == [(0, NOT_LEADER)] * 3
+
+
+def test_a_page_of_another_topic_is_wrong_only_where_it_is_led(tmp_path: Path) -> None:
+    told = []
+    for leader in (1, 2):
+        sending = Sending(tmp_path, broker_1({0: leader}))
+        sending.page.claim(b"o" * 16, 0, 1)
+        sending.send()
+        told += sending.answers
+        sending.close()
+    assert told == [(0, ErrorCode.WRONG_TOPIC_ID), (0, NOT_LEADER)]
