@@ -11,7 +11,7 @@ from typing import Any, Final
 from penstock.core.storage import Storage
 from penstock.ipc import shm, state
 from penstock.server import lanes, topics
-from penstock.server.coordinator import coordinator
+from penstock.server.coordinator import opening
 from penstock.server.coordinator.journal import Journal
 from penstock.server.coordinator.life import Life
 from penstock.server.coordinator.mailbox import Mailbox
@@ -100,9 +100,7 @@ def arm(step: str, skip: int = 0) -> None:
         owner, name = _COORDINATING[what]
         _around(owner, name, when, reach, lambda *_, **__: True)
     elif what in ("fencing", "replaying"):
-        _around_coroutine(
-            coordinator, {"fencing": "fence", "replaying": "replay"}[what], when, reach
-        )
+        _around_coroutine(opening, {"fencing": "fence", "replaying": "replay"}[what], when, reach)
     elif step == "after the writers have stopped":
         _around_coroutine(Supervisor, "stop", "after", reach)
     else:

@@ -245,6 +245,7 @@ class Node:
         for order in self._cleaning.orders_for(writer):
             yield order, None
         yield from self._attached.orders_for(writer)
+        yield from self._coordinator.orders_for(writer)
 
     def _reported(self, writer: int, report: ms.WriterReport) -> None:
         match report:

@@ -4,6 +4,13 @@
                                                         ▲           │ an append failed for good
                                                         └───────────┘ everything is discarded
 
+In a cluster every broker has one, and it serves where the log's partition is led:
+
+    elsewhere ──this broker leads──► loading ──► serving ──another leads, or epoch──► elsewhere
+
+Elsewhere it refuses requests as NotLeaderError, once the topic is there, and puts control batches
+of the one that serves into logs of its own broker (`port`).
+
 Owns when a life of the machines begins and ends, and what is told to it. Nothing in here waits on
 the event loop; requests are coroutines with bounds. A node whose clients never ask for a group or a
 transaction has no topic, lane or timer of it.
@@ -13,25 +20,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 from penstock.cluster.decisions import Decision
-from penstock.cluster.groups import GroupLimits, Groups
-from penstock.cluster.transactions import TransactionLimits, Transactions
-from penstock.core.errors import NotConnectedError, PenstockError, PenstockTimeout
+from penstock.cluster.groups import Groups
+from penstock.core.errors import (
+    NotConnectedError,
+    NotLeaderError,
+    PenstockError,
+    PenstockTimeout,
+)
 from penstock.ipc import coordination as co
 from penstock.ipc import messages as ms
 from penstock.server.clients import Client, Owner
 from penstock.server.config import NodeConfig
+from penstock.server.coordinator.brokers import Cluster
 from penstock.server.coordinator.holders import Holders
-from penstock.server.coordinator.journal import Journal
-from penstock.server.coordinator.life import Life, Machines
-from penstock.server.coordinator.loading import fence, replay
-from penstock.server.coordinator.mailbox import Mailbox
+from penstock.server.coordinator.life import Life
 from penstock.server.coordinator.members import Member, Members
+from penstock.server.coordinator.opening import TOPIC, Opening
+from penstock.server.coordinator.port import ControlPort
 from penstock.server.coordinator.requests import GroupRequests
 from penstock.server.coordinator.transacting import REQUESTS as OF_TRANSACTIONS
 from penstock.server.coordinator.transacting import TransactionRequests
@@ -41,10 +52,10 @@ from penstock.server.lanes import Lane
 from penstock.server.supervisor import Supervisor
 from penstock.server.tables import Tables
 from penstock.server.topics import Topics
+from penstock.server.writerproc import Order
 
 logger = logging.getLogger("penstock.coordinator")
 
-TOPIC: Final = "__coordinator"
 SETTINGS: Final = ms.TopicSettings(
     durability="interval", cleanup="compact", segment_bytes=8 << 20, flush_interval=1.0
 )
@@ -57,6 +68,8 @@ _ASKS_AFTER: Final = (
     co.DescribeGroup, co.DeleteGroup, co.ListTransactions,
 )  # fmt: skip
 """What need not make the topic: without it, the answer is that nothing is there."""
+_OF_MEMBERS: Final = (co.SyncGroup, co.LeaveGroup, co.CommitOffsets, co.ClaimOffsets)
+"""Who asks one of these was answered by a coordinator before."""
 
 
 class Coordinator:
@@ -73,22 +86,29 @@ class Coordinator:
         supervisor: Supervisor,
         *,
         topic_made: Callable[[], None],
+        cluster: Cluster | None = None,
     ) -> None:
+        """`cluster`: of a broker, whose glue then calls `role_changed` and `take_control`."""
+        self._cluster = cluster
+        self._leads_in: int | None = None
+        """The leader epoch in which this broker leads the log's partition, in a cluster."""
+        self._is_admitting = False
+        self._opening = Opening(
+            config, folder, tables, writers, grants, supervisor, cluster,
+            broken=self._broken, woken=self._woken, leads_in=lambda: self._leads_in,
+        )  # fmt: skip
+        self._port = ControlPort(
+            partial(self._opening.make_mailbox, folder.coordinator_id), tables.page
+        )
         self._config = config
         self._folder = folder
         self._tables = tables
         self._topics = topics
-        self._grants = grants
         self._topic_made = topic_made
         self._loop = asyncio.get_running_loop()
         self._clock = time.time() - time.monotonic()
         self._life: Life | None = None
         """What serves now."""
-        self._journal: Journal | None = None
-        """Of the life that serves, or of the one that is being loaded."""
-        self._mailbox: Mailbox | None = None
-        self._writers = writers
-        self._supervisor = supervisor
         self._attempt: asyncio.Future[None] = self._loop.create_future()
         self._loading: asyncio.Task[None] | None = None
         self._complaint = ""
@@ -106,8 +126,63 @@ class Coordinator:
 
     def begin(self) -> None:
         """Clients are admitted: what is there already is opened in the background."""
-        if self._topics.has(TOPIC):
+        self._is_admitting = True
+        if self._topics.has(TOPIC) if self._cluster is None else self._leads_in is not None:
             self._load_soon()
+
+    # --- of a broker ---
+    def role_changed(self, leads: bool, leader_epoch: int) -> None:
+        """What the cluster says of the log's partition: whether this broker leads it, and in which
+        leader epoch. Said as often as anybody likes; before topics that are gone by then, and
+        after those that are new."""
+        epoch = leader_epoch if leads else None
+        if epoch == self._leads_in or self._stopping:
+            return
+        self._leads_in = epoch
+        if self._life is None or self._life.journal.leader_epoch != epoch:
+            self._step_down()
+        if leads and self._is_admitting and self._life is None:
+            self._load_soon()
+
+    def _step_down(self) -> None:
+        """Whatever is decided from now on is another's business, or another life's."""
+        if self._loading is not None:
+            self._loading.cancel()
+            self._loading = None
+        self._opening.abort()
+        if self._leads_in is not None:
+            return  # who waits for the next life goes on waiting
+        attempt, self._attempt = self._attempt, self._loop.create_future()
+        attempt.set_exception(self._elsewhere())
+        attempt.exception()  # nobody may be waiting
+        self._members.clear()
+        self._holders.forget()
+
+    async def take_control(self, request: bytes) -> bytes:
+        """Control batches of the cluster's coordinator for partitions that are led here. Raises
+        `PenstockError`: it is tried again."""
+        if self._stopping:
+            raise NotConnectedError("this broker is stopping: ask again when it is back")
+        return await self._port.take(request)
+
+    def orders_for(self, writer: int) -> Iterator[Order]:
+        """What a fresh writer must know."""
+        yield from self._opening.orders()
+        yield from self._port.orders()
+
+    def _elsewhere(self) -> NotLeaderError:
+        return NotLeaderError(
+            "this broker is not the coordinator of groups and transactions: the one is that leads "
+            f"{TOPIC}-0; ask there"
+        )
+
+    async def _not_here(self, client: Client, request: co.Request) -> ms.NodeMessage:
+        """The answer of a broker that does not lead. Who is the first to ask has the topic made."""
+        if not self._topics.has(TOPIC) and not isinstance(request, _OF_MEMBERS):
+            if isinstance(request, _ASKS_AFTER):
+                return self._nothing(client, request)
+            await self._topics.ensure_internal(TOPIC, SETTINGS)
+        raise self._elsewhere()
 
     def _now(self) -> float:
         """Wall clock at the start, and from then on what really passed."""
@@ -115,13 +190,14 @@ class Coordinator:
 
     def counts(self) -> dict[str, int]:
         """For `node describe`; empty while nobody has used it."""
-        if self._mailbox is None:
+        mailbox, journal = self._opening.mailbox, self._opening.journal
+        if mailbox is None:
             return {}
         life = self._life
         found = {
             "serving": int(life is not None),
-            "epoch": self._journal.epoch if self._journal is not None else 0,
-            "in_flight": self._mailbox.in_flight,
+            "epoch": journal.epoch if journal is not None else 0,
+            "in_flight": mailbox.in_flight,
             "members": len(self._members),
             "notices": self._members.notices,
             **self._counts,
@@ -136,7 +212,10 @@ class Coordinator:
     # --- requests ---
     async def answer(self, client: Client, request: co.Request) -> ms.NodeMessage:
         """Decide what a client asks for; raises what refuses it, or `PenstockTimeout`."""
-        if isinstance(request, _ASKS_AFTER) and not self._topics.has(TOPIC):
+        if self._cluster is not None:
+            if self._leads_in is None:
+                return await self._not_here(client, request)
+        elif isinstance(request, _ASKS_AFTER) and not self._topics.has(TOPIC):
             return self._nothing(client, request)
         until = time.monotonic() + self._config.coordinator_timeout
         life = await self._serving(until)
@@ -153,7 +232,7 @@ class Coordinator:
         """The answer of a node that never had a group or a transaction."""
         if isinstance(request, co.ListTransactions):
             return co.Transactions([], False)
-        groups = self._make_machines().groups
+        groups = self._opening.machines().groups
         groups.topics_changed(self._now(), {})
         plan = GroupRequests(groups, self._members, self._pages).plan(client, request)
         return plan.say(plan.decide(self._now()).answer)
@@ -241,18 +320,13 @@ class Coordinator:
             self._learn_topics(self._life)
 
     def _learn_topics(self, life: Life) -> None:
-        infos = self._topics.infos
+        infos = self._topics.infos if self._cluster is None else list(self._cluster.topics())
         self._pages = {info.topic_id: info.pages for info in infos}
         known = {info.name: (info.topic_id, len(info.pages)) for info in infos}
         life.act(lambda now: life.machines.groups.topics_changed(now, known))
         life.markers.look()
 
     # --- loading ---
-    def _make_machines(self) -> Machines:
-        groups = Groups(GroupLimits(offsets_retention=self._config.offsets_retention))
-        limits = TransactionLimits(stage_timeout=self._config.stage_timeout)
-        return Machines(groups, Transactions(groups, limits))
-
     def _load_soon(self) -> None:
         if self._stopping:
             raise NotConnectedError("this node is stopping: ask again when it is back")
@@ -298,45 +372,19 @@ class Coordinator:
         attempt.exception()  # nobody may be waiting
 
     async def _open(self) -> Life:
-        """A new epoch: the fence, and the replay of what stands below it."""
-        begun = time.monotonic()
         is_new = not self._topics.has(TOPIC)
         topic = await self._topics.ensure_internal(TOPIC, SETTINGS)
         if is_new:
             self._topic_made()
-        if self._mailbox is None:
-            self._mailbox = Mailbox(
-                self._grants,
-                self._supervisor,
-                self._writers,
-                self._folder.coordinator_id,
-                woken=self._woken,
-                lost=self._lost,
-                is_waited=lambda: self._journal is not None and self._journal.is_waited,
-            )
-        state = self._tables.page(topic.pages[0])
-        ids = self._folder.coordinator_id, self._folder.next_coordinator_epoch()
-        journal = Journal(self._mailbox, topic, state, *ids, self._broken)
-        self._journal = journal
-        end = await fence(journal, self._folder.record.boot_id, os.getpid())
-        machines = self._make_machines()
-        place = f"{self._folder.path}/{topic.topic_id.hex()}-0"
-        count = await replay(place, state, end, machines.replay)
-        journal.check()
+        opened = await self._opening.open(topic)
         self._counts["loads"] += 1
-        logger.info(
-            "the coordinator serves in epoch %d: %d records replayed up to offset %d in %.3f s",
-            journal.epoch, count, end, time.monotonic() - begun,
-            extra={"epoch": journal.epoch, "records": count},
-        )  # fmt: skip
         return Life(
-            machines,
-            journal,
-            self._mailbox,
+            *opened,
             clock=self._now,
             pages=lambda: self._pages,
             notify=self._members.notify,
             page=self._tables.page,
+            cluster=self._cluster,
         )
 
     def _begin_life(self, life: Life) -> None:
@@ -372,14 +420,8 @@ class Coordinator:
 
     # --- the log ---
     def _woken(self) -> None:
-        if self._journal is not None:
-            self._journal.look()
         if self._life is not None:
             self._life.markers.look_at_syncs()
-
-    def _lost(self, why: str) -> None:
-        if self._journal is not None:
-            self._journal.fail(f"a lane of the coordinator was dropped: {why}")
 
     def _broken(self, failure: PenstockError) -> None:
         """The log takes no more of this epoch: what was decided since may not be in it."""
@@ -389,7 +431,7 @@ class Coordinator:
         self._counts["failures"] += 1
         life, self._life = self._life, None
         life.end(failure)
-        if not self._stopping:
+        if not self._stopping and (self._cluster is None or self._leads_in is not None):
             self._load_soon()
 
     # --- the end ---
@@ -417,5 +459,5 @@ class Coordinator:
             self._life.end(NotConnectedError("this node is stopping: ask again when it is back"))
             self._life = None
         self._members.close()
-        if self._mailbox is not None:
-            self._mailbox.close(retire=retire)
+        self._port.close(retire=retire)
+        self._opening.close(retire=retire)

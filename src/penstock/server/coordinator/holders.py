@@ -40,6 +40,11 @@ class Holders:
         if lane.owner in self._dying:
             self.look()
 
+    def forget(self) -> None:
+        """Another broker's coordinator has them from now on."""
+        self._process_of.clear()
+        self._dying.clear()
+
     def look(self) -> None:
         """Abandon what can be abandoned."""
         for process in list(self._dying):

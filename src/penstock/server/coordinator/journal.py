@@ -2,11 +2,14 @@
 
     open(epoch) ── fence ──► append, append, ... ──► settled: all so far acknowledged
                                   │                         and, where asked, on the device
-                                  └─ refused for good ──► broken: everything waiting fails
+                                  ├─ refused for good ─────┐
+                                  └─ another leader epoch ─┴► broken: everything waiting fails
 
 Each decision is one batch of the coordinator's producer id, whose producer epoch is the coordinator
 epoch: what an earlier epoch left in any lane is refused once the fence, the first batch of an
-epoch, is in the log (rule 17). Owns sequences and who waits. Never reads the log.
+epoch, is in the log (rule 17). In a cluster acknowledged means committed, and what began in one
+leader epoch of the log's partition ends with it: the next leader has a coordinator of its own. Owns
+sequences and who waits. Never reads the log.
 """
 
 from __future__ import annotations
@@ -18,18 +21,26 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from penstock.cluster.decisions import Record
-from penstock.core.errors import ErrorCode, PenstockError, PenstockTimeout, ResourceLimitError
+from penstock.core.errors import (
+    ErrorCode,
+    NotLeaderError,
+    PenstockError,
+    PenstockTimeout,
+    ResourceLimitError,
+)
 from penstock.core.plain import encode_records
 from penstock.ipc.lane import Ack
 from penstock.ipc.messages import TopicInfo
 from penstock.ipc.state import StatePage
+from penstock.server.coordinator.committed import Tenure
 from penstock.server.coordinator.mailbox import Mailbox
 
 logger = logging.getLogger("penstock.coordinator")
 
 
 class Journal:
-    """One for each coordinator epoch. `broken` is called once, when nothing can be appended."""
+    """One for each coordinator epoch. `broken` is called once, when nothing can be appended.
+    `tenure`: of the log's partition, where it is replicated."""
 
     def __init__(
         self,
@@ -39,7 +50,9 @@ class Journal:
         producer_id: int,
         epoch: int,
         broken: Callable[[PenstockError], None],
+        tenure: Tenure | None = None,
     ) -> None:
+        self._tenure = tenure
         self._mailbox = mailbox
         self._topic = topic
         self._state = state
@@ -78,6 +91,7 @@ class Journal:
             [image],
             lambda ack: self._answered(number, span, durable, then, ack),
             sync=durable,
+            span=span,
         )
         self.written = number
         self._sequence += span
@@ -115,11 +129,16 @@ class Journal:
         if self._failure is not None:
             return
         if ack.error:
-            self.fail(f"batch {number} of epoch {self.epoch} was refused: {error_name(ack.error)}")
+            reason = f"batch {number} of epoch {self.epoch} was refused: {error_name(ack.error)}"
+            self.fail(reason, elsewhere=ack.error == ErrorCode.NOT_LEADER)
             return
         self._acked = number
         if number == 1:
             self.fence_offset = ack.base_offset
+            if self._tenure is not None:
+                self._tenure.begin(ack.leader_epoch)
+        if self._is_lost():
+            return
         if durable:
             self._unsynced.append((number, ack.base_offset + span))
         if then is not None:
@@ -129,10 +148,23 @@ class Journal:
 
     def look(self) -> None:
         """See what has reached the device. Called whenever the mailbox was woken."""
+        if self._is_lost():
+            return
         durable = self._state.durable if self._unsynced else 0
         while self._unsynced and self._unsynced[0][1] <= durable:
             self._synced = self._unsynced.popleft()[0]
         _release(self._sync_waiters, self._synced)
+
+    @property
+    def leader_epoch(self) -> int | None:
+        """In which the fence was appended, where the log is replicated."""
+        return None if self._tenure is None else self._tenure.epoch
+
+    def _is_lost(self) -> bool:
+        """Whether nothing goes on here; a tenure that is over is noticed."""
+        if self._failure is None and self._tenure is not None and (why := self._tenure.lost()):
+            self.fail(why, elsewhere=True)
+        return self._failure is not None
 
     @property
     def is_waited(self) -> bool:
@@ -146,12 +178,12 @@ class Journal:
 
         Raises `PenstockTimeout`: it may still come to be, so the request can be repeated.
         """
+        self.check()
         waits = []
         if self._acked < self.written:
             waits.append(self._wait(self._ack_waiters, self.written))
         if durable and self._synced < self._last_sync:
             waits.append(self._wait(self._sync_waiters, self._last_sync))
-        self.check()
         if not waits:
             return
         try:
@@ -187,17 +219,25 @@ class Journal:
     # --- the end ---
     def check(self) -> None:
         """Raise why nothing goes on in this epoch, if so."""
-        if self._failure is not None:
+        if self._is_lost():
+            assert self._failure is not None
             raise self._failure
 
-    def fail(self, reason: str) -> None:
-        """Nothing goes on in this epoch: everybody who waits learns so, and the owner."""
+    def fail(self, reason: str, *, elsewhere: bool = False) -> None:
+        """Nothing goes on in this epoch: everybody who waits learns so, and the owner. `elsewhere`:
+        another broker may be the coordinator by now."""
         if self._failure is not None:
             return
-        self._failure = PenstockTimeout(
-            f"the node's coordinator lost its log ({reason}) and reads it anew: the request may or "
-            "may not have been decided; ask again"
-        )
+        if elsewhere:
+            self._failure = NotLeaderError(
+                f"the coordinator of the cluster may be another broker by now ({reason}): the "
+                "request may or may not have been decided; ask again there"
+            )
+        else:
+            self._failure = PenstockTimeout(
+                f"the node's coordinator lost its log ({reason}) and reads it anew: the request "
+                "may or may not have been decided; ask again"
+            )
         for waiters in (self._ack_waiters, self._sync_waiters):
             for _, future in waiters:
                 if not future.done():

@@ -20,6 +20,8 @@ from penstock.cluster.groups import Groups
 from penstock.cluster.transactions import Transactions
 from penstock.core.errors import PenstockError, ResourceLimitError
 from penstock.ipc.state import StatePage
+from penstock.server.coordinator.brokers import Cluster
+from penstock.server.coordinator.carriage import OwnLanes, ToLeaders
 from penstock.server.coordinator.journal import Journal
 from penstock.server.coordinator.mailbox import Mailbox
 from penstock.server.coordinator.markers import Markers
@@ -51,7 +53,8 @@ class Machines(NamedTuple):
 
 
 class Life:
-    """`notify` tells members that their assignment changed. `clock`: seconds, never set back."""
+    """`notify` tells members that their assignment changed. `clock`: seconds, never set back.
+    `cluster`: of a broker."""
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class Life:
         pages: Callable[[], Mapping[bytes, Sequence[int]]],
         notify: Callable[[frozenset[str]], None],
         page: Callable[[int], StatePage],
+        cluster: Cluster | None = None,
     ) -> None:
         self.machines = machines
         self.journal = journal
@@ -74,7 +78,8 @@ class Life:
         self._deadline: float | None = None
         self._retries: set[asyncio.TimerHandle] = set()
         self._is_over = False
-        self.markers = Markers(machines.transactions, mailbox, journal, pages, self._marked, page)
+        carriage = OwnLanes(mailbox, page) if cluster is None else ToLeaders(mailbox, page, cluster)
+        self.markers = Markers(machines.transactions, carriage, journal, pages, self._marked, page)
         self.sweep = Sweep(machines.transactions, self.markers, pages, page)
         self.decisions = self.records = 0
 

@@ -47,7 +47,13 @@ async def replay(folder: str, state: StatePage, end: int, take: Callable[[Record
     try:
         while reader.offset < end:
             before = reader.offset
-            for record in await loop.run_in_executor(None, _step, reader, state, end):
+            step = loop.run_in_executor(None, _step, reader, state, end)
+            try:
+                found = await asyncio.shield(step)
+            except asyncio.CancelledError:
+                await asyncio.wait([step])  # it reads what `close` unmaps
+                raise
+            for record in found:
                 take(record)
                 count += 1
             if reader.offset > before:

@@ -3,6 +3,7 @@
 What finds no room in a lane waits here, in order. Writers are woken once a turn of the event loop,
 however much was sent in it. Owns lanes and which answer belongs to what was sent; never looks into
 a batch. A writer's death is not seen here: the lane outlives it, and answers only come later.
+In a cluster an answer waits until what it tells of is committed.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from penstock.ipc.lane import Ack, LaneSender, Piece
 from penstock.ipc.liveness import open_pidfd, start_time
 from penstock.ipc.shm import Region
 from penstock.server.clients import Client
+from penstock.server.coordinator.committed import Committed
 from penstock.server.grants import Grants
 from penstock.server.supervisor import Supervisor
+from penstock.server.tables import Tables
 
 logger = logging.getLogger("penstock.coordinator")
 
@@ -74,7 +77,8 @@ class _Link:
 
 class Mailbox:
     """`woken` is called after each look at the answers; `lost` when a lane was dropped: nothing is
-    known then of what flew in it. `is_waited`: somebody waits for more than answers."""
+    known then of what flew in it. `is_waited`: somebody waits for more than answers. `replicated`:
+    the tables of a broker of a cluster; answers wait there until they are committed."""
 
     def __init__(
         self,
@@ -86,6 +90,7 @@ class Mailbox:
         woken: Callable[[], None],
         lost: Callable[[str], None],
         is_waited: Callable[[], bool],
+        replicated: Tables | None = None,
     ) -> None:
         self._grants = grants
         self._supervisor = supervisor
@@ -104,11 +109,21 @@ class Mailbox:
         client.producer_id = producer_id
         client.connection = self
         self._client = client
+        self.committed = (
+            None if replicated is None else Committed(replicated, supervisor, client.doorbell)
+        )
+        if self.committed is not None:
+            self.committed.publish_sleeping(self._ticket)
         self._loop.add_reader(client.doorbell.fileno(), self.look)
 
     # --- out ---
     def check_room(self) -> None:
         """Refuse while more waits than is good. Asked before something is decided."""
+        if self.committed is not None and self.committed.count >= QUEUED_MAX:
+            raise ResourceLimitError(
+                f"{self.committed.count} batches of the coordinator wait to be committed "
+                f"(QUEUED_MAX={QUEUED_MAX}): too few replicas are in sync, ask again later"
+            )
         if self._queued >= QUEUED_MAX or self._queued_bytes >= QUEUED_BYTES_MAX:
             raise ResourceLimitError(
                 f"{self._queued} decisions of {self._queued_bytes} bytes wait for the writer of "
@@ -119,16 +134,26 @@ class Mailbox:
     @property
     def in_flight(self) -> int:
         """Batches without an answer."""
-        return self._queued + sum(len(link.flights) for link in self._links.values())
+        held = 0 if self.committed is None else self.committed.count
+        return self._queued + held + sum(len(link.flights) for link in self._links.values())
 
     def send(
-        self, page: int, pieces: Iterable[Piece], answered: Answered, *, sync: bool = False
+        self,
+        page: int,
+        pieces: Iterable[Piece],
+        answered: Answered,
+        *,
+        sync: bool = False,
+        span: int = 1,
     ) -> None:
-        """Put a batch for that page into its writer's lane, now or when there is room.
+        """Put a batch of `span` offsets for that page into its writer's lane, now or when there is
+        room.
 
         Raises `PenstockError` when no lane can be made."""
         link = self._link(page % self._writers)
         parts = tuple(pieces)
+        if self.committed is not None:
+            answered = self.committed.after(page, span, answered)
         flags = lo.FRAME_SYNC if sync else 0
         letter = Letter(page, parts, sum(map(len, parts)), flags, answered)
         if link.waiting or not link.write(letter):
@@ -172,9 +197,13 @@ class Mailbox:
         self._ticket += 1
         for link in self._links.values():
             link.sender.publish_sleeping(self._ticket)
+        if self.committed is not None:
+            self.committed.publish_sleeping(self._ticket)
         fence()
         for link in list(self._links.values()):
             self._take(link)
+        if self.committed is not None:
+            self.committed.look()
         self._woken()
 
     def _take(self, link: _Link) -> None:
@@ -222,6 +251,8 @@ class Mailbox:
         if self._belt is not None:
             self._belt.cancel()
         self._loop.remove_reader(self._client.doorbell.fileno())
+        if self.committed is not None:
+            self.committed.close()
         for link in self._links.values():
             link.sender.mark_closed()
         self._let_go()

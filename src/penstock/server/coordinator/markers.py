@@ -4,11 +4,14 @@
        ▲                  │ refused for now (offline, restarting): sent again in a while
        └── at a start, what the log says is unmarked
 
+In a cluster they go to whoever leads the partition (`carriage`), written is committed, and a leader
+that is not known, or not one any more, is a refusal for now.
+
 Nobody waits for more than `written`; `unsynced` says why a record of it has to.
 
 What misses a marker follows from the machine's state, so this goes on over deaths of writers and
-restarts of the node until all is marked. Partitions of deleted topics count as marked. One lane a
-writer keeps the order of what concerns a partition. Owns who waits for markers. Decides nothing.
+restarts of the node until all is marked. Partitions of deleted topics count as marked. Owns who
+waits for markers. Decides nothing.
 """
 
 from __future__ import annotations
@@ -32,14 +35,16 @@ from penstock.core.errors import (
 )
 from penstock.ipc.lane import Ack
 from penstock.ipc.state import StatePage
+from penstock.server.coordinator.carriage import Carriage
 from penstock.server.coordinator.journal import Journal, error_name
-from penstock.server.coordinator.mailbox import Mailbox
 from penstock.server.coordinator.unsynced import Unsynced, Written
 
 logger = logging.getLogger("penstock.coordinator")
 
 RETRY: Final = 1.0
 """Seconds until a marker that was refused is sent again."""
+RETRY_ELSEWHERE: Final = 0.05
+"""The same where another broker leads now or will soon; doubled each time, up to `RETRY`."""
 
 Place = tuple[bytes, int]
 Missing = tuple[int, int, Place]
@@ -53,14 +58,14 @@ class Markers:
     def __init__(
         self,
         transactions: Transactions,
-        mailbox: Mailbox,
+        carriage: Carriage,
         journal: Journal,
         pages: Callable[[], Mapping[bytes, Sequence[int]]],
         marked: Callable[[int, int, set[Place]], None],
         page: Callable[[int], StatePage],
     ) -> None:
         self._transactions = transactions
-        self._mailbox = mailbox
+        self._carriage = carriage
         self._journal = journal
         self._pages = pages
         self._tell_marked = marked
@@ -70,10 +75,14 @@ class Markers:
         self._waiters: set[asyncio.Future[None]] = set()
         self._opening: set[asyncio.Future[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
+        self._elsewhere = RETRY_ELSEWHERE
         self._failure: PenstockError | None = None
         self._state = page
         self._unsynced = Unsynced(
-            page, self._synced, self._sync, lambda at, written: self.page(written.place) != at
+            carriage.durable,
+            self._synced,
+            self._sync,
+            lambda at, written: self.page(written.place) != at,
         )
         self._turn = False
         self.sent = self.refused = 0
@@ -143,7 +152,7 @@ class Markers:
             topic_id=topic_id,
             partition=partition,
         )
-        self._mailbox.send(page, [image], answered, sync=sync)
+        self._carriage.send(page, place, image, answered, sync=sync)
 
     def _answered(
         self, kind: ControlType, producer_id: int, epoch: int, place: Place, ack: Ack
@@ -152,13 +161,17 @@ class Markers:
             return
         # Fenced there by a later epoch: that began only after this marker was in the log.
         if ack.error not in (ErrorCode.NONE, ErrorCode.STALE_PRODUCER_EPOCH):
-            self._again(kind, producer_id, epoch, place, error_name(ack.error))
+            elsewhere = ack.error == ErrorCode.NOT_LEADER
+            why = error_name(ack.error)
+            self._again(kind, producer_id, epoch, place, why, elsewhere=elsewhere)
             return
+        self._elsewhere = RETRY_ELSEWHERE
         page = self.page(place)
         if page is None:
             self._note(producer_id, epoch, place)
             return
-        end = self._state(page).log_end if ack.error else ack.base_offset + 1
+        known = ack.base_offset >= 0
+        end = ack.base_offset + 1 if known else self._state(page).log_end
         self._transactions.wrote(producer_id, epoch, place)
         self._under_way.discard((producer_id, epoch, place))
         self._soon()
@@ -171,13 +184,18 @@ class Markers:
         """The same once more is answered with where it is, and this time asks for a sync."""
         kind, producer_id, epoch, place, _ = written
         try:
-            self._send(kind, page, place, producer_id, epoch + 1, _ignored, sync=True)
+            self._send(kind, page, place, producer_id, epoch + 1, self._resent, sync=True)
         except PenstockError as error:
             logger.warning("a marker is not synced yet: %s", error)
 
+    def _resent(self, _: Ack) -> None:
+        """Another broker answers that once it is synced."""
+        self.look_at_syncs()
+
     def look_at_syncs(self) -> None:
         """The mailbox was woken: maybe because something was synced."""
-        self._unsynced.look()
+        if self._failure is None:
+            self._unsynced.look()
 
     def abort_hung(self, producer_id: int, epoch: int, place: Place) -> None:
         """Abort what no decision knows of; asked again while it is still open."""
@@ -191,18 +209,29 @@ class Markers:
             logger.warning("a hung transaction is not aborted yet: %s", error)
 
     def _again(
-        self, kind: ControlType, producer_id: int, epoch: int, place: Place, why: str
+        self,
+        kind: ControlType,
+        producer_id: int,
+        epoch: int,
+        place: Place,
+        why: str,
+        *,
+        elsewhere: bool = False,
     ) -> None:
-        """Not now: the partition is offline, or its topic is being deleted."""
+        """Not now: the partition is offline, or its topic is being deleted, or another leads."""
         self.refused += 1
-        logger.warning(
+        delay = self._elsewhere if elsewhere else RETRY
+        logger.log(
+            logging.INFO if elsewhere else logging.WARNING,
             "%s of producer %d epoch %d is sent to partition %d of topic %s again in %g s: %s",
-            kind.name, producer_id, epoch, place[1], place[0].hex(), RETRY, why,
+            kind.name, producer_id, epoch, place[1], place[0].hex(), delay, why,
             extra={"reason": why, "producer_id": producer_id},
         )  # fmt: skip
         self._under_way.discard((producer_id, epoch, place))
         if self._retry is None:
-            self._retry = self._loop.call_later(RETRY, self._look_again)
+            self._retry = self._loop.call_later(delay, self._look_again)
+            if elsewhere:
+                self._elsewhere = min(2 * self._elsewhere, RETRY)
 
     def _look_again(self) -> None:
         self._retry = None
@@ -268,8 +297,13 @@ class Markers:
         answer: asyncio.Future[None],
         *,
         again: bool = False,
+        delay: float = RETRY_ELSEWHERE,
     ) -> None:
         def answered(ack: Ack) -> None:
+            if ack.error == ErrorCode.NOT_LEADER:
+                later = min(2 * delay, RETRY)
+                self._loop.call_later(delay, self._begin_again, begin, answer, later)
+                return
             if again or ack.error != ErrorCode.OUT_OF_ORDER_SEQUENCE or answer.done():
                 _begun(answer, place, ack)
                 return
@@ -288,7 +322,21 @@ class Markers:
             except PenstockError as error:
                 answer.set_exception(error)
 
+        begin = producer_id, epoch, place
         self._send(ControlType.BEGIN, page, place, producer_id, epoch, answered)
+
+    def _begin_again(self, begin: Missing, answer: asyncio.Future[None], delay: float) -> None:
+        """By whoever leads that partition now; for as long as somebody waits for it."""
+        if answer.done():
+            return
+        producer_id, epoch, place = begin
+        page = self.page(place)
+        try:
+            if page is None:
+                raise UnknownTopicError(f"there is no partition {place[1]} of {place[0].hex()}")
+            self._begin_in(producer_id, epoch, place, page, answer, delay=delay)
+        except PenstockError as error:
+            answer.set_exception(error)
 
     # --- who waits ---
     def page(self, place: Place) -> int | None:
@@ -333,6 +381,7 @@ class Markers:
     def close(self, failure: PenstockError) -> None:
         """This life of the machine is over: whoever waits is told so."""
         self._failure = failure
+        self._carriage.close()
         self._unsynced.close()
         if self._retry is not None:
             self._retry.cancel()

@@ -118,6 +118,17 @@ class Members:
         self._enter(member)
         return member
 
+    def seen(self, member_id: str, client: Client) -> None:
+        """A remote member that was without a connection asked something by that one."""
+        member = self._members.get(member_id)
+        if (
+            member is not None
+            and member.client is None
+            and member.process is self._elsewhere
+            and client.remote is not None
+        ):
+            member.client = client
+
     def _enter(self, member: Member) -> None:
         old = self._members.get(member.member_id)
         self._members[member.member_id] = member
@@ -223,14 +234,20 @@ class Members:
         member = self._members.get(member_id)
         return NO_SLOT if member is None or member.client is None else member.client.slot
 
+    def clear(self) -> None:
+        """Watch nobody any more."""
+        self._members.clear()
+        for process in (*self._processes.values(), self._elsewhere):
+            process.members.clear()
+        for process in list(self._processes.values()):
+            self._forget(process)
+
     def close(self) -> None:
         """Let go of every descriptor."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._members.clear()
-        for process in list(self._processes.values()):
-            self._forget(process)
+        self.clear()
 
 
 def _duplicate(pidfd: int) -> int:

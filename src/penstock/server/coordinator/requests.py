@@ -115,9 +115,13 @@ class GroupRequests:
     def _sync(self, client: Client, request: co.SyncGroup) -> Plan:
         check_count("released", len(request.released), co.PARTITIONS_MAX)
         released = [gr.Release(*_fields(each)) for each in request.released]
+
+        def say(assignment: gr.Assignment) -> ms.NodeMessage:
+            self._members.seen(request.member_id, client)
+            return self._assigned(client, assignment, request.skip)
+
         return Plan(
-            lambda now: self._groups.sync(now, request.group, request.member_id, released),
-            lambda assignment: self._assigned(client, assignment, request.skip),
+            lambda now: self._groups.sync(now, request.group, request.member_id, released), say
         )
 
     def _leave(self, request: co.LeaveGroup) -> Plan:

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from penstock.core.control import ControlType
-from penstock.ipc.state import StatePage
 
 EVERY: Final = 0.25
 """Seconds between two looks. Who is there at the second one is asked for a sync."""
@@ -37,17 +36,18 @@ class Written(NamedTuple):
 
 
 class Unsynced:
-    """`synced`: it is on the device. `ask`: have this page synced, by sending that marker again.
-    `gone`: the page is no longer that of the marker's partition."""
+    """`durable`: up to where the partition of a page is on the device. `synced`: this one is.
+    `ask`: have this page synced, by sending that marker again. `gone`: the page is no longer that
+    of the marker's partition."""
 
     def __init__(
         self,
-        page: Callable[[int], StatePage],
+        durable: Callable[[int, tuple[bytes, int]], int],
         synced: Callable[[Written], None],
         ask: Callable[[int, Written], None],
         gone: Callable[[int, Written], bool],
     ) -> None:
-        self._page = page
+        self._durable = durable
         self._synced = synced
         self._ask = ask
         self._gone = gone
@@ -80,7 +80,7 @@ class Unsynced:
 
     def _look_at(self, page: int) -> None:
         waiting = self._waiting.get(page)
-        durable = self._page(page).durable if waiting else 0
+        durable = self._durable(page, waiting[0].place) if waiting else 0
         while waiting and (waiting[0].end <= durable or self._gone(page, waiting[0])):
             written = waiting.popleft()
             epochs = self._of_producer[written.producer_id]

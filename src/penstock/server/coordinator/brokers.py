@@ -1,0 +1,121 @@
+"""What a coordinator needs of its cluster, and what brokers say to each other for it.
+
+    coordinator's broker                          broker that leads the partition
+    ControlRequest(batches) ──── control link ──► its own lanes ─► writer ─► replicated
+               acks ◄──────────────────────────── each answered once that is committed
+
+A control batch that is sent twice, or late, changes nothing: the log knows it by producer epoch and
+coordinator epoch. So a request without an answer is simply sent again, to whoever leads by then.
+Owns these messages and their bounds. Sends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+import msgspec
+
+from penstock.core.errors import CorruptBatchError
+from penstock.core.header import ATTR_CONTROL, HEADER_BYTES
+from penstock.ipc import messages as ms
+
+BATCHES_MAX: Final = 512
+"""Control batches of one request; more go by further ones."""
+IMAGE_BYTES_MAX: Final = 1024
+"""A control batch has one record of a few bytes."""
+REQUEST_BYTES_MAX: Final = BATCHES_MAX * (IMAGE_BYTES_MAX + 64)
+_ATTRIBUTES_AT: Final = 50
+
+
+class Cluster(Protocol):
+    """The cluster as a broker's coordinator sees it."""
+
+    @property
+    def broker(self) -> int:
+        """The number of this broker."""
+
+    def topics(self) -> Iterable[ms.TopicInfo]:
+        """The users' topics as the committed image has them. Never older than what told this broker
+        that it leads the coordinator's partition: groups forget the offsets of topics that are not
+        there."""
+
+    def leader_of(self, page: int) -> int | None:
+        """Who leads the partition of this page, as far as is known; None while nobody does."""
+
+    async def coordinator_epoch(self) -> int:
+        """A number that no coordinator of the cluster had before. Raises `PenstockError`."""
+
+    async def send_control(self, broker: int, request: bytes, timeout: float) -> bytes:
+        """Hand a request to that broker's `Coordinator.take_control`; what it returned. Raises
+        `PenstockError`, `PenstockTimeout` among them: it may have arrived all the same."""
+
+
+class ControlBatch(msgspec.Struct, frozen=True, array_like=True):
+    """`sync`: answer once it is on that broker's device, too."""
+
+    page: int
+    image: bytes
+    sync: bool = False
+
+
+class ControlAck(msgspec.Struct, frozen=True, array_like=True):
+    """What the log said of a batch: as `ipc.lane.Ack`; `durable` is where the log is synced to."""
+
+    error: int
+    base_offset: int = -1
+    leader_epoch: int = 0
+    durable: int = 0
+
+
+class ControlRequest(msgspec.Struct, frozen=True, array_like=True):
+    """`wait`: seconds after which what is not committed yet is answered `STORAGE_FULL`: not now."""
+
+    batches: list[ControlBatch]
+    wait: float
+
+
+class ControlAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """One for each batch, in their order."""
+
+    acks: list[ControlAck]
+
+
+encode: Final = msgspec.msgpack.Encoder().encode
+_REQUEST: Final = msgspec.msgpack.Decoder(ControlRequest)
+_ANSWER: Final = msgspec.msgpack.Decoder(ControlAnswer)
+
+
+def decode_request(payload: bytes) -> ControlRequest:
+    """Raises `CorruptBatchError` for what no coordinator sends."""
+    if len(payload) > REQUEST_BYTES_MAX:
+        raise CorruptBatchError(
+            f"a request of {len(payload)} bytes for control batches: at most {REQUEST_BYTES_MAX}"
+        )
+    try:
+        request = _REQUEST.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise CorruptBatchError(f"a request for control batches cannot be read: {error}") from error
+    if len(request.batches) > BATCHES_MAX:
+        raise CorruptBatchError(f"{len(request.batches)} control batches in a request")
+    for batch in request.batches:
+        if (
+            not HEADER_BYTES <= len(batch.image) <= IMAGE_BYTES_MAX
+            or not batch.image[_ATTRIBUTES_AT] & ATTR_CONTROL
+        ):
+            raise CorruptBatchError(
+                f"{len(batch.image)} bytes for page {batch.page} are no control batch: nothing "
+                "else is written for another broker"
+            )
+    return request
+
+
+def decode_answer(payload: bytes, count: int) -> list[ControlAck]:
+    """The acks of a request with so many batches. Raises `CorruptBatchError`."""
+    try:
+        acks = _ANSWER.decode(payload).acks
+    except msgspec.MsgspecError as error:
+        raise CorruptBatchError(f"an answer to control batches cannot be read: {error}") from error
+    if len(acks) != count:
+        raise CorruptBatchError(f"{len(acks)} answers to {count} control batches")
+    return acks

@@ -1,0 +1,189 @@
+"""How a life of the coordinator's machines begins: its log, its lanes, its epoch, fence and replay.
+
+    alone:                                  epoch from node.json ───┬─► fence ──► replay
+    cluster: the writer leads, as told ──► epoch from the quorum ───┘   (committed)
+
+In a cluster the producer id is of the topic, which all brokers know, so that the log itself tells
+the epochs of their coordinators apart. Owns the mailbox, and which journal is the last one. Knows
+no clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from penstock.cluster.groups import GroupLimits, Groups
+from penstock.cluster.transactions import TransactionLimits, Transactions
+from penstock.core.errors import PenstockError, PenstockTimeout
+from penstock.ipc import layout as lo
+from penstock.ipc import messages as ms
+from penstock.ipc.state import StatePage
+from penstock.server.config import NodeConfig
+from penstock.server.coordinator.brokers import Cluster
+from penstock.server.coordinator.committed import LEADING, Tenure
+from penstock.server.coordinator.journal import Journal
+from penstock.server.coordinator.life import Machines
+from penstock.server.coordinator.loading import fence, replay
+from penstock.server.coordinator.mailbox import Mailbox
+from penstock.server.datafolder import DataFolder
+from penstock.server.grants import Grants
+from penstock.server.supervisor import Supervisor
+from penstock.server.tables import Tables
+from penstock.server.writerproc import Order
+
+logger = logging.getLogger("penstock.coordinator")
+
+TOPIC: Final = "__coordinator"
+LOOK_FIRST: Final = 0.005
+LOOK_LAST: Final = 0.1
+"""Seconds between looks whether the writer leads the log's partition, as the cluster has it."""
+LEADS_WITHIN: Final = 10.0
+
+
+class Opened(NamedTuple):
+    machines: Machines
+    journal: Journal
+    mailbox: Mailbox
+
+
+class Opening:
+    """`broken`: a journal's end. `woken`: the mailbox was looked at. `leads_in`: the leader epoch
+    in which this broker is to lead the log's partition."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        folder: DataFolder,
+        tables: Tables,
+        writers: int,
+        grants: Grants,
+        supervisor: Supervisor,
+        cluster: Cluster | None,
+        *,
+        broken: Callable[[PenstockError], None],
+        woken: Callable[[], None],
+        leads_in: Callable[[], int | None],
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._tables = tables
+        self._writers = writers
+        self._grants = grants
+        self._supervisor = supervisor
+        self._cluster = cluster
+        self._broken = broken
+        self._woken = woken
+        self._leads_in = leads_in
+        self.journal: Journal | None = None
+        """Of the life that serves, or of the one that is being loaded."""
+        self.mailbox: Mailbox | None = None
+
+    def machines(self) -> Machines:
+        """Fresh ones."""
+        groups = Groups(GroupLimits(offsets_retention=self._config.offsets_retention))
+        limits = TransactionLimits(stage_timeout=self._config.stage_timeout)
+        return Machines(groups, Transactions(groups, limits))
+
+    async def open(self, topic: ms.TopicInfo) -> Opened:
+        """A new epoch: the fence, and the replay of what stands below it."""
+        begun = time.monotonic()
+        state = self._tables.page(topic.pages[0])
+        if self._cluster is None:
+            tenure, producer_id = None, self._folder.coordinator_id
+            epoch = self._folder.next_coordinator_epoch()
+        else:
+            await self._until_led(state)
+            tenure, producer_id = Tenure(state), producer_id_of(topic.topic_id)
+            epoch = await self._cluster.coordinator_epoch()
+        if self.mailbox is None:
+            self.mailbox = self.make_mailbox(
+                producer_id, self._look, self._lost, lambda: self._is_waited
+            )
+        if self.mailbox.committed is not None:
+            self.mailbox.committed.watch(topic.pages[0])
+        journal = Journal(self.mailbox, topic, state, producer_id, epoch, self._broken, tenure)
+        self.journal = journal
+        end = await fence(journal, self._folder.record.boot_id, os.getpid())
+        machines = self.machines()
+        place = f"{self._folder.path}/{topic.topic_id.hex()}-0"
+        count = await replay(place, state, end, machines.replay)
+        journal.check()
+        logger.info(
+            "the coordinator serves in epoch %d: %d records replayed up to offset %d in %.3f s",
+            epoch, count, end, time.monotonic() - begun, extra={"epoch": epoch, "records": count},
+        )  # fmt: skip
+        return Opened(machines, journal, self.mailbox)
+
+    async def _until_led(self, state: StatePage) -> None:
+        """Wait until the writer leads in the epoch that the cluster told."""
+        delay, until = LOOK_FIRST, time.monotonic() + LEADS_WITHIN
+        while state.status not in LEADING or state.leader_epoch != self._leads_in():
+            if time.monotonic() > until:
+                raise PenstockTimeout(
+                    f"{TOPIC}-0 is {lo.STATUS_NAMES.get(state.status, state.status)} in leader "
+                    f"epoch {state.leader_epoch} on this broker, which is to lead it in epoch "
+                    f"{self._leads_in()}, after {LEADS_WITHIN:g} s"
+                )
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, LOOK_LAST)
+
+    def make_mailbox(
+        self,
+        producer_id: int,
+        woken: Callable[[], None],
+        lost: Callable[[str], None],
+        is_waited: Callable[[], bool],
+    ) -> Mailbox:
+        return Mailbox(
+            self._grants,
+            self._supervisor,
+            self._writers,
+            producer_id,
+            woken=woken,
+            lost=lost,
+            is_waited=is_waited,
+            replicated=None if self._cluster is None else self._tables,
+        )
+
+    # --- the mailbox ---
+    def _look(self) -> None:
+        if self.journal is not None:
+            self.journal.look()
+        self._woken()
+
+    def _lost(self, why: str) -> None:
+        if self.journal is not None:
+            self.journal.fail(f"a lane of the coordinator was dropped: {why}")
+
+    @property
+    def _is_waited(self) -> bool:
+        return self.journal is not None and self.journal.is_waited
+
+    def orders(self) -> Iterator[Order]:
+        """What a fresh writer must know."""
+        if self.mailbox is not None and self.mailbox.committed is not None:
+            yield from self.mailbox.committed.orders()
+
+    # --- the end ---
+    def abort(self) -> None:
+        """Another broker leads the log, or this one in another epoch."""
+        if self.journal is not None:
+            self.journal.fail("its partition has another leader or leader epoch", elsewhere=True)
+        if self.mailbox is not None and self.mailbox.committed is not None:
+            self.mailbox.committed.watch_no_more()
+
+    def close(self, *, retire: bool) -> None:
+        """Let go of the lanes, as `Mailbox.close`."""
+        if self.mailbox is not None:
+            self.mailbox.close(retire=retire)
+
+
+def producer_id_of(topic_id: bytes) -> int:
+    """What the coordinators of a cluster write under, one after the other, each with an epoch of
+    its own: as a node's (`lo.is_coordinators`), but of the topic, which all brokers know."""
+    return int.from_bytes(topic_id[:3], "big") << lo.PRODUCER_COUNTER_BITS
