@@ -29,7 +29,8 @@ class Image:
         self.places: dict[int, set[Place]] = {}
         """Where a broker has a replica."""
 
-    def replay(self, record: Record) -> None:
+    def replay(self, record: Record) -> Place | None:
+        """Make it so; which partition that is about, if it is about one."""
         kind, name, value = rec.parsed(record)
         match kind:
             case rec.BROKER:
@@ -49,10 +50,24 @@ class Image:
                 _put(self.partitions, place, value)
                 for broker in self._replicas(place):
                     self.places.setdefault(broker, set()).add(place)
+                return place
             case rec.SETTING:
                 _put(self.settings, name, value)
             case rec.COUNTER:
                 _put(self.counters, name[0], value)
+        return None
+
+    def copied(self) -> Image:
+        """Another one that says the same; what is in it is never changed, only replaced."""
+        copy = Image()
+        copy.brokers = dict(self.brokers)
+        copy.topics = dict(self.topics)
+        copy.partitions = dict(self.partitions)
+        copy.settings = dict(self.settings)
+        copy.counters = dict(self.counters)
+        copy.ids = dict(self.ids)
+        copy.places = {broker: set(places) for broker, places in self.places.items()}
+        return copy
 
     def records(self) -> Iterator[Record]:
         """All of it again, for a snapshot; in one order everywhere."""

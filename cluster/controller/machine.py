@@ -196,7 +196,10 @@ class Controller:
         *,
         is_synced: bool = False,
     ) -> Decision[bytes]:
-        """Raises `TopicExistsError`, `ConfigError`, `ResourceLimitError`."""
+        """Raises `TopicExistsError`, `ConfigError`, `ResourceLimitError`. A topic that has that id
+        already is the one that was asked for: the asker did not hear the answer."""
+        if self.image.ids.get(name) == topic_id:
+            return Decision((), topic_id)
         if name in self.image.ids:
             raise TopicExistsError(f"there is a topic {name!r} already")
         if not 1 <= min_insync <= replication_factor:
@@ -334,6 +337,12 @@ class Controller:
         draft = _Draft(self.image)
         first = draft.count(rec.PRODUCER_IDS, count)
         return Decision(draft.records(), first)
+
+    def coordinator_epoch(self) -> Decision[int]:
+        """A number that is higher than all that were given before (rule 17)."""
+        draft = _Draft(self.image)
+        epoch = draft.count(rec.COORDINATOR_EPOCHS)
+        return Decision(draft.records(), epoch)
 
     def _broker(self, broker: int, epoch: int) -> Broker:
         known = self.image.brokers.get(broker)

@@ -26,6 +26,7 @@ SETTING: Final = "setting"
 COUNTER: Final = "counter"
 BROKER_EPOCHS: Final = "broker epochs"
 PRODUCER_IDS: Final = "producer ids"
+COORDINATOR_EPOCHS: Final = "coordinator epochs"
 
 
 class Broker(msgspec.Struct, frozen=True, array_like=True):

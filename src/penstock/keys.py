@@ -3,6 +3,7 @@
     <data>/keys/server.json              0600   public, secret: keys are in use once it is there
     <data>/keys/authorized/NAME.json     0600   public, principal, namespace: one a client
     anywhere at the client: FILE         0600   public, secret, and the server's public key
+    anywhere at each broker: FILE        0600   public, secret: of the cluster, for brokers alone
 
 Keys are in ZeroMQ's text form (Z85, 40 characters). Owns these formats and how such files are
 written, whole and synced. Never prints a secret: `repr` leaves it out.
@@ -164,6 +165,11 @@ def load_server_key(data_folder: str | os.PathLike[str]) -> ServerKey | None:
     return _load_secret(path, ServerKey) if os.path.exists(path) else None
 
 
+def load_cluster_key(path: str | os.PathLike[str]) -> ServerKey:
+    """The pair that all brokers of a cluster have; for the node's eyes only."""
+    return _load_secret(os.fspath(path), ServerKey)
+
+
 def _load_secret(path: str, kind: type[_T]) -> _T:
     try:
         with open(path, "rb") as file:
@@ -204,6 +210,14 @@ def ensure_server_key(data_folder: str | os.PathLike[str]) -> ServerKey:
         if found is None:
             raise
         return found
+    return made
+
+
+def create_cluster_key(path: str | os.PathLike[str]) -> ServerKey:
+    """Make the pair that all brokers of a cluster have, in a file that must not be there."""
+    public, secret = new_pair()
+    made = ServerKey(public=public, secret=secret)
+    _write_new(os.fspath(path), made)
     return made
 
 

@@ -1,0 +1,326 @@
+"""Raft as it runs in a broker: timers, the disk, messages, and the image of what is committed.
+
+Carries out what the machine says, in its order. Times are the loop's. A process that was stopped
+comes back with old messages to read: so a leader whose time is up looks at the clock first, and
+steps down before it takes old answers for a majority that hears it now.
+
+Owns the image; whoever else looks at it does so between two turns of the loop. Never blocks it: the
+disk has a thread, and so have large snapshots. What cannot go on (a disk that fails, a log that
+makes no sense) ends it for good, and `failed` is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Final
+
+from penstock.cluster.controller import Image, Place, pack, unpack
+from penstock.cluster.raft import Effects, Entry, Members, Raft, RaftConfig, RaftMessage, Snapshot
+from penstock.cluster.raft.messages import DATA
+from penstock.core.errors import NotLeaderError, PenstockError
+from penstock.server.quorum.disk import RaftDisk
+from penstock.server.quorum.storing import Storing
+
+logger = logging.getLogger("penstock.quorum")
+
+APPLIED_AT_ONCE: Final = 200
+"""Entries that are applied in one turn of the loop."""
+INLINE_BYTES: Final = 64 << 10
+"""Up to so many bytes a snapshot is read in the loop."""
+ENTRY_BYTES: Final = 32
+SNAPSHOT_ENTRIES: Final = 10_000
+SNAPSHOT_BYTES: Final = 1 << 20
+"""The log is put together when it has so many entries; or so many bytes, and more than what it
+would be put together to."""
+
+
+class Consensus:
+    """`changed(places)`: the image says something else, about those partitions at least, or about
+    all of them (None). `committed(index, term)`: an entry is applied. `turned()`: after every event
+    that may have changed who leads."""
+
+    def __init__(
+        self,
+        node: int,
+        disk: RaftDisk,
+        config: RaftConfig,
+        *,
+        send: Callable[[int, RaftMessage], None],
+        changed: Callable[[set[Place] | None], None],
+        committed: Callable[[int, int], None],
+        turned: Callable[[], None],
+        failed: Callable[[PenstockError], None],
+    ) -> None:
+        self.node = node
+        self.image = Image()
+        self.applied = 0
+        self.counts: Counter[str] = Counter()
+        self.failure: PenstockError | None = None
+        self.raft: Raft | None = None
+        self._disk = disk
+        self._config = config
+        self._send = send
+        self._changed = changed
+        self._committed = committed
+        self._turned = turned
+        self._on_failure = failed
+        self._loop = asyncio.get_running_loop()
+        self._storing: Storing | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._todo: deque[Snapshot | Entry] = deque()
+        self._is_applying = False
+        self._is_restoring = False
+        self._is_packing = False
+        self._snapshot_bytes = 0
+        self._log_bytes = 0
+        """About what the entries since the snapshot have."""
+
+    async def start(self, voters: tuple[int, ...]) -> None:
+        """Read the disk, and begin. Raises `DataFolderError`, `StorageError`."""
+        saved = await asyncio.to_thread(self._disk.open, voters)
+        if self._disk.torn_bytes:
+            logger.warning(
+                "the quorum's log ended in %d bytes of a write that a crash cut off: they were "
+                "never answered for, and are gone", self._disk.torn_bytes,
+            )  # fmt: skip
+        self._storing = Storing(self._disk, self._stored, self.fail)
+        now = self._loop.time()
+        self.raft = Raft(self.node, saved, self._config, random.SystemRandom().random, now)
+        self._carry_out(Effects())
+
+    async def close(self) -> None:
+        """Store what is to be stored, and end."""
+        self._stop()
+        if self._storing is not None:
+            await asyncio.to_thread(self._storing.close)
+
+    # --- what can be asked ---
+    @property
+    def leader(self) -> int | None:
+        return self.raft.leader if self.raft is not None and self.failure is None else None
+
+    @property
+    def is_leader(self) -> bool:
+        return self.raft is not None and self.failure is None and self.raft.is_leader
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it leads, and the image has all that was committed before."""
+        return self.is_leader and self._raft.is_ready and not self._todo and not self._is_restoring
+
+    @property
+    def members(self) -> Members:
+        return self.raft.members if self.raft is not None else Members(())
+
+    @property
+    def _raft(self) -> Raft:
+        """Raises `NotLeaderError` where it does not run: nothing is led by it then."""
+        if self.raft is None or self.failure is not None:
+            raise NotLeaderError(
+                f"broker {self.node} takes no part in the quorum"
+                + (f": {self.failure}" if self.failure is not None else " yet")
+            )
+        return self.raft
+
+    # --- events ---
+    def receive(self, sender: int, message: RaftMessage) -> None:
+        if self.raft is not None and self.failure is None:
+            raft = self.raft
+            self._step(lambda now: raft.receive(now, sender, message))
+
+    def propose(self, data: bytes) -> int:
+        """Its index. Raises `NotLeaderError`, `ResourceLimitError`."""
+        self.look()
+        index, effects = self._raft.propose(self._loop.time(), data)
+        self._guarded(lambda: self._carry_out(effects))
+        return index
+
+    def change_members(self, members: Members) -> int:
+        """Its index. Raises `NotLeaderError`, `ConfigError`."""
+        self.look()
+        index, effects = self._raft.change_members(self._loop.time(), members)
+        logger.info("the quorum's members are to be %s", members)
+        self._guarded(lambda: self._carry_out(effects))
+        return index
+
+    def transfer(self, to: int) -> None:
+        """Have that voter lead. Raises `NotLeaderError`, `ConfigError`."""
+        self.look()
+        effects = self._raft.transfer(self._loop.time(), to)
+        self._guarded(lambda: self._carry_out(effects))
+
+    def look(self) -> None:
+        """A leader whose time is up looks at the clock before anything else."""
+        raft = self.raft
+        if raft is None or self.failure is not None:
+            return
+        now = self._loop.time()
+        if raft.is_leader and now >= raft.deadline:
+            self._guarded(lambda: self._carry_out(raft.tick(now)))
+
+    def _step(self, event: Callable[[float], Effects]) -> None:
+        self.look()
+        self._guarded(lambda: self._carry_out(event(self._loop.time())))
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        """What must not happen ends it, and not the node's loop."""
+        if self.failure is not None:
+            return
+        try:
+            action()
+        except Exception as error:
+            logger.exception("the quorum's log makes no sense")
+            self.fail(PenstockError(f"the quorum's log makes no sense: {error!r}"))
+
+    def _tick(self) -> None:
+        self._timer = None
+        raft = self.raft
+        if raft is not None:
+            self._guarded(lambda: self._carry_out(raft.tick(self._loop.time())))
+
+    def _stored(self, number: int) -> None:
+        raft = self.raft
+        if raft is not None and self.failure is None:
+            self._step(lambda now: raft.persisted(now, number))
+
+    def fail(self, error: PenstockError) -> None:
+        """This broker's part in the quorum is over."""
+        if self.failure is None:
+            self.failure = error
+            self._stop()
+            self._turned()
+            self._on_failure(error)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._todo.clear()
+
+    # --- effects ---
+    def _carry_out(self, effects: Effects) -> None:
+        raft, storing = self.raft, self._storing
+        assert raft is not None
+        assert storing is not None
+        if effects.writes:
+            storing.store(effects.writes)
+        for to, message in effects.messages:
+            self._send(to, message)
+        if effects.restore is not None:
+            self._todo.clear()  # all of it is in there
+            self._todo.append(effects.restore)
+        self._todo.extend(effects.committed)
+        self._apply()
+        self._turned()
+        if self.failure is None:
+            self._arm(raft.deadline)
+
+    def _arm(self, when: float) -> None:
+        if self._timer is not None:
+            if self._timer.when() <= when:
+                return  # it looks again then
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when, self._tick)
+
+    # --- the image ---
+    def _apply(self) -> None:
+        if self._is_applying or self._is_restoring:
+            return
+        self._is_applying = True
+        try:
+            places: set[Place] = set()
+            applied: list[Entry] = []
+            while self._todo and len(applied) < APPLIED_AT_ONCE:
+                item = self._todo[0]
+                if isinstance(item, Snapshot):
+                    if applied:
+                        break
+                    self._todo.popleft()
+                    self._restore(item)
+                    return
+                self._todo.popleft()
+                self._replay(item, places)
+                applied.append(item)
+            if applied:
+                self._changed(places)
+            for entry in applied:
+                self._committed(entry.index, entry.term)
+        finally:
+            self._is_applying = False
+        if self._todo:
+            self._loop.call_soon(self._guarded, self._go_on)
+        self._compact()
+
+    def _go_on(self) -> None:
+        self._apply()
+        self._turned()
+
+    def _replay(self, entry: Entry, places: set[Place]) -> None:
+        self.applied = entry.index
+        self._log_bytes += ENTRY_BYTES + len(entry.data)
+        if entry.kind == DATA:
+            for record in unpack(entry.data):
+                place = self.image.replay(record)
+                if place is not None:
+                    places.add(place)
+
+    def _restore(self, snapshot: Snapshot) -> None:
+        self.counts["snapshots_restored"] += 1
+        self._is_restoring = True
+        if len(snapshot.data) <= INLINE_BYTES:
+            self._restored(snapshot, image_of(snapshot.data))
+            return
+        reading = self._loop.run_in_executor(None, image_of, snapshot.data)
+        reading.add_done_callback(
+            lambda done: self._guarded(lambda: self._restored(snapshot, done.result()))
+        )
+
+    def _restored(self, snapshot: Snapshot, image: Image) -> None:
+        self._is_restoring = False
+        self.image = image
+        self.applied = snapshot.index
+        self._snapshot_bytes = len(snapshot.data)
+        self._changed(None)
+        self._loop.call_soon(self._guarded, self._go_on)
+
+    def _compact(self) -> None:
+        """Put a snapshot in the place of the log, where that is worth it."""
+        raft = self.raft
+        if self._is_packing or self._todo or raft is None or self.applied == 0:
+            return
+        entries = self.applied - raft.log.snapshot.index
+        is_large = self._log_bytes > max(SNAPSHOT_BYTES, self._snapshot_bytes)
+        if entries < 1 or not (entries >= SNAPSHOT_ENTRIES or is_large):
+            return
+        self._is_packing = True
+        index, log_bytes = self.applied, self._log_bytes
+        packing = self._loop.run_in_executor(None, data_of, self.image.copied())
+        packing.add_done_callback(
+            lambda done: self._guarded(lambda: self._packed(done.result(), index, log_bytes))
+        )
+
+    def _packed(self, data: bytes, index: int, log_bytes: int) -> None:
+        self._is_packing = False
+        self._log_bytes -= log_bytes
+        raft = self.raft
+        if raft is None or raft.log.snapshot.index >= index:
+            return
+        self.counts["snapshots_made"] += 1
+        self._snapshot_bytes = len(data)
+        self._carry_out(raft.compacted(data, index))
+
+
+def data_of(image: Image) -> bytes:
+    """A snapshot's data."""
+    return pack(tuple(image.records()))
+
+
+def image_of(data: bytes) -> Image:
+    image = Image()
+    for record in unpack(data):
+        image.replay(record)
+    return image

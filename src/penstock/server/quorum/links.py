@@ -1,0 +1,157 @@
+"""The control link: this broker's connections to all others, and theirs to it.
+
+Each broker connects to each other one that it knows of, and a message goes by whichever of the two
+connections is up: so a broker that comes back is heard at once, also where the others wait before
+they try it again. What cannot be sent is dropped and counted; whoever needs it sends it again.
+
+Both sides look who the other one is: its number, its cluster, and whether it has lost its data
+folder since, which a member with a vote must not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+import zmq
+
+from penstock.core.errors import AttachRefusedError, PenstockError, UnsupportedVersionError
+from penstock.keys import ServerKey
+from penstock.server.quorum import messages as qm
+from penstock.server.quorum.dial import Dial
+from penstock.server.quorum.door import Door
+from penstock.server.quorum.sockets import Context
+
+SILENCE: Final = 2.0
+"""Seconds without a sign of life after which a connection is given up."""
+PEERS_MAX: Final = 1_000
+
+
+class Links:
+    """`is_trusted(node, folder)`: raises where a broker of that number may not have this data
+    folder. `received(node, message)`."""
+
+    def __init__(
+        self,
+        node: int,
+        url: str,
+        folder: bytes,
+        life: bytes,
+        key: ServerKey | None,
+        *,
+        cluster: Callable[[], bytes],
+        is_trusted: Callable[[int, bytes], None],
+        received: Callable[[int, qm.LinkMessage], None],
+    ) -> None:
+        self.node = node
+        self.counts: Counter[str] = Counter()
+        self.loses: Callable[[int, qm.LinkMessage], bool] | None = None
+        """For tests: whether a message to that broker gets lost."""
+        self._url = url
+        self._folder = folder
+        self._life = life
+        self._key = key
+        self._cluster = cluster
+        self._is_trusted = is_trusted
+        self._received = received
+        self._context: Context = zmq.Context(io_threads=1)
+        self._door: Door | None = None
+        self._dials: dict[int, Dial] = {}
+
+    def listen(self, url: str) -> None:
+        """Raises `ConfigError`."""
+        self._door = Door(
+            self._context, url, self._key, SILENCE * 2, self.counts,
+            admits=self._admit, received=self._take,
+        )  # fmt: skip
+
+    def know(self, peers: dict[int, str]) -> None:
+        """Be connected to these, and to nobody else by this broker's own doing."""
+        for node, dial in list(self._dials.items()):
+            if peers.get(node) != dial.url:
+                del self._dials[node]
+                dial.close()
+        for node, url in peers.items():
+            if node != self.node and node not in self._dials and len(self._dials) < PEERS_MAX:
+                self._dials[node] = Dial(
+                    self._context, node, url, self._key, SILENCE, self.counts,
+                    hello=self._hello, welcomed=self._welcomed, received=self._take,
+                )  # fmt: skip
+
+    def nodes(self) -> set[int]:
+        """Who can be sent something now."""
+        up = {node for node, dial in self._dials.items() if dial.is_up}
+        return up | self._door.nodes() if self._door is not None else up
+
+    def trouble(self, node: int) -> str:
+        """Why a broker cannot be reached."""
+        dial = self._dials.get(node)
+        return dial.trouble if dial is not None else "nobody knows where it is"
+
+    def send(self, node: int, message: qm.LinkMessage) -> bool:
+        """Whether it left for there. It may get lost all the same."""
+        if self.loses is not None and self.loses(node, message):
+            return True
+        data = qm.encode(message)
+        dial = self._dials.get(node)
+        is_sent = len(data) <= qm.MESSAGE_BYTES_MAX and (
+            (dial is not None and dial.send(data))
+            or (self._door is not None and self._door.send(node, data))
+        )
+        self.counts["sent" if is_sent else "dropped"] += 1
+        return is_sent
+
+    async def close(self) -> None:
+        for dial in self._dials.values():
+            dial.close()
+        self._dials.clear()
+        if self._door is not None:
+            self._door.close()
+            self._door = None
+        await asyncio.to_thread(self._context.term)  # nothing lingers
+
+    # --- who is who ---
+    def _hello(self) -> qm.Hello:
+        return qm.Hello(
+            qm.LINK_VERSION, self.node, self._cluster(), self._folder, self._url, self._life
+        )
+
+    def _admit(self, hello: qm.Hello) -> qm.Welcome:
+        self._check(hello)
+        if hello.node == self.node:
+            raise AttachRefusedError(
+                f"broker {hello.node} at {hello.url} has this broker's number: give one of the two "
+                "another node_id"
+            )
+        return qm.Welcome(qm.LINK_VERSION, self.node, self._cluster(), self._folder, self._life)
+
+    def _welcomed(self, node: int, welcome: qm.Welcome) -> None:
+        self._check(welcome)
+        if welcome.node != node:
+            raise AttachRefusedError(
+                f"broker {welcome.node} answers where broker {node} should be: look at "
+                "controller_quorum and at node_id"
+            )
+
+    def _check(self, other: qm.Hello | qm.Welcome) -> None:
+        if other.version != qm.LINK_VERSION:
+            raise UnsupportedVersionError(
+                f"broker {other.node} speaks version {other.version} of the control link, this one "
+                f"{qm.LINK_VERSION}: use Penstock versions that fit"
+            )
+        own = self._cluster()
+        if own and other.cluster and own != other.cluster:
+            raise AttachRefusedError(
+                f"broker {other.node} is of cluster {other.cluster.hex()}, and broker {self.node} "
+                f"of {own.hex()}: look at controller_quorum, or at the data folders"
+            )
+        self._is_trusted(other.node, other.folder)
+
+    def _take(self, node: int, message: qm.LinkMessage) -> None:
+        self.counts["received"] += 1
+        try:
+            self._received(node, message)
+        except PenstockError as error:
+            self.counts[f"refused: {type(error).__name__}"] += 1

@@ -1,0 +1,146 @@
+"""ZeroMQ's sockets in an asyncio loop, with bounds on all that they hold.
+
+Its descriptor is edge-triggered: it says once that there is something, and a send may swallow that.
+So after each turn and each send the socket is asked again. Owns the options of both kinds, and who
+is let in where a key is given: only who has the same one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Final
+
+import zmq
+from zmq.utils import z85
+
+from penstock.keys import ServerKey
+from penstock.server.quorum.messages import MESSAGE_BYTES_MAX
+
+Context = zmq.Context[zmq.Socket[bytes]]
+TURN_MAX: Final = 64
+"""Messages that are taken in one turn of the loop."""
+RCVHWM: Final = 256
+SNDHWM: Final = 512
+"""Messages that ZeroMQ queues for a connection, each way; what is more is dropped and counted."""
+BACKLOG: Final = 128
+ZAP_URL: Final = "inproc://zeromq.zap.01"
+ZAP_VERSION: Final = b"1.0"
+DOMAIN: Final = b"penstock-cluster"
+
+
+class Watched:
+    """A socket of which `take(frames)` is told each message, in the loop."""
+
+    def __init__(self, socket: zmq.Socket[bytes], take: Callable[[list[zmq.Frame]], None]) -> None:
+        self.socket = socket
+        self._take = take
+        self._loop = asyncio.get_running_loop()
+        self._fd = int(socket.getsockopt(zmq.FD))
+        self._is_due = False
+        self._loop.add_reader(self._fd, self.look_soon)
+        self.look_soon()
+
+    def send(self, frames: list[bytes]) -> bool:
+        """Whether ZeroMQ took it."""
+        try:
+            self.socket.send_multipart(frames, zmq.NOBLOCK)
+            return True
+        except zmq.ZMQError:  # Again, or no such connection
+            return False
+        finally:
+            self.look_soon()
+
+    def look_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        self._is_due = False
+        for _ in range(TURN_MAX):
+            if self.socket.closed:
+                return
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            self._take(frames)
+        self.look_soon()
+
+    def close(self) -> None:
+        if not self.socket.closed:
+            self._loop.remove_reader(self._fd)
+            self.socket.close(0)
+
+
+class Doorman:
+    """Answers ZeroMQ's question (ZAP, RFC 27) whether a key is let in: the cluster's own is."""
+
+    def __init__(self, context: Context, key: ServerKey, refused: Callable[[], None]) -> None:
+        self._public = z85.decode(key.public.encode())
+        self._refused = refused
+        socket = context.socket(zmq.REP)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.bind(ZAP_URL)
+        self._watched = Watched(socket, self._asked)
+
+    def _asked(self, frames: list[zmq.Frame]) -> None:
+        question = [frame.bytes for frame in frames]
+        number = question[1] if len(question) > 1 else b""
+        is_known = (
+            len(question) == 7
+            and question[0] == ZAP_VERSION
+            and question[5:] == [b"CURVE", self._public]
+        )
+        if not is_known:
+            self._refused()
+        code, text = (b"200", b"OK") if is_known else (b"400", b"not the cluster's key")
+        self._watched.send([ZAP_VERSION, number, code, text, b"broker", b""])
+
+    def close(self) -> None:
+        self._watched.close()
+
+
+def router(context: Context, url: str, key: ServerKey | None) -> zmq.Socket[bytes]:
+    socket = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(zmq.BACKLOG, BACKLOG)
+    _bound(socket, url)
+    if key is not None:
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, key.secret.encode())
+        socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+    return socket
+
+
+def dealer(context: Context, url: str, key: ServerKey | None, within: float) -> zmq.Socket[bytes]:
+    """For one attempt: it never connects anew by itself."""
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.RECONNECT_IVL, -1)
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, int(within * 1000))
+    socket.setsockopt(zmq.HANDSHAKE_IVL, int(within * 1000))
+    _bound(socket, url)
+    if key is not None:
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, key.public.encode())
+        socket.setsockopt(zmq.CURVE_SECRETKEY, key.secret.encode())
+        socket.setsockopt(zmq.CURVE_SERVERKEY, key.public.encode())
+    return socket
+
+
+def _bound(socket: zmq.Socket[bytes], url: str) -> None:
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.RCVHWM, RCVHWM)
+    socket.setsockopt(zmq.SNDHWM, SNDHWM)
+    socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.IPV6, int("[" in url))
+
+
+def close_monitored(watched: Watched, monitor: Watched) -> None:
+    """A socket and its monitor."""
+    with contextlib.suppress(zmq.ZMQError):
+        watched.socket.disable_monitor()
+    monitor.close()
+    watched.close()
