@@ -1,7 +1,8 @@
 """A coordinator's lane with a real log behind it, and the writer in the test's hand.
 
 `World.drain` is a writer's pass over one lane: append, publish, answer, ring. Nothing is drained
-before a test says so, and what a lane holds can be answered in any way.
+before a test says so, and what a lane holds can be answered in any way. `BrokerWorld` is the same
+on a broker of a cluster: the test also says who leads, in which epoch, and what is committed.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ from penstock.ipc.doorbell import Doorbell
 from penstock.ipc.lane import Ack, LaneReceiver
 from penstock.ipc.shm import Region
 from penstock.ipc.state import StatePage
+from penstock.ipc.watchers import Watchers
 from penstock.server.config import NodeConfig
+from penstock.server.coordinator.committed import Tenure
 from penstock.server.coordinator.journal import Journal
 from penstock.server.coordinator.mailbox import Mailbox
 from penstock.server.grants import Grants
 from penstock.server.lanes import LaneBook
+from penstock.server.tables import Tables
 
 BOOT = liveness.boot_id()
 TOPIC_ID = b"c" * 16
@@ -38,6 +42,7 @@ class Seats:
     def __init__(self) -> None:
         self.doorbell = Doorbell()
         self.orders: list[ms.WriterOrder] = []
+        self.bells: dict[int, Doorbell] = {}
 
     def ensure(self, writer: int) -> Seats:
         return self
@@ -45,9 +50,17 @@ class Seats:
     def post(self, writer: int, order: ms.WriterOrder, bell: Doorbell | None = None) -> None:
         self.orders.append(order)
 
+    def post_running(self, order: ms.WriterOrder, bell: Doorbell | None = None) -> None:
+        self.orders.append(order)
+        if isinstance(order, ms.AddClient) and bell is not None:
+            self.bells[order.slot] = bell
+
 
 class World:
     """To be made within an event loop; `close` takes everything away."""
+
+    tables: Tables | None = None
+    leader_epoch = 1
 
     def __init__(self, folder: Path, *, lane_capacity: int = 64 << 10) -> None:
         self.uuid = os.urandom(16).hex()
@@ -60,10 +73,7 @@ class World:
             topic_id=TOPIC_ID, partition=0, generation=1, now_us=0, boot_id=BOOT, node_clean=True,
         )  # fmt: skip
         self.folder = str(folder)
-        memory = Region.of_fd(
-            shm.create(shm.object_name(self.uuid, "state"), lo.state_table_bytes(1))
-        )
-        state.format_table(memory, bytes.fromhex(self.uuid), 1)
+        memory = self._state_table()
         self.state = StatePage(memory, 0)
         self.state.claim(TOPIC_ID, 0, 1)
         self.publish()
@@ -77,6 +87,13 @@ class World:
         self._receivers: dict[str, LaneReceiver] = {}
         self._region = memory
 
+    def _state_table(self) -> Region:
+        memory = Region.of_fd(
+            shm.create(shm.object_name(self.uuid, "state"), lo.state_table_bytes(1))
+        )
+        state.format_table(memory, bytes.fromhex(self.uuid), 1)
+        return memory
+
     def new_mailbox(self) -> Mailbox:
         def woken() -> None:
             self.woken += 1
@@ -87,6 +104,7 @@ class World:
             self.grants, self.seats, 1, COORDINATOR,  # type: ignore[arg-type]
             woken=woken, lost=self.lost.append,
             is_waited=lambda: any(journal.is_waited for journal in self.journals),
+            replicated=self.tables,
         )  # fmt: skip
         self.mailboxes.append(box)
         return box
@@ -94,7 +112,7 @@ class World:
     def journal(self, epoch: int = 1, mailbox: Mailbox | None = None) -> Journal:
         journal = Journal(
             mailbox or self.mailbox, self.topic, self.state, COORDINATOR, epoch,
-            self.broken.append,
+            self.broken.append, None if self.tables is None else Tenure(self.state),
         )  # fmt: skip
         self.journals.append(journal)
         return journal
@@ -116,12 +134,12 @@ class World:
         if not frames:
             return 0
         if error:
-            acks = [Ack(frame.sequence, -1, 0, error, 1) for frame in frames]
+            acks = [Ack(frame.sequence, -1, 0, error, self.leader_epoch) for frame in frames]
         else:
             results = self.log.append([frame.batch for frame in frames], time.time_ns() // 1000)
             self.publish()
             acks = [
-                Ack(frame.sequence, result.base_offset, 0, result.error, 1)
+                Ack(frame.sequence, result.base_offset, 0, result.error, self.leader_epoch)
                 for frame, result in zip(frames, results, strict=True)
             ]
         receiver.finish(frames, acks)
@@ -141,10 +159,10 @@ class World:
             self.ring(receiver)
 
     def ring(self, receiver: LaneReceiver) -> None:
-        for box in self.mailboxes:
-            ticket = receiver.producer_ticket()
-            if ticket and ticket != receiver.rung:
-                receiver.rung = ticket
+        ticket = receiver.producer_ticket()
+        if ticket and ticket != receiver.rung:
+            receiver.rung = ticket
+            for box in self.mailboxes:
                 box._client.doorbell.ring()
 
     def close(self) -> None:
@@ -156,6 +174,59 @@ class World:
         self._region.close()
         for name in shm.listing(f"/penstock-{self.uuid}"):
             shm.unlink(name)
+
+
+class BrokerWorld(World):
+    """The partition of page 0 is replicated; this broker leads it until the test says otherwise."""
+
+    def __init__(self, folder: Path, *, lane_capacity: int = 64 << 10) -> None:
+        self.committed = 0
+        super().__init__(folder, lane_capacity=lane_capacity)
+        self.state.publish_epoch(self.leader_epoch)
+        self.state.publish_status(lo.STATUS_ONLINE)
+
+    def _state_table(self) -> Region:
+        self.tables = Tables(self.uuid)
+        return self.tables.state
+
+    def publish(self) -> None:
+        log, end = self.log, self.log.log_end
+        self.state.publish_segment(log.segment_base, log.valid_bytes)
+        self.state.publish_ends(end, min(self.committed, end), min(self.committed, end))
+
+    def commit(self, offset: int | None = None) -> None:
+        """The high watermark is there now (at the end of the log), and who watches is rung."""
+        self.committed = self.log.log_end if offset is None else offset
+        self.publish()
+        self._changed()
+
+    def lead(self, epoch: int) -> None:
+        """This broker leads in another epoch."""
+        self.leader_epoch = epoch
+        self.state.publish_epoch(epoch)
+        self.state.publish_status(lo.STATUS_ONLINE)
+        self._changed()
+
+    def follow(self, epoch: int) -> None:
+        """Another broker leads."""
+        self.state.publish_status(lo.STATUS_OFFLINE)  # as any state in which nobody leads here
+        self.leader_epoch = epoch
+        self.state.publish_epoch(epoch)
+        self._changed()
+
+    def _changed(self) -> None:
+        assert self.tables is not None
+        watchers = Watchers(self.tables.clients)
+        for slot, bell in self.seats.bells.items():
+            watchers.add(slot, bell)
+        watchers.ring({0})
+
+    def close(self) -> None:
+        super().close()
+        assert self.tables is not None
+        for fd in (self.tables.state_fd, self.tables.clients_fd):
+            os.close(fd)
+        self.tables.clients.close()
 
 
 def some(count: int, start: int = 0) -> Sequence[Record]:
