@@ -72,9 +72,12 @@ class LogReader:
         self.offset = offset
         self._close_segment()
 
-    def fetch(self, limit: Limit, bytes_max: int, batches_max: int = BATCHES_MAX) -> list[Found]:
+    def fetch(
+        self, limit: Limit, bytes_max: int, batches_max: int = BATCHES_MAX, *, every: bool = False
+    ) -> list[Found]:
         """Batches from `offset` on, each wholly below the limit, until `bytes_max` are gathered (at
-        least one batch, if there is one). The first may begin below `offset`.
+        least one batch, if there is one). The first may begin below `offset`. `every`: also those
+        that have nothing for readers, for who copies the log.
 
         Raises `OffsetOutOfRangeError` below the log start, and `CorruptBatchError` for bytes below
         the limit that are no batch, both only where nothing good stands before them.
@@ -103,7 +106,7 @@ class LogReader:
                 if head.next_offset <= self.offset:
                     continue  # the index pointed below the wanted offset
                 self.offset = head.next_offset
-                if head.record_count and not head.attributes & hd.ATTR_CONTROL:
+                if every or (head.record_count and not head.attributes & hd.ATTR_CONTROL):
                     found.append(batch)
                     size += head.length
         except PenstockError:

@@ -90,6 +90,11 @@ class Leader:
         return len(sure) < self._min_insync
 
     @property
+    def followers(self) -> dict[int, int]:
+        """How far each is that has fetched or is in the ISR."""
+        return {broker: each.stored for broker, each in self._progress.items()}
+
+    @property
     def deadline(self) -> float:
         """When `tick` is due."""
         if self._asked is not None:

@@ -1,13 +1,20 @@
 """What brokers say to each other about a partition, and what the controller says of it.
 
-Structs are array-like: their fields travel in this order (see `penstock.cluster.frames`)."""
+Structs are array-like: their fields travel in this order (see `penstock.cluster.frames`). What
+comes from other brokers is within the bounds that its types name, once it is decoded."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Annotated
 
 import msgspec
+
+Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]
+Offset = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+LeaderEpoch = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+BrokerId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class Refusal(IntEnum):
@@ -48,40 +55,40 @@ class FetchRequest(msgspec.Struct, frozen=True, array_like=True):
     none. `stored`: what it answers for: its log end, or how far it is on stable storage where the
     topic wants that."""
 
-    number: int
-    broker: int
-    broker_epoch: int
-    leader_epoch: int
-    offset: int
-    last_epoch: int | None
-    stored: int
+    number: Number
+    broker: BrokerId
+    broker_epoch: Number
+    leader_epoch: LeaderEpoch
+    offset: Offset
+    last_epoch: LeaderEpoch | None
+    stored: Offset
 
 
 class Fetched(msgspec.Struct, frozen=True, array_like=True):
     """Send what is in the log from `offset` on, with these. Where `offset` is `log_start` and not
     what was asked for, the follower's log lies elsewhere: it begins anew there."""
 
-    number: int
-    leader_epoch: int
-    offset: int
-    high_watermark: int
-    log_start: int
+    number: Number
+    leader_epoch: LeaderEpoch
+    offset: Offset
+    high_watermark: Offset
+    log_start: Offset
 
 
 class Diverged(msgspec.Struct, frozen=True, array_like=True):
     """The follower's last epoch ends elsewhere here: `epoch`, the newest one here at or below it,
     ends at `end`."""
 
-    number: int
-    leader_epoch: int
-    epoch: int
-    end: int
+    number: Number
+    leader_epoch: LeaderEpoch
+    epoch: LeaderEpoch
+    end: Offset
 
 
 class FetchRefused(msgspec.Struct, frozen=True, array_like=True):
-    number: int
+    number: Number
     why: Refusal
-    leader_epoch: int
+    leader_epoch: LeaderEpoch
 
 
 class IsrChange(msgspec.Struct, frozen=True, array_like=True):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import logging
 import os
 import signal
@@ -24,6 +23,7 @@ from penstock.core.errors import PenstockError
 from penstock.ipc import messages as ms
 from penstock.ipc.channel import Channel, close_fds
 from penstock.ipc.liveness import raise_descriptor_limit
+from penstock.server.childlife import die_with, keep_memory
 from penstock.server.config import NodeConfig
 from penstock.server.gateway.loop import Gateway
 from penstock.server.health.address import check_http_address
@@ -37,12 +37,6 @@ logger = logging.getLogger("penstock.gateway")
 
 BEAT: Final = 0.5
 """Seconds between two signs of life."""
-PR_SET_PDEATHSIG: Final = 1
-M_TRIM_THRESHOLD: Final = -1
-M_MMAP_THRESHOLD: Final = -3
-MMAP_FROM: Final = 32 << 20
-"""Bytes of an allocation that goes back to the system at once."""
-KEPT_MAX: Final = 64 << 20
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -59,9 +53,9 @@ def main(argv: list[str] | None = None) -> int:
     logger.addFilter(Pace())
     for number in (signal.SIGINT, signal.SIGTERM):  # the node decides when it ends
         signal.signal(number, signal.SIG_IGN)
-    _die_with(options.node_pid)
+    die_with(options.node_pid)
     raise_descriptor_limit()
-    _keep_memory()
+    keep_memory()
     line: Channel = Channel(socket.socket(fileno=options.lifeline_fd), inbound=ms.GatewayOrder)
     try:
         gateway = Gateway(config, bytes.fromhex(options.uuid))
@@ -108,25 +102,6 @@ def _metrics(config: NodeConfig, gateway: Gateway) -> HealthService | None:
 
     address = check_http_address(config.metrics, public=config.metrics_public)
     return HealthService.start(address, config.data_folder, gateway.counts)
-
-
-def _keep_memory() -> None:
-    """Have malloc keep what large messages leave, instead of fetching cleared pages for each one:
-    that took a third of the time of ZeroMQ's thread. What is kept is bounded by what the gateway
-    holds at a time, and by `KEPT_MAX` for each of malloc's arenas."""
-    libc = ctypes.CDLL(None)
-    for parameter, value in ((M_MMAP_THRESHOLD, MMAP_FROM), (M_TRIM_THRESHOLD, KEPT_MAX)):
-        if not libc.mallopt(parameter, value):
-            logger.warning("mallopt(%d, %d) is not known here", parameter, value)
-
-
-def _die_with(node: int) -> None:
-    """Have the kernel kill this process when the node dies, however it does."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
-        logger.warning("prctl: %s", os.strerror(ctypes.get_errno()))
-    if os.getppid() != node:
-        sys.exit(0)
 
 
 def _tell(line: Channel, report: ms.GatewayReport) -> None:
