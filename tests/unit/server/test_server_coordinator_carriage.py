@@ -16,7 +16,8 @@ from penstock.core.control import ControlType, encode_control
 from penstock.core.errors import CorruptBatchError, ErrorCode, PenstockTimeout, ResourceLimitError
 from penstock.core.plain import encode_records
 from penstock.ipc import layout as lo
-from penstock.server.coordinator import brokers, carriage, port
+from penstock.ipc.state import OpenSince
+from penstock.server.coordinator import brokers, carriage, port, sweep
 from penstock.server.coordinator.carriage import ToLeaders
 from penstock.server.coordinator.mailbox import Mailbox
 from penstock.server.coordinator.port import ControlPort
@@ -83,8 +84,10 @@ class Net:
 
     async def send_control(self, broker, request, timeout):
         assert broker == THERE
-        self.sent.append(brokers.decode_request(request))
-        answer = await self.there.port.take(request)
+        asked = brokers.decode_request(request)
+        assert isinstance(asked, brokers.ControlRequest)
+        self.sent.append(asked)
+        answer = await self.there.port.take(asked)
         if self.lost_answers:
             self.lost_answers -= 1
             raise PenstockTimeout("the answer is lost")
@@ -294,6 +297,7 @@ def request(*images):
     return brokers.encode(brokers.ControlRequest(batches, 1.0))
 
 
+SUSPECT = brokers.Suspect(PRODUCER, 3, TOPIC_ID, 0)
 PLAIN = encode_records(
     [(b"k", b"v")], base_timestamp=0, topic_id=TOPIC_ID, partition=0, producer_id=COORDINATOR,
     producer_epoch=0, base_sequence=0,
@@ -311,22 +315,20 @@ PLAIN = encode_records(
         request(PLAIN),
         request(image() + bytes(2000)),
         request(*[image()] * (brokers.BATCHES_MAX + 1)),
+        brokers.encode(brokers.Suspects([SUSPECT] * (brokers.SUSPECTS_MAX + 1))),
     ],
-    ids=["nothing", "no msgpack", "other fields", "long", "no batch", "records", "large", "many"],
+    ids=["nothing", "no msgpack", "other fields", "long", "no batch", "records", "large", "many",
+         "suspects"],
 )  # fmt: skip
-def test_nothing_but_control_batches_is_written_for_another_broker(run, payload):
-    async def scenario(net):
-        with pytest.raises(CorruptBatchError):
-            await net.there.port.take(payload)
-        assert not net.there.world.lanes()
-
-    run(scenario)
+def test_nothing_but_control_batches_is_written_for_another_broker(payload):
+    with pytest.raises(CorruptBatchError):
+        brokers.decode_request(payload)
 
 
 def test_a_page_that_cannot_be_is_refused(run):
     async def scenario(net):
         batches = [brokers.ControlBatch(lo.PAGES_MAX, image()), brokers.ControlBatch(-1, image())]
-        payload = await net.there.port.take(brokers.encode(brokers.ControlRequest(batches, 1.0)))
+        payload = await net.there.port.take(brokers.ControlRequest(batches, 1.0))
         for ack in brokers.decode_answer(payload, 2):
             assert ack.error == ErrorCode.UNKNOWN_PARTITION
 
@@ -337,8 +339,9 @@ def test_what_is_pending_is_bounded(run, monkeypatch):
     monkeypatch.setattr(port, "PENDING_MAX", 1)
 
     async def scenario(net):
+        batches = [brokers.ControlBatch(0, image()), brokers.ControlBatch(0, image(epoch=3))]
         with pytest.raises(ResourceLimitError, match="PENDING_MAX=1"):
-            await net.there.port.take(request(image(), image(epoch=3)))
+            await net.there.port.take(brokers.ControlRequest(batches, 1.0))
 
     run(scenario)
 
@@ -370,5 +373,50 @@ def test_what_waits_for_one_broker_is_bounded(run, monkeypatch):
         await net.arrived(2)
         net.there.world.commit()
         assert [(await answer).error for answer in answers[:2]] == [0, 0]
+
+    run(scenario)
+
+
+# --- what stands open for long -------------------------------------------------------------------
+def test_a_broker_tells_of_what_has_been_open_for_a_while_where_it_leads(run):
+    async def scenario(net):
+        state, pages = net.there.world.state, {TOPIC_ID: [0]}
+
+        def found(before_us):
+            return list(sweep.open_in(pages, lambda _: state, before_us))
+
+        assert found(1 << 60) == []
+        state.publish_oldest_open(OpenSince(PRODUCER, 3, 1000))
+        assert found(1000) == [SUSPECT]
+        assert found(999) == [], "it is too young to be told of"
+        state.publish_status(lo.STATUS_OFFLINE)
+        assert found(1000) == [], "who leads it tells"
+        state.publish_status(lo.STATUS_ONLINE)
+        pages[b"d" * 16] = pages.pop(TOPIC_ID)
+        assert found(1000) == [], "the page is not of that topic, or not yet"
+
+    run(scenario)
+
+
+def test_suspects_are_told_again_while_nobody_hears(run, monkeypatch):
+    monkeypatch.setattr(sweep, "EVERY", 0.01)
+    told = []
+
+    async def tell(suspects):
+        told.append(suspects)
+        if len(told) < 3:
+            raise [PenstockTimeout("nobody"), RuntimeError("worse")][len(told) - 1]
+        done.set()
+
+    done = asyncio.Event()
+
+    async def scenario(net):
+        state = net.there.world.state
+        state.publish_oldest_open(OpenSince(PRODUCER, 3, 1000))
+        suspecting = sweep.Suspecting(lambda: {TOPIC_ID: [0]}, lambda _: state, tell)
+        suspecting.begin()
+        await done.wait()
+        suspecting.close()
+        assert told == [[SUSPECT]] * 3
 
     run(scenario)

@@ -4,6 +4,8 @@
     ControlRequest(batches) ──── control link ──► its own lanes ─► writer ─► replicated
                acks ◄──────────────────────────── each answered once that is committed
 
+                          ◄──── control link ──── Suspects(what stands open for long, of whom?)
+
 A control batch that is sent twice, or late, changes nothing: the log knows it by producer epoch and
 coordinator epoch. So a request without an answer is simply sent again, to whoever leads by then.
 Owns these messages and their bounds. Sends nothing.
@@ -24,6 +26,8 @@ BATCHES_MAX: Final = 512
 """Control batches of one request; more go by further ones."""
 IMAGE_BYTES_MAX: Final = 1024
 """A control batch has one record of a few bytes."""
+SUSPECTS_MAX: Final = 4_096
+"""A broker has no more pages."""
 REQUEST_BYTES_MAX: Final = BATCHES_MAX * (IMAGE_BYTES_MAX + 64)
 _ATTRIBUTES_AT: Final = 50
 
@@ -68,11 +72,26 @@ class ControlAck(msgspec.Struct, frozen=True, array_like=True):
     durable: int = 0
 
 
-class ControlRequest(msgspec.Struct, frozen=True, array_like=True):
+class ControlRequest(msgspec.Struct, frozen=True, array_like=True, tag="control"):
     """`wait`: seconds after which what is not committed yet is answered `STORAGE_FULL`: not now."""
 
     batches: list[ControlBatch]
     wait: float
+
+
+class Suspect(msgspec.Struct, frozen=True, array_like=True):
+    """A transaction that has been open for a while in that partition."""
+
+    producer_id: int
+    epoch: int
+    topic_id: bytes
+    partition: int
+
+
+class Suspects(msgspec.Struct, frozen=True, array_like=True, tag="suspects"):
+    """Of partitions that the sender leads. What the coordinator does not know, it has aborted."""
+
+    suspects: list[Suspect]
 
 
 class ControlAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -82,20 +101,26 @@ class ControlAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 encode: Final = msgspec.msgpack.Encoder().encode
-_REQUEST: Final = msgspec.msgpack.Decoder(ControlRequest)
+NOTHING: Final = encode(ControlAnswer([]))
+"""The answer to `Suspects`."""
+_REQUEST: Final = msgspec.msgpack.Decoder(ControlRequest | Suspects)
 _ANSWER: Final = msgspec.msgpack.Decoder(ControlAnswer)
 
 
-def decode_request(payload: bytes) -> ControlRequest:
+def decode_request(payload: bytes) -> ControlRequest | Suspects:
     """Raises `CorruptBatchError` for what no coordinator sends."""
     if len(payload) > REQUEST_BYTES_MAX:
         raise CorruptBatchError(
             f"a request of {len(payload)} bytes for control batches: at most {REQUEST_BYTES_MAX}"
         )
     try:
-        request = _REQUEST.decode(payload)
+        request: ControlRequest | Suspects = _REQUEST.decode(payload)
     except msgspec.MsgspecError as error:
         raise CorruptBatchError(f"a request for control batches cannot be read: {error}") from error
+    if isinstance(request, Suspects):
+        if len(request.suspects) > SUSPECTS_MAX:
+            raise CorruptBatchError(f"{len(request.suspects)} suspects in a request")
+        return request
     if len(request.batches) > BATCHES_MAX:
         raise CorruptBatchError(f"{len(request.batches)} control batches in a request")
     for batch in request.batches:

@@ -37,6 +37,7 @@ from penstock.ipc import coordination as co
 from penstock.ipc import messages as ms
 from penstock.server.clients import Client, Owner
 from penstock.server.config import NodeConfig
+from penstock.server.coordinator import brokers
 from penstock.server.coordinator.brokers import Cluster
 from penstock.server.coordinator.holders import Holders
 from penstock.server.coordinator.life import Life
@@ -44,6 +45,7 @@ from penstock.server.coordinator.members import Member, Members
 from penstock.server.coordinator.opening import TOPIC, Opening
 from penstock.server.coordinator.port import ControlPort
 from penstock.server.coordinator.requests import GroupRequests
+from penstock.server.coordinator.sweep import Suspecting
 from penstock.server.coordinator.transacting import REQUESTS as OF_TRANSACTIONS
 from penstock.server.coordinator.transacting import TransactionRequests
 from penstock.server.datafolder import DataFolder
@@ -97,6 +99,7 @@ class Coordinator:
             config, folder, tables, writers, grants, supervisor, cluster,
             broken=self._broken, woken=self._woken, leads_in=lambda: self._leads_in,
         )  # fmt: skip
+        self._suspecting = Suspecting(self._pages_now, tables.page, self._suspect)
         self._port = ControlPort(
             partial(self._opening.make_mailbox, folder.coordinator_id), tables.page
         )
@@ -127,6 +130,8 @@ class Coordinator:
     def begin(self) -> None:
         """Clients are admitted: what is there already is opened in the background."""
         self._is_admitting = True
+        if self._cluster is not None:
+            self._suspecting.begin()
         if self._topics.has(TOPIC) if self._cluster is None else self._leads_in is not None:
             self._load_soon()
 
@@ -163,7 +168,23 @@ class Coordinator:
         `PenstockError`: it is tried again."""
         if self._stopping:
             raise NotConnectedError("this broker is stopping: ask again when it is back")
-        return await self._port.take(request)
+        asked = brokers.decode_request(request)
+        if isinstance(asked, brokers.ControlRequest):
+            return await self._port.take(asked)
+        if self._life is not None:
+            self._life.journal.check()
+            self._life.sweep.judge(asked.suspects)
+        return brokers.NOTHING
+
+    async def _suspect(self, suspects: list[brokers.Suspect]) -> None:
+        """Tell the coordinator, where that is another broker."""
+        if self._cluster is None or self._leads_in is not None or not self._topics.has(TOPIC):
+            return
+        topic = await self._topics.ensure_internal(TOPIC, SETTINGS)
+        leader = self._cluster.leader_of(topic.pages[0])
+        if leader is not None and leader != self._cluster.broker:
+            request = brokers.encode(brokers.Suspects(suspects))
+            await self._cluster.send_control(leader, request, self._config.coordinator_timeout)
 
     def orders_for(self, writer: int) -> Iterator[Order]:
         """What a fresh writer must know."""
@@ -319,8 +340,14 @@ class Coordinator:
         if self._life is not None:
             self._learn_topics(self._life)
 
+    def _infos(self) -> list[ms.TopicInfo]:
+        return self._topics.infos if self._cluster is None else list(self._cluster.topics())
+
+    def _pages_now(self) -> dict[bytes, list[int]]:
+        return {info.topic_id: info.pages for info in self._infos()}
+
     def _learn_topics(self, life: Life) -> None:
-        infos = self._topics.infos if self._cluster is None else list(self._cluster.topics())
+        infos = self._infos()
         self._pages = {info.topic_id: info.pages for info in infos}
         known = {info.name: (info.topic_id, len(info.pages)) for info in infos}
         life.act(lambda now: life.machines.groups.topics_changed(now, known))
@@ -459,5 +486,6 @@ class Coordinator:
             self._life.end(NotConnectedError("this node is stopping: ask again when it is back"))
             self._life = None
         self._members.close()
+        self._suspecting.close()
         self._port.close(retire=retire)
         self._opening.close(retire=retire)

@@ -18,7 +18,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc.lane import Ack
 from penstock.ipc.state import StatePage
 from penstock.server.coordinator import brokers
-from penstock.server.coordinator.brokers import ControlAck, ControlBatch
+from penstock.server.coordinator.brokers import ControlAck, ControlBatch, ControlRequest
 from penstock.server.coordinator.committed import LEADING
 from penstock.server.coordinator.mailbox import Mailbox
 from penstock.server.writerproc import Order
@@ -52,9 +52,8 @@ class ControlPort:
         self._pending: dict[_Key, asyncio.Future[ControlAck]] = {}
         self._unsynced: dict[_Key, ControlAck] = {}
 
-    async def take(self, payload: bytes) -> bytes:
+    async def take(self, request: ControlRequest) -> bytes:
         """The answer to a request. Raises `PenstockError` with nothing of it done."""
-        request = brokers.decode_request(payload)
         if self._mailbox is None:
             self._mailbox = self._make_mailbox(self._woken, self._lost, self._is_waited)
         self._mailbox.check_room()
