@@ -86,11 +86,11 @@ class World:
     def active(self) -> Quorum | None:
         return next((q for q in self.quorums.values() if q.is_active), None)
 
-    async def agreed(self) -> Quorum:
-        """All that are up follow one of them, whose controller is active."""
+    async def agreed(self, but: int = 0) -> Quorum:
+        """All that are up (but that one) follow one of them, whose controller is active."""
 
         def agree() -> bool:
-            leaders = {quorum.leader for quorum in self.quorums.values()}
+            leaders = {quorum.leader for node, quorum in self.quorums.items() if node != but}
             return self.active is not None and leaders == {self.active.node}
 
         await eventually(agree, "a leader that all follow")

@@ -33,7 +33,7 @@ PAUSE: Final = 0.05
 
 
 class Asking:
-    """`send(broker, ask)`; `leader()`: who is to be asked now."""
+    """`send(broker, ask)`; `leader()`: who is to be asked now; `trouble()`: why nobody is."""
 
     def __init__(
         self,
@@ -41,11 +41,13 @@ class Asking:
         image: Callable[[], Image],
         leader: Callable[[], int | None],
         send: Callable[[int, Ask], None],
+        trouble: Callable[[], str],
     ) -> None:
         self._life = life
         self._image = image
         self._leader = leader
         self._send = send
+        self._trouble = trouble
         self._loop = asyncio.get_running_loop()
         self._number = int.from_bytes(os.urandom(6), "little") << 8
         """Other numbers than its last life had: an answer may come late."""
@@ -105,7 +107,7 @@ class Asking:
     async def _until_answered(self, ask: Ask, deadline: float) -> tuple[Answer, int]:
         """With how often it was asked."""
         tries = 0
-        why = "no controller is active: most brokers of controller_quorum must be up"
+        why = ""
         while (rest := deadline - self._loop.time()) > 0:
             waiting = self._asked[ask.number] = self._loop.create_future()
             turn, leader = self._turn, self._leader()
@@ -113,6 +115,8 @@ class Asking:
                 tries += 1
                 self._send(leader, ask)
                 why = f"broker {leader} leads the quorum, and does not answer"
+            else:
+                why = self._trouble()
             await asyncio.wait(
                 (waiting, turn), timeout=min(rest, ASK_AGAIN), return_when=FIRST_COMPLETED
             )

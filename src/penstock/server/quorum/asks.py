@@ -18,12 +18,14 @@ from penstock.core.errors import ConfigError, PenstockError
 from penstock.server.quorum.messages import TEXT_MAX, Answer, NodeId
 
 NAME_MAX: Final = 249
+URL_MAX: Final = 300
 CONFIG_BYTES_MAX: Final = 4 << 20
 ENDPOINTS_MAX: Final = 8
 PLACES_MAX: Final = 100_000
 REPLICAS_MAX: Final = 64
 
 Name = Annotated[str, msgspec.Meta(max_length=NAME_MAX)]
+Url = Annotated[str, msgspec.Meta(max_length=URL_MAX)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, lt=(1 << 63) - 1)]
 TopicId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
@@ -40,7 +42,7 @@ class Register(Asked, frozen=True):
     broker: NodeId
     incarnation: Token
     folder: Token
-    endpoints: Annotated[tuple[Name, ...], msgspec.Meta(max_length=ENDPOINTS_MAX)]
+    endpoints: Annotated[tuple[Url, ...], msgspec.Meta(max_length=ENDPOINTS_MAX)]
     rack: Name
     was_clean: bool
 

@@ -18,17 +18,21 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from penstock.cluster.controller import Image, Place, pack, unpack
 from penstock.cluster.raft import Effects, Entry, Members, Raft, RaftConfig, RaftMessage, Snapshot
 from penstock.cluster.raft.messages import DATA
-from penstock.core.errors import NotLeaderError, PenstockError
-from penstock.server.quorum.disk import RaftDisk
+from penstock.core.errors import DataFolderError, NotLeaderError, PenstockError
+from penstock.server.quorum.disk import REMEDY, RaftDisk
 from penstock.server.quorum.storing import Storing
 
 logger = logging.getLogger("penstock.quorum")
 
 APPLIED_AT_ONCE: Final = 200
 """Entries that are applied in one turn of the loop."""
+LATE: Final = 0.1
+"""Seconds by which a timer is late before it was this process that was not there."""
 INLINE_BYTES: Final = 64 << 10
 """Up to so many bytes a snapshot is read in the loop."""
 ENTRY_BYTES: Final = 32
@@ -69,7 +73,7 @@ class Consensus:
         self._turned = turned
         self._on_failure = failed
         self._loop = asyncio.get_running_loop()
-        self._storing: Storing | None = None
+        self.storing: Storing | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._todo: deque[Snapshot | Entry] = deque()
         self._is_applying = False
@@ -87,16 +91,22 @@ class Consensus:
                 "the quorum's log ended in %d bytes of a write that a crash cut off: they were "
                 "never answered for, and are gone", self._disk.torn_bytes,
             )  # fmt: skip
-        self._storing = Storing(self._disk, self._stored, self.fail)
         now = self._loop.time()
-        self.raft = Raft(self.node, saved, self._config, random.SystemRandom().random, now)
+        try:
+            raft = Raft(self.node, saved, self._config, random.SystemRandom().random, now)
+        except (AssertionError, msgspec.MsgspecError) as error:
+            raise DataFolderError(
+                f"{self._disk.path} has a log that makes no sense: {error}. {REMEDY}"
+            ) from error
+        self.raft = raft
+        self.storing = Storing(self._disk, self._stored, self.fail)
         self._carry_out(Effects())
 
     async def close(self) -> None:
         """Store what is to be stored, and end."""
         self._stop()
-        if self._storing is not None:
-            await asyncio.to_thread(self._storing.close)
+        if self.storing is not None:
+            await asyncio.to_thread(self.storing.close)
 
     # --- what can be asked ---
     @property
@@ -167,20 +177,25 @@ class Consensus:
         self._guarded(lambda: self._carry_out(event(self._loop.time())))
 
     def _guarded(self, action: Callable[[], None]) -> None:
-        """What must not happen ends it, and not the node's loop."""
+        """What must not happen ends this broker's part, and not the node's loop."""
         if self.failure is not None:
             return
         try:
             action()
         except Exception as error:
-            logger.exception("the quorum's log makes no sense")
-            self.fail(PenstockError(f"the quorum's log makes no sense: {error!r}"))
+            logger.exception("what the quorum says cannot be carried out")
+            self.fail(PenstockError(f"what the quorum says cannot be carried out: {error!r}"))
 
     def _tick(self) -> None:
-        self._timer = None
-        raft = self.raft
-        if raft is not None:
-            self._guarded(lambda: self._carry_out(raft.tick(self._loop.time())))
+        raft, timer, self._timer = self.raft, self._timer, None
+        if raft is None or timer is None:
+            return
+        now = self._loop.time()
+        if now - timer.when() > LATE and not raft.is_leader:
+            # This process was not there: what the leader said meanwhile is still to be read.
+            self._timer = self._loop.call_later(LATE, self._tick)
+        else:
+            self._guarded(lambda: self._carry_out(raft.tick(now)))
 
     def _stored(self, number: int) -> None:
         raft = self.raft
@@ -203,7 +218,7 @@ class Consensus:
 
     # --- effects ---
     def _carry_out(self, effects: Effects) -> None:
-        raft, storing = self.raft, self._storing
+        raft, storing = self.raft, self.storing
         assert raft is not None
         assert storing is not None
         if effects.writes:

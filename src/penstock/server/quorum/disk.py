@@ -4,9 +4,9 @@
     <data>/raft/<index>-<term>.snapshot
 
     record   ┌──────────────┬──────────────┬──────────────┬──────────────┐
-             │ magic PSQR   │ crc32c   u32 │ length   u32 │ kind u8, 0   │  crc: from length on
+             │ magic PSQR   │ crc32c   u32 │ length   u32 │ kind u8, 0   │  crc: from length to
              ├──────────────┴──────────────┼──────────────┴──────────────┤
-             │ synced                  u64 │ body, then zeros to 8 bytes │
+             │ synced                  u64 │ body, then zeros to 8 bytes │  the last zero
              └─────────────────────────────┴─────────────────────────────┘
     snapshot ┌──────────────┬──────────────┬─────────────────────────────┐
              │ magic PSQS   │ crc32c   u32 │ length                  u64 │  crc: from length on
@@ -60,7 +60,7 @@ FILE_BYTES_MAX: Final = 1 << 30
 
 _LOG: Final = re.compile(r"(\d{20})\.log")
 _SNAPSHOT: Final = re.compile(r"\d{20}-\d{20}\.snapshot")
-_REMEDY: Final = (
+REMEDY: Final = (
     "This broker cannot know any more what it promised the others. Bring the folder back from a "
     "copy made while it was stopped; or take the broker out of the quorum (`penstock cluster "
     "remove`, at another one), move its folder raft away and start it again: it learns everything "
@@ -147,12 +147,12 @@ class RaftDisk:
         place = 0
         found = _record(data, 0)
         if found is None:
-            raise DataFolderError(f"{path} does not begin with a whole record. {_REMEDY}")
+            raise DataFolderError(f"{path} does not begin with a whole record. {REMEDY}")
         kind, body, place, _ = found
         try:
             head = _head.decode(body)
         except msgspec.MsgspecError as error:
-            raise DataFolderError(f"{path} begins with no head: {error}. {_REMEDY}") from error
+            raise DataFolderError(f"{path} begins with no head: {error}. {REMEDY}") from error
         if head.version > RAFT_VERSION:
             raise DataFolderError(
                 f"{path} has version {head.version}, this build reads up to {RAFT_VERSION}: use "
@@ -174,9 +174,9 @@ class RaftDisk:
             self._take(path, place, kind, body)
             place, count = after, count + 1
         if count < head.records:
-            raise DataFolderError(f"{path} is damaged at byte {place}. {_REMEDY}")
+            raise DataFolderError(f"{path} is damaged at byte {place}. {REMEDY}")
         self._check_tear(path, data, place)
-        self.torn_bytes = max(0, len(data) - place)
+        self.torn_bytes = len(data) - place
 
     def _take(self, path: str, place: int, kind: int, body: memoryview) -> None:
         try:
@@ -185,7 +185,7 @@ class RaftDisk:
             stored = _stored.decode(body)
             self._store(stored.term, stored.vote, stored.first_index, stored.entries)
         except (msgspec.MsgspecError, ValueError) as error:
-            raise DataFolderError(f"{path}: byte {place}: {error}. {_REMEDY}") from error
+            raise DataFolderError(f"{path}: byte {place}: {error}. {REMEDY}") from error
 
     def _check_tear(self, path: str, data: bytes, end: int) -> None:
         """Whether what follows may be what a crash left of the last write."""
@@ -195,14 +195,14 @@ class RaftDisk:
             if found is not None and found[3] > end:
                 raise DataFolderError(
                     f"{path} is damaged at byte {end}: records behind that are whole, and were "
-                    f"written later. {_REMEDY}"
+                    f"written later. {REMEDY}"
                 )
             at += 1
 
     def _read_snapshot(self, index: int, term: int) -> Snapshot:
         path = self._snapshot_name(index, term)
         if not self._storage.exists(path):
-            raise DataFolderError(f"{path} is not there. {_REMEDY}")
+            raise DataFolderError(f"{path} is not there. {REMEDY}")
         data = _whole(self._storage, path)
         try:
             magic, crc, length = SNAPSHOT.unpack_from(data)
@@ -213,7 +213,7 @@ class RaftDisk:
             if (snapshot.index, snapshot.term) != (index, term):
                 raise ValueError(f"it is of index {snapshot.index} in term {snapshot.term}")
         except (struct.error, ValueError, msgspec.MsgspecError) as error:
-            raise DataFolderError(f"{path} is damaged: {error}. {_REMEDY}") from error
+            raise DataFolderError(f"{path} is damaged: {error}. {REMEDY}") from error
         return snapshot
 
     # --- storing ---
@@ -334,8 +334,8 @@ class RaftDisk:
 def encode_record(kind: int, body: bytes, synced: int) -> bytes:
     head = RECORD.pack(RECORD_MAGIC, 0, len(body), kind, synced)
     padding = bytes(-(RECORD.size + len(body)) % ALIGNMENT)
-    crc = crc32c(body, crc32c(head[CRC_FROM:]))
-    return RECORD.pack(RECORD_MAGIC, crc, len(body), kind, synced) + body + padding
+    rest = head[CRC_FROM:] + body + padding
+    return RECORD_MAGIC + struct.pack("<I", crc32c(rest)) + rest
 
 
 def _record(data: bytes, place: int) -> tuple[int, memoryview, int, int] | None:
@@ -344,11 +344,11 @@ def _record(data: bytes, place: int) -> tuple[int, memoryview, int, int] | None:
         return None
     magic, crc, length, kind, synced = RECORD.unpack_from(data, place)
     start = place + RECORD.size
-    if magic != RECORD_MAGIC or start + length > len(data):
-        return None
-    if crc32c(memoryview(data)[place + CRC_FROM : start + length]) != crc:
-        return None
     after = start + length + -(RECORD.size + length) % ALIGNMENT
+    if magic != RECORD_MAGIC or after > len(data):
+        return None
+    if crc32c(memoryview(data)[place + CRC_FROM : after]) != crc:
+        return None
     return kind, memoryview(data)[start : start + length], after, synced
 
 
@@ -357,7 +357,7 @@ def _whole(storage: Storage, path: str) -> bytes:
     try:
         size = storage.size(fd)
         if size > FILE_BYTES_MAX:
-            raise DataFolderError(f"{path} has {size} bytes, which no raft file has. {_REMEDY}")
+            raise DataFolderError(f"{path} has {size} bytes, which no raft file has. {REMEDY}")
         return storage.pread(fd, size, 0)
     finally:
         storage.close(fd)

@@ -36,6 +36,7 @@ NodeId = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
 Number = Annotated[int, msgspec.Meta(ge=0, lt=(1 << 63) - 1)]
 ClusterId = Annotated[bytes, msgspec.Meta(max_length=16)]
 Uuid = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+Url = Annotated[str, msgspec.Meta(max_length=300)]
 Text = Annotated[str, msgspec.Meta(max_length=TEXT_MAX)]
 Name = Annotated[str, msgspec.Meta(max_length=100)]
 Body = Annotated[bytes, msgspec.Meta(max_length=BODY_BYTES_MAX)]
@@ -54,7 +55,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     node: NodeId
     cluster: ClusterId
     folder: Uuid
-    url: Name
+    url: Url
     life: Uuid
 
 

@@ -131,7 +131,11 @@ class Quorum:
             },
         )
         self._asking = Asking(
-            life, lambda: self.image, lambda: self._consensus.leader, self._send_ask
+            life,
+            lambda: self.image,
+            lambda: self._consensus.leader,
+            self._send_ask,
+            self._trouble,
         )
         self._requests = Requests(self._send_request)
         self._standing = Standing(
@@ -230,9 +234,11 @@ class Quorum:
 
     def counts(self) -> dict[str, int]:
         """For metrics."""
-        raft, active = self._consensus.raft, self._active
+        raft, active, storing = self._consensus.raft, self._active, self._consensus.storing
         found = {f"link {name}": count for name, count in self._links.counts.items()}
         found |= {f"log {name}": count for name, count in self._consensus.counts.items()}
+        if storing is not None:
+            found |= {"log syncs": storing.syncs, "log syncs_refused": storing.refusals}
         if raft is not None:
             found |= {f"raft {name}": count for name, count in raft.counts.items()}
         if active.controller is not None:
@@ -338,6 +344,15 @@ class Quorum:
             self._asking.answered(answer)
         else:
             self._links.send(to, answer)
+
+    def _trouble(self) -> str:
+        """Why no controller is known, as far as this broker can tell."""
+        here = self._links.nodes() | {self.node}
+        away = [f"{n} ({self._links.trouble(n)})" for n in self._config.voters if n not in here]
+        return (
+            "no controller is active; most brokers of controller_quorum must be up and reach each "
+            f"other. Not connected: {', '.join(away) or 'none'}"
+        )
 
     def _check_folder(self, node: int, folder: bytes) -> None:
         """A member with a vote that has another folder has forgotten how it voted."""

@@ -39,7 +39,7 @@ class Watched:
         self._loop = asyncio.get_running_loop()
         self._fd = int(socket.getsockopt(zmq.FD))
         self._is_due = False
-        self._loop.add_reader(self._fd, self.look_soon)
+        self._loop.add_reader(self._fd, self._look)
         self.look_soon()
 
     def send(self, frames: list[bytes]) -> bool:
@@ -60,7 +60,7 @@ class Watched:
     def _look(self) -> None:
         self._is_due = False
         for _ in range(TURN_MAX):
-            if self.socket.closed:
+            if self.socket.closed:  # perhaps by what the message before led to
                 return
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)

@@ -1,0 +1,70 @@
+"""One quorum in a process of its own: `python quorum_program.py FOLDER NODE QUORUM`.
+
+It creates a topic now and then, and prints a line for each thing that happens to it:
+
+    active TERM NOW | idle TERM NOW | created NAME NOW | up
+
+NOW is CLOCK_MONOTONIC, which all processes of a host share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import sys
+import time
+
+from penstock.cluster.controller import Image, Place
+from penstock.core.errors import PenstockError
+from penstock.server.config import NodeConfig
+from penstock.server.datafolder import DataFolder
+from penstock.server.quorum import Quorum
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)
+
+
+def _changed(image: Image, places: set[Place] | None) -> None:
+    pass
+
+
+async def main(folder: str, node: int, voters: str) -> None:
+    config = NodeConfig(
+        folder, name=None, listen="tcp://127.0.0.1:0", node_id=node, controller_quorum=voters
+    )
+    opened = DataFolder.open(folder, "boot")
+    opened.begin("boot", 1)
+    quorum = Quorum(config, opened, changed=_changed)
+    await quorum.start()
+    watching = asyncio.create_task(watch(quorum))
+    await quorum.register((), was_clean=True)
+    say("up")
+    life = os.urandom(4).hex()
+    for number in itertools.count():
+        name = f"b{node}-{life}-{number}"
+        try:
+            await quorum.ask("create_topic", name, os.urandom(16), 1, 1, 1, b"", timeout=60.0)
+            say("created", name, time.monotonic())
+            await quorum.ask("delete_topic", name, timeout=60.0)
+        except PenstockError as error:
+            say("refused", error)
+        if watching.done():
+            watching.result()
+        await asyncio.sleep(0.02)
+
+
+async def watch(quorum: Quorum) -> None:
+    was_active = False
+    while True:
+        if quorum.is_active != was_active:
+            was_active = quorum.is_active
+            term = quorum.describe()["term"]
+            say("active" if was_active else "idle", term, time.monotonic())
+        await asyncio.sleep(0.005)
+
+
+if __name__ == "__main__":
+    os.makedirs(sys.argv[1], mode=0o700, exist_ok=True)
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3]))

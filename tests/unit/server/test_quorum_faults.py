@@ -1,0 +1,322 @@
+"""Real quorums under faults: cuts in one direction, disks that fail, power cuts, lost folders."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from loops import eventually, run
+from quorum_world import World, create
+from seeds import fresh_seed
+from unit.core.log_helpers import Call, MemoryStorage, refuse
+
+from penstock.core.errors import ConfigError, DataFolderError, PenstockTimeout, StorageError
+from penstock.core.storage import Storage, storage_error
+from penstock.server.quorum import Quorum, consensus
+
+
+# --- the network ---
+@pytest.mark.parametrize("direction", ["out", "in", "both"])
+def test_a_leader_that_is_cut_off_in_one_direction_is_replaced(tmp_path, direction):
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            first = await world.agreed()
+            await world.unfenced()
+            term = first.describe()["term"]
+            others = [q for q in world.quorums.values() if q is not first]
+            if direction in ("out", "both"):
+                first._links.loses = lambda node, message: True
+            if direction in ("in", "both"):
+                for other in others:
+                    other._links.loses = lambda node, message: node == first.node
+            await eventually(lambda: any(q.is_active for q in others), "another one is active")
+            await eventually(lambda: not first.is_active, "the first one is not")
+            topic_id = os.urandom(16)
+            second = next(q for q in others if q.is_active)
+            await second.ask(*create("meanwhile", topic_id))
+            with pytest.raises(PenstockTimeout):
+                await first.ask(*create("never", os.urandom(16)), timeout=0.3)
+            for quorum in world.quorums.values():
+                quorum._links.loses = None
+            active = await world.agreed()
+            await world.unfenced()
+            await world.same()
+            assert active.describe()["term"] > term
+            assert first.image.ids["meanwhile"] == topic_id
+
+    run(main())
+
+
+def test_a_question_outlives_the_leader_and_is_decided_once(tmp_path):
+    """Its answers get lost, then the leader: the next one hears the same question again."""
+
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            first = await world.agreed()
+            await world.unfenced()
+            asker = next(q for q in world.quorums.values() if q is not first)
+            await asker.ask(*create("old", bytes(15) + b"o"))
+            await world.same()
+            is_answer = {"Answer"}
+            first._links.loses = lambda node, message: type(message).__name__ in is_answer
+            topic_id = os.urandom(16)
+            created = asyncio.create_task(asker.ask(*create("orders", topic_id)))
+            deleted = asyncio.create_task(asker.ask("delete_topic", "old"))
+            grown = asyncio.create_task(asker.ask("add_partitions", "orders", 5))
+            await eventually(lambda: "old" not in asker.image.ids, "it is decided")
+            before = first._active.controller
+            assert before is not None
+            await asyncio.sleep(0)
+            assert not created.done()
+            assert not deleted.done()
+            await world.stop(first.node)
+            assert await created == topic_id
+            await deleted
+            with pytest.raises(ConfigError):  # it was not there yet when this was asked
+                await grown
+
+    run(main())
+
+
+# --- members ---
+def test_a_broker_without_a_vote_joins_and_is_removed(tmp_path):
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            await world.agreed()
+            await world.unfenced()
+            fourth = await world.start(4)
+            await world.unfenced()
+            await fourth.ask(*create("wide", os.urandom(16), 4, 4))
+            await world.same()
+            assert world.active is not None
+            described = await fourth.ask("describe")
+            assert described["leader"] == world.active.node
+            roles = {member["node"]: member["role"] for member in described["members"]}
+            assert sorted(roles.values()) == ["follower", "follower", "leader", "learner"]
+            assert roles[4] == "learner"
+            assert all(member["lag"] is not None for member in described["members"])
+            with pytest.raises(ConfigError, match="stop it"):
+                await world.active.ask("remove_member", 4)
+            await world.stop(4)
+            active = await world.agreed()
+
+            async def removed() -> None:
+                while 4 in {member["node"] for member in active.describe()["members"]}:
+                    try:
+                        await active.ask("remove_member", 4)
+                    except ConfigError:  # its connection is still seen
+                        await asyncio.sleep(0.05)
+
+            await asyncio.wait_for(removed(), 10)
+            await world.start(4)
+            await world.unfenced()
+            await world.same()
+
+    run(main())
+
+
+def test_a_voter_that_lost_its_folder_gets_its_vote_back_after_it_was_removed(tmp_path):
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            first = await world.agreed()
+            await world.unfenced()
+            lost = next(node for node in world.quorums if node != first.node)
+            await world.stop(lost)
+            shutil.rmtree(tmp_path / str(lost))
+            again = await world.start(lost, registers=False)
+            await eventually(
+                lambda: any("data folder" in again._links.trouble(node) for node in world.ports),
+                "it is refused",
+            )
+            active = await world.agreed(but=lost)
+            await active.ask("remove_member", lost)
+            await eventually(
+                lambda: active.image.brokers[lost].is_fenced, "its life before is over"
+            )
+            registered = asyncio.create_task(again.register((), was_clean=False))
+            await eventually(
+                lambda: (
+                    {m["node"] for m in active.describe()["members"] if m["is_voter"]} == {1, 2, 3}
+                ),
+                "it has its vote back",
+            )
+            await registered
+            await world.unfenced()
+            await world.same()
+
+    run(main())
+
+
+def test_a_raft_log_that_is_gone_is_told(tmp_path):
+    async def main() -> None:
+        async with World(tmp_path, 1) as world:
+            quorum = await world.agreed()
+            kept = tmp_path / "1" / "raft" / "cluster.json"
+            await eventually(kept.exists, "the cluster's id is kept")
+            assert quorum.cluster_id.hex() in kept.read_text()
+            await world.stop(1)
+            for file in kept.parent.glob("*.log"):
+                file.unlink()
+            with pytest.raises(DataFolderError, match="its log is gone"):
+                await world.start(1)
+            del world.quorums[1]
+
+    run(main())
+
+
+# --- snapshots ---
+@pytest.mark.parametrize("inline", [0, 1 << 20])
+def test_a_broker_that_is_far_behind_gets_a_snapshot(tmp_path, monkeypatch, inline):
+    monkeypatch.setattr(consensus, "SNAPSHOT_ENTRIES", 40)
+    monkeypatch.setattr(consensus, "INLINE_BYTES", inline)
+
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            first = await world.agreed()
+            await world.unfenced()
+            behind = next(node for node in world.quorums if node != first.node)
+            await world.stop(behind)
+            for number in range(30):
+                await first.ask(*create(f"t{number}", os.urandom(16), 2, 2))
+                if number >= 5:
+                    await first.ask("delete_topic", f"t{number - 5}")
+            assert first.counts()["log snapshots_made"] >= 1
+            again = await world.start(behind)
+            await world.unfenced()
+            await world.same()
+            assert again.counts()["log snapshots_restored"] >= 1
+            assert len(again.image.ids) == 5
+            for node in list(world.quorums):  # from their own snapshots
+                await world.stop(node)
+            await asyncio.gather(*(world.start(node) for node in world.ports))
+            await world.unfenced()
+            await world.same()
+
+    run(main())
+
+
+# --- disks ---
+class Ill(Storage):
+    """Its files under raft/ refuse with that error, while there is one."""
+
+    code = 0
+
+    def _check(self, action: str, path: str) -> None:
+        if self.code and "/raft/" in path:
+            raise storage_error(OSError(self.code, "injected"), action, path)
+
+    def pwritev(self, fd: int, buffers: Sequence[Any], position: int) -> int:
+        self._check("write", self.path_of(fd))
+        return super().pwritev(fd, buffers, position)
+
+    def fdatasync(self, fd: int) -> None:
+        self._check("fdatasync", self.path_of(fd))
+        super().fdatasync(fd)
+
+
+def test_a_full_disk_holds_up_one_broker_until_there_is_room(tmp_path):
+    async def main() -> None:
+        ill = Ill()
+        async with World(tmp_path) as world:
+            first = await world.agreed()
+            follower = next(node for node in world.quorums if node != first.node)
+            await world.stop(follower)
+            world.storages[follower] = ill
+            held = await world.start(follower)
+            await world.unfenced()
+            ill.code = errno.ENOSPC
+            active = await world.agreed()
+            for number in range(5):
+                await active.ask(*create(f"t{number}", os.urandom(16)))
+            await eventually(lambda: held.counts()["log syncs_refused"] > 0, "it is refused")
+            ill.code = 0
+            await world.unfenced()
+            await world.same()
+            assert held.failure is None
+            assert not world.failures
+
+    run(main())
+
+
+def test_a_disk_that_fails_ends_this_brokers_part_and_nobody_elses(tmp_path):
+    async def main() -> None:
+        ill = Ill()
+        async with World(tmp_path) as world:
+            first = await world.agreed()
+            await world.stop(first.node)
+            world.storages[first.node] = ill
+            await world.start(first.node)
+            await world.unfenced()
+            ill.code = errno.EIO
+            one = world.quorums[first.node]
+            other = next(q for q in world.quorums.values() if q is not one)
+            await other.ask(*create("goes-on", os.urandom(16)))
+            await eventually(lambda: one.failure is not None, "it has failed")
+            assert "EIO" in str(world.failures[one.node])
+            assert one.leader is None
+            with pytest.raises(StorageError, match="EIO"):
+                await one.ask("delete_topic", "goes-on")
+            await world.stop(one.node)
+            await other.ask("delete_topic", "goes-on")
+            ill.code = 0
+            await world.start(one.node)
+            await world.unfenced()
+            await world.same()
+
+    run(main())
+
+
+def test_a_power_cut_of_all_brokers_takes_nothing_that_was_answered(tmp_path):
+    """Also where it tears their files."""
+    chance = random.Random(fresh_seed("power cuts"))
+
+    async def main() -> None:
+        world = World(tmp_path)
+        storages = {node: MemoryStorage() for node in world.ports}
+        world.storages.update(storages)
+        async with world:
+            await world.agreed()
+            await world.unfenced()
+            answered: set[str] = set()
+            for round_ in range(3):
+                asking = [
+                    asyncio.create_task(_create_many(quorum, f"r{round_}q{node}", answered))
+                    for node, quorum in world.quorums.items()
+                ]
+                enough = 10 * (round_ + 1)
+                await eventually(lambda e=enough: len(answered) >= e, "some are answered")  # type: ignore[misc]
+                for storage in storages.values():
+                    storage.fault = _no_power
+                known = set(answered)
+                for task in asking:
+                    task.cancel()
+                await asyncio.gather(*asking, return_exceptions=True)
+                for node in world.ports:
+                    await world.stop(node)
+                    world.storages[node] = storages[node] = storages[node].power_cut(chance)
+                await asyncio.gather(*(world.start(node) for node in world.ports))
+                await world.unfenced()
+                await world.same()
+                for quorum in world.quorums.values():
+                    assert known <= set(quorum.image.ids)
+
+    run(main())
+
+
+def _no_power(call: Call) -> None:
+    refuse(call, errno.EIO)
+
+
+async def _create_many(quorum: Quorum, prefix: str, answered: set[str]) -> None:
+    number = 0
+    while True:
+        name = f"{prefix}n{number}"
+        number += 1
+        await quorum.ask(*create(name, os.urandom(16)))
+        answered.add(name)
