@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Offset = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 LeaderEpoch = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 BrokerId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
