@@ -21,7 +21,6 @@ from collections.abc import Callable
 from typing import Final
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from penstock.cluster.frames import messages as fr
 from penstock.core.errors import ConfigError
@@ -46,6 +45,11 @@ ACCEPT_PAUSE: Final = 1.0
 TCP_INFO_BYTES: Final = 232
 RECEIVED_AT: Final = 128
 """Where Linux keeps the bytes received in `struct tcp_info`."""
+LOOK_MAX: Final = 4096
+"""Events that one look takes in. The monitor's queue holds 2000 (ZeroMQ's bound on both sides), so
+a look takes in all that happened before it, and comes to an end while more happens."""
+_TOLD: Final = struct.Struct("=HI")
+"""An event of the monitor: which, and its descriptor, or number of an error."""
 _U64: Final = struct.Struct("=Q")
 MONITORED: Final = (
     zmq.EVENT_ACCEPTED
@@ -143,10 +147,15 @@ class Line:
 
     # --- connections ---
     def look(self) -> None:
-        """Take in what the monitor tells."""
-        while int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            event = parse_monitor_message(self._monitor.recv_multipart())
-            what, fd = int(event["event"]), int(event["value"])
+        """Take in what the monitor has told by now."""
+        receive = self._monitor.recv
+        for _ in range(LOOK_MAX):
+            try:
+                told = receive(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            receive()  # where it happened: always ours
+            what, fd = _TOLD.unpack(told)
             if what == zmq.EVENT_ACCEPTED:
                 self._accepted(fd)
             elif what == zmq.EVENT_DISCONNECTED:
