@@ -5,6 +5,9 @@ it does not bound is watched by the descriptors of its connections, which its me
 monitor name: connections that never say hello, and messages that never end, which it would gather
 without limit. Such a connection is shut down by its descriptor; ZeroMQ then sees its end.
 
+Whose address connects again and again is kept waiting for a moment (`arrivals`, `synfilter`):
+accepting and ending connections would cost the others more than what the connections say.
+
 ZeroMQ's own heartbeats stay off, on both sides: libzmq 4.3.5 aborts the process (`!_io_error`) when
 one is due on a connection that broke while its queue was full. The protocol has pings of its own.
 """
@@ -25,7 +28,9 @@ import zmq
 from penstock.cluster.frames import messages as fr
 from penstock.core.errors import ConfigError
 from penstock.server.config import NodeConfig
+from penstock.server.gateway.arrivals import Arrivals
 from penstock.server.gateway.entrance import NOT_AUTHORIZED
+from penstock.server.gateway.synfilter import keep_waiting
 
 logger = logging.getLogger("penstock.gateway")
 
@@ -52,7 +57,8 @@ _TOLD: Final = struct.Struct("=HI")
 """An event of the monitor: which, and its descriptor, or number of an error."""
 _U64: Final = struct.Struct("=Q")
 MONITORED: Final = (
-    zmq.EVENT_ACCEPTED
+    zmq.EVENT_LISTENING
+    | zmq.EVENT_ACCEPTED
     | zmq.EVENT_ACCEPT_FAILED
     | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -70,7 +76,7 @@ Frames = list[zmq.Frame]
 
 class Line:
     """See the module. `gone` is told of each connection's end by its descriptor; `refused` of
-    connections that were ended here, with a reason."""
+    connections that were ended here, with a reason; `held`: an address waits from now on."""
 
     def __init__(
         self,
@@ -80,10 +86,14 @@ class Line:
         gone: Callable[[int], None],
         refused: Callable[[str], None],
         secure: Callable[[zmq.Socket[bytes]], None],
+        held: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
         self._gone = gone
         self._refused = refused
+        self._held = held
+        self._arrivals = Arrivals()
+        self._listening = NO_FD
         self.url = ""
         self._strangers: dict[int, float] = {}
         self._known: set[int] = set()
@@ -121,10 +131,14 @@ class Line:
         are there stay."""
         if not self.url:
             return
-        with contextlib.suppress(zmq.ZMQError):
-            self.socket.unbind(self.url)
+        self._unbind()
         self._secure(self.socket)
         self._resume_at = time.monotonic()  # its port is free in a moment
+
+    def _unbind(self) -> None:
+        self._listening = NO_FD
+        with contextlib.suppress(zmq.ZMQError):
+            self.socket.unbind(self.url)
 
     # --- descriptors for the loop ---
     def fileno(self) -> int:
@@ -162,16 +176,35 @@ class Line:
                 self._strangers.pop(fd, None)
                 self._known.discard(fd)
                 self._gone(fd)
+            elif what == zmq.EVENT_LISTENING:
+                self._listening = fd
+                self._hold()
             elif what == zmq.EVENT_ACCEPT_FAILED:
                 self._pause(os.strerror(fd))
             else:
                 self._refused(FAILED_HANDSHAKES[what])
 
     def _accepted(self, fd: int) -> None:
+        now = time.monotonic()
         self._known.discard(fd)
-        self._strangers[fd] = time.monotonic()
+        self._strangers[fd] = now
+        address = _address_of(fd)
+        if address and self._arrivals.came(address, now):
+            logger.warning("%s connects too often: it is kept waiting", address)
+            self._held()
+            self._hold()
         if len(self._strangers) + len(self._known) > self._config.connections_max + STRANGERS_EXTRA:
             self._end_stranger(fd, "too many")
+
+    def _hold(self) -> None:
+        """Keep waiting who is to wait, where the kernel does that."""
+        if self._listening == NO_FD:
+            return
+        try:
+            with _borrowed(self._listening) as listening:
+                keep_waiting(listening, self._arrivals.held)
+        except OSError as error:
+            logger.warning("connections cannot be kept waiting here: %s", error)
 
     def said_hello(self, fd: int) -> None:
         """The connection with that descriptor is a peer from now on."""
@@ -181,6 +214,8 @@ class Line:
     def sweep(self, now: float) -> None:
         """End connections that never say hello; listen again if that was given up."""
         self.look()
+        if self._arrivals.let_go(now):
+            self._hold()
         for fd, since in list(self._strangers.items()):
             if now - since > self._config.hello_timeout:
                 self._end_stranger(fd, "no hello")
@@ -206,8 +241,7 @@ class Line:
         logger.error("no connection accepted for %g s: %s", ACCEPT_PAUSE, why)
         self._refused("no descriptors")
         self._resume_at = time.monotonic() + ACCEPT_PAUSE
-        with contextlib.suppress(zmq.ZMQError):
-            self.socket.unbind(self.url)
+        self._unbind()
 
     @staticmethod
     def bytes_received(fd: int) -> int:
@@ -243,6 +277,15 @@ def _borrowed(fd: int) -> socket.socket:
     except OSError:  # it is no socket: ZeroMQ closed its own, and the number is another's
         os.close(duplicate)
         raise
+
+
+def _address_of(fd: int) -> str:
+    """Where the other side of a connection is; empty where it has ended."""
+    try:
+        with _borrowed(fd) as sock:
+            return str(sock.getpeername()[0]).partition("%")[0]
+    except (OSError, IndexError):
+        return ""
 
 
 def descriptor_of(frame: zmq.Frame) -> int:

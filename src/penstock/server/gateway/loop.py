@@ -84,6 +84,7 @@ class Gateway:
             config,
             gone=self._closed,
             refused=self._refused,
+            held=self._held,
             secure=self._entrance.secure,
         )
         self._peers = Peers(self._line.socket, self.counts, config.client_bytes_max)
@@ -348,6 +349,9 @@ class Gateway:
         self.counts.drops[reason] += 1
         if reason in FAILED_HANDSHAKES.values():
             self._entrance.failed(reason)
+
+    def _held(self) -> None:
+        self.counts.throttles["connections"] += 1
 
     def _sweep(self) -> None:
         """What nobody rings for: silence, and belts (rule 13)."""

@@ -141,7 +141,8 @@ FAMILIES: Final = _named({
     ),
     "gateway_throttles_total": (
         COUNTER, ("what",),
-        "How often a quota held an endpoint back, or a flood was read slowly (`messages`).",
+        "How often a quota held an endpoint back, a flood was read slowly (`messages`), or an "
+        "address was kept waiting that connected too often (`connections`).",
     ),
     "gateway_throttled_seconds_total": (
         COUNTER, ("what",), "For how long quotas held endpoints back.",
