@@ -232,6 +232,16 @@ def is_coordinators(producer_id: int) -> bool:
     return not producer_id & ((1 << PRODUCER_COUNTER_BITS) - 1)
 
 
+def replicators_id(prefix: int) -> int:
+    """The producer id of a node's replicator: its prefix, and the counter that nobody reaches."""
+    return prefix | ((1 << PRODUCER_COUNTER_BITS) - 1)
+
+
+def is_replicators(producer_id: int) -> bool:
+    """Whether this is the producer id of a node's replicator."""
+    return replicators_id(producer_id) == producer_id
+
+
 def lane_bytes(capacity: int) -> int:
     """Size of the shared-memory object of a lane whose frames take `capacity` bytes."""
     return LANE_FRAMES_AT + capacity

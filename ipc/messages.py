@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.ipc import accessing, coordination, lookups
+from penstock.ipc import accessing, clustering, coordination, lookups
 from penstock.ipc.names import PartitionName
 
 PROTOCOL_VERSION: Final = 1
@@ -153,7 +153,7 @@ class Bye(msgspec.Struct, frozen=True, tag="bye"):
 ClientMessage = (
     Hello | OpenLane | FindTopic | ListTopics | CreateTopic | AlterTopic | DeleteTopic
     | TrimPartition | SwapSegments | DescribeNode | Bye | coordination.Request
-    | lookups.Request | accessing.Request
+    | lookups.Request | accessing.Request | clustering.Request
 )  # fmt: skip
 
 
@@ -249,7 +249,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 NodeMessage = (
     Welcome | LaneOpened | TopicFound | Topics | NodeDescription | Cleaned | Done | Refused
-    | coordination.Reply | lookups.Reply | accessing.Reply
+    | coordination.Reply | lookups.Reply | accessing.Reply | clustering.Reply
 )  # fmt: skip
 
 

@@ -227,9 +227,16 @@ class Controller:
         self._add_partitions(draft, topic_id, name, range(topic.partitions, total), factor)
         return Decision(draft.records(), None)
 
-    def configure_topic(self, name: str, min_insync: int, config: bytes) -> Decision[None]:
-        """Give it other settings. Raises `UnknownTopicError`, `ConfigError`."""
+    def configure_topic(
+        self, name: str, min_insync: int, config: bytes, *, was: bytes | None = None
+    ) -> Decision[None]:
+        """Give it other settings; `was`: if it still has these. Raises `UnknownTopicError`,
+        `ConfigError`."""
         topic_id, topic = self.image.topic(name)
+        if config == topic.config and min_insync == topic.min_insync:
+            return _NOTHING
+        if was is not None and was != topic.config:
+            raise ConfigError(f"somebody else changed {name!r} just now: look at it, and try again")
         factor = len(self.image.partitions[topic_id, 0].replicas)
         if not 1 <= min_insync <= factor:
             raise ConfigError(
@@ -343,6 +350,12 @@ class Controller:
         draft = _Draft(self.image)
         epoch = draft.count(rec.COORDINATOR_EPOCHS)
         return Decision(draft.records(), epoch)
+
+    def pages(self, count: int) -> Decision[int]:
+        """The same for pages of partitions, which brokers take round by round."""
+        draft = _Draft(self.image)
+        first = draft.count(rec.PAGES, count)
+        return Decision(draft.records(), first)
 
     def _broker(self, broker: int, epoch: int) -> Broker:
         known = self.image.brokers.get(broker)

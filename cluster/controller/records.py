@@ -27,6 +27,7 @@ COUNTER: Final = "counter"
 BROKER_EPOCHS: Final = "broker epochs"
 PRODUCER_IDS: Final = "producer ids"
 COORDINATOR_EPOCHS: Final = "coordinator epochs"
+PAGES: Final = "pages"
 
 
 class Broker(msgspec.Struct, frozen=True, array_like=True):

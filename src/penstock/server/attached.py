@@ -35,7 +35,16 @@ from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.channel import Peer
 from penstock.ipc.liveness import open_pidfd
-from penstock.server.clients import KINDS, NO_SLOT, Client, Connection, Owner
+from penstock.server.clients import (
+    HAVE_LANES,
+    KINDS,
+    NO_SLOT,
+    OF_THE_NODE,
+    WATCH_PAGES,
+    Client,
+    Connection,
+    Owner,
+)
 from penstock.server.config import NodeConfig
 from penstock.server.datafolder import DataFolder
 from penstock.server.grants import Grants
@@ -64,6 +73,7 @@ class Attached:
         supervisor: Supervisor,
         on_death: Callable[[Owner], None] = lambda _: None,
         gateway_pid: Callable[[], int] = lambda: 0,
+        replicator_pid: Callable[[], int] = lambda: 0,
     ) -> None:
         self._config = config
         self._folder = folder
@@ -72,6 +82,7 @@ class Attached:
         self._supervisor = supervisor
         self._on_death = on_death
         self._gateway_pid = gateway_pid
+        self._replicator_pid = replicator_pid
         self._loop = asyncio.get_running_loop()
         self._absence: asyncio.TimerHandle | None = None
         self._producers: dict[int, Client] = {}
@@ -79,16 +90,16 @@ class Attached:
 
     @property
     def count(self) -> int:
-        """Clients with a connection, but for the node's own cleaner."""
+        """Clients with a connection, but for the node's own processes."""
         return sum(
-            client.connection is not None and client.kind != lo.KIND_CLEANER
+            client.connection is not None and client.kind not in OF_THE_NODE
             for client in self.clients
         )
 
     @property
     def are_gone(self) -> bool:
         """Whether no client is left that could come back."""
-        return all(client.kind == lo.KIND_CLEANER for client in self.clients)
+        return all(client.kind in OF_THE_NODE for client in self.clients)
 
     # --- the run before ---
     def adopt(self, lanes: Iterable[Lane], boot_hash: int) -> None:
@@ -100,7 +111,7 @@ class Attached:
 
     def _living_producer(self, lane: Lane) -> Client | None:
         who = lane.identity
-        if lo.is_coordinators(who.producer_id):
+        if lo.is_coordinators(who.producer_id) or lo.is_replicators(who.producer_id):
             return None  # of the node before, even where this process was that
         if not who.pid:
             return None  # of a producer elsewhere, which comes back with another connection
@@ -130,7 +141,7 @@ class Attached:
         """Everything about clients that a fresh writer must know."""
         yield from self._grants.orders_for(writer)
         for client in self.clients:
-            if client.kind == lo.KIND_CONSUMER and client.slot != NO_SLOT:
+            if client.kind in WATCH_PAGES and client.slot != NO_SLOT:
                 yield ms.AddClient(client.slot), client.doorbell
 
     # --- attach ---
@@ -152,6 +163,8 @@ class Attached:
             raise AttachRefusedError(
                 f"process {peer.pid} attaches for others and is not this node's gateway"
             )
+        if hello.kind == lo.KIND_REPLICATOR and peer.pid != self._replicator_pid():
+            raise AttachRefusedError(f"process {peer.pid} is not this node's replicator")
         resumed = self._resumed(peer, hello)
         client = resumed or self._admitted(peer, hello)
         try:
@@ -162,7 +175,7 @@ class Attached:
             raise
         client.connection = connection
         client.name = hello.client_id[:100]
-        if client.kind == lo.KIND_CONSUMER:
+        if client.kind in WATCH_PAGES:
             self._supervisor.post_running(ms.AddClient(client.slot), client.doorbell)
         return client
 
@@ -195,6 +208,8 @@ class Attached:
     def _may_resume(self, producer_id: int, remote: ms.RemotePeer | None) -> bool:
         """Whether that id was given to a producer here. In a cluster any broker may have given it:
         the gateway has seen the token, which they all make with one secret."""
+        if lo.is_replicators(producer_id):
+            return False
         if remote is not None and self._config.node_id is not None:
             return not lo.is_coordinators(producer_id)
         return self._folder.may_be_ours(producer_id)
@@ -249,13 +264,15 @@ class Attached:
 
     def _equip(self, client: Client, resume: int | None) -> None:
         """Give a client its slot, its producer id, and the lanes that it had under that id."""
-        if client.kind in (lo.KIND_PRODUCER, lo.KIND_CONSUMER) and client.slot == NO_SLOT:
+        if client.kind in (*HAVE_LANES, *WATCH_PAGES) and client.slot == NO_SLOT:
             client.slot = self._tables.take_slot(client.pid, client.start_time, client.kind)
         if client.kind == lo.KIND_PRODUCER and not client.producer_id:
             client.producer_id = resume or self._folder.next_producer_id()
             self._producers[client.producer_id] = client
             if resume is not None and client.remote is None:
                 self._grants.take_back(client)
+        if client.kind == lo.KIND_REPLICATOR:
+            client.producer_id = self._folder.replicator_id
 
     # --- the end of a client ---
     def closed(self, client: Client) -> None:
@@ -329,7 +346,7 @@ class Attached:
         slot, client.slot = client.slot, NO_SLOT
         if slot == NO_SLOT:
             return
-        if client.kind == lo.KIND_CONSUMER:
+        if client.kind in WATCH_PAGES:
             self._supervisor.post_running(ms.RemoveClient(slot))
         self._tables.give_slot_back(slot)
 

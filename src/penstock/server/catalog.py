@@ -190,6 +190,18 @@ class Catalog:
             topic,
         )
 
+    def plan_follow(
+        self, topics: list[TopicRecord]
+    ) -> tuple[CatalogDocument | None, list[TopicRecord]]:
+        """Have exactly these topics, as a cluster has them; and those that are gone by that. None:
+        it is so."""
+        if topics == self._document.topics:
+            return None, []
+        kept = {topic.topic_id for topic in topics}
+        gone = [topic for topic in self._document.topics if topic.topic_id not in kept]
+        deleting = [*self._document.deleting, *gone]
+        return self._with(topics=topics, deleting=deleting), gone
+
     def plan_forget(self, topic_id: str) -> CatalogDocument:
         """The folders of a deleted topic are gone."""
         left = [topic for topic in self._document.deleting if topic.topic_id != topic_id]

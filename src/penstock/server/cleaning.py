@@ -63,9 +63,11 @@ class Cleaning:
                 f"topic {name!r} has partitions 0 to {len(topic.pages) - 1}, not {partition}"
             )
         page = topic.pages[partition]
-        failure = self._partitions.live[page].failure
-        if failure is not None:
-            raise er.LogOfflineError(f"{name}-{partition} is offline: {failure}")
+        here = self._partitions.live.get(page)
+        if here is None:
+            raise er.NotLeaderError(f"{name}-{partition} has no replica on this broker")
+        if here.failure is not None:
+            raise er.LogOfflineError(f"{name}-{partition} is offline: {here.failure}")
         return page
 
     async def _done(self, what: str, make: Callable[[int], CleaningOrder]) -> ms.Cleaned:

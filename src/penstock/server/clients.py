@@ -27,7 +27,14 @@ KINDS: Final = {
     lo.KIND_CONSUMER: "consumer",
     lo.KIND_ADMIN: "admin",
     lo.KIND_CLEANER: "cleaner",
+    lo.KIND_REPLICATOR: "replicator",
 }
+
+
+OF_THE_NODE: Final = (lo.KIND_CLEANER, lo.KIND_REPLICATOR)
+"""Kinds of the node's own processes."""
+HAVE_LANES: Final = (lo.KIND_PRODUCER, lo.KIND_REPLICATOR)
+WATCH_PAGES: Final = (lo.KIND_CONSUMER, lo.KIND_REPLICATOR)
 
 
 class Connection(Protocol):

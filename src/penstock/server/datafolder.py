@@ -33,7 +33,9 @@ _Document = TypeVar("_Document", bound=msgspec.Struct)
 
 class NodeRecord(msgspec.Struct, frozen=True):
     """node.json. `generations`, `producers` and `coordinators` (epochs of the coordinator) are the
-    first numbers beyond the reserved blocks. `listen`: where remote clients were admitted last."""
+    first numbers beyond the reserved blocks. `listen`: where remote clients were admitted last.
+    `node_id`: of the broker whose folder it is, 0 of a node that is alone. `losses_told`: the
+    cluster knows of every end after which records may be missing here."""
 
     schema: int
     uuid: str
@@ -44,6 +46,8 @@ class NodeRecord(msgspec.Struct, frozen=True):
     producers: int
     coordinators: int = 1
     listen: str = ""
+    node_id: int = 0
+    losses_told: bool = True
 
 
 class FolderLock:
@@ -92,12 +96,15 @@ class FolderLock:
 class DataFolder:
     """An opened data folder. `record` is what node.json holds at any time."""
 
-    def __init__(self, path: str, storage: Storage, record: NodeRecord, was_clean: bool) -> None:
+    def __init__(self, path: str, storage: Storage, record: NodeRecord, boot_id: str) -> None:
         self.path = path
         self.storage = storage
         self.record = record
-        self.was_clean = was_clean
+        self.was_clean = record.clean
         """Whether the run before ended with every log closed."""
+        self.lost_nothing = record.losses_told and (record.clean or record.boot_id == boot_id)
+        """Whether all that was ever in its logs still is: the death of processes loses nothing, an
+        end of the system without a clean one before may."""
         self._generation = record.generations
         self._producer = record.producers
         self._coordinator = record.coordinators
@@ -122,13 +129,32 @@ class DataFolder:
                     f"{path}/{NODE_FILE} has the uuid {record.uuid!r}, which is none: bring the "
                     "file back from a copy of the folder"
                 )
-        return cls(path, storage, record, record.clean)
+        return cls(path, storage, record, boot_id)
 
-    def begin(self, boot_id: str, writers: int) -> None:
+    def check_broker(self, node_id: int, *, has_topics: bool) -> None:
+        """Raise DataFolderError unless this folder may be that broker's (0: of a node alone)."""
+        known = self.record.node_id
+        if known == node_id:
+            return
+        if known:
+            who = f"broker {node_id}" if node_id else "a node that is alone"
+            raise DataFolderError(
+                f"{self.path} is the folder of broker {known} and not of {who}: start it with "
+                f"--node-id {known}, or use another folder"
+            )
+        if has_topics:
+            raise DataFolderError(
+                f"{self.path} has topics of a node that was alone, which no cluster knows: start "
+                f"broker {node_id} on an empty folder, and copy what is to be kept"
+            )
+
+    def begin(self, boot_id: str, writers: int, node_id: int = 0) -> None:
         """Start a run: the clean mark is gone, and the run's first number blocks are reserved."""
         self._write(
             boot_id=boot_id,
             clean=False,
+            node_id=node_id,
+            losses_told=self.lost_nothing,
             writers=writers,
             generations=self._generation + GENERATION_BLOCK,
             producers=self._producer + PRODUCER_BLOCK,
@@ -139,6 +165,11 @@ class DataFolder:
         """Remote clients are admitted there, for whoever looks."""
         if url != self.record.listen:
             self._write(listen=url)
+
+    def losses_are_told(self) -> None:
+        """The controller knows what may be missing here."""
+        if not self.record.losses_told:
+            self._write(losses_told=True)
 
     def mark_clean(self) -> None:
         """Every log was synced and closed; unused numbers go back."""
@@ -187,6 +218,11 @@ class DataFolder:
     def coordinator_id(self) -> int:
         """The producer id that the coordinator writes under: the one whose counter is 0."""
         return self._prefix
+
+    @property
+    def replicator_id(self) -> int:
+        """The producer id of the replicator's lanes."""
+        return lo.replicators_id(self._prefix)
 
     def may_be_ours(self, producer_id: int) -> bool:
         """Whether this folder can have given out that producer id."""

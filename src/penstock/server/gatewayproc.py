@@ -4,7 +4,9 @@ to be asked for metrics.
     started --GatewayListens--> listening --silent for gateway_stall_timeout--> killed, replaced
         +-----GatewayFailed---> the first one: the node does not start; later ones: tried again
 
-What it says comes over its lifeline. Its successors listen at the port that the first one got.
+What it says comes over its lifeline. Its successors listen at the port that the first one got. A
+broker's is told how the cluster is: only the newest word counts, so one that it does not read in
+time is left out.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ logger = logging.getLogger("penstock.node")
 GATEWAY_COMMAND: Final = (sys.executable, "-m", "penstock.server.gateway_main")
 START_TIMEOUT: Final = 15.0
 LOOKS_A_STALL: Final = 4
+TELL_AGAIN: Final = 0.05
+"""Seconds until one that did not read what it was told is told again."""
 
 
 class GatewayProcess(ChildProcess):
@@ -59,6 +63,8 @@ class GatewayProcess(ChildProcess):
         """Where it listens, with the real port; empty before the first time."""
         self.metrics = ""
         """Where it serves metrics, likewise."""
+        self._cluster: ms.GatewayCluster | None = None
+        self._telling: asyncio.TimerHandle | None = None
 
     @property
     def is_needed(self) -> bool:
@@ -90,8 +96,26 @@ class GatewayProcess(ChildProcess):
                 f"after {START_TIMEOUT:g} s"
             ) from None
 
+    def tell(self, cluster: ms.GatewayCluster) -> None:
+        """How the cluster is now; successors are told, too."""
+        self._cluster = cluster
+        if self._telling is None:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._telling = None
+        if self._channel is None or self._channel.closed or self._cluster is None:
+            return
+        try:
+            self._channel.send_nowait(self._cluster)
+        except BlockingIOError:
+            self._telling = self._loop.call_later(TELL_AGAIN, self._tell)
+        except (er.PenstockError, OSError) as error:  # its pidfd tells what becomes of it
+            logger.warning("the gateway (pid %d) is not told of the cluster: %s", self.pid, error)
+
     def _begun(self, lifeline: socket.socket) -> None:
         self._channel = Channel(lifeline, inbound=ms.GatewayReport)
+        self._tell()
         self._heard_at = time.monotonic()
         self._loop.add_reader(lifeline.fileno(), self._read)
         self._look()
@@ -148,6 +172,7 @@ class GatewayProcess(ChildProcess):
         self._looking = self._loop.call_later(bound / LOOKS_A_STALL, self._look)
 
     def close(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
+        for timer in (self._looking, self._telling):
+            if timer is not None:
+                timer.cancel()
         super().close()

@@ -17,7 +17,7 @@ from typing import Final
 from penstock.core.errors import ConfigError, PenstockError, PenstockTimeout
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
-from penstock.server.clients import KINDS, REMOTE_PID, Client, Owner
+from penstock.server.clients import HAVE_LANES, KINDS, REMOTE_PID, Client, Owner
 from penstock.server.lanes import Lane, LaneBook
 from penstock.server.supervisor import Supervisor
 from penstock.server.writerproc import Order
@@ -49,10 +49,7 @@ class Grants:
         for lane in self._book.lanes.values():
             if lane.writer == writer:
                 owner = self._owners.get(lane.name)
-                if owner is None:
-                    yield ms.AddLane(lane.name, dead=True), None
-                else:
-                    yield ms.AddLane(lane.name, dead=False), owner.doorbell
+                yield _added(lane, dead=owner is None), None if owner is None else owner.doorbell
 
     def adopt(self, lane: Lane, client: Client | None) -> None:
         """Take up a lane of the run before; no writer is told yet. No client: it is retired."""
@@ -67,7 +64,7 @@ class Grants:
 
     def open(self, client: Client, request: ms.OpenLane, writers: int) -> tuple[Lane, int]:
         """The client's lane to that writer, made if need be, and a descriptor of its memory."""
-        if client.kind != lo.KIND_PRODUCER:
+        if client.kind not in HAVE_LANES:
             raise ConfigError(f"only a producer has lanes, and this is {KINDS[client.kind]!r}")
         if not 0 <= request.writer < writers:
             raise ConfigError(f"writer {request.writer} is outside 0..{writers - 1}")
@@ -81,7 +78,7 @@ class Grants:
             request.writer, request.capacity, client.producer_id, pid, start_time, client.owner
         )
         self._own(client, lane)
-        self._supervisor.post(lane.writer, ms.AddLane(lane.name, dead=False), client.doorbell)
+        self._supervisor.post(lane.writer, _added(lane, dead=False), client.doorbell)
         return lane, fd
 
     async def drained_before(self, client: Client, writer: int, timeout: float) -> None:
@@ -119,11 +116,18 @@ class Grants:
         for lane in self.of_producer(client.producer_id):
             lane.retired = False
             self._own(client, lane)
-            self._supervisor.post(lane.writer, ms.AddLane(lane.name, dead=False), client.doorbell)
+            self._supervisor.post(lane.writer, _added(lane, dead=False), client.doorbell)
 
     def of_producer(self, producer_id: int) -> list[Lane]:
         lanes = self._book.lanes.values()
         return [lane for lane in lanes if lane.identity.producer_id == producer_id]
+
+    def has_replicators(self) -> bool:
+        """Whether lanes of a replicator are there."""
+        return any(map(lo.is_replicators, self._producer_ids()))
+
+    def _producer_ids(self) -> Iterator[int]:
+        return (lane.identity.producer_id for lane in self._book.lanes.values())
 
     def has_lanes_of(self, owner: Owner) -> bool:
         """Whether anything of that process, or remote client, may still be in a lane."""
@@ -156,7 +160,7 @@ class Grants:
             order = ms.RetireLane(lane.name)
             self._loop.call_later(LOOK_AGAIN, self._supervisor.post, lane.writer, order)
         elif left:  # published once more after the writer had looked
-            self._supervisor.post(lane.writer, ms.AddLane(lane.name, dead=True))
+            self._supervisor.post(lane.writer, _added(lane, dead=True))
         else:
             self._book.remove(lane)
             logger.debug("lane %s is drained and gone", lane.name, extra={"lane": lane.name})
@@ -209,3 +213,7 @@ class Grants:
     @property
     def count(self) -> int:
         return len(self._book.lanes)
+
+
+def _added(lane: Lane, *, dead: bool) -> ms.AddLane:
+    return ms.AddLane(lane.name, dead, replicates=lo.is_replicators(lane.identity.producer_id))

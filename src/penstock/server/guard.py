@@ -16,6 +16,7 @@ from penstock.cluster.access import CLUSTER, LOCAL_PREFIX, Kind, Operation, lite
 from penstock.cluster.quotas import Bucket
 from penstock.core.errors import AccessDeniedError, UnknownTopicError
 from penstock.ipc import accessing as ac
+from penstock.ipc import clustering as cg
 from penstock.ipc import coordination as co
 from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
@@ -58,6 +59,7 @@ _NAMED: Final[dict[type, tuple[Operation, Kind, str]]] = {
     ms.AlterTopic: (ALTER, TOPIC, "name"),
     ms.DeleteTopic: (DELETE, TOPIC, "name"),
     ms.TrimPartition: (DELETE, TOPIC, "name"),
+    cg.DescribePartitions: (DESCRIBE, TOPIC, "name"),
     co.JoinGroup: (READ, GROUP, "group"),
     co.SyncGroup: (READ, GROUP, "group"),
     co.LeaveGroup: (READ, GROUP, "group"),
@@ -81,6 +83,9 @@ _OF_CLUSTER: Final[dict[type, Operation]] = {
     ac.RemoveAccess: ALTER,
     ac.SetQuota: ALTER,
     ac.SetLimits: ALTER,
+    cg.DescribeCluster: DESCRIBE,
+    cg.ElectLeaders: ALTER,
+    cg.ReassignPartition: ALTER,
 }
 # What nobody needs leave for. Lists and positions show only what the principal may describe.
 FREE: Final = (

@@ -2,10 +2,11 @@
 
     opening --PartitionOpened--> open        opening --PartitionFailed--> failed
        ^------- its writer died, or the settings changed -------'
-    any --topic deleted--> closing --PartitionClosed--> gone
+    any --topic deleted, or no replica is here any more--> closing --PartitionClosed--> gone
 
-page % writers is the writer of a partition for the whole run (rule 6). Owns what each writer must
-be told of topics, now and when it is replaced, and who waits for its answers. Knows no clients.
+page % writers is the writer of a partition for the whole run (rule 6). A broker of a cluster opens
+only what it has a replica of. Owns what each writer must be told of topics, now and when it is
+replaced, and who waits for its answers. Knows no clients.
 """
 
 from __future__ import annotations
@@ -44,31 +45,52 @@ class Partition:
 
 
 class Partitions:
-    """All partitions by page. `post` tells the writer of that index something."""
+    """All partitions by page. `post` tells the writer of that index something. `hosts` says whether
+    a partition is to be open here, and `on_open` hears each time that one has been opened."""
 
-    def __init__(self, folder: DataFolder, writers: int, post: Post) -> None:
+    def __init__(
+        self,
+        folder: DataFolder,
+        writers: int,
+        post: Post,
+        *,
+        replicated: bool = False,
+    ) -> None:
         self._folder = folder
         self._writers = writers
         self._post = post
+        self.hosts: Callable[[TopicRecord, int], bool] = lambda _topic, _index: True
+        self.on_open: Callable[[int], None] = lambda _page: None
+        self._replicated = replicated
         self._changed = asyncio.Event()
-        self._closing: set[int] = set()
+        self._closing: dict[int, bool] = {}
+        """Page -> whether its topic is gone."""
         self.live: dict[int, Partition] = {}
 
     def add(self, topic: TopicRecord) -> None:
         """Take up a topic, or its new settings and further partitions; no writer is told yet."""
         for index, page in enumerate(topic.pages):
             known = self.live.get(page)
-            if known is None:
-                self.live[page] = Partition(topic, index)
-            else:
+            if known is not None:
                 known.topic = topic
+            elif self.hosts(topic, index):
+                self.live[page] = Partition(topic, index)
 
     def remove(self, topic: TopicRecord) -> None:
         """Its topic is deleted: nothing opens it any more; no writer is told yet."""
         for page in topic.pages:
-            self.live.pop(page, None)
-            self._closing.add(page)
+            known = self.live.get(page)
+            if known is None or known.topic.topic_id == topic.topic_id:
+                self.live.pop(page, None)
+                self._closing[page] = True
         self._notify()
+
+    def let_go(self, page: int) -> None:
+        """No replica of a partition is here any more, and its topic is still there."""
+        self.live.pop(page, None)
+        self._closing[page] = False
+        self._notify()
+        self._post(self.writer_of(page), ms.ClosePartition(page, delete=False))
 
     # --- what writers are told ---
     def writer_of(self, page: int) -> int:
@@ -79,9 +101,9 @@ class Partitions:
 
     def orders_for(self, writer: int) -> Iterator[ms.WriterOrder]:
         """Everything about partitions that a fresh writer must know."""
-        for page in self._closing:
+        for page, delete in self._closing.items():
             if self.writer_of(page) == writer:
-                yield ms.ClosePartition(page, delete=True)
+                yield ms.ClosePartition(page, delete=delete)
         for page, partition in self.live.items():
             if self.writer_of(page) == writer:
                 partition.is_open, partition.failure = False, None
@@ -90,14 +112,16 @@ class Partitions:
     def open(self, topic: TopicRecord) -> None:
         """Have a topic's partitions opened; open ones take its settings, failed ones try again."""
         for page in topic.pages:
-            partition = self.live[page]
-            partition.failure = None
-            self._post(self.writer_of(page), self._open_order(page, partition))
+            partition = self.live.get(page)
+            if partition is not None:
+                partition.failure = None
+                self._post(self.writer_of(page), self._open_order(page, partition))
 
     def close(self, topic: TopicRecord) -> None:
         """Have a removed topic's partitions closed for good."""
         for page in topic.pages:
-            self._post(self.writer_of(page), ms.ClosePartition(page, delete=True))
+            if self._closing.get(page):
+                self._post(self.writer_of(page), ms.ClosePartition(page, delete=True))
 
     def _open_order(self, page: int, partition: Partition) -> ms.OpenPartition:
         topic = partition.topic
@@ -113,6 +137,7 @@ class Partitions:
             settings=topic.settings,
             clean=clean,
             boot_id=self._folder.record.boot_id,
+            replicated=self._replicated,
         )
 
     # --- what writers report ---
@@ -120,6 +145,7 @@ class Partitions:
         partition = self.live.get(report.page)
         if partition is not None:
             partition.is_open, partition.failure = True, None
+            self.on_open(report.page)
             self._notify()
 
     def failed(self, report: ms.PartitionFailed) -> None:
@@ -132,7 +158,7 @@ class Partitions:
             self._notify()
 
     def closed(self, report: ms.PartitionClosed) -> None:
-        self._closing.discard(report.page)
+        self._closing.pop(report.page, None)
         self._notify()
 
     # --- who waits for it ---
@@ -160,7 +186,11 @@ class Partitions:
     async def wait_closed(self, pages: Iterable[int]) -> None:
         """Until the writers have let go of these pages."""
         wanted = list(pages)
-        await self._until(lambda: self._closing.isdisjoint(wanted), None)
+        await self._until(lambda: not self.are_closing(wanted), None)
+
+    def are_closing(self, pages: Iterable[int]) -> bool:
+        """Whether the writers still have to let go of any of these."""
+        return not self._closing.keys().isdisjoint(pages)
 
     def opening(self, pages: Iterable[int] | None = None) -> list[Partition]:
         """Partitions whose writer has not answered yet."""

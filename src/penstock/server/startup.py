@@ -70,6 +70,7 @@ def take_over(config: NodeConfig, lock: FolderLock) -> Ground:
     boot = boot_id()
     folder = DataFolder.open(config.data_folder, boot, Storage())
     catalog = Catalog.open(config.data_folder, folder.storage)
+    folder.check_broker(config.node_id or 0, has_topics=bool(catalog.topics))
     access = Access(config.data_folder, folder.storage)
     if config.listen is not None:
         host, _ = check_listen(config.listen)
@@ -78,7 +79,7 @@ def take_over(config: NodeConfig, lock: FolderLock) -> Ground:
     leftovers = book.find_leftovers()
     writers = _number_of_writers(config, folder, leftovers)
     leftovers = _drainable(book, leftovers, writers)
-    folder.begin(boot, writers)
+    folder.begin(boot, writers, config.node_id or 0)
     tables = Tables(folder.record.uuid)
     return Ground(lock, folder, catalog, tables, book, leftovers, writers, access)
 

@@ -193,6 +193,14 @@ class Topics:
     async def delete(self, name: str) -> ms.Done:
         check_not_internal(name)
         task = await self._delete(name)
+        return await self._until_gone(name, task)
+
+    async def _wait_deleted(self, name: str, topic_id: str) -> ms.Done:
+        """Until the files of a topic that is being deleted are gone."""
+        task = self._deletions.get(topic_id)
+        return await self._until_gone(name, task) if task is not None else ms.Done()
+
+    async def _until_gone(self, name: str, task: asyncio.Task[None]) -> ms.Done:
         done, _ = await asyncio.wait([task], timeout=self._config.topic_timeout)
         if not done:
             raise PenstockTimeout(
@@ -221,8 +229,8 @@ class Topics:
 
     def _raise_failure(self, topic: TopicRecord, pages: Sequence[int], verb: str) -> None:
         for page in pages:
-            partition = self._partitions.live[page]
-            if partition.failure is not None:
+            partition = self._partitions.live.get(page)
+            if partition is not None and partition.failure is not None:
                 raise LogOfflineError(
                     f"topic {topic.name!r} could not be {verb}: partition {partition.index} is "
                     f"offline: {partition.failure}"
@@ -249,7 +257,7 @@ class Topics:
         try:
             for index in range(len(topic.pages)):
                 folder = topic.folder(self._folder.path, index)
-                await self._off_loop(_remove_folder, folder)
+                await self._off_loop(remove_folder, folder)
             async with self._lock:
                 await self._write(self._catalog.plan_forget(topic.topic_id))
         except (OSError, PenstockError) as error:
@@ -258,6 +266,10 @@ class Topics:
                 extra={"topic": topic.name},
             )  # fmt: skip
         self._deletions.pop(topic.topic_id, None)
+        self._deleted(topic)
+
+    def _deleted(self, topic: TopicRecord) -> None:
+        """All that there was of it is gone from here."""
 
     # --- what waits for the device does so in a thread: the loop must not ---
     async def _write(self, document: CatalogDocument) -> None:
@@ -292,7 +304,8 @@ class Topics:
             await asyncio.wait(self._jobs)
 
 
-def _remove_folder(path: str) -> None:
+def remove_folder(path: str) -> None:
+    """Remove a partition's folder; one that is not there is gone already."""
     for left in reversed(range(REMOVE_TRIES)):
         try:
             shutil.rmtree(path)

@@ -13,6 +13,7 @@ import pytest
 from penstock.cluster.frames import messages as fr
 from penstock.core.errors import ErrorCode
 from penstock.ipc import accessing as ac
+from penstock.ipc import clustering as cg
 from penstock.ipc import coordination as co
 from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
@@ -74,7 +75,7 @@ def test_requests_and_answers_stand_there_with_their_fields():
 def test_structures_of_requests_stand_there_with_their_fields():
     for heading, fields in rows("structure").items():
         name, _, mark = heading.partition(" ")
-        struct = next(getattr(m, name) for m in (ms, co, lk, ac) if hasattr(m, name))
+        struct = next(getattr(m, name) for m in (ms, co, lk, ac, cg) if hasattr(m, name))
         assert fields == names_of(struct), name
         assert bool(mark) == struct.__struct_config__.array_like, name
 

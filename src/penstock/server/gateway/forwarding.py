@@ -22,6 +22,7 @@ import msgspec
 from penstock.cluster.frames import messages as fr
 from penstock.core.errors import PenstockError
 from penstock.ipc import accessing as ac
+from penstock.ipc import clustering as cg
 from penstock.ipc import coordination as co
 from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
@@ -43,7 +44,7 @@ DEADLINE_MAX: Final = 600.0
 
 Allowed = (
     ms.FindTopic | ms.ListTopics | ms.CreateTopic | ms.AlterTopic | ms.DeleteTopic
-    | ms.TrimPartition | ms.DescribeNode | co.Request | lk.Request | ac.Request
+    | ms.TrimPartition | ms.DescribeNode | co.Request | lk.Request | ac.Request | cg.Request
 )  # fmt: skip
 """What a remote client may ask for. Lanes, hellos and the cleaner's orders are not among it."""
 _DECODER: Final = msgspec.msgpack.Decoder(Allowed)

@@ -79,6 +79,7 @@ class ConfigureTopic(Asked, frozen=True):
     name: Name
     min_insync: Count
     config: Config
+    was: Config | None = None
 
 
 class DeleteTopic(Asked, frozen=True):
@@ -104,6 +105,10 @@ class Set(Asked, frozen=True):
     kind: Name
     name: Name
     value: Config | None
+
+
+class Pages(Asked, frozen=True):
+    count: Annotated[int, msgspec.Meta(ge=1, le=PLACES_MAX)]
 
 
 class ProducerIds(Asked, frozen=True):
@@ -142,6 +147,7 @@ METHODS: Final[dict[str, Method]] = {
     "elect": Method(Elect, int),
     "reassign": Method(Reassign, None),
     "set": Method(Set, None),
+    "pages": Method(Pages, int),
     "producer_ids": Method(ProducerIds, int),
     "coordinator_epoch": Method(CoordinatorEpoch, int),
 }

@@ -1,0 +1,120 @@
+"""What admins ask of a cluster: who there is, who leads and follows what, elections, reassignments.
+
+These travel as the messages of `ipc.messages` do. Brokers are named by their numbers; -1 stands for
+none. Lists are bounded by `PARTITIONS_PER_PAGE` and `ILL_MAX`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+
+PARTITIONS_PER_PAGE: Final = 500
+ILL_MAX: Final = 100
+"""Partitions that one description names as not well; it counts them all."""
+REPLICAS_MAX: Final = 64
+
+
+class BrokerInfo(msgspec.Struct, frozen=True):
+    """`state`: "up", "leaving" or "fenced". `leads`, `replicas`, `in_sync`: of how many partitions
+    it is leader, has a replica, is one of the in-sync replicas."""
+
+    broker: int
+    epoch: int
+    url: str
+    rack: str
+    state: str
+    leads: int
+    replicas: int
+    in_sync: int
+
+
+class QuorumMember(msgspec.Struct, frozen=True):
+    """One that keeps the controller's log. `role`: "leader", "follower" or "learner", which has no
+    vote. `behind`: entries that it does not have, as far as the leader knows; -1 where nobody
+    knows. `trouble`: why it is not connected to the leader; empty where it is."""
+
+    node: int
+    role: str
+    behind: int = -1
+    trouble: str = ""
+
+
+class PartitionPlace(msgspec.Struct, frozen=True):
+    """Where a partition is. `target`: the replicas that a reassignment is to end with."""
+
+    topic: str
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: list[int]
+    isr: list[int]
+    target: list[int] = []
+
+
+# --- client -> node -----------------------------------------------------------------------------
+class DescribeCluster(msgspec.Struct, frozen=True, tag="describe_cluster"):
+    pass
+
+
+class DescribePartitions(msgspec.Struct, frozen=True, tag="describe_partitions"):
+    """Where the partitions of a topic are, from the `skip`-th on."""
+
+    name: str
+    skip: int = 0
+
+
+class ElectLeaders(msgspec.Struct, frozen=True, tag="elect_leaders"):
+    """Have the first replica of each partition lead, if it is in sync. `topic` empty: of all;
+    `partition` None: all of that topic. `unclean`: have anybody lead where nobody of the in-sync
+    replicas is there; what it does not have is lost."""
+
+    topic: str = ""
+    partition: int | None = None
+    unclean: bool = False
+
+
+class ReassignPartition(msgspec.Struct, frozen=True, tag="reassign_partition"):
+    """Move a partition to these brokers, the preferred leader first. It goes on meanwhile."""
+
+    topic: str
+    partition: int
+    replicas: Annotated[list[int], msgspec.Meta(max_length=REPLICAS_MAX)]
+
+
+Request = DescribeCluster | DescribePartitions | ElectLeaders | ReassignPartition
+
+
+# --- node -> client -----------------------------------------------------------------------------
+class ClusterDescription(msgspec.Struct, frozen=True, tag="cluster"):
+    """The cluster as `broker` sees it. `controller`: the broker whose controller is active.
+    `ill_partitions` counts those that have no leader, replicas out of sync, or fewer in sync than
+    `min_insync_replicas`; `ill` names the first of them."""
+
+    cluster_id: bytes
+    broker: int
+    controller: int
+    term: int
+    brokers: list[BrokerInfo]
+    quorum: list[QuorumMember]
+    topics: int
+    partitions: int
+    leaderless: int
+    below_min_insync: int
+    ill_partitions: int
+    ill: list[PartitionPlace]
+
+
+class PartitionPlaces(msgspec.Struct, frozen=True, tag="partition_places"):
+    partitions: list[PartitionPlace]
+    more: bool
+
+
+class LeadersElected(msgspec.Struct, frozen=True, tag="leaders_elected"):
+    """How many partitions have another leader now."""
+
+    changed: int
+
+
+Reply = ClusterDescription | PartitionPlaces | LeadersElected

@@ -1,0 +1,115 @@
+"""The controller's image as a broker looks at it: topics, places, who is there, who leads.
+
+Pure functions of the image, and what was made of it before so that it is made once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from penstock.cluster.controller import Broker, Image, Place, Topic
+from penstock.ipc.messages import TopicSettings
+from penstock.server.catalog import TopicRecord
+from penstock.server.clustered.topics import ClusterTopic, cluster_topic
+
+REPLICAS_USUAL: Final = 3
+INSYNC_USUAL: Final = 2
+"""Of three replicas and more: one may be away, and what is committed is still on two."""
+
+
+class Endpoints(NamedTuple):
+    """Where a broker is reached, in the order in which it registers: by clients, by replicators of
+    other brokers, by their control links."""
+
+    clients: str
+    replication: str
+    control: str
+
+    @classmethod
+    def of(cls, broker: Broker) -> Endpoints:
+        """Empty where it has not told one."""
+        return cls(*(*broker.endpoints, "", "", "")[:3])
+
+
+class TopicsView:
+    """The topics of an image as a catalogue has them."""
+
+    def __init__(self) -> None:
+        self._made: dict[bytes, tuple[Topic, ClusterTopic, TopicRecord]] = {}
+
+    def records(self, image: Image) -> list[TopicRecord]:
+        """In the order of their ids, which is one on all brokers."""
+        made = {topic_id: self._of(topic_id, image) for topic_id in sorted(image.topics)}
+        self._made = made
+        return [record for _, _, record in made.values()]
+
+    def _of(self, topic_id: bytes, image: Image) -> tuple[Topic, ClusterTopic, TopicRecord]:
+        topic = image.topics[topic_id]
+        known = self._made.get(topic_id)
+        if known is not None and known[0] is topic:
+            return known
+        kept = cluster_topic(topic.config)
+        settings = replace(kept.settings, partitions=topic.partitions)
+        record = TopicRecord(topic.name, topic_id.hex(), kept.pages[: topic.partitions], settings)
+        return topic, kept, record
+
+
+def place_of(topic: TopicRecord, index: int) -> Place:
+    return bytes.fromhex(topic.topic_id), index
+
+
+def hosts(image: Image, broker: int, place: Place) -> bool:
+    """Whether that broker has a replica of it."""
+    partition = image.partitions.get(place)
+    return partition is not None and broker in partition.replicas
+
+
+def living(image: Image) -> dict[int, tuple[int, str]]:
+    """The brokers that are there: the epoch and the replication URL of each."""
+    return {
+        number: (broker.epoch, Endpoints.of(broker).replication)
+        for number, broker in sorted(image.brokers.items())
+        if not broker.is_fenced
+    }
+
+
+def client_urls(image: Image) -> list[tuple[int, str]]:
+    """The same for clients."""
+    return [
+        (number, Endpoints.of(broker).clients)
+        for number, broker in sorted(image.brokers.items())
+        if not broker.is_fenced
+    ]
+
+
+def leaders(image: Image, records: list[TopicRecord]) -> list[tuple[int, int]]:
+    """Who leads each page; pages that nobody leads are left out."""
+    return list(_leaders(image, records))
+
+
+def _leaders(image: Image, records: list[TopicRecord]) -> Iterator[tuple[int, int]]:
+    for record in records:
+        topic_id = bytes.fromhex(record.topic_id)
+        for index, page in enumerate(record.pages):
+            partition = image.partitions.get((topic_id, index))
+            if partition is not None and partition.leader is not None:
+                yield page, partition.leader
+
+
+def pages_in_use(image: Image) -> set[int]:
+    """Pages that belong to partitions, or are kept for them."""
+    return {page for topic in image.topics.values() for page in cluster_topic(topic.config).pages}
+
+
+def resolved(settings: TopicSettings, brokers: int) -> TopicSettings:
+    """Settings with nothing left open of what a cluster decides."""
+    factor = settings.replication_factor
+    if factor is None:
+        factor = min(REPLICAS_USUAL, max(1, brokers))
+    insync = settings.min_insync_replicas
+    if insync is None:
+        insync = INSYNC_USUAL if factor >= REPLICAS_USUAL else 1
+    return replace(settings, replication_factor=factor, min_insync_replicas=insync)
