@@ -83,7 +83,13 @@ class ReassignPartition(msgspec.Struct, frozen=True, tag="reassign_partition"):
     replicas: Annotated[list[int], msgspec.Meta(max_length=REPLICAS_MAX)]
 
 
-Request = DescribeCluster | DescribePartitions | ElectLeaders | ReassignPartition
+class RemoveBroker(msgspec.Struct, frozen=True, tag="remove_broker"):
+    """Take a broker that is stopped out of the quorum, and off the list if it has no replicas."""
+
+    broker: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+
+
+Request = DescribeCluster | DescribePartitions | ElectLeaders | ReassignPartition | RemoveBroker
 
 
 # --- node -> client -----------------------------------------------------------------------------

@@ -224,6 +224,7 @@ class NodeDescription(msgspec.Struct, frozen=True, tag="node"):
     gateway: dict[str, int] = {}
     access: dict[str, int] = {}
     metrics: str = ""
+    cluster: dict[str, int] = {}
 
 
 class Cleaned(msgspec.Struct, frozen=True, tag="cleaned"):

@@ -352,7 +352,7 @@ class Controller:
         return Decision(draft.records(), epoch)
 
     def pages(self, count: int) -> Decision[int]:
-        """The same for pages of partitions, which brokers take round by round."""
+        """The same for numbers of pages, which brokers take round by round."""
         draft = _Draft(self.image)
         first = draft.count(rec.PAGES, count)
         return Decision(draft.records(), first)

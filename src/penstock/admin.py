@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ import msgspec
 from penstock import forks
 from penstock.access import AccessAdmin, AccessEntry, LimitSetting, QuotaSetting
 from penstock.closing import Closing
+from penstock.clusteradmin import ClusterAdmin, ClusterDescription, PartitionPlace
 from penstock.core import errors as er
 from penstock.group.admin import GroupAdmin, GroupDescription, GroupListing, OffsetReset
 from penstock.ipc import layout as lo
@@ -31,11 +32,13 @@ from penstock.trimming import Trim, TrimResult, chosen
 __all__ = [
     "AccessEntry",
     "Admin",
+    "ClusterDescription",
     "GroupDescription",
     "GroupListing",
     "LimitSetting",
     "OffsetReset",
     "PartitionDescription",
+    "PartitionPlace",
     "QuotaSetting",
     "TopicConfig",
     "TopicDescription",
@@ -48,7 +51,8 @@ ATTACH_MAX: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:
-    """One partition as shared memory shows it."""
+    """One partition as shared memory shows it. In a cluster: as that of its leader does; and who
+    leads it (None: nobody now), which brokers have a replica, which replicas are in sync."""
 
     partition: int
     writer: int
@@ -61,6 +65,9 @@ class PartitionDescription:
     leader_epoch: int
     counters: dict[str, int]
     cleaning: dict[str, int]
+    leader: int | None = None
+    replicas: tuple[int, ...] = ()
+    isr: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +164,9 @@ class Admin(Closing):
             self._describe(number, self._session.page(page), page % self._session.writers)
             for number, page in enumerate(info.pages)
         ]
+        if self._session.welcome.remote:
+            places = ClusterAdmin(self._ask).places(name)
+            partitions = [_placed(*each) for each in zip(partitions, places, strict=False)]
         settings = {name: getattr(info.settings, name) for name in SETTABLE}
         room = run(logs.looking_at_disk())
         disk = {**room._asdict(), "level": lo.DISK_NAMES.get(room.level, str(room.level))}
@@ -177,6 +187,34 @@ class Admin(Closing):
             page.counters(),
             page.cleaning(),
         )
+
+    # --- the cluster ---
+    def describe_cluster(self) -> ClusterDescription:
+        """The cluster's brokers, its quorum, and which partitions are not well. Raises
+        `ConfigError` for a node that is alone, as all of these do."""
+        return ClusterAdmin(self._ask).describe()
+
+    def describe_partitions(self, name: str) -> list[PartitionPlace]:
+        """Who leads each partition of a topic, and where its replicas are."""
+        return ClusterAdmin(self._ask).places(as_topic(name))
+
+    def elect_leaders(
+        self, topic: str | None = None, partition: int | None = None, *, unclean: bool = False
+    ) -> int:
+        """Have the first replica of each partition lead (None: of all), where it is in sync; how
+        many have another leader by that. `unclean`: where nobody of the in-sync replicas is there,
+        have any replica lead that is; records that it does not have are lost."""
+        return ClusterAdmin(self._ask).elect(topic, partition, unclean=unclean)
+
+    def reassign_partition(self, topic: str, partition: int, replicas: Sequence[int]) -> None:
+        """Move a partition to these brokers, the preferred leader first. It goes on in the
+        background: `describe_partitions` shows it as `target` until then."""
+        ClusterAdmin(self._ask).reassign(as_topic(topic), partition, replicas)
+
+    def remove_broker(self, broker: int) -> None:
+        """Take a broker that is stopped for good out of the quorum, and off the list if it has no
+        replicas any more. Raises `ConfigError` while it is up."""
+        ClusterAdmin(self._ask).remove(broker)
 
     # --- groups ---
     def list_groups(self) -> list[GroupListing]:
@@ -304,6 +342,11 @@ class Admin(Closing):
         if not self._closed:
             self._closed = True
             self._session.close(polite=False)
+
+
+def _placed(partition: PartitionDescription, place: PartitionPlace) -> PartitionDescription:
+    leader = place.leader if place.leader >= 0 else None
+    return replace(partition, leader=leader, replicas=tuple(place.replicas), isr=tuple(place.isr))
 
 
 def is_near(admin: Admin) -> bool:

@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 
 from penstock.admin import (
     AccessEntry,
+    ClusterDescription,
     GroupDescription,
     GroupListing,
     LimitSetting,
     OffsetReset,
+    PartitionPlace,
     QuotaSetting,
     TopicConfig,
     TopicDescription,
@@ -82,6 +84,29 @@ class Admin(AsyncClosing):
     async def describe_topic(self, name: str) -> TopicDescription:
         """A topic with the state of its partitions."""
         return await self._do(partial(self._core.describe_topic, name))
+
+    # --- the cluster ---
+    async def describe_cluster(self) -> ClusterDescription:
+        """The cluster's brokers, its quorum, and which partitions are not well."""
+        return await self._do(self._core.describe_cluster)
+
+    async def describe_partitions(self, name: str) -> list[PartitionPlace]:
+        """Who leads each partition of a topic, and where its replicas are."""
+        return await self._do(partial(self._core.describe_partitions, name))
+
+    async def elect_leaders(
+        self, topic: str | None = None, partition: int | None = None, *, unclean: bool = False
+    ) -> int:
+        """Have the first replica of each partition lead. See `penstock.Admin.elect_leaders`."""
+        return await self._do(partial(self._core.elect_leaders, topic, partition, unclean=unclean))
+
+    async def reassign_partition(self, topic: str, partition: int, replicas: Sequence[int]) -> None:
+        """Move a partition to these brokers. See `penstock.Admin.reassign_partition`."""
+        await self._do(partial(self._core.reassign_partition, topic, partition, replicas))
+
+    async def remove_broker(self, broker: int) -> None:
+        """Take a broker that is stopped for good out. See `penstock.Admin.remove_broker`."""
+        await self._do(partial(self._core.remove_broker, broker))
 
     # --- groups ---
     async def list_groups(self) -> list[GroupListing]:

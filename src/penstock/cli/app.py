@@ -35,6 +35,7 @@ GROUPS: Final = {
     "keys": "keys",
     "acl": "acl",
     "quota": "quotas",
+    "cluster": "cluster",
     "spark": "spark",
 }
 """Name of a command group: module in `penstock.cli`, whose `make` returns it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,6 +41,11 @@ def describe_topic(
         output.write_json(_fields(topic, disk, rates))
     else:
         _write(env, topic, disk, rates)
+
+
+def numbers(brokers: Iterable[int]) -> str:
+    """Brokers in a table."""
+    return ",".join(map(str, brokers)) or "-"
 
 
 def _rates(
@@ -101,6 +107,11 @@ def _write(
         ]
         for part in topic.partitions
     ]
+    if any(part.replicas for part in topic.partitions):
+        heads += ["leader", "replicas", "in-sync"]
+        for row, part in zip(rows, topic.partitions, strict=True):
+            row += ["-" if part.leader is None else part.leader, numbers(part.replicas),
+                    numbers(part.isr)]  # fmt: skip
     if disk is not None:
         heads += ["segments", "size", "earliest", "latest"]
         for row, found in zip(rows, disk, strict=True):

@@ -86,6 +86,7 @@ _OF_CLUSTER: Final[dict[type, Operation]] = {
     cg.DescribeCluster: DESCRIBE,
     cg.ElectLeaders: ALTER,
     cg.ReassignPartition: ALTER,
+    cg.RemoveBroker: ALTER,
 }
 # What nobody needs leave for. Lists and positions show only what the principal may describe.
 FREE: Final = (

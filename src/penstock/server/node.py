@@ -17,12 +17,13 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock import __version__
 from penstock.cluster.access import Kind
-from penstock.core.errors import ConfigError, NotConnectedError
+from penstock.core.errors import ConfigError, NotConnectedError, PenstockError
 from penstock.ipc import accessing as ac
+from penstock.ipc import clustering as cg
 from penstock.ipc import coordination as co
 from penstock.ipc import layout as lo
 from penstock.ipc import lookups
@@ -52,6 +53,9 @@ from penstock.server.supervisor import WRITER_COMMAND, Supervisor
 from penstock.server.topics import Topics
 from penstock.server.writerproc import Order
 
+if TYPE_CHECKING:
+    from penstock.server.clustered.broker import ClusterBroker
+
 logger = logging.getLogger("penstock.node")
 
 WELCOME_LANES_MAX = FDS_MAX - 3
@@ -73,6 +77,9 @@ class Node:
         self._writer_command = writer_command
         self._cleaner_command = cleaner_command
         self._gateway_command = gateway_command
+        self._broker: ClusterBroker | None = None
+        """None: this node is alone."""
+        self._failure: PenstockError | None = None
         self._stop = asyncio.Event()
         self._stopping = False
         self._started_at = time.time()
@@ -124,6 +131,8 @@ class Node:
         finally:
             self._server.close()
             self._coordinator.close()
+            if self._broker is not None:
+                await self._broker.close()
             await self._topics.close()
             await self._accessing.close()
             self._attached.close()
@@ -145,16 +154,11 @@ class Node:
             on_report=self._reported,
             command=self._writer_command,
         )
-        self._partitions = Partitions(ground.folder, ground.writers, self._supervisor.post)
-        self._topics = Topics(
-            config,
-            ground.folder,
-            ground.tables,
-            ground.catalog,
-            self._partitions,
-            lambda: ground.access.limits,
-            lambda: self._coordinator.topics_changed(),
-        )
+        self._partitions = Partitions(
+            ground.folder, ground.writers, self._supervisor.post,
+            replicated=config.node_id is not None,
+        )  # fmt: skip
+        self._topics = self._make_topics(ground)
         self._doorman = Guard(ground.access, self._topics.name_of)
         self._accessing = Accessing(ground.access)
         self._cleaning = Cleaning(config, self._topics, self._partitions, self._supervisor.post)
@@ -176,6 +180,7 @@ class Node:
             self._supervisor,
             lambda process: self._coordinator.process_died(process),
             lambda: self._gateway.pid,
+            lambda: self._broker.replicator.pid if self._broker is not None else 0,
         )
         self._gateway = GatewayProcess(
             config,
@@ -193,11 +198,51 @@ class Node:
             self._grants,
             self._supervisor,
             topic_made=self._cleaner.ensure,
+            cluster=self._broker,
         )
+
+    def _make_topics(self, ground: Ground) -> Topics:
+        """Those of a node that is alone; of a broker, with its part in the cluster."""
+        config, partitions = self.config, self._partitions
+
+        def changed() -> None:
+            self._coordinator.topics_changed()
+
+        if config.node_id is None:
+            return Topics(
+                config, ground.folder, ground.tables, ground.catalog, partitions,
+                lambda: ground.access.limits, changed,
+            )  # fmt: skip
+        from penstock.server.clustered.broker import ClusterBroker
+        from penstock.server.clustered.clustertopics import ClusterTopics
+
+        self._broker = broker = ClusterBroker(
+            config,
+            ground.folder,
+            ground.lock.fd,
+            partitions,
+            tell=lambda cluster: self._gateway.tell(cluster),
+            leads_coordinator=lambda leads, epoch: self._coordinator.role_changed(leads, epoch),
+            take_control=lambda request: self._coordinator.take_control(request),
+            may_replicate=lambda: not self._grants.has_replicators(),
+            failed=self._failed,
+        )
+        broker.topics_here = ClusterTopics(
+            config, ground.folder, ground.tables, ground.catalog, partitions,
+            lambda: ground.access.limits, changed, quorum=broker.quorum, let_go=broker.forget,
+        )  # fmt: skip
+        return broker.topics_here
+
+    def _failed(self, error: PenstockError) -> None:
+        """The broker cannot go on: others take over, and whoever runs it starts it again."""
+        self._failure = error
+        self._stop.set()
 
     async def _admit(self, ready: Callable[[], None] | None) -> None:
         self._server.admit()
         self._gateway.ensure()
+        if self._broker is not None and not await self._joined(self._broker):
+            return
         self._cleaner.ensure()
         self._coordinator.begin()
         if self._gateway.is_needed:
@@ -211,14 +256,33 @@ class Node:
         if ready is not None:
             ready()
 
+    async def _joined(self, broker: ClusterBroker) -> bool:
+        """Whether this broker is one of its cluster; False: it was stopped before."""
+        joining = asyncio.create_task(broker.start(await self._gateway.listening()))
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait((joining, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not joining.done():
+                return False
+            await joining
+        finally:
+            for task in (joining, stopping):
+                task.cancel()
+            await asyncio.gather(joining, stopping, return_exceptions=True)
+        return True
+
     async def _end(self) -> None:
         """The clean end: no new clients, lanes drained, logs synced and closed, the mark set."""
+        if self._broker is not None:
+            await self._broker.leave()
         logger.info("stopping: writers drain and close their logs")
         self._stopping = True
         self._server.stop_accepting()
         await self._gateway.stop()
         await self._coordinator.stop(self.config.drain_timeout)
         await self._cleaner.stop()
+        if self._broker is not None:
+            await self._broker.stop()
         ground = self._ground
         are_open = self._partitions.all_are_open() and self._are_online()
         all_stopped = await self._supervisor.stop(self.config.drain_timeout)
@@ -231,6 +295,8 @@ class Node:
         if self._attached.are_gone and not self._grants.count:
             ground.tables.unlink()
         logger.info("stopped, %d lanes left to the next node", self._grants.count)
+        if self._failure is not None:
+            raise self._failure
 
     def _are_online(self) -> bool:
         """Whether no partition's writer has given up on its log."""
@@ -266,6 +332,8 @@ class Node:
     def hello(self, session: Session, peer: Peer, hello: ms.Hello) -> Reply:
         """Admit a client: what it is, what it may map, and its doorbell."""
         self._check_running()
+        if hello.kind != lo.KIND_REPLICATOR:
+            self._check_ready()
         who = hello.remote
         permits = EVERYTHING if who is None else RemotePermits(self._doorman, who.principal)
         client = self._attached.attach(peer, hello, session)
@@ -285,6 +353,7 @@ class Node:
             lane_capacity=self.config.lane_capacity,
             producer_id=client.producer_id,
             lanes=lanes,
+            remote=self._broker.client_url if self._broker is not None else "",
         )
         tables = ground.tables
         return Reply(
@@ -326,6 +395,8 @@ class Node:
                 return Reply(self._accessing.listed(message))
             case ac.AddAccess() | ac.RemoveAccess() | ac.SetQuota() | ac.SetLimits():
                 return self._accessing.change(message, str(client.permits))
+            case _ if isinstance(message, cg.Request):
+                return self._of_cluster(client, message)
             case _ if isinstance(message, lookups.Request):
                 raise ConfigError(
                     f"{type(message).__name__} is for clients on other hosts, whose gateway "
@@ -363,6 +434,20 @@ class Node:
         lane, fd = self._grants.open(client, request, self._ground.writers)
         bell = self._supervisor.ensure(lane.writer).doorbell
         return Reply(ms.LaneOpened(lane.name, lane.writer), [fd, bell.fileno()], given=[fd])
+
+    def _of_cluster(self, client: Client, request: cg.Request) -> Answer:
+        if self._broker is None:
+            raise ConfigError(
+                "this node is alone, and of no cluster: `penstock serve --node-id` starts a broker"
+            )
+        return self._broker.answer(request, partial(client.permits.sees, Kind.topic))
+
+    def _check_ready(self) -> None:
+        if self._broker is not None and not self._broker.is_ready:
+            raise NotConnectedError(
+                f"broker {self._broker.broker} is not ready, it waits for "
+                f"{self._broker.waits_for()}: connect again later"
+            )
 
     def _check_running(self) -> None:
         if self._stopping:
@@ -405,4 +490,5 @@ class Node:
             listen=self._gateway.url,
             gateway=self._gateway.counts(),
             metrics=self._gateway.metrics,
+            cluster=self._broker.counts() if self._broker is not None else {},
         )

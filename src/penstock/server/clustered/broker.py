@@ -2,31 +2,32 @@
 
     quorum started ─► replicator listens ─► registered ─► current ─► unfenced: clients are admitted
          ▲                   │ it died
-         └──── a new life ◄──┘ once nothing of its lanes is left
+         └──── a new life ◄──┘ whose replicator starts once nothing of the lanes before is left
 
-What the image says goes to the topics, to the replicator and to the gateway; what the replicator
-asks goes to the controller. The death of the replicator is a new life of the broker, since what it
-knew of others is lost; so is nothing of what the logs have. Owns that order. Decides nothing: the
-controller does.
+What the image says goes to the topics, to the replicator, to the gateway and to the coordinator of
+groups; what the replicator asks goes to the controller. The death of the replicator is a new life
+of the broker, since what it knew of others is lost; nothing is of what the logs have. Owns that
+order. Decides nothing: the controller does.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 from penstock.cluster.controller import Image, Place
 from penstock.core.errors import PenstockError
+from penstock.ipc import clustering as cg
 from penstock.ipc import messages as ms
+from penstock.ipc.names import is_internal
 from penstock.server.clustered.assignments import Assignments
 from penstock.server.clustered.clustertopics import ClusterTopics
 from penstock.server.clustered.describing import Describing
 from penstock.server.clustered.view import TopicsView, client_urls, leaders, living
 from penstock.server.config import NodeConfig
+from penstock.server.coordinator.opening import TOPIC as COORDINATOR
 from penstock.server.datafolder import DataFolder
 from penstock.server.partitions import Partitions
 from penstock.server.quorum import Quorum
@@ -35,18 +36,20 @@ from penstock.server.replicatorproc import REPLICATOR_COMMAND, ReplicatorProcess
 
 logger = logging.getLogger("penstock.cluster")
 
-TOLD_EVERY: Final = 0.02
-"""Seconds between two words to the gateway and the replicator about the whole cluster."""
-READY_POLL: Final = 0.05
+TOLD_EVERY: Final = 0.01
+"""Seconds between two words to the gateway about the whole cluster."""
+READY_POLL: Final = 0.02
 READY_TOLD: Final = 5.0
 """Seconds between two log lines about what is waited for."""
 NOBODY: Final = -1
+CONTROL: Final = "control"
+"""Requests between brokers: control batches of the coordinator."""
 
 
 class ClusterBroker:
-    """See the module. `topics` is set before `start`."""
+    """See the module; also the coordinator's `Cluster`. `topics_here` is set before `start`."""
 
-    topics: ClusterTopics
+    topics_here: ClusterTopics
 
     def __init__(
         self,
@@ -56,128 +59,242 @@ class ClusterBroker:
         partitions: Partitions,
         *,
         tell: Callable[[ms.GatewayCluster], None],
+        leads_coordinator: Callable[[bool, int], None],
+        take_control: Callable[[bytes], Awaitable[bytes]],
         may_replicate: Callable[[], bool],
-        on_leaders: Callable[[], None],
         failed: Callable[[PenstockError], None],
         command: Sequence[str] = REPLICATOR_COMMAND,
     ) -> None:
-        """`tell`: the gateway, how the cluster is. `may_replicate`: whether nothing is left of the
-        lanes of a replicator before. `on_leaders`: somebody may lead something else now."""
+        """`tell`: the gateway, how the cluster is. `leads_coordinator(leads, epoch)`: whether this
+        broker leads the coordinator's partition. `take_control`: control batches of a coordinator
+        elsewhere. `may_replicate`: whether nothing is left of the lanes of a replicator before.
+        `failed`: this broker cannot go on."""
         assert config.node_id is not None
-        self.number = config.node_id
+        self.broker = config.node_id
         self._config = config
         self._folder = folder
         self._tell = tell
-        self._on_leaders = on_leaders
+        self._leads_coordinator = leads_coordinator
+        self._take_control = take_control
         self._loop = asyncio.get_running_loop()
         self.quorum = Quorum(config, folder, changed=self._changed, failed=failed)
+        self.quorum.serve(CONTROL, self._serve_control)
         self.replicator = ReplicatorProcess(
-            config, folder, lock_fd, command,
-            on_report=self._reported, on_death=self._replicator_died, may_start=may_replicate,
+            config, folder, lock_fd, command=command, may_start=may_replicate,
+            on_begun=self._begin_anew, on_report=self._reported, on_end=self._lost_replicator,
         )  # fmt: skip
         self._assignments = Assignments(
-            self.number, folder.path, partitions, self.quorum, self.replicator.post
+            self.broker, folder.path, partitions, self.quorum, self._order
         )
-        self._describing = Describing(self.number, self.quorum, config.topic_timeout)
+        self._describing = Describing(self.broker, self.quorum, config.topic_timeout)
         self._view = TopicsView()
+        self.client_url = ""
+        """Where clients find this broker."""
+        self._replicates_at = ""
+        """Where its replicator listens; empty while it does not."""
+        self._registered_at = ""
+        self._living: object = None
+        """What the replicator knows of the brokers."""
+        self._said: tuple[object, ...] = ()
+        """What the gateway was told last."""
         self._version = 0
-        self._told: tuple[object, ...] = ()
-        self._leads: dict[int, int] = {}
-        self._coordinator = NOBODY
+        self._led_by: dict[int, int] = {}
         self._telling: asyncio.TimerHandle | None = None
-        self._is_ready = False
+        self._renewing: asyncio.Task[object] | None = None
+        self.is_ready = False
+        """Whether clients were admitted in this run."""
 
     # --- the start ---
     async def start(self, client_url: str) -> None:
         """Join the cluster; returns when clients may be admitted. Raises what forbids it."""
-        await self.quorum.start()
-        self.replicator.ensure()
-        replication_url = await self.replicator.listening()
-        watch = asyncio.create_task(self._tell_what_is_waited_for())
+        self.client_url = self._config.advertise or client_url
+        telling = asyncio.create_task(self._tell_what_is_waited_for())
         try:
+            await self.quorum.start()
+            self.replicator.ensure()
+            self._registered_at = await self.replicator.listening()
             await self.quorum.register(
-                (self._config.advertise or client_url, replication_url),
-                was_clean=self._folder.lost_nothing,
+                (self.client_url, self._registered_at), was_clean=self._folder.lost_nothing
             )
             self._folder.losses_are_told()
-            while self.not_ready():
+            while self.waits_for():
                 await asyncio.sleep(READY_POLL)
         finally:
-            watch.cancel()
-        self._is_ready = True
+            telling.cancel()
+        self.is_ready = True
         logger.info(
-            "broker %d of cluster %s is ready, with epoch %s",
-            self.number, self.quorum.cluster_id.hex(), self.quorum.broker_epoch,
+            "broker %d of cluster %s is ready, with epoch %s", self.broker,
+            self.quorum.cluster_id.hex(), self.quorum.broker_epoch,
         )  # fmt: skip
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether clients were admitted in this run."""
-        return self._is_ready
-
-    def not_ready(self) -> str:
-        """What it waits for; empty when it may serve."""
+    def waits_for(self) -> str:
+        """What is missing before it may serve; empty when nothing is."""
         quorum = self.quorum
         if quorum.failure is not None:
-            return f"its part in the quorum is over: {quorum.failure}"
+            return f"nothing any more, its part in the quorum is over: {quorum.failure}"
         if quorum.leader is None:
-            return "most brokers of controller_quorum to be up and to elect a controller"
+            return "a controller: most brokers of controller_quorum must be up"
+        if not self._replicates_at:
+            return "its replicator"
         if quorum.broker_epoch is None:
             return f"broker {quorum.leader}, whose controller is active, to register it"
         if not quorum.is_current:
             return f"the controller's log up to its registration ({quorum.applied} entries so far)"
-        if quorum.is_fenced:
-            return "the controller to unfence it"
         if not (quorum.cluster_id and quorum.cluster_secret):
             return "the cluster's id"
-        if not self.topics.is_settled:
-            return "the topics that the controller says it has"
-        return ""
+        if quorum.is_fenced:
+            return "the controller to hear from it"
+        return "" if self.topics_here.is_settled else "its topics to be as the controller says"
 
     async def _tell_what_is_waited_for(self) -> None:
         while True:
             await asyncio.sleep(READY_TOLD)
-            logger.info("broker %d waits for %s", self.number, self.not_ready() or "nothing")
+            logger.info("broker %d waits for %s", self.broker, self.waits_for())
 
     # --- what the image says ---
     def _changed(self, image: Image, places: set[Place] | None) -> None:
         """The quorum's word, for this life of the broker."""
-        self.topics.heard(image)
+        self._tell_coordinator(image)
+        self.topics_here.heard(image)
+        self._tell_replicator(image, places)
         if self._telling is None:
-            self._telling = self._loop.call_later(TOLD_EVERY, self._tell_all)
-        if places is None or not self._assignments.is_told:
-            self._tell_replicator(image)
-        else:
-            self._assignments.heard(image, places)
+            self._telling = self._loop.call_later(TOLD_EVERY, self._tell_gateway)
 
-    def _tell_replicator(self, image: Image) -> None:
-        """Who there is, and every partition: for a replicator that knows nothing yet."""
+    def _tell_coordinator(self, image: Image) -> None:
+        topic_id = image.ids.get(COORDINATOR)
+        it = image.partitions.get((topic_id, 0)) if topic_id is not None else None
+        if it is not None:
+            self._leads_coordinator(it.leader == self.broker, it.leader_epoch)
+
+    def _tell_replicator(self, image: Image, places: Iterable[Place] | None) -> None:
         epoch = self.quorum.broker_epoch
-        if epoch is None or not self.replicator.is_up:
+        if epoch is None or not self._replicates_at:
             return
-        self._tell_brokers(image, epoch)
-        self._assignments.heard(image, None)
+        said = (epoch, living(image))
+        if said != self._living:
+            self._living = said
+            self.replicator.tell(rm.Cluster(self.quorum.cluster_id, self.broker, *said))
+        self._assignments.heard(image, places)
 
-    def _tell_brokers(self, image: Image, epoch: int) -> None:
-        self.replicator.post(rm.Cluster(self.quorum.cluster_id, self.number, epoch, living(image)))
-
-    def _tell_all(self) -> None:
-        """The gateway, and the replicator, about what is of all brokers."""
+    def _tell_gateway(self) -> None:
         self._telling = None
         quorum, image = self.quorum, self.quorum.image
         if not quorum.is_current or not quorum.cluster_secret:
             return
-        records = self._view.records(image)
-        found = leaders(image, records)
-        self._leads = dict(found)
-        coordinator = self._led_coordinator(image)
-        said = (client_urls(image), found, coordinator)
-        if said != self._told:
-            self._told = said
+        found = leaders(image, self._view.records(image))
+        self._led_by = dict(found)
+        said = (client_urls(image), found, self._coordinator(image))
+        if said != self._said:
+            self._said = said
             self._version += 1
             self._tell(
                 ms.GatewayCluster(
-                    quorum.cluster_id, quorum.cluster_secret, self._version, self.number, *said
+                    quorum.cluster_id, quorum.cluster_secret, self._version, self.broker, *said
                 )
             )
-        self._on_leaders()
+
+    @staticmethod
+    def _coordinator(image: Image) -> int:
+        topic_id = image.ids.get(COORDINATOR)
+        it = image.partitions.get((topic_id, 0)) if topic_id is not None else None
+        return NOBODY if it is None or it.leader is None else it.leader
+
+    def forget(self, page: int) -> None:
+        """No replica of that partition is here any more, if one was."""
+        self._assignments.forget(page)
+
+    # --- the replicator ---
+    def _order(self, order: rm.Order) -> None:
+        if self._replicates_at:
+            self.replicator.tell(order)
+
+    def _reported(self, report: rm.Listens | rm.ChangeIsr | rm.Lives) -> None:
+        match report:
+            case rm.Listens():
+                self._listens(report.url)
+            case rm.ChangeIsr():
+                self._assignments.change_isr(report)
+
+    def _listens(self, url: str) -> None:
+        self._replicates_at = url
+        if self._registered_at and url != self._registered_at:
+            self._registered_at = url
+            self.quorum.renew()  # with another place
+            self._renewing = self._loop.create_task(
+                self.quorum.register((self.client_url, url), was_clean=True)
+            )
+        elif self.quorum.is_current:
+            self._tell_replicator(self.quorum.image, None)
+
+    def _lost_replicator(self) -> None:
+        """It is dead: what it had said to others does not count any more."""
+        self._replicates_at = ""
+        self.quorum.renew()
+
+    def _begin_anew(self) -> None:
+        """A replicator runs that knows nothing; it is told all of it when it listens."""
+        self._living = None
+        self._assignments.begin()
+
+    # --- the coordinator's cluster ---
+    def topics(self) -> Iterable[ms.TopicInfo]:
+        records = self._view.records(self.quorum.image)
+        return [record.info for record in records if not is_internal(record.name)]
+
+    def leader_of(self, page: int) -> int | None:
+        return self._led_by.get(page)
+
+    async def coordinator_epoch(self) -> int:
+        return await self.quorum.coordinator_epoch(self._config.coordinator_timeout)
+
+    async def send_control(self, broker: int, request: bytes, timeout: float) -> bytes:
+        if broker == self.broker:
+            return await self._take_control(request)
+        return await self.quorum.request(broker, CONTROL, request, timeout)
+
+    async def _serve_control(self, _broker: int, request: bytes) -> bytes:
+        return await self._take_control(request)
+
+    # --- requests ---
+    async def answer(self, request: cg.Request, sees: Callable[[str], bool]) -> ms.NodeMessage:
+        return await self._describing.answer(request, sees)
+
+    def counts(self) -> dict[str, int]:
+        """For `node describe`."""
+        return {
+            "node_id": self.broker,
+            "broker_epoch": self.quorum.broker_epoch or 0,
+            "controller": NOBODY if self.quorum.leader is None else self.quorum.leader,
+            "fenced": int(self.quorum.is_fenced),
+            "applied": self.quorum.applied,
+            **self.replicator.counts(),
+        }
+
+    # --- the end ---
+    async def leave(self) -> None:
+        """Let others lead what this broker leads, in time."""
+        if not self.is_ready:
+            return
+        timeout = self._config.drain_timeout
+        if await self.quorum.leave(timeout):
+            logger.info("broker %d leads nothing any more", self.broker)
+        else:
+            logger.warning(
+                "broker %d stops without leave of the controller, which did not give it within %g "
+                "s (drain_timeout): others lead once it is missed", self.broker, timeout,
+            )  # fmt: skip
+
+    async def stop(self) -> None:
+        """No replication any more, and no word to anybody."""
+        await self.replicator.stop()
+        self._assignments.close()
+        await self.quorum.close()
+
+    async def close(self) -> None:
+        """Let go of everything."""
+        for handle in (self._telling, self._renewing):
+            if handle is not None:
+                handle.cancel()
+        self._assignments.close()
+        self.replicator.close()
+        await self.quorum.close()

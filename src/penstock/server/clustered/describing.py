@@ -52,6 +52,8 @@ class Describing:
                     "reassign", place, tuple(request.replicas), timeout=self._timeout
                 )
                 return ms.Done()
+            case cg.RemoveBroker():
+                return await self._remove(request.broker)
 
     # --- looks ---
     async def _of_the_quorum(self) -> dict[str, Any]:
@@ -111,6 +113,13 @@ class Describing:
             "elect", tuple(places), is_unclean=request.unclean, timeout=self._timeout
         )
         return cg.LeadersElected(changed)
+
+    async def _remove(self, broker: int) -> ms.Done:
+        await self._quorum.ask("remove_member", broker, timeout=self._timeout)
+        image = self._quorum.image
+        if broker in image.brokers and not image.places.get(broker):
+            await self._quorum.ask("forget", broker, timeout=self._timeout)
+        return ms.Done()
 
     def _place(self, name: str, partition: int) -> Place:
         image = self._quorum.image

@@ -1,0 +1,192 @@
+"""`penstock cluster ...`: describe, health, elect, reassign, remove."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from penstock.cli import output
+from penstock.cli.asking import confirm
+from penstock.cli.command import Env, ExitCode, command
+from penstock.cli.describe import numbers
+from penstock.core import errors as er
+
+if TYPE_CHECKING:
+    from penstock.admin import ClusterDescription, PartitionPlace
+
+_PLACES = ("topic", "partition", "leader", "epoch", "replicas", "in_sync", "target")
+
+
+def make(settings: dict[str, Any]) -> typer.Typer:
+    """The command group."""
+    app = typer.Typer(help="Show and change a cluster: who leads what, and where.", **settings)
+    command(app, "describe")(describe)
+    command(app, "health")(health)
+    command(app, "elect")(elect)
+    command(app, "reassign")(reassign)
+    command(app, "remove")(remove)
+    return app
+
+
+def describe(env: Env) -> None:
+    """Show the brokers, the controller's quorum, and the partitions that are not well."""
+    with env.admin() as admin:
+        found = admin.describe_cluster()
+    if env.is_json:
+        output.write_json(_fields(found))
+        return
+    output.write_line(
+        f"cluster {found.cluster_id.hex()}  controller {_broker(found.controller)} in term "
+        f"{found.term}  seen by broker {found.broker}"
+    )
+    output.write_line(
+        f"  {output.counted(found.topics, 'topic')}, "
+        f"{output.counted(found.partitions, 'partition')}: {_summary(found)}"
+    )
+    output.write_columns(
+        ["BROKER", "STATE", "EPOCH", "LEADS", "REPLICAS", "IN-SYNC", "RACK", "URL"],
+        [
+            [each.broker, each.state, each.epoch, each.leads, each.replicas, each.in_sync,
+             each.rack or "-", each.url]
+            for each in found.brokers
+        ],
+    )  # fmt: skip
+    output.write_columns(
+        ["QUORUM", "ROLE", "BEHIND", "TROUBLE"],
+        [
+            [each.node, each.role, "-" if each.behind < 0 else each.behind, each.trouble or "-"]
+            for each in found.quorum
+        ],
+    )
+    _write_ill(found)
+
+
+def health(env: Env) -> int:
+    """Say whether all is well, by the exit status too: 0, or 1 with what is not."""
+    with env.admin() as admin:
+        found = admin.describe_cluster()
+    troubles = _troubles(found)
+    if env.is_json:
+        output.write_json({"healthy": not troubles, "troubles": troubles, **_fields(found)})
+    elif not troubles:
+        output.write_line(
+            f"all is well: {output.counted(len(found.brokers), 'broker')}, "
+            f"{output.counted(found.partitions, 'partition')}, all replicas in sync"
+        )
+    else:
+        for trouble in troubles:
+            output.write_line(trouble)
+        _write_ill(found)
+    return ExitCode.FAILED if troubles else ExitCode.DONE
+
+
+def elect(
+    env: Env,
+    topic: Annotated[
+        str | None, typer.Argument(metavar="[TOPIC]", help="Only of this topic; none: of all.")
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option("-p", "--partition", min=0, help="Only this one of the topic.")
+    ] = None,
+    unclean: Annotated[
+        bool,
+        typer.Option(
+            "--unclean",
+            help="Where no in-sync replica is up, let any replica lead: what it lacks is lost.",
+        ),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Let each partition be led by its first replica, so that brokers lead equally many."""
+    if unclean and topic is None:
+        raise er.ConfigError("--unclean loses records: name the TOPIC that may")
+    if unclean and not yes:
+        confirm(f"Records of {topic} that only brokers have which are away are lost. Go on?")
+    with env.admin() as admin:
+        changed = admin.elect_leaders(topic, partition, unclean=unclean)
+    env.say(f"{output.counted(changed, 'partition')} got another leader")
+
+
+def reassign(
+    env: Env,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    partition: Annotated[int, typer.Argument(metavar="PARTITION", min=0)],
+    replicas: Annotated[
+        str,
+        typer.Argument(metavar="BROKERS", help="Like 2,3,4: the preferred leader comes first."),
+    ],
+) -> None:
+    """Move a partition to other brokers: they catch up first, then those before let go of it."""
+    with env.admin() as admin:
+        admin.reassign_partition(topic, partition, _brokers(replicas))
+    env.say(
+        f"{topic}-{partition} moves to {replicas}: `penstock cluster health` says when all "
+        "replicas are in sync"
+    )
+
+
+def remove(
+    env: Env,
+    broker: Annotated[int, typer.Argument(metavar="BROKER", min=1)],
+) -> None:
+    """Take a broker that is stopped for good out of the quorum, and off the list if it has no
+    replicas."""
+    with env.admin() as admin:
+        admin.remove_broker(broker)
+    env.say(f"broker {broker} is out of the quorum")
+
+
+def _brokers(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise er.ConfigError(f"{text!r} are no brokers: write their numbers, like 2,3,4") from None
+
+
+def _broker(number: int) -> str:
+    return "none" if number < 0 else str(number)
+
+
+def _fields(found: ClusterDescription) -> dict[str, Any]:
+    return {**msgspec.structs.asdict(found), "cluster_id": found.cluster_id.hex()}
+
+
+def _summary(found: ClusterDescription) -> str:
+    if not found.ill_partitions:
+        return "all replicas in sync"
+    return (
+        f"{found.ill_partitions} not well, {found.leaderless} of them without a leader, "
+        f"{found.below_min_insync} below min_insync_replicas"
+    )
+
+
+def _troubles(found: ClusterDescription) -> list[str]:
+    troubles = []
+    if found.controller < 0:
+        troubles.append("no controller is active: most brokers of controller_quorum must be up")
+    for each in found.brokers:
+        if each.state != "up":
+            troubles.append(f"broker {each.broker} is {each.state} ({each.url})")
+    for member in found.quorum:
+        if member.trouble:
+            troubles.append(f"member {member.node} of the quorum: {member.trouble}")
+    if found.ill_partitions:
+        troubles.append(f"{output.counted(found.partitions, 'partition')}: {_summary(found)}")
+    return troubles
+
+
+def _write_ill(found: ClusterDescription) -> None:
+    if found.ill:
+        rows = [_row(place) for place in found.ill]
+        output.write_columns([head.upper().replace("_", "-") for head in _PLACES], rows)
+    if found.ill_partitions > len(found.ill):
+        output.write_line(f"and {found.ill_partitions - len(found.ill)} more")
+
+
+def _row(place: PartitionPlace) -> list[object]:
+    return [
+        place.topic, place.partition, "-" if place.leader < 0 else place.leader,
+        place.leader_epoch, numbers(place.replicas), numbers(place.isr), numbers(place.target),
+    ]  # fmt: skip

@@ -1,0 +1,53 @@
+"""The verbs of `penstock.Admin` about a cluster: who there is, who leads what, who is to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.core.errors import ConfigError
+from penstock.ipc import clustering as cg
+from penstock.ipc import messages as ms
+
+BrokerInfo = cg.BrokerInfo
+ClusterDescription = cg.ClusterDescription
+PartitionPlace = cg.PartitionPlace
+QuorumMember = cg.QuorumMember
+
+
+class ClusterAdmin:
+    """`ask` is a request of an admin to the broker that it is attached to."""
+
+    def __init__(self, ask: Callable[[Any, Any], Any]) -> None:
+        self._ask = ask
+
+    def describe(self) -> ClusterDescription:
+        found: ClusterDescription = self._ask(cg.DescribeCluster(), cg.ClusterDescription)
+        return found
+
+    def places(self, topic: str) -> list[PartitionPlace]:
+        places: list[PartitionPlace] = []
+        while True:
+            request = cg.DescribePartitions(topic, len(places))
+            answer: cg.PartitionPlaces = self._ask(request, cg.PartitionPlaces)
+            places += answer.partitions
+            if not answer.more:
+                return places
+
+    def elect(self, topic: str | None, partition: int | None, *, unclean: bool) -> int:
+        if unclean and topic is None:
+            raise ConfigError("name the topic whose records an unclean election may lose")
+        request = cg.ElectLeaders(topic or "", partition, unclean)
+        answer: cg.LeadersElected = self._ask(request, cg.LeadersElected)
+        return answer.changed
+
+    def reassign(self, topic: str, partition: int, replicas: Sequence[int]) -> None:
+        if not 1 <= len(replicas) <= cg.REPLICAS_MAX:
+            raise ConfigError(
+                f"{len(replicas)} replicas: name the brokers of the partition, 1 to "
+                f"{cg.REPLICAS_MAX}, the preferred leader first"
+            )
+        self._ask(cg.ReassignPartition(topic, partition, list(replicas)), ms.Done)
+
+    def remove(self, broker: int) -> None:
+        self._ask(cg.RemoveBroker(broker), ms.Done)
