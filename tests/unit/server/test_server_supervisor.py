@@ -80,7 +80,7 @@ def test_a_successor_is_told_everything_in_order(tmp_path):
         assert told[0]["folder"].startswith(str(tmp_path / "data"))
         assert not told[0]["clean"], "what the killed writer left is not clean"
         assert told[2] == {
-            "type": "add_lane", "name": lane.name, "dead": False, "fds": 1,
+            "type": "add_lane", "name": lane.name, "dead": False, "replicates": False, "fds": 1,
             "generation": after.generation,
         }  # fmt: skip
         lane.detach()
