@@ -82,8 +82,11 @@ class Hosting:
                 self._forget(order.page)
             case rm.IsrAnswer():
                 known = self.partitions.get(order.page)
-                if known is not None and known.leader is not None:
-                    self._isr_answered(known, known.leader, order)
+                if known is not None and (leader := known.leader) is not None:
+                    before = len(leader.isr)
+                    known.isr_answer(order.change, order.answer)
+                    self._note_isr(known, leader, before)
+                    self.counts.isr_refused += order.answer.refused is not None
             case rm.Cluster():
                 self._cluster(order)
 
@@ -107,14 +110,16 @@ class Hosting:
             self.partitions[order.page] = known
             known.turn()
         else:
+            leader = known.leader
+            before = 0 if leader is None else len(leader.isr)
             known.hear(order)
+            self._note_isr(known, leader, before)
 
-    def _isr_answered(self, known: Partition, leader: Leader, order: rm.IsrAnswer) -> None:
-        before = len(leader.isr)
-        known.isr_answer(order.change, order.answer)
-        self.counts.isr_grows += len(leader.isr) > before
-        self.counts.isr_shrinks += len(leader.isr) < before
-        self.counts.isr_refused += order.answer.refused is not None
+    def _note_isr(self, known: Partition, leader: Leader | None, before: int) -> None:
+        """How it has changed, by the controller's word or its answer."""
+        if leader is not None and known.leader is leader:
+            self.counts.isr_grows += len(leader.isr) > before
+            self.counts.isr_shrinks += len(leader.isr) < before
 
     def _forget(self, page: int) -> None:
         known = self.partitions.pop(page, None)
@@ -204,12 +209,14 @@ class Hosting:
 
     # --- time ---
     def check(self) -> None:
-        """Who lags, and which writers have not taken a role yet."""
+        """Who lags, whose log was trimmed, and which writers have not taken a role yet."""
         for partition in self.partitions.values():
             if not partition.has_turned and not partition.is_turning:
                 partition.turn()
             leader = partition.leader
             if leader is not None:
+                if partition.state.log_start > partition.log.log_start:
+                    partition.look()
                 leader.tick(self.now)
                 if leader.wanted is not None:
                     self._ask(partition)

@@ -121,7 +121,7 @@ def from_follower(frames: Sequence[Piece]) -> FromFollower:
 def from_leader(frames: Sequence[Piece]) -> FromLeader:
     """What a leader said; frames behind the first are those of `Answers`. Raises `WireError`."""
     if not 1 <= len(frames) <= 1 + RUNS_MAX or len(frames[0]) > HEADER_MAX:
-        raise WireError(f"{len(frames)} frames came, the first of {len(frames[0])} bytes")
+        raise WireError(f"{len(frames)} frames came, or too long a first one")
     try:
         message: FromLeader = _LEADER.decode(frames[0])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
