@@ -392,7 +392,7 @@ WriterReport = (
 
 # --- node -> gateway, over its lifeline ---------------------------------------------------------
 class GatewayCluster(msgspec.Struct, frozen=True, tag="gateway_cluster"):
-    """How the cluster is, at each change: `version` only grows within the node's life. `secret`
+    """How the cluster is, at each change: `version` grows with each, on all brokers alike. `secret`
     signs resume tokens, `broker` is this one. `brokers`: (number, client url) of those that are
     there; `leaders`: (page, broker), pages without a leader left out; `coordinator`: the broker
     that answers for groups and transactions, -1 while there is none."""

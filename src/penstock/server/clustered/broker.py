@@ -97,7 +97,6 @@ class ClusterBroker:
         """What the replicator knows of the brokers."""
         self._said: tuple[object, ...] = ()
         """What the gateway was told last."""
-        self._version = 0
         self._led_by: dict[int, int] = {}
         self._telling: asyncio.TimerHandle | None = None
         self._renewing: asyncio.Task[object] | None = None
@@ -186,10 +185,10 @@ class ClusterBroker:
         said = (client_urls(image), found, self._coordinator(image))
         if said != self._said:
             self._said = said
-            self._version += 1
+            # How far the controller's log is: clients compare what two brokers say.
             self._tell(
                 ms.GatewayCluster(
-                    quorum.cluster_id, quorum.cluster_secret, self._version, self.broker, *said
+                    quorum.cluster_id, quorum.cluster_secret, quorum.applied, self.broker, *said
                 )
             )
 
