@@ -145,6 +145,12 @@ class Controller:
         may_stop = known.is_leaving and all(it.leader != broker for it in held)
         return Decision(draft.records(), Heard(known.is_fenced, may_stop))
 
+    def gone(self, broker: int) -> None:
+        """Its host says that nothing listens for it any more: it is not waited for. Unless it is
+        heard again before the next tick."""
+        if broker in self._heard_at:
+            self._heard_at[broker] = float("-inf")
+
     def tick(self, now: float) -> Decision[None]:
         """Fence who is silent."""
         silent = [
@@ -308,10 +314,11 @@ class Controller:
 
     def elect(self, places: Iterable[Place], *, is_unclean: bool = False) -> Decision[int]:
         """Have preferred leaders lead, or, where nobody leads, whoever is there (`is_unclean`):
-        what it does not have is lost. The answer is how many changed."""
+        what it does not have is lost. The answer is how many changed, of those that are there."""
         step = el.unclean if is_unclean else el.preferred
         draft = _Draft(self.image)
-        count = sum(draft.change(at, lambda it: step(it, draft.may_lead)) for at in places)
+        known = [at for at in places if at in self.image.partitions]
+        count = sum(draft.change(at, lambda it: step(it, draft.may_lead)) for at in known)
         self.counts["unclean_elections" if is_unclean else "preferred_elections"] += count
         return Decision(draft.records(), count)
 

@@ -364,3 +364,47 @@ def test_replicas_are_on_different_racks_as_far_as_there_are_some():
         assert {racks[broker] for broker in replicas} == {"a", "b", "c"}
     for replicas in place({1: "a", 2: "a", 3: "b"}, 30, 3, 0):
         assert set(replicas) == {1, 2, 3}
+
+
+def test_who_is_gone_for_certain_is_not_waited_for():
+    quorum = Quorum()
+    quorum.controller.gone(2)
+    quorum.controller.gone(9)
+    quorum.do(quorum.controller.tick(quorum.now))
+    assert [b for b, it in quorum.controller.image.brokers.items() if it.is_fenced] == [2]
+    quorum.beat(2)
+    quorum.controller.gone(2)
+    quorum.beat(2)  # it is there all the same
+    assert quorum.controller.tick(quorum.now).records == ()
+
+
+def test_a_topic_that_is_created_again_with_its_id_is_the_same():
+    quorum = Quorum()
+    arguments = ("orders", T, 3, 3, 2, b"")
+    assert quorum.do(quorum.controller.create_topic(*arguments)) == T
+    again = quorum.controller.create_topic(*arguments)
+    assert again == Decision((), T)
+    with pytest.raises(TopicExistsError):
+        quorum.controller.create_topic("orders", b"u" * 16, 3, 3, 2, b"")
+
+
+def test_epochs_of_coordinators_rise():
+    quorum = Quorum(1)
+    assert [quorum.do(quorum.controller.coordinator_epoch()) for _ in range(3)] == [1, 2, 3]
+
+
+def test_an_election_of_what_is_not_there_changes_nothing():
+    assert Quorum().controller.elect([(T, 0)]) == Decision((), 0)
+
+
+def test_a_copy_of_an_image_says_the_same_and_goes_its_own_way():
+    quorum = Quorum()
+    quorum.do(quorum.controller.create_topic("orders", T, 3, 3, 2, b""))
+    image = quorum.controller.image
+    copy = image.copied()
+    said = list(image.records())
+    assert list(copy.records()) == said
+    assert (copy.ids, copy.places) == (image.ids, image.places)
+    quorum.do(quorum.controller.delete_topic("orders"))
+    assert list(copy.records()) == said
+    assert copy.places[1] == {(T, 0), (T, 1), (T, 2)}

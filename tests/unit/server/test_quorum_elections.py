@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 import pytest
 from loops import eventually, run
 from quorum_world import World, create
 
-from penstock.core.errors import ConfigError, TopicExistsError, UnknownTopicError
+from penstock.core.errors import (
+    ClosedError,
+    ConfigError,
+    PenstockTimeout,
+    TopicExistsError,
+    UnknownTopicError,
+)
 
 
 def test_a_quorum_of_one_decides_alone_and_remembers_it(tmp_path):
@@ -73,5 +80,79 @@ def test_the_death_of_the_active_one_loses_nothing(tmp_path):
             await world.start(first.node)
             await world.unfenced()
             await world.same()
+
+    run(main())
+
+
+def test_a_broker_that_leaves_leads_nothing_and_is_not_waited_for(tmp_path):
+    async def main() -> None:
+        async with World(tmp_path, election_timeout=5.0, broker_session_timeout=10.0) as world:
+            first = await world.agreed()
+            await world.unfenced()
+            await first.ask(*create("orders", os.urandom(16), 6, 3))
+            term = first.describe()["term"]
+            assert await first.leave(10)
+            await eventually(lambda: first.leader != first.node, "another one leads")
+            await world.stop(first.node)
+            second = await world.agreed()
+            assert second.describe()["term"] == term + 1
+            partitions = second.image.partitions.values()
+            assert all(p.leader not in (None, first.node) for p in partitions)
+            assert all(first.node not in p.isr for p in partitions)
+
+    run(main())
+
+
+def test_a_broker_whose_process_is_gone_is_fenced_without_waiting_for_its_session(tmp_path):
+    async def main() -> None:
+        async with World(tmp_path, broker_session_timeout=60.0) as world:
+            active = await world.agreed()
+            await world.unfenced()
+            gone = next(node for node in world.quorums if node != active.node)
+            await world.stop(gone)
+            await eventually(lambda: active.image.brokers[gone].is_fenced, "it is fenced")
+            await world.start(gone)
+            await world.unfenced()
+
+    run(main())
+
+
+def test_a_new_life_has_another_epoch_and_hears_everything_again(tmp_path):
+    async def main() -> None:
+        async with World(tmp_path, 1) as world:
+            quorum = await world.agreed()
+            await world.unfenced()
+            await quorum.ask(*create("orders", os.urandom(16), 3))
+            await world.same()
+            news = world.news[1]
+            assert {place for places in news if places for place in places} == set(
+                quorum.image.partitions
+            )
+            del news[:]
+            first = quorum.broker_epoch
+            quorum.renew()
+            assert not quorum.is_current
+            assert quorum.is_fenced
+            await world.unfenced()
+            assert first is not None
+            assert quorum.broker_epoch == first + 1
+            assert news[0] is None
+
+    run(main())
+
+
+def test_registering_waits_for_a_controller_and_ends_with_the_quorum(tmp_path):
+    async def main() -> None:
+        world = World(tmp_path)
+        quorum = await world.start(1, registers=False)
+        registered = asyncio.create_task(quorum.register((), was_clean=True))
+        with pytest.raises(PenstockTimeout, match="Not connected: 2"):
+            await quorum.ask("producer_ids", 5, timeout=0.2)
+        assert not registered.done()
+        await world.stop(1)
+        with pytest.raises(ClosedError):
+            await registered
+        with pytest.raises(ClosedError):
+            await quorum.ask("producer_ids", 5)
 
     run(main())

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from loops import eventually, run
-from quorum_world import World, create
+from quorum_world import World, create, free_port
 from seeds import fresh_seed
 from unit.core.log_helpers import Call, MemoryStorage, refuse
 
@@ -149,6 +149,37 @@ def test_a_voter_that_lost_its_folder_gets_its_vote_back_after_it_was_removed(tm
             await registered
             await world.unfenced()
             await world.same()
+
+    run(main())
+
+
+def test_a_quorum_of_one_grows_to_three(tmp_path):
+    """The new ones have a majority by themselves, and form no cluster of their own."""
+
+    async def main() -> None:
+        world = World(tmp_path, 1)
+        async with world:
+            topic_id = os.urandom(16)
+            await world.unfenced()
+            await world.quorums[1].ask(*create("kept", topic_id))
+            cluster = world.quorums[1].cluster_id
+            await world.stop(1)
+            world.ports |= {2: free_port(), 3: free_port()}
+            world.text = ",".join(f"{n}@127.0.0.1:{port}" for n, port in world.ports.items())
+            await asyncio.gather(*(world.start(node) for node in world.ports))
+            await eventually(
+                lambda: all(
+                    {m["node"] for m in q.describe()["members"] if m["is_voter"]} == {1, 2, 3}
+                    for q in world.quorums.values()
+                ),
+                "all three have a vote",
+            )
+            await world.unfenced()
+            await world.same()
+            assert {q.cluster_id for q in world.quorums.values()} == {cluster}
+            await world.stop(1)
+            active = await world.agreed()
+            assert active.image.ids == {"kept": topic_id}
 
     run(main())
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from penstock.cluster.controller import Controller, ControllerConfig, pack, unpack
@@ -49,7 +49,7 @@ class _Held(NamedTuple):
 class Active:
     """`answer(broker, Answer)`: tell whoever asked. `begins(controller)`: this one is active from
     now on, and may be asked by `decide`. `others`: what is asked of the quorum itself; each tells
-    which entry the answer waits for, and the answer."""
+    which entry the answer waits for, if any, and the answer."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Active:
         *,
         answer: Callable[[int, Answer], None],
         begins: Callable[[Controller], None],
-        others: Mapping[str, Callable[[asks.Asked], tuple[int, object]]],
+        others: Mapping[str, Callable[[asks.Asked], tuple[int | None, object]]],
     ) -> None:
         self.controller: Controller | None = None
         self._consensus = consensus
@@ -133,13 +133,21 @@ class Active:
         try:
             arguments = asks.decode_ask(ask.name, ask.body)
             if ask.name in self._others:
-                index, answer = self._others[ask.name](arguments)
-                self.hold(index, self._term, source, name, asks.answered(ask.number, answer))
+                index, result = self._others[ask.name](arguments)
+                answer = asks.answered(ask.number, result)
+                if index is None:
+                    self._answer(source, answer)
+                else:
+                    self.hold(index, self._term, source, name, answer)
                 return
             decision = asks.decided(controller, ask.name, arguments, self._loop.time())
             self.decide(decision, source, name)
         except PenstockError as error:
             self._answer(source, asks.refused(ask.number, error))
+        except Exception as error:
+            logger.exception("%s of broker %d cannot be decided", ask.name, source)
+            failed = PenstockError(f"{ask.name} cannot be decided: {error!r}")
+            self._answer(source, asks.refused(ask.number, failed))
 
     def _nobody(self) -> NotLeaderError:
         leader = self._consensus.leader
@@ -192,8 +200,8 @@ class Active:
                 self._answer(held.source, held.answer)
 
     # --- time ---
-    def look(self) -> None:
-        """Fence who is silent."""
+    def look(self, gone: Iterable[int]) -> None:
+        """Fence who is silent; those that are `gone` at once."""
         self._consensus.look()
         controller = self.controller
         if controller is None:
@@ -202,6 +210,8 @@ class Active:
         if now - self._looked_at > LATE_SHARE * self._config.session_timeout:
             controller.lead(now)
         self._looked_at = now
+        for broker in gone:
+            controller.gone(broker)
         decision = controller.tick(now)
         if not decision.records:
             return

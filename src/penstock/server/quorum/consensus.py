@@ -45,7 +45,8 @@ would be put together to."""
 class Consensus:
     """`changed(places)`: the image says something else, about those partitions at least, or about
     all of them (None). `committed(index, term)`: an entry is applied. `turned()`: after every event
-    that may have changed who leads."""
+    that may have changed who leads. `may_begin()`: whether a node without a log may be among the
+    first of a cluster, and stand for election."""
 
     def __init__(
         self,
@@ -58,6 +59,7 @@ class Consensus:
         committed: Callable[[int, int], None],
         turned: Callable[[], None],
         failed: Callable[[PenstockError], None],
+        may_begin: Callable[[], bool],
     ) -> None:
         self.node = node
         self.image = Image()
@@ -72,6 +74,7 @@ class Consensus:
         self._committed = committed
         self._turned = turned
         self._on_failure = failed
+        self._may_begin = may_begin
         self._loop = asyncio.get_running_loop()
         self.storing: Storing | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -191,8 +194,10 @@ class Consensus:
         if raft is None or timer is None:
             return
         now = self._loop.time()
-        if now - timer.when() > LATE and not raft.is_leader:
-            # This process was not there: what the leader said meanwhile is still to be read.
+        is_late = now - timer.when() > LATE and not raft.is_leader
+        if is_late or (raft.log.last_index == 0 and not self._may_begin()):
+            # It was not there, and what the leader said meanwhile is still to be read; or it is
+            # new where there is a cluster already, which will take it in.
             self._timer = self._loop.call_later(LATE, self._tick)
         else:
             self._guarded(lambda: self._carry_out(raft.tick(now)))

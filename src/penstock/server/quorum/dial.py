@@ -19,13 +19,17 @@ from zmq.utils.monitor import parse_monitor_message
 from penstock.core.errors import PenstockError
 from penstock.keys import ServerKey
 from penstock.server.quorum import messages as qm
-from penstock.server.quorum.sockets import Context, Watched, close_monitored, dealer
+from penstock.server.quorum.sockets import Context, Watched, close_monitored, dealer, resolved
 
 logger = logging.getLogger("penstock.quorum")
 
 WELCOME_WITHIN: Final = 3.0
 BACKOFF: Final = 0.05
 BACKOFF_MAX: Final = 1.0
+REFUSALS: Final = 2
+"""Attempts that were refused one after the other: nothing listens there any more."""
+AT_ONCE: Final = 1.0
+"""Within so many seconds a host that is there refuses."""
 PINGS: Final = 4
 """In the time after which silence is an end."""
 _ENDS: Final = {
@@ -72,7 +76,15 @@ class Dial:
         self._is_closed = False
         self._socket: Watched | None = None
         self._monitor: Watched | None = None
-        self._timer = self._loop.call_later(0.0, self._connect)
+        self._refusals = 0
+        self._began_at = 0.0
+        self._attempt: asyncio.Task[None] | None = None
+        self._timer = self._loop.call_later(0.0, self._begin)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its host says that nothing listens there."""
+        return self._refusals >= REFUSALS
 
     def send(self, data: bytes) -> bool:
         return self.is_up and self._socket is not None and self._socket.send([data])
@@ -80,22 +92,32 @@ class Dial:
     def close(self) -> None:
         self._is_closed = True
         self._timer.cancel()
+        if self._attempt is not None:
+            self._attempt.cancel()
         self._hang_up()
 
     # --- an attempt ---
-    def _connect(self) -> None:
+    def _begin(self) -> None:
+        self._attempt = self._loop.create_task(self._connect(), name=f"dial {self.node}")
+
+    async def _connect(self) -> None:
         try:
-            socket = dealer(self._context, self.url, self._key, WELCOME_WITHIN)
+            url = await resolved(self.url)
+        except OSError as error:
+            self._fail(f"no address is found for it in time: {error}")
+            return
+        try:
+            socket = dealer(self._context, url, self._key, WELCOME_WITHIN)
             monitor = socket.get_monitor_socket(sum(_ENDS))
             monitor.setsockopt(zmq.LINGER, 0)
-            socket.connect(self.url)
-        except zmq.ZMQError as error:  # a name that does not resolve, no descriptors
+            socket.connect(url)
+        except zmq.ZMQError as error:  # no descriptors
             self._fail(f"it cannot be tried: {error.strerror}")
             return
         self._monitor = Watched(monitor, self._told)
         self._socket = Watched(socket, self._take)
         self._socket.send([qm.encode(self._hello())])
-        self._heard_at = self._loop.time()
+        self._heard_at = self._began_at = self._loop.time()
         self._timer = self._loop.call_later(WELCOME_WITHIN, self._late)
 
     def _late(self) -> None:
@@ -111,7 +133,7 @@ class Dial:
         self.trouble = why
         self._hang_up()
         self._timer.cancel()
-        self._timer = self._loop.call_later(self._backoff, self._connect)
+        self._timer = self._loop.call_later(self._backoff, self._begin)
         self._backoff = min(2 * self._backoff, BACKOFF_MAX)
 
     def _hang_up(self) -> None:
@@ -123,9 +145,10 @@ class Dial:
     # --- what is heard ---
     def _told(self, frames: list[zmq.Frame]) -> None:
         event = parse_monitor_message([frame.bytes for frame in frames])
-        why = _ENDS.get(zmq.Event(int(event["event"])))
-        if why is not None:
-            self._fail(why)
+        what = zmq.Event(int(event["event"]))
+        is_refused = what == zmq.EVENT_CLOSED and self._loop.time() - self._began_at < AT_ONCE
+        self._refusals = self._refusals + 1 if is_refused else 0
+        self._fail(_ENDS[what])
 
     def _take(self, frames: list[zmq.Frame]) -> None:
         self._heard_at = self._loop.time()
@@ -150,6 +173,7 @@ class Dial:
 
     def _up(self) -> None:
         self.is_up = True
+        self._refusals = 0
         self.trouble = ""
         self._backoff = BACKOFF
         self._timer.cancel()

@@ -49,6 +49,8 @@ class Links:
         self.counts: Counter[str] = Counter()
         self.loses: Callable[[int, qm.LinkMessage], bool] | None = None
         """For tests: whether a message to that broker gets lost."""
+        self.hears_of_cluster = False
+        """Whether somebody said the cluster's id."""
         self._url = url
         self._folder = folder
         self._life = life
@@ -84,6 +86,11 @@ class Links:
         """Who can be sent something now."""
         up = {node for node, dial in self._dials.items() if dial.is_up}
         return up | self._door.nodes() if self._door is not None else up
+
+    def gone(self) -> list[int]:
+        """Who is not connected, and whose host says that nothing listens there."""
+        here = self.nodes()
+        return [node for node, dial in self._dials.items() if dial.is_gone and node not in here]
 
     def trouble(self, node: int) -> str:
         """Why a broker cannot be reached."""
@@ -148,6 +155,7 @@ class Links:
                 f"of {own.hex()}: look at controller_quorum, or at the data folders"
             )
         self._is_trusted(other.node, other.folder)
+        self.hears_of_cluster |= bool(other.cluster)
 
     def _take(self, node: int, message: qm.LinkMessage) -> None:
         self.counts["received"] += 1

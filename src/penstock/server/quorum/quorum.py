@@ -45,6 +45,7 @@ from penstock.server.quorum.identity import keep_cluster, load_cluster
 from penstock.server.quorum.links import Links
 from penstock.server.quorum.members import Membership
 from penstock.server.quorum.requests import Handler, Requests
+from penstock.server.quorum.sockets import resolved
 from penstock.server.quorum.standing import Standing
 
 logger = logging.getLogger("penstock.quorum")
@@ -100,6 +101,7 @@ class Quorum:
             changed=self._image_changed,
             committed=lambda index, term: self._active.committed(index, term),
             turned=self._turned,
+            may_begin=lambda: not self._links.hears_of_cluster,
             failed=self._has_failed,
         )
         key = load_cluster_key(config.cluster_key) if config.cluster_key is not None else None
@@ -127,7 +129,7 @@ class Quorum:
             begins=self._begins,
             others={
                 asks.REMOVE_MEMBER: self._membership.remove,
-                asks.DESCRIBE: lambda _: (0, self._membership.describe(self._active)),
+                asks.DESCRIBE: lambda _: (None, self._membership.describe(self._active)),
             },
         )
         self._asking = Asking(
@@ -157,7 +159,14 @@ class Quorum:
         disk = RaftDisk(folder.storage, folder.path, self.node)
         self._cluster = load_cluster(folder.storage, folder.path, self.node, has_log=disk.is_there)
         voters = tuple(sorted(config.voters)) if self.node in config.voters else ()
-        self._links.listen(config.cluster_listen)
+        try:
+            own = await resolved(config.cluster_listen)
+        except OSError as error:
+            raise ConfigError(
+                f"cluster_listen is {config.cluster_listen!r}, and no address is found for it in "
+                f"time ({error}): name one of this host's, or 0.0.0.0"
+            ) from error
+        self._links.listen(own)
         try:
             await self._consensus.start(voters)
         except BaseException:
@@ -401,7 +410,7 @@ class Quorum:
         self._looks = self._loop.call_later(LOOK, self._look)
         if self.failure is not None:
             return
-        self._active.look()
+        self._active.look(self._links.gone())
         self._membership.look()
         self._links.know(self._peers())
 

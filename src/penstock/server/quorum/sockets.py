@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
+import socket
 from collections.abc import Callable
 from typing import Final
 
@@ -25,6 +27,8 @@ RCVHWM: Final = 256
 SNDHWM: Final = 512
 """Messages that ZeroMQ queues for a connection, each way; what is more is dropped and counted."""
 BACKLOG: Final = 128
+RESOLVED_WITHIN: Final = 3.0
+WILDCARDS: Final = ("*", "0.0.0.0", "::", "[::]")
 ZAP_URL: Final = "inproc://zeromq.zap.01"
 ZAP_VERSION: Final = b"1.0"
 DOMAIN: Final = b"penstock-cluster"
@@ -33,11 +37,11 @@ DOMAIN: Final = b"penstock-cluster"
 class Watched:
     """A socket of which `take(frames)` is told each message, in the loop."""
 
-    def __init__(self, socket: zmq.Socket[bytes], take: Callable[[list[zmq.Frame]], None]) -> None:
-        self.socket = socket
+    def __init__(self, sock: zmq.Socket[bytes], take: Callable[[list[zmq.Frame]], None]) -> None:
+        self.socket = sock
         self._take = take
         self._loop = asyncio.get_running_loop()
-        self._fd = int(socket.getsockopt(zmq.FD))
+        self._fd = int(sock.getsockopt(zmq.FD))
         self._is_due = False
         self._loop.add_reader(self._fd, self._look)
         self.look_soon()
@@ -66,7 +70,11 @@ class Watched:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            self._take(frames)
+            try:
+                self._take(frames)
+            except BaseException:
+                self.look_soon()  # the rest is not told again
+                raise
         self.look_soon()
 
     def close(self) -> None:
@@ -81,10 +89,10 @@ class Doorman:
     def __init__(self, context: Context, key: ServerKey, refused: Callable[[], None]) -> None:
         self._public = z85.decode(key.public.encode())
         self._refused = refused
-        socket = context.socket(zmq.REP)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.bind(ZAP_URL)
-        self._watched = Watched(socket, self._asked)
+        sock = context.socket(zmq.REP)
+        sock.setsockopt(zmq.LINGER, 0)
+        sock.bind(ZAP_URL)
+        self._watched = Watched(sock, self._asked)
 
     def _asked(self, frames: list[zmq.Frame]) -> None:
         question = [frame.bytes for frame in frames]
@@ -104,42 +112,66 @@ class Doorman:
 
 
 def router(context: Context, url: str, key: ServerKey | None) -> zmq.Socket[bytes]:
-    socket = context.socket(zmq.ROUTER)
-    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    socket.setsockopt(zmq.BACKLOG, BACKLOG)
-    _bound(socket, url)
+    sock = context.socket(zmq.ROUTER)
+    sock.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    sock.setsockopt(zmq.BACKLOG, BACKLOG)
+    _bound(sock, url)
     if key is not None:
-        socket.setsockopt(zmq.CURVE_SERVER, 1)
-        socket.setsockopt(zmq.CURVE_SECRETKEY, key.secret.encode())
-        socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
-    return socket
+        sock.setsockopt(zmq.CURVE_SERVER, 1)
+        sock.setsockopt(zmq.CURVE_SECRETKEY, key.secret.encode())
+        sock.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+    return sock
+
+
+async def resolved(url: str) -> str:
+    """With an address in the place of a host's name: ZeroMQ would look it up in its only thread,
+    and hold all other connections up. Raises OSError, of which TimeoutError is one."""
+    place = url.removeprefix("tcp://")
+    host, _, port = place.rpartition(":")
+    if host in WILDCARDS or _is_address(host):
+        return url
+    async with asyncio.timeout(RESOLVED_WITHIN):
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host, int(port), type=socket.SOCK_STREAM
+        )
+    family, *_, address = found[0]
+    text = f"[{address[0]}]" if family == socket.AF_INET6 else address[0]
+    return f"tcp://{text}:{port}"
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 def dealer(context: Context, url: str, key: ServerKey | None, within: float) -> zmq.Socket[bytes]:
     """For one attempt: it never connects anew by itself."""
-    socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.RECONNECT_IVL, -1)
-    socket.setsockopt(zmq.CONNECT_TIMEOUT, int(within * 1000))
-    socket.setsockopt(zmq.HANDSHAKE_IVL, int(within * 1000))
-    _bound(socket, url)
+    sock = context.socket(zmq.DEALER)
+    sock.setsockopt(zmq.RECONNECT_IVL, -1)
+    sock.setsockopt(zmq.CONNECT_TIMEOUT, int(within * 1000))
+    sock.setsockopt(zmq.HANDSHAKE_IVL, int(within * 1000))
+    _bound(sock, url)
     if key is not None:
-        socket.setsockopt(zmq.CURVE_PUBLICKEY, key.public.encode())
-        socket.setsockopt(zmq.CURVE_SECRETKEY, key.secret.encode())
-        socket.setsockopt(zmq.CURVE_SERVERKEY, key.public.encode())
-    return socket
+        sock.setsockopt(zmq.CURVE_PUBLICKEY, key.public.encode())
+        sock.setsockopt(zmq.CURVE_SECRETKEY, key.secret.encode())
+        sock.setsockopt(zmq.CURVE_SERVERKEY, key.public.encode())
+    return sock
 
 
-def _bound(socket: zmq.Socket[bytes], url: str) -> None:
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.RCVHWM, RCVHWM)
-    socket.setsockopt(zmq.SNDHWM, SNDHWM)
-    socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
-    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-    socket.setsockopt(zmq.IPV6, int("[" in url))
+def _bound(sock: zmq.Socket[bytes], url: str) -> None:
+    sock.setsockopt(zmq.LINGER, 0)
+    sock.setsockopt(zmq.RCVHWM, RCVHWM)
+    sock.setsockopt(zmq.SNDHWM, SNDHWM)
+    sock.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
+    sock.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    sock.setsockopt(zmq.IPV6, int("[" in url))
 
 
 def close_monitored(watched: Watched, monitor: Watched) -> None:
-    """A socket and its monitor."""
+    """A sock and its monitor."""
     with contextlib.suppress(zmq.ZMQError):
         watched.socket.disable_monitor()
     monitor.close()
