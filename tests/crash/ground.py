@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -53,6 +53,29 @@ def descriptors(pid: int) -> list[str]:
             with contextlib.suppress(FileNotFoundError):
                 found.append(os.readlink(f"/proc/{pid}/fd/{number}"))
     return sorted(found)
+
+
+class Ground(Protocol):
+    """What a trial takes place on: a node, or a cluster of them."""
+
+    transport: str
+
+    @property
+    def folder(self) -> Path:
+        """Where its processes write what they do."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def is_running(self) -> bool:
+        """False where something left on its own."""
+
+    @property
+    def uuids(self) -> list[str]:
+        """Of all its nodes."""
+
+    def connect(self, timeout: float = 10.0) -> Client: ...
 
 
 class NodeUnderTest:
@@ -165,6 +188,10 @@ class NodeUnderTest:
     def uuid(self) -> str:
         record: dict[str, Any] = msgspec.json.decode((self.data / "node.json").read_bytes())
         return str(record["uuid"])
+
+    @property
+    def uuids(self) -> list[str]:
+        return [self.uuid]
 
     @property
     def state(self) -> Region:

@@ -31,6 +31,8 @@ class Scene:
     url: str = ""
     """Where they connect, if not as the trial does, and how (`connect`)."""
     connect: dict[str, Any] = field(default_factory=dict)
+    producing: dict[str, Any] = field(default_factory=dict)
+    """Options that all producers outside of transactions have, whatever the dice say."""
 
 
 class Roster:
@@ -74,6 +76,7 @@ class Roster:
                 "acks": acks,
                 "idempotent": rng.random() < 0.7,
                 "batch_bytes": rng.choice([1 << 10, 64 << 10]),
+                **self._scene.producing,
             }
             plan = {
                 "role": "produce", "name": f"p{number}", "topics": self.inputs,

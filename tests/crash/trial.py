@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 from crash.faults import REMOTE_WEIGHTS, WEIGHTS, WRITERS, Faults
-from crash.ground import NodeUnderTest, is_running
+from crash.ground import Ground, is_running
 from crash.nursery import Hand, Nursery
 from crash.roles import isolated, poll_rows
 from crash.roster import Roster, Scene
@@ -121,7 +121,7 @@ class Trial:
     """How much longer than usual the pauses between faults are."""
 
     def __init__(
-        self, node: NodeUnderTest, nursery: Nursery, scene: Scene, seed: int, prefix: str
+        self, node: Ground, nursery: Nursery, scene: Scene, seed: int, prefix: str
     ) -> None:
         self._node = node
         self._rng = rng = random.Random(seed)
@@ -157,6 +157,10 @@ class Trial:
         self._begin()
         for _ in range(rounds):
             self._round()
+        return self._conclude()
+
+    def _conclude(self) -> Report:
+        """Peace, and what it all came to."""
         self._heal()
         report = self._judge()
         with self._node.connect() as client:
@@ -170,29 +174,36 @@ class Trial:
         with self._node.connect() as client:
             admin = client.admin()
             for name in self.topics:
-                config = TopicConfig(
-                    partitions=rng.randint(1, 3),
-                    segment_bytes=rng.choice([8 << 10, 1 << 20]),
-                    durability=rng.choice(["os", "interval", "fsync"]),
-                )
+                config = self._topic_config(rng)
                 admin.create_topic(name, config)
                 self._note(f"{name}: {config}")
         self.roster.start()
 
+    def _topic_config(self, rng: random.Random) -> TopicConfig:
+        return TopicConfig(
+            partitions=rng.randint(1, 3),
+            segment_bytes=rng.choice([8 << 10, 1 << 20]),
+            durability=rng.choice(["os", "interval", "fsync"]),
+        )
+
     def _round(self) -> None:
         rng = self._rng
         pause = rng.uniform(0.01, 0.08) if rng.random() < 0.3 else rng.uniform(0.08, 0.25)
-        deadline = time.monotonic() + pause * self.patience
-        while (left := deadline - time.monotonic()) > 0:
-            due = self._faults.next_at(deadline) - time.monotonic()
-            time.sleep(max(0.0, min(left, due)))
-            self._faults.go_on(time.monotonic())
+        self._go_on_for(pause * self.patience)
         self._check()
         weights = self.weights()
         kinds = self.scene.kinds or tuple(weights)
         kind = rng.choices(kinds, [weights[kind] for kind in kinds])[0]
         self._note(f"{kind} {self._faults.strike(kind)}")
         self.tally[kind] += 1
+
+    def _go_on_for(self, pause: float) -> None:
+        """Traffic, while faults that are due end."""
+        deadline = time.monotonic() + pause
+        while (left := deadline - time.monotonic()) > 0:
+            due = self._faults.next_at(deadline) - time.monotonic()
+            time.sleep(max(0.0, min(left, due)))
+            self._faults.go_on(time.monotonic())
 
     def _check(self) -> None:
         self.roster.check()
@@ -262,15 +273,18 @@ class Trial:
     def _lanes_of_the_dead(self) -> list[str]:
         """What dead processes left in theirs is not drained yet. Lanes of remote producers name
         nobody; they are drained once nothing stands in them."""
-        shared = Shared(self._node.uuid)
-        try:
-            return [
-                name
-                for name, (who, region) in shared.lanes.items()
-                if (not is_running(who.pid) if who.pid else undrained(region) > 0)
-            ]
-        finally:
-            shared.close()
+        found = []
+        for uuid in self._node.uuids:
+            shared = Shared(uuid)
+            try:
+                found += [
+                    name
+                    for name, (who, region) in shared.lanes.items()
+                    if (not is_running(who.pid) if who.pid else undrained(region) > 0)
+                ]
+            finally:
+                shared.close()
+        return found
 
     def _settle(self, client: Client) -> None:
         """Every reader and every group comes to the end of its topics."""
