@@ -179,8 +179,9 @@ def start_together(nodes: Mapping[int, EmbeddedNode]) -> None:
 
 def as_arguments(options: Mapping[str, object]) -> tuple[str, ...]:
     """Options by their names in the operations guide, as a command line has them."""
-    return tuple(
-        word
-        for name, value in options.items()
-        for word in ("--" + name.replace("_", "-"), str(value))
-    )
+    words: list[str] = []
+    for name, value in options.items():
+        if value is not False:
+            words.append("--" + name.replace("_", "-"))
+            words += [] if value is True else [str(value)]
+    return tuple(words)

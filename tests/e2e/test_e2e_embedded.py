@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.embedded import EmbeddedNode
-from penstock.embeddedcluster import BROKERS_MAX, Places, start_together
+from penstock.embeddedcluster import BROKERS_MAX, Places, as_arguments, start_together
 
 pytestmark = pytest.mark.local("nodes that this process starts")
 
@@ -103,3 +103,8 @@ def test_brokers_on_hosts_of_their_own_have_the_same_ports():
 def test_so_many_brokers_are_refused(brokers):
     with pytest.raises(ConfigError, match="allowed are 1"):
         Places(brokers)
+
+
+def test_options_as_a_command_line_has_them():
+    options = {"insecure": True, "metrics_public": False, "lanes_max": 4}
+    assert as_arguments(options) == ("--insecure", "--lanes-max", "4")

@@ -74,6 +74,9 @@ def parse(argv: Sequence[str] | None) -> tuple[NodeConfig, int | None, int | Non
     parser.add_argument(
         "--log-format", choices=FORMATS, default=os.environ.get(FORMAT_VARIABLE) or "text"
     )
+    parser.add_argument(
+        "--insecure", action="store_true", help="listen beyond this host without keys all the same"
+    )
     parser.add_argument("-v", "--verbose", action="count", default=0)
     parser.add_argument("-q", "--quiet", action="count", default=0)
     for option, (kind, text) in _OPTIONS.items():
@@ -87,6 +90,7 @@ def parse(argv: Sequence[str] | None) -> tuple[NodeConfig, int | None, int | Non
             name=name,
             writers_max=given["writers"],
             log_format=given["log_format"],
+            insecure=given["insecure"],
             **{field: given[field] for field in fields if given[field] is not None},
         )
     except ConfigError as error:
