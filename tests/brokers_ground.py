@@ -102,9 +102,9 @@ class ClusterUnderTest:
 
     def await_in_sync(self, timeout: float = READY_TIMEOUT) -> None:
         wait_until(
-            lambda: not self.cluster.behind(),
+            lambda: not self.cluster.ailing(),
             timeout,
-            lambda: f"replicas come into sync: {self.cluster.behind()}\n{self.tail()}",
+            lambda: f"all is well again: {self.cluster.ailing()}\n{self.tail()}",
         )
 
     # --- the end ---

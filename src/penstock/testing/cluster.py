@@ -3,10 +3,10 @@
     with Cluster(brokers=3) as cluster:
         topic = cluster.create_topic(partitions=3)
         produce(cluster, topic, [b"1", b"2"])
-        cluster.broker(2).kill()
+        cluster.broker(cluster.leader_of(topic)).kill()
         assert_records(cluster, topic, [b"1", b"2"])
 
-Owns which brokers there are; each owns its processes and its folder.
+Owns which brokers there are, and the question which of them leads what.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Final
 
-from penstock.core.errors import ConfigError, PenstockError
+from penstock.client import Client, connect
+from penstock.core.errors import ConfigError, NotConnectedError, PenstockError
 from penstock.embedded import LOG_LINES
 from penstock.embeddedcluster import Places, start_together
+from penstock.lookout import ASK_TIMEOUT, View, look
 from penstock.testing import remains
 from penstock.testing.housed import Housed
 from penstock.testing.served import Durability, Served
+from penstock.testing.waiting import wait_until
 
 ROLES: Final = {
     b"penstock.server": "node",
@@ -84,6 +87,10 @@ class ClusterBroker(Housed):
         for pid in self.processes(*kinds):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+    def connect(self, *, client_id: str = "", timeout: float = 5.0) -> Client:
+        """A client that asks this broker first; it learns of the others."""
+        return connect(self.tcp_url, client_id=client_id, timeout=timeout, transport="tcp")
 
     def stop(self) -> int:
         """The clean end: it gives away what it leads, then drains, syncs and closes."""
@@ -164,6 +171,68 @@ class Cluster(Served):
         return "\n".join(
             f"--- broker {number}\n{each.log_tail(lines)}" for number, each in self._brokers.items()
         )
+
+    # --- who does what ---
+    def look(self, *topics: str) -> View:
+        """The cluster and these topics as the first broker that answers sees them."""
+        trouble = []
+        for each in self.running:
+            try:
+                with each.connect(timeout=ASK_TIMEOUT) as client:
+                    return look(client.admin(timeout=ASK_TIMEOUT), topics)
+            except PenstockError as error:
+                trouble.append(f"broker {each.number}: {error}")
+        raise NotConnectedError("no broker answers: " + ("; ".join(trouble) or "none runs"))
+
+    def leader_of(self, topic: str, partition: int = 0, timeout: float = 10.0) -> int:
+        """The number of the broker that leads a partition, once one that runs does so."""
+        return self._awaited(
+            lambda: self.look(topic).partitions[topic, partition].leader,
+            timeout,
+            f"a leader of {topic}-{partition}",
+        )
+
+    def controller(self, timeout: float = 10.0) -> int:
+        """The number of the broker whose controller decides, once one that runs does so."""
+        return self._awaited(lambda: self.look().controller, timeout, "an active controller")
+
+    def _awaited(self, find: Callable[[], int], timeout: float, what: str) -> int:
+        last: object = None
+
+        def found() -> int | None:
+            nonlocal last
+            try:
+                last = find()
+            except PenstockError as error:
+                last = error
+                return None
+            return last if last in {each.number for each in self.running} else None
+
+        number = wait_until(found, timeout, lambda: f"{what}: {last}\n{self.log_tail()}")
+        assert number is not None
+        return number
+
+    def ailing(self) -> list[str]:
+        """What is not as it should be: brokers that are not up, partitions without a leader or with
+        replicas out of sync. Empty: all is well."""
+        for each in self.running:
+            with contextlib.suppress(PenstockError):
+                with each.connect(timeout=ASK_TIMEOUT) as client:
+                    cluster = client.admin(timeout=ASK_TIMEOUT).describe_cluster()
+                states = {broker.broker: broker.state for broker in cluster.brokers}
+                return [
+                    *(
+                        f"broker {number} is {states.get(number, 'not registered')}"
+                        for number in self._brokers
+                        if states.get(number) != "up"
+                    ),
+                    *(
+                        f"{place.topic}-{place.partition}: leader {place.leader}, replicas "
+                        f"{place.replicas}, in sync {place.isr}"
+                        for place in cluster.ill
+                    ),
+                ]
+        return ["no broker answers"]
 
     # --- what tests do to it ---
     def wait_ready(self, timeout: float = 30.0) -> None:
