@@ -23,6 +23,7 @@ from typing import IO, Any, Final
 from penstock.client import Client, connect
 from penstock.core.errors import PenstockError
 from penstock.ipc.shm import unlink_all
+from penstock.testing.remains import end_processes_on
 
 ANY_PORT: Final = "tcp://127.0.0.1:0"
 LOG_LINES: Final = 40
@@ -161,6 +162,17 @@ class EmbeddedNode:
             why = f"ended with exit status {status} before it admitted clients"
         raise PenstockError(f"the node on {self.data} {why}:\n{_end_of(launched.errors)}")
 
+    def is_ready(self) -> bool:
+        """Whether a launched node admits clients by now. Raises `PenstockError` where it ended."""
+        launched = self._launched
+        if launched is not None:
+            poller = select.poll()
+            poller.register(launched.reader, select.POLLIN)
+            if not poller.poll(0):
+                return False
+            self.await_ready(0.0)
+        return True
+
     def _forget_launch(self) -> None:
         launched, self._launched = self._launched, None
         if launched is not None:
@@ -175,6 +187,10 @@ class EmbeddedNode:
     def connect(self, **options: float) -> Client:
         """A client of this node."""
         return connect(self.url, **options)  # type: ignore[arg-type]
+
+    def connect_tcp(self, *, client_id: str = "", timeout: float = 5.0) -> Client:
+        """A client that comes as from another host."""
+        return connect(self.tcp_url, client_id=client_id, timeout=timeout, transport="tcp")
 
     def stop(self, timeout: float = 30.0) -> int:
         """SIGTERM: drain and leave. Returns the exit code; kills after `timeout` seconds."""
@@ -202,6 +218,12 @@ class EmbeddedNode:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+
+    def kill_all(self) -> None:
+        """SIGKILL to it and all its processes, as when its host loses them."""
+        self.kill()
+        if not end_processes_on(str(self.data)):
+            raise PenstockError(f"processes on {self.data} outlive SIGKILL")
 
     def remove(self) -> None:
         """Stop, then remove shared memory and (if it is temporary) the folder."""

@@ -1,4 +1,4 @@
-"""The demo's producer process: `python -m penstock.demo.producer URL TOPIC [LIMIT]`.
+"""The demo's producer process: `python -m penstock.demo.producer URL TOPIC LIMIT|all [ACKS]`.
 
 Each flight becomes a record: key is the aircraft's tail number (none where it is not known), value
 `NUMBER,CSV LINE`, where NUMBER counts the flights from 0. Waits for `go`, sends everything by
@@ -24,13 +24,17 @@ REPORTS: Final = 200
 
 
 def main(arguments: list[str]) -> None:
-    url, topic, *rest = arguments
+    url, topic, limit, *how = arguments
     begun = time.monotonic()
-    rows = read_rows(int(rest[0]) if rest else None)
+    rows = read_rows(None if limit == "all" else int(limit))
     keys = list(map(tail_number, rows))
     values = [b"%d,%b" % (number, row) for number, row in enumerate(rows)]
     with connect(url, client_id="demo-producer") as client:
-        producer = client.producer(delivery_timeout=DELIVERY_TIMEOUT)
+        producer = client.producer(
+            acks="all" if how == ["all"] else 1,
+            delivery_timeout=DELIVERY_TIMEOUT,
+            block_timeout=DELIVERY_TIMEOUT,
+        )
         say("ready", records=len(rows), seconds=time.monotonic() - begun)
         while hear(None) != "go":
             pass

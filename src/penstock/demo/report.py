@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final
 
@@ -14,7 +15,8 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from penstock.cli.output import human_bytes, human_seconds
-from penstock.demo.stage import Outcome, Progress
+from penstock.demo.directing import Progress
+from penstock.demo.stage import Outcome
 
 LINE_EVERY: Final = 1.0
 WIDTH_WITHOUT_TERMINAL: Final = 100
@@ -115,21 +117,25 @@ def as_fields(outcome: Outcome) -> dict[str, Any]:
 
 def print_table(outcome: Outcome) -> None:
     """The outcome for people, on stdout."""
+    print_rows(_rows(outcome), outcome.complaints())
+
+
+def print_rows(rows: Iterable[tuple[str, str]], complaints: Sequence[str], good: str = "") -> None:
+    """A table of names and texts, and whether all is good."""
     width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
     console = Console(width=width, highlight=False)
     table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
-    for name, text in _rows(outcome):
+    for name, text in rows:
         table.add_row(name, text)
     console.print(table)
-    complaints = outcome.complaints()
     if complaints:
         console.print("[bold red]FAILED[/]: " + "; ".join(complaints), soft_wrap=True)
     else:
         console.print(
             "[bold green]GOOD[/]: nothing lost, nothing doubled, the order of every aircraft kept, "
-            "all checksums right"
+            "all checksums right" + good
         )
 
 

@@ -1,15 +1,11 @@
-"""The demo's parent: starts the processes, kills a writer, and gathers what is to be judged.
+"""The demo on one node: a writer is killed half-way, and replaced.
 
-    starting --both ready--> running --producer done--> finishing --consumer done--> stopped
-                               │ half acknowledged: kill -9 a writer, time its replacement
-
-Owns the processes and the folder, and gives both back whatever happens.
+Owns the node and its folder, and gives both back whatever happens.
 """
 
 from __future__ import annotations
 
 import os
-import selectors
 import shutil
 import signal
 import tempfile
@@ -18,42 +14,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
 
 from penstock.admin import Admin, TopicConfig, TopicDescription
-from penstock.core.errors import PenstockError, PenstockTimeout
-from penstock.demo.children import Child
+from penstock.core.errors import PenstockError
+from penstock.demo.directing import TOPIC, Director, Heard, Plan, Progress, Stopping
 from penstock.embedded import EmbeddedNode
 from penstock.logcheck import check_partition, find_partitions
-
-TOPIC: Final = "flights"
-STALL_MAX: Final = 30.0
-"""So long may nothing move before the demo gives up, in seconds."""
-TICK: Final = 0.1
-TICK_WHILE_REPLACED: Final = 0.002
-
-
-class InterruptedDemoError(PenstockError):
-    """A signal ended the demo before it was done."""
-
-
-class Stopping(Protocol):
-    """How the parent learns of signals."""
-
-    @property
-    def requested(self) -> int: ...
-
-    def fileno(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What to show. `records` None: all flights."""
-
-    records: int | None = None
-    partitions: int = 4
-    kill: bool = True
-    keep: bool = False
 
 
 @dataclass(slots=True)
@@ -75,26 +41,10 @@ class Replacement:
 
 
 @dataclass(slots=True)
-class Progress:
-    """How far it is, for whoever shows it."""
-
-    total: int = 0
-    sent: int = 0
-    acknowledged: int = 0
-    received: int = 0
-    note: str = ""
-
-
-@dataclass(slots=True)
-class Outcome:
+class Outcome(Heard):
     """Everything that was measured."""
 
-    partitions: int
     node_started_in: float = 0.0
-    prepared_in: float = 0.0
-    total_seconds: float = 0.0
-    produced: dict[str, Any] = field(default_factory=dict)
-    consumed: dict[str, Any] = field(default_factory=dict)
     killed: Replacement | None = None
     duplicates_refused: int = 0
     log_end: int = 0
@@ -105,34 +55,20 @@ class Outcome:
 
     def complaints(self) -> list[str]:
         """What is wrong; empty when every promise was kept."""
-        produced, consumed = self.produced, self.consumed
-        wrong = [
-            (produced["records"] - produced["acknowledged"], "records were not acknowledged"),
-            (consumed["lost"], "records are lost"),
-            (consumed["doubled"], "records came twice"),
-            (consumed["foreign"], "records came that were never sent"),
-            (consumed["out_of_order"], "records came out of the order of their key"),
-            (consumed["moved"], "records of one key are in several partitions"),
-            (int(consumed["checksum"] != produced["checksum"]), "checksum of all values differs"),
-            (abs(self.log_end - produced["records"]), "offsets too many or too few in the logs"),
-        ]
-        found = [f"{count} {text}" for count, text in wrong if count]
+        found = self.missteps()
+        if too_many := abs(self.log_end - self.produced["records"]):
+            found.append(f"{too_many} offsets too many or too few in the logs")
         if self.killed is not None and not self.killed.is_complete:
             found.append("the killed writer was not replaced")
         return found + self.log_findings
 
 
-class Stage:
-    """One run of the demo. `show` is called whenever something moved."""
+class Stage(Director):
+    """One run of the demo."""
 
     def __init__(self, plan: Plan, stopping: Stopping, show: Callable[[Progress], None]) -> None:
-        self._plan = plan
-        self._stopping = stopping
-        self._show = show
-        self._progress = Progress()
         self._outcome = Outcome(plan.partitions)
-        self._ready = 0
-        self._moved_at = time.monotonic()
+        super().__init__(plan, stopping, show, self._outcome)
 
     def run(self) -> Outcome:
         """Raises `PenstockError` when the show cannot go on; cleans up in any case."""
@@ -147,84 +83,24 @@ class Stage:
             self._outcome.node_started_in = self._node.started_in
             self._admin = stack.enter_context(Admin(folder / "attach.sock", client_id="demo"))
             self._admin.create_topic(TOPIC, TopicConfig(partitions=self._plan.partitions))
-            limit = [] if self._plan.records is None else [str(self._plan.records)]
-            self._producer = Child("penstock.demo.producer", self._node.url, TOPIC, *limit)
-            stack.callback(self._producer.end)
-            self._consumer = Child("penstock.demo.consumer", self._node.url, TOPIC)
-            stack.callback(self._consumer.end)
+            self._hire(stack, self._node.url)
             self._direct()
             self._take_stock(folder)
         self._outcome.total_seconds = time.monotonic() - begun
         return self._outcome
 
     # --- while it runs ---
-    def _direct(self) -> None:
-        """Hear the children until the consumer is done."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._stopping, selectors.EVENT_READ)
-            selector.register(self._producer, selectors.EVENT_READ)
-            selector.register(self._consumer, selectors.EVENT_READ)
-            while not self._outcome.consumed:
-                replaced = self._outcome.killed
-                waiting = replaced is not None and not replaced.is_complete
-                for key, _ in selector.select(TICK_WHILE_REPLACED if waiting else TICK):
-                    if isinstance(key.fileobj, Child):
-                        self._hear(key.fileobj)
-                        if key.fileobj is self._producer and self._outcome.produced:
-                            selector.unregister(self._producer)
-                if waiting:
-                    self._watch_replacement()
-                self._show(self._progress)
-                self._check()
-        self._await_replacement()
+    def has_struck(self) -> bool:
+        return self._outcome.killed is not None
 
-    def _check(self) -> None:
-        if self._stopping.requested:
-            raise InterruptedDemoError("the demo was interrupted")
+    def is_over(self) -> bool:
+        return self._outcome.killed is not None and self._outcome.killed.is_complete
+
+    def check_alive(self) -> None:
         if not self._node.is_running:
             raise PenstockError("the node of the demo died")
-        if time.monotonic() - self._moved_at > STALL_MAX:
-            progress = self._progress
-            raise PenstockTimeout(
-                f"nothing moved for {STALL_MAX:g} s: {progress.acknowledged} of {progress.total} "
-                f"records are acknowledged, {progress.received} were received"
-            )
 
-    def _hear(self, child: Child) -> None:
-        for message in child.messages():
-            event = message.pop("event")
-            if event == "ready":
-                self._child_ready(message)
-            elif event == "progress":
-                self._advance(message)
-            elif child is self._producer:
-                self._outcome.produced = message
-                self._consumer.tell(f"finish {message['records']}")
-            else:
-                self._outcome.consumed = message
-
-    def _child_ready(self, message: dict[str, Any]) -> None:
-        if "records" in message:
-            self._progress.total = message["records"]
-            self._outcome.prepared_in = message["seconds"]
-        self._ready += 1
-        self._moved_at = time.monotonic()
-        if self._ready == 2:
-            self._producer.tell("go")
-
-    def _advance(self, message: dict[str, int]) -> None:
-        progress = self._progress
-        before = (progress.sent, progress.acknowledged, progress.received)
-        progress.sent = message.get("sent", progress.sent)
-        progress.acknowledged = message.get("acknowledged", progress.acknowledged)
-        progress.received = message.get("received", progress.received)
-        if before != (progress.sent, progress.acknowledged, progress.received):
-            self._moved_at = time.monotonic()
-        is_due = self._plan.kill and self._outcome.killed is None
-        if is_due and 2 * progress.acknowledged >= progress.total > 0:
-            self._kill()
-
-    def _kill(self) -> None:
+    def strike(self) -> None:
         """kill -9 the writer of partition 0, in the middle of whatever it is doing."""
         topic = self._admin.describe_topic(TOPIC)
         number = topic.partitions[0].writer
@@ -237,7 +113,7 @@ class Stage:
         )
         self._progress.note = f"writer {number} (pid {writer.pid}) killed with -9"
 
-    def _watch_replacement(self) -> None:
+    def watch(self) -> None:
         """See whether there is a new process, and whether it appends."""
         killed = self._outcome.killed
         assert killed is not None
@@ -260,15 +136,6 @@ class Stage:
             return True
         # Nothing may have been left for it to append.
         return bool(self._outcome.consumed) and all(part.status == "online" for part in own)
-
-    def _await_replacement(self) -> None:
-        """The new writer may still be starting when everything went to the others."""
-        killed = self._outcome.killed
-        deadline = time.monotonic() + STALL_MAX
-        while killed is not None and not killed.is_complete and time.monotonic() < deadline:
-            self._watch_replacement()
-            self._check()
-            time.sleep(TICK_WHILE_REPLACED)
 
     # --- afterwards ---
     def _take_stock(self, folder: Path) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Final
 
-from penstock.client import Client, connect
+from penstock.client import Client
 from penstock.core.errors import ConfigError, NotConnectedError, PenstockError
 from penstock.embedded import LOG_LINES
 from penstock.embeddedcluster import Places, start_together
@@ -73,8 +73,7 @@ class ClusterBroker(Housed):
         if kinds:
             self._signal(signal.SIGKILL, kinds)
             return
-        self.node.kill()
-        remains.end_processes(os.fspath(self.folder))
+        self.node.kill_all()
 
     def pause(self, *kinds: str) -> None:
         """SIGSTOP to all its processes, or those of these kinds, until `resume`."""
@@ -90,7 +89,7 @@ class ClusterBroker(Housed):
 
     def connect(self, *, client_id: str = "", timeout: float = 5.0) -> Client:
         """A client that asks this broker first; it learns of the others."""
-        return connect(self.tcp_url, client_id=client_id, timeout=timeout, transport="tcp")
+        return self.node.connect_tcp(client_id=client_id, timeout=timeout)
 
     def stop(self) -> int:
         """The clean end: it gives away what it leads, then drains, syncs and closes."""

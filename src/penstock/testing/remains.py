@@ -24,7 +24,12 @@ def data_folder(folder: str | os.PathLike[str]) -> str:
 
 def processes_of(folder: str) -> list[int]:
     """The node and the writers on a throw-away folder, whoever their parent is by now."""
-    wanted = os.fsencode(data_folder(folder))
+    return processes_on(data_folder(folder))
+
+
+def processes_on(data: str) -> list[int]:
+    """The same of a data folder."""
+    wanted = os.fsencode(data)
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -36,10 +41,15 @@ def processes_of(folder: str) -> list[int]:
 
 
 def end_processes(folder: str, timeout: float = GONE_WITHIN) -> bool:
+    """SIGKILL all of them, see `end_processes_on`."""
+    return end_processes_on(data_folder(folder), timeout)
+
+
+def end_processes_on(data: str, timeout: float = GONE_WITHIN) -> bool:
     """SIGKILL all of them, the ones a dying node may just have started too; False if some are
     left after `timeout` seconds (a device that does not answer holds them)."""
     deadline = time.monotonic() + timeout
-    while left := processes_of(folder):
+    while left := processes_on(data):
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
