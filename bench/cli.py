@@ -247,6 +247,9 @@ def _add_where(parser: Any, defaults: Where) -> None:
     parser.add_argument(
         "--writers", type=int, default=None, help="writer processes of the own node"
     )
+    parser.add_argument("--brokers", type=int, default=defaults.brokers,
+                        help="a cluster of so many instead of one node (0: one node)")  # fmt: skip
+    parser.add_argument("--replicas", type=int, default=None, help="of each partition there")
 
 
 def _add_throughput(commands: Any) -> None:

@@ -18,16 +18,18 @@ from penstock.admin import TopicConfig
 from penstock.bench.door import Door
 from penstock.bench.options import Durability, Where
 from penstock.bench.scratch import check_room, scratch_folder
-from penstock.bench.usage import server_pids
+from penstock.bench.usage import broker_pids, server_pids
 from penstock.client import Client
 from penstock.cluster.access import Entry, Kind
 from penstock.core.errors import PenstockError
 from penstock.embedded import EmbeddedNode
+from penstock.embeddedcluster import EmbeddedCluster
 from penstock.ipc.messages import NodeDescription
 from penstock.keys import create_key
 from penstock.server.access import Access, AccessDocument
 
 PRINCIPAL: Final = "bench"
+REPLICAS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +42,23 @@ class Ground:
     folder: Path | None
     started_in: float | None
     filesystem: str | None
+    cluster: EmbeddedCluster | None = None
+    """The brokers, where they are several; `folder` has all of theirs."""
+    replicas: int | None = None
 
     def server_pids(self) -> dict[str, int]:
         """Its processes, as far as they are on this host."""
+        if self.cluster is not None:
+            return broker_pids(self.cluster)
         return {} if self.folder is None else server_pids(self.client)
 
     @contextmanager
     def topic(self, partitions: int, durability: Durability = "os") -> Iterator[str]:
         """A topic of this run alone."""
         name = f"bench-{os.getpid()}-{os.urandom(3).hex()}"
-        config = TopicConfig(partitions=partitions, durability=durability)
+        config = TopicConfig(
+            partitions=partitions, durability=durability, replication_factor=self.replicas
+        )
         with self.client.admin() as admin:
             admin.create_topic(name, config)
         try:
@@ -71,9 +80,20 @@ def ground(where: Where, bytes_needed: int, arguments: tuple[str, ...] = ()) -> 
     """Prepare it (`arguments`: of its own node); leaving takes it down. Raises `BenchError` where
     there is no room."""
     with ExitStack() as stack:
-        started_in = None
+        started_in = cluster = replicas = None
         folder: Path | None
-        if where.bootstrap is None:
+        if where.brokers:
+            folder = stack.enter_context(scratch_folder(where.data, bytes_needed * 3))
+            cluster = stack.enter_context(
+                EmbeddedCluster(
+                    where.brokers, folder=folder, writers=where.writers, arguments=arguments
+                )
+            )
+            replicas = where.replicas or min(where.brokers, REPLICAS)
+            door = Door(cluster.url)
+            started_in = cluster.started_in
+            client = stack.enter_context(door.connect())
+        elif where.bootstrap is None:
             folder = stack.enter_context(scratch_folder(where.data, bytes_needed))
             key = None
             if where.transport == "curve":
@@ -96,7 +116,7 @@ def ground(where: Where, bytes_needed: int, arguments: tuple[str, ...] = ()) -> 
             if folder is not None:
                 check_room(folder, bytes_needed)
         filesystem = None if folder is None else filesystem_of(folder)
-        yield Ground(client, door, folder, started_in, filesystem)
+        yield Ground(client, door, folder, started_in, filesystem, cluster, replicas)
 
 
 def let_in(folder: Path, key: str) -> None:

@@ -32,7 +32,9 @@ class Where:
     system's folder for temporary files). A URL of TCP is taken at its word on the node's own host
     too. key_file: the client's key for it. transport: how clients reach a node of the run's own:
     through shared memory, by TCP over loopback, or by the same with keys (CURVE). writers: most
-    writer processes of it.
+    writer processes of it. brokers: so many of them instead, which are one cluster (0: a node that
+    is alone); clients reach a cluster by TCP. replicas: of each partition there; None: 3, or as
+    many as there are brokers.
     """
 
     bootstrap: str | None = None
@@ -40,9 +42,17 @@ class Where:
     transport: Transport = "shm"
     data: Path | None = None
     writers: int | None = None
+    brokers: int = 0
+    replicas: int | None = None
 
     def check_place(self) -> None:
         """Raise `BenchError` for what contradicts itself."""
+        if self.brokers and self.bootstrap is not None:
+            raise BenchError("--brokers is for a cluster of the run's own: drop --bootstrap")
+        if self.brokers and self.transport == "curve":
+            raise BenchError("--brokers: a cluster of the run's own is reached by TCP without keys")
+        if self.replicas is not None and not 1 <= self.replicas <= max(self.brokers, 1):
+            raise BenchError(f"--replicas {self.replicas}: from 1 to {self.brokers} (--brokers)")
         if self.bootstrap is None:
             if self.key_file is not None:
                 raise BenchError(
@@ -65,7 +75,8 @@ class Where:
         found = asdict(self)
         found.pop("timeout", None)
         for name in Where.__dataclass_fields__:
-            if found[name] is None or (name == "transport" and self.bootstrap is not None):
+            unsaid = name == "transport" and (self.bootstrap is not None or self.brokers)
+            if found[name] is None or unsaid or (name == "brokers" and not self.brokers):
                 del found[name]
         return {name: str(value) if isinstance(value, Path) else value
                 for name, value in found.items()}  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import resource
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,8 +12,10 @@ from typing import Final
 import psutil
 
 from penstock.client import Client
+from penstock.embeddedcluster import EmbeddedCluster
 
-GATEWAY_MODULE: Final = "penstock.server.gateway_main"
+SERVER_MODULES: Final = "penstock.server."
+GATEWAY_MODULE: Final = f"{SERVER_MODULES}gateway_main"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,31 @@ def server_pids(client: Client) -> dict[str, int]:
     writers = {f"writer-{writer.writer}": writer.pid for writer in node.writers if writer.pid}
     gateway = {"gateway": pid} if node.listen and (pid := _gateway_of(node.pid)) else {}
     return {**writers, **gateway, "node": node.pid}
+
+
+def broker_pids(cluster: EmbeddedCluster) -> dict[str, int]:
+    """The processes of all brokers that run, by the broker's number and their kind."""
+    found: dict[str, int] = {}
+    for number, node in cluster.nodes.items():
+        if not node.is_running:
+            continue
+        found[f"{number}-node"] = node.pid
+        with suppress(psutil.Error):
+            for child in psutil.Process(node.pid).children():
+                with suppress(psutil.Error):
+                    kind = _kind_of(child.cmdline())
+                    found[_free_name(f"{number}-{kind}", found)] = child.pid
+    return found
+
+
+def _kind_of(command: list[str]) -> str:
+    modules = (word for word in command if word.startswith(SERVER_MODULES))
+    return next(modules, "other").removeprefix(SERVER_MODULES).removesuffix("_main")
+
+
+def _free_name(name: str, taken: Mapping[str, int]) -> str:
+    names = (f"{name}-{count}" for count in itertools.count(2))
+    return name if name not in taken else next(each for each in names if each not in taken)
 
 
 def _gateway_of(node: int) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.cli.output import human_bytes, human_seconds
-from penstock.demo.clusterstage import ClusterOutcome, Failover
+from penstock.demo.clusterstage import ClusterOutcome, Killed
 from penstock.demo.report import print_rows
 
 Row = tuple[str, str]
@@ -13,7 +13,7 @@ Row = tuple[str, str]
 
 def as_fields(outcome: ClusterOutcome) -> dict[str, Any]:
     """The outcome as one JSON object. Seconds, bytes, records a second."""
-    produced, consumed, told = outcome.produced, outcome.consumed, outcome.failover
+    produced, consumed, killed = outcome.produced, outcome.consumed, outcome.killed
     complaints = outcome.complaints()
     return {
         "ok": not complaints,
@@ -31,28 +31,36 @@ def as_fields(outcome: ClusterOutcome) -> dict[str, Any]:
         **{name: consumed[name] for name in (
             "latency_p50", "latency_p99", "latency_max", "lost", "doubled", "out_of_order",
         )},
-        "failover": None if told is None else {
-            "broker": told.victim,
-            "at_record": told.at_record,
-            "led_partitions": told.led,
-            "was_controller": told.was_controller,
-            "fenced_seconds": told.fenced,
-            "new_controller": told.controller,
-            "new_controller_seconds": told.decided,
-            "new_leader": told.heir,
-            "new_leader_seconds": told.led_again,
-            "acknowledged_seconds": told.acknowledged,
-            "outage_seconds": told.outage,
-            "restarted_seconds": told.restarted,
-            "admitted_seconds": told.admitted,
-            "in_sync_seconds": told.in_sync,
-        },
+        "failover": None if killed is None else _failover(killed),
         "batches": outcome.batches,
         "data_bytes": outcome.data_bytes,
         "data_folder": outcome.kept,
         "started_seconds": outcome.started_in,
         "total_seconds": outcome.total_seconds,
     }  # fmt: skip
+
+
+def _failover(killed: Killed) -> dict[str, Any]:
+    told = killed.told
+    followed = {} if told is None else {
+        "led_partitions": told.led,
+        "was_controller": told.was_controller,
+        "fenced_seconds": told.fenced,
+        "new_controller": told.controller,
+        "new_controller_seconds": told.decided,
+        "new_leader": told.heir,
+        "new_leader_seconds": told.led_again,
+        "acknowledged_seconds": told.acknowledged,
+        "in_sync_seconds": told.in_sync,
+    }  # fmt: skip
+    return {
+        "broker": killed.broker,
+        "at_record": killed.at_record,
+        "outage_seconds": killed.outage,
+        "restarted_seconds": killed.restarted,
+        "admitted_seconds": killed.admitted,
+        **followed,
+    }
 
 
 def print_table(outcome: ClusterOutcome) -> None:
@@ -73,8 +81,8 @@ def _rows(outcome: ClusterOutcome) -> list[Row]:
         ("end to end", f"p50 {human_seconds(fields['latency_p50'])}, p99 "
          f"{human_seconds(fields['latency_p99'])}, at full speed and across the failover"),
     ]  # fmt: skip
-    if outcome.failover is not None:
-        rows += _story(outcome.failover)
+    if outcome.killed is not None:
+        rows += _story(outcome.killed)
     rows += [
         ("check", f"lost {fields['lost']}, doubled {fields['doubled']}, out of order "
          f"{fields['out_of_order']}; {outcome.batches:,} batches in the files verified"),
@@ -85,20 +93,24 @@ def _rows(outcome: ClusterOutcome) -> list[Row]:
     return rows
 
 
-def _story(told: Failover) -> list[Row]:
+def _story(killed: Killed) -> list[Row]:
     """What happened, in the order in which it did."""
-    role = " and the controller" if told.was_controller else ""
-    events = [
-        (0.0, f"kill -9: broker {told.victim}, leader of {told.led} of the partitions{role}, at "
-         f"record {told.at_record:,}"),
-        (told.decided, f"broker {told.controller} decides"),
-        (told.fenced, f"broker {told.victim} is fenced"),
-        (told.led_again, f"broker {told.heir} leads its partition"),
-        (told.acknowledged, "records to that partition are acknowledged again: nothing was for "
-         f"{human_seconds(told.outage)}"),
-        (told.restarted, f"broker {told.victim} started again"),
-        (told.admitted, f"broker {told.victim} admits clients"),
-        (told.in_sync, "every replica is in sync again"),
-    ]  # fmt: skip
+    victim, told = killed.broker, killed.told
+    events: list[tuple[float | None, str]] = [
+        (killed.restarted, f"broker {victim} started again"),
+        (killed.admitted, f"broker {victim} admits clients"),
+    ]
+    role = ""
+    if told is not None:
+        role = f", leader of {told.led} partitions" + " and the controller" * told.was_controller
+        events += [
+            (told.decided, f"broker {told.controller} decides"),
+            (told.fenced, f"broker {victim} is fenced"),
+            (told.led_again, f"broker {told.heir} leads its partition"),
+            (told.acknowledged, "that partition acknowledges again: it did not for "
+             f"{human_seconds(killed.outage)}"),
+            (told.in_sync, "every replica is in sync again"),
+        ]  # fmt: skip
+    first = (0.0, f"kill -9: broker {victim}{role}, at record {killed.at_record:,}")
     seen = sorted((at, text) for at, text in events if at is not None)
-    return [(f"{at:+.3f} s", text) for at, text in seen]
+    return [(f"{at:+.3f} s", text) for at, text in [first, *seen]]

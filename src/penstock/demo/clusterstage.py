@@ -20,44 +20,36 @@ from penstock.admin import TopicConfig
 from penstock.core.errors import PenstockError, PenstockTimeout
 from penstock.demo.directing import TOPIC, Director, Heard, Plan, Progress, Stopping
 from penstock.embeddedcluster import EmbeddedCluster
+from penstock.failover import Failover, failover
 from penstock.logcheck import check_partition, find_partitions
 from penstock.lookout import Lookout, View
 from penstock.pulse import Pulse
 
 PULSE: Final = "pulse"
 LOOK_TIMEOUT: Final = 20.0
+LOOK_PAUSE: Final = 0.01
 AWAY_FOR: Final = 1.0
 """Seconds that the killed broker stays away once the others go on."""
 REPLICAS_MAX: Final = 3
 
 
 @dataclass(slots=True)
-class Failover:
-    """What followed when broker `victim` was killed; times are seconds after that, None where it
-    was not seen."""
+class Killed:
+    """The broker that was killed, and its way back. Times are seconds after its death."""
 
-    victim: int
+    broker: int
     at_record: int
     killed_at: float
-    led: int
-    """Partitions of the flights that it led."""
-    was_controller: bool
-    fenced: float | None = None
-    heir: int | None = None
-    led_again: float | None = None
-    acknowledged: float | None = None
+    told: Failover | None = None
+    """What followed, as it was last seen."""
     outage: float = 0.0
     """How long its partition acknowledged nothing."""
-    controller: int | None = None
-    decided: float | None = None
-    """When another controller was active, if the victim's was."""
     restarted: float | None = None
     admitted: float | None = None
-    in_sync: float | None = None
 
     @property
     def is_complete(self) -> bool:
-        return self.in_sync is not None
+        return self.admitted is not None and self.told is not None and self.told.in_sync is not None
 
 
 @dataclass(slots=True)
@@ -67,7 +59,7 @@ class ClusterOutcome(Heard):
     brokers: int = 0
     replicas: int = 0
     started_in: float = 0.0
-    failover: Failover | None = None
+    killed: Killed | None = None
     log_ends: dict[int, int] = field(default_factory=dict)
     """By broker: offsets of all flights in its logs."""
     batches: int = 0
@@ -84,7 +76,7 @@ class ClusterOutcome(Heard):
                 for broker, end in self.log_ends.items()
                 if end != self.produced["records"]
             ]
-        if self.failover is not None and not self.failover.is_complete:
+        if self.killed is not None and not self.killed.is_complete:
             found.append("the killed broker did not come back into sync")
         return found + self.log_findings
 
@@ -95,7 +87,6 @@ class ClusterStage(Director):
     def __init__(self, plan: Plan, stopping: Stopping, show: Callable[[Progress], None]) -> None:
         replicas = min(plan.brokers, REPLICAS_MAX)
         self._outcome = ClusterOutcome(plan.partitions, brokers=plan.brokers, replicas=replicas)
-        self._awaited = False
         super().__init__(plan, stopping, show, self._outcome)
 
     def run(self) -> ClusterOutcome:
@@ -133,78 +124,54 @@ class ClusterStage(Director):
 
     # --- while it runs ---
     def has_struck(self) -> bool:
-        return self._outcome.failover is not None
+        return self._outcome.killed is not None
 
     def is_over(self) -> bool:
-        return self._outcome.failover is not None and self._outcome.failover.is_complete
+        return self._outcome.killed is not None and self._outcome.killed.is_complete
 
     def check_alive(self) -> None:
-        away = self._outcome.failover.victim if self._outcome.failover is not None else None
+        away = self._outcome.killed.broker if self._outcome.killed is not None else None
         for number, node in self._cluster.nodes.items():
             if number != away and not node.is_running:
                 raise PenstockError(f"broker {number} of the demo died:\n{node.log_tail()}")
 
     def strike(self) -> None:
         """kill -9 all processes of the broker that leads the pulse's partition."""
-        view = self._last_view()
-        victim = view.partitions[PULSE, 0].leader
-        led = [name for name in view.leads(victim) if name[0] == TOPIC]
-        at_record = self._progress.acknowledged
-        killed_at = time.monotonic()
+        victim = self._last_view().partitions[PULSE, 0].leader
+        at_record, killed_at = self._progress.acknowledged, time.monotonic()
         self._cluster.nodes[victim].kill_all()
-        self._outcome.failover = Failover(
-            victim, at_record, killed_at, len(led), view.controller == victim
-        )
-        self._progress.note = f"broker {victim}, leader of {len(led) + 1} partitions, killed -9"
+        self._outcome.killed = Killed(victim, at_record, killed_at)
+        self._progress.note = f"broker {victim} killed with -9, all its processes"
 
     def _last_view(self) -> View:
         deadline = time.monotonic() + LOOK_TIMEOUT
         while time.monotonic() < deadline:
             if self._lookout.views and self._lookout.views[-1].partitions[PULSE, 0].leader >= 0:
                 return self._lookout.views[-1]
-            self._check()
-            time.sleep(0.01)
+            self.check_alive()
+            time.sleep(LOOK_PAUSE)
         raise PenstockTimeout(f"nobody tells within {LOOK_TIMEOUT:g} s who leads {PULSE}-0")
 
     def watch(self) -> None:
         """See what the others do; then have the victim come back, and see that too."""
-        told = self._outcome.failover
-        assert told is not None
-        since, victim = told.killed_at, told.victim
-        first, node = self._lookout.first, self._cluster.nodes[victim]
-        if told.acknowledged is None:
-            self._watch_others(told)
-        elif told.restarted is None:
-            if time.monotonic() - since > told.acknowledged + AWAY_FOR:
-                told.outage = self._pulse.outage(since)
-                told.restarted = time.monotonic() - since
+        killed = self._outcome.killed
+        assert killed is not None
+        since, node = killed.killed_at, self._cluster.nodes[killed.broker]
+        told = failover(self._lookout, self._pulse, (PULSE, 0), killed.broker, since)
+        if told is None or told.led_again is None or told.acknowledged is None:
+            return
+        killed.told, now = told, time.monotonic() - since
+        if killed.restarted is None:
+            killed.outage = told.outage
+            self._progress.note = f"broker {told.heir} leads after {told.led_again:.2f} s"
+            if now > told.acknowledged + AWAY_FOR:
                 node.launch()
-                self._progress.note = f"broker {victim} started again"
-        elif told.admitted is None:
-            if node.is_ready():
-                told.admitted = time.monotonic() - since
-        elif told.in_sync is None:
-            came = first(since + told.admitted, lambda view: not view.behind())
-            if came is not None:
-                told.in_sync = told.admitted + came
-                self._progress.note = (
-                    f"broker {victim} has all records again {told.in_sync:.1f} s after its death"
-                )
-
-    def _watch_others(self, told: Failover) -> None:
-        since, victim, first = told.killed_at, told.victim, self._lookout.first
-        beat = self._pulse.first_after(since + 0.05)
-        told.fenced = first(since, lambda view: view.brokers.get(victim) == "fenced")
-        told.led_again = first(
-            since, lambda view: view.partitions[PULSE, 0].leader not in (-1, victim)
-        )
-        if told.was_controller:
-            told.decided = first(since, lambda view: view.controller not in (-1, victim))
-            told.controller = self._lookout.views[-1].controller
-        if beat is not None and told.led_again is not None:
-            told.heir = self._lookout.views[-1].partitions[PULSE, 0].leader
-            told.acknowledged = beat - since
-            self._progress.note = f"broker {told.heir} leads, {told.acknowledged:.2f} s after that"
+                killed.restarted = now
+                self._progress.note = f"broker {killed.broker} started again"
+        elif killed.admitted is None:
+            killed.admitted = now if node.is_ready() else None
+        elif told.in_sync is not None:
+            self._progress.note = f"every replica in sync {told.in_sync:.1f} s after the death"
 
     # --- afterwards ---
     def _take_stock(self) -> None:
