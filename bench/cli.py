@@ -17,6 +17,8 @@ from typing import Any, get_args
 
 from penstock.bench import (
     backlog,
+    cluster,
+    clusterpartitions,
     compare,
     connections,
     footprint,
@@ -29,6 +31,8 @@ from penstock.bench import (
     throughput,
 )
 from penstock.bench.backlog import BacklogOptions
+from penstock.bench.cluster import ClusterOptions
+from penstock.bench.clusterpartitions import ClusterPartitionsOptions
 from penstock.bench.compare import CompareOptions
 from penstock.bench.connections import ConnectionsOptions
 from penstock.bench.groups import GroupsOptions
@@ -130,6 +134,20 @@ def _connections(arguments: argparse.Namespace) -> int:
     return _finish(connections.run(options, Progress(title, quiet=arguments.quiet)), arguments)
 
 
+def _cluster(arguments: argparse.Namespace) -> int:
+    options = _options(ClusterOptions, arguments)
+    title = f"{options.brokers} brokers"
+    return _finish(cluster.run(options, Progress(title, quiet=arguments.quiet)), arguments)
+
+
+def _cluster_partitions(arguments: argparse.Namespace) -> int:
+    options = _options(ClusterPartitionsOptions, arguments)
+    title = f"{options.partitions:,} partitions on {options.brokers} brokers"
+    return _finish(
+        clusterpartitions.run(options, Progress(title, quiet=arguments.quiet)), arguments
+    )
+
+
 def _compare(arguments: argparse.Namespace) -> int:
     options = _options(CompareOptions, arguments)
     title = f"{options.transport} against {options.against}"
@@ -198,6 +216,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_backlog(commands)
     _add_groups(commands)
     _add_connections(commands)
+    _add_cluster(commands)
+    _add_cluster_partitions(commands)
     _add_compare(commands)
     _add_spark(commands)
     _add_plots(commands)
@@ -371,6 +391,31 @@ def _add_connections(commands: Any) -> None:
     parser.add_argument(
         "--timeout", type=float, default=defaults.timeout, help="seconds for it all"
     )
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def _add_cluster(commands: Any) -> None:
+    text = "a cluster: how long a leader's death is felt, what a follower's return costs"
+    parser = _command(commands, "cluster", _cluster, text)
+    defaults = ClusterOptions()
+    parser.add_argument("--brokers", type=int, default=defaults.brokers)
+    parser.add_argument("--writers", type=int, default=None, help="writer processes of each")
+    parser.add_argument("--rounds", type=int, default=defaults.rounds, help="kills of a leader")
+    parser.add_argument("--mb", type=int, default=defaults.mb, help="to catch up, 10^6 bytes")
+    parser.add_argument("--rate", type=int, default=defaults.rate, help="records a second beside")
+    parser.add_argument("--size", type=int, default=defaults.size, help="bytes of a value")
+    parser.add_argument("--seconds", type=float, default=defaults.seconds, help="before that")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def _add_cluster_partitions(commands: Any) -> None:
+    text = "what many partitions take on several brokers: start-up, memory, failover"
+    parser = _command(commands, "cluster-partitions", _cluster_partitions, text)
+    defaults = ClusterPartitionsOptions()
+    parser.add_argument("--partitions", type=int, default=defaults.partitions)
+    parser.add_argument("--brokers", type=int, default=defaults.brokers)
+    parser.add_argument("--idle", type=float, default=defaults.idle, help="seconds to watch")
+    parser.add_argument("--writers", type=int, default=None, help="writer processes of each")
     parser.add_argument("--format", choices=("text", "json"), default="text")
 
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from penstock.bench import (
     backlog,
+    cluster,
     connections,
     latency,
     machine,
@@ -27,6 +28,7 @@ from penstock.bench import (
     throughput,
 )
 from penstock.bench.backlog import BacklogOptions
+from penstock.bench.cluster import ClusterOptions
 from penstock.bench.connections import ConnectionsOptions
 from penstock.bench.errors import BenchError
 from penstock.bench.options import Api, LatencyOptions, ThroughputOptions
@@ -194,6 +196,15 @@ def opening(sweep: Sweep) -> Iterator[Point]:
             yield {"series": series, "kind": kind, "x": x, "seconds": seconds}
 
 
+def failovers(sweep: Sweep) -> Iterator[Point]:
+    options = ClusterOptions(rounds=2 if sweep.quick else 20, mb=10, seconds=1.0, data=sweep.data)
+    result = cluster.run(options, Progress("failovers", quiet=sweep.quiet))
+    for told in result["rounds"]:
+        for name in cluster.TIMELINE:
+            if told[name] is not None:
+                yield {"series": name, "x": told[name], "was_controller": told["was_controller"]}
+
+
 @dataclass(frozen=True, slots=True)
 class Curve:
     measure: Callable[[Sweep], Iterator[Point]]
@@ -209,6 +220,7 @@ CURVES: Final = {
     "transactions": Curve(by_transaction_size, plots.by_transaction_size),
     "connections": Curve(by_connections, plots.by_connections),
     "recovery": Curve(opening, plots.recovery),
+    "failover": Curve(failovers, plots.failover),
 }
 
 

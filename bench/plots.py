@@ -261,6 +261,37 @@ def recovery(points: Points, note: str) -> Figure:
     return figure
 
 
+EVENTS: Final = {
+    "fenced": "the dead broker is fenced",
+    "decided": "another controller decides",
+    "led_again": "another broker leads",
+    "acknowledged": "records are acknowledged again",
+    "in_sync": "started again, and in sync",
+}
+
+
+def failover(points: Points, note: str) -> Figure:
+    figure, (axes,) = new_figure("A leader is killed with -9: what happens when", 1, note)
+    for row, name in enumerate(reversed(EVENTS)):
+        seen = sorted(point["x"] for point in points if point["series"] == name)
+        if not seen:
+            continue
+        colour = COLOURS[row % len(COLOURS)]
+        axes.plot(seen, [row] * len(seen), "o", color=colour, alpha=0.35, markersize=7)
+        middle = seen[len(seen) // 2]
+        axes.plot([middle], [row], "|", color=colour, markersize=20, markeredgewidth=2.5)
+        axes.annotate(
+            f"{middle:.2f} s", (middle, row), (0, 11), textcoords="offset points", ha="center",
+            fontsize=8.5, color=INK,
+        )  # fmt: skip
+    axes.set_yticks(range(len(EVENTS)), list(reversed(EVENTS.values())))
+    axes.set_xscale("symlog", linthresh=1.0)
+    axes.set_xlim(0, 1.3 * max(point["x"] for point in points))
+    axes.set_ylim(-0.6, len(EVENTS) - 0.3)
+    label(axes, "seconds after the death (dots: each round, bars: medians)", "")
+    return figure
+
+
 def plain_log(axis: Axis) -> None:
     """Numbers as numbers on a logarithmic axis: 0.5, 20, 1,000; fewer of them on a long one."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator

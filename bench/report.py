@@ -97,11 +97,29 @@ def outcome(result: Result) -> str:
             f"{result['options']['rows']} records {triggers['penstock_ms']:.0f} ms, to a topic "
             f"{triggers['topic_to_topic_ms']:.0f} ms, from Parquet {triggers['parquet_ms']:.0f} ms"
         )
+    if result["benchmark"] == "cluster":
+        live, meanwhile = result["live_before"], result["live_meanwhile"]
+        return (
+            f"**records to a partition go on {result['outage_p50_seconds']:.2f} s after its "
+            f"leader is killed** (worst {result['outage_max_seconds']:.2f}); a follower catches up "
+            f"at {result['catch_up_mb_per_second']:,.0f} MB/s, beside it p99 of "
+            f"{result['options']['rate']:,} records/s {meanwhile.get('p99_ms', 0):.1f} ms instead "
+            f"of {live.get('p99_ms', 0):.1f}"
+        )
     if result["benchmark"] == "connections":
         return (
             f"**a request p50 {result['p50_us'] / 1000:.2f} ms, p99 "
             f"{result['p99_us'] / 1000:.2f} ms** at {result['options']['rate']:,.0f}/s in all; "
             f"{result['records_per_second']:,} records/s as much as goes{_gateway(result)}"
+        )
+    if result["benchmark"] == "cluster-partitions":
+        total = sum(result["resident_mb"].values())
+        return (
+            f"**all brokers start in {result['start_all_seconds']:.1f} s**; a killed controller's "
+            f"{result['led_by_the_killed']} partitions are led again after "
+            f"{result['led_again_seconds']:.1f} s, and in sync {result['caught_up_seconds']:.1f} s "
+            f"after its start; created in {result['create_seconds']:.1f} s; all processes "
+            f"{total:,.0f} MB resident, {result['idle_cpu_percent']:.1f} % CPU when idle"
         )
     writers = [mb for name, mb in result["resident_mb"].items() if name.startswith("writer")]
     if result["benchmark"] == "partitions":

@@ -10,6 +10,8 @@ from typing import Any
 
 from penstock.bench import (
     backlog,
+    cluster,
+    clusterpartitions,
     compare,
     connections,
     curves,
@@ -24,6 +26,8 @@ from penstock.bench import (
     throughput,
 )  # fmt: skip
 from penstock.bench.backlog import BacklogOptions
+from penstock.bench.cluster import ClusterOptions
+from penstock.bench.clusterpartitions import ClusterPartitionsOptions
 from penstock.bench.compare import CompareOptions
 from penstock.bench.connections import ConnectionsOptions
 from penstock.bench.errors import BenchError
@@ -39,7 +43,7 @@ Result = dict[str, Any]
 AnyOptions = (
     ThroughputOptions | LatencyOptions | FootprintOptions | PartitionsOptions | RecoveryOptions
     | BacklogOptions | GroupsOptions | ConnectionsOptions | CompareOptions
-    | SparkOptions
+    | SparkOptions | ClusterOptions | ClusterPartitionsOptions
 )  # fmt: skip
 
 
@@ -76,6 +80,8 @@ _KINDS: dict[type, str] = {
     ConnectionsOptions: "connections",
     CompareOptions: "compare",
     SparkOptions: "spark",
+    ClusterOptions: "cluster",
+    ClusterPartitionsOptions: "cluster-partitions",
 }
 _ALWAYS = {
     "throughput": {"size", "records", "api"},
@@ -88,6 +94,8 @@ _ALWAYS = {
     "connections": {"connections"},
     "compare": {"transport", "against"},
     "spark": {"size", "records"},
+    "cluster": {"brokers", "rounds", "mb"},
+    "cluster-partitions": {"partitions"},
 }
 
 
@@ -169,6 +177,23 @@ SPARK_ROWS: tuple[Row, ...] = (
         "records_per_second"),
 )  # fmt: skip
 
+_THREE: dict[str, Any] = {"brokers": 3, "partitions": 3, "batch_bytes": 512 << 10}
+
+CLUSTER_ROWS: tuple[Row, ...] = (
+    *(_send(f"`send`, 1 KB, 3 brokers, acks={acks}", size=1024, records=1_500_000, acks=acks,
+            **_THREE)
+      for acks in (0, 1, "all")),
+    _send("`batch`, 1 KB, 3 brokers, acks=all", size=1024, records=1_500_000, api="batch",
+          acks="all", **_THREE),
+    _send("`batch`, 1 KB, 3 brokers, acks=all, 1 replica", size=1024, records=1_500_000,
+          api="batch", acks="all", replicas=1, **_THREE),
+    *(_latency(f"latency, 1 KB, {rate:,} records/s, 3 brokers, acks=all", rate=rate, seconds=10,
+               size=1024, acks="all", acks_latency=True, linger=0.001, spin=0.0, brokers=3)
+      for rate in (1_000, 10_000)),
+    Row("failover and catching up, 3 brokers", ClusterOptions(), "outage_p50_seconds"),
+    Row("1,000 partitions on 3 brokers", ClusterPartitionsOptions(), "start_all_seconds"),
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -185,10 +210,15 @@ PAGES: dict[str, Page] = {
     "README.md": Page(
         "Benchmarks",
         ROWS,
-        tuple(name for name in curves.CURVES if name not in ("transactions", "connections")),
+        tuple(
+            name
+            for name in curves.CURVES
+            if name not in ("transactions", "connections", "failover")
+        ),
     ),
     "groups.md": Page("Benchmarks: groups and transactions", GROUP_ROWS, ("transactions",)),
     "remote.md": Page("Benchmarks: clients on other hosts", REMOTE_ROWS, ("connections",)),
+    "cluster.md": Page("Benchmarks: clusters", CLUSTER_ROWS, ("failover",)),
     "spark.md": Page("Benchmarks: Spark", SPARK_ROWS, (), report.SPARK_NOTES),
 }
 
@@ -262,7 +292,7 @@ def shorter(options: AnyOptions) -> AnyOptions:
         return replace(options, records=options.records // 10)
     if isinstance(options, LatencyOptions):
         return replace(options, seconds=options.seconds / 5)
-    if isinstance(options, PartitionsOptions):
+    if isinstance(options, PartitionsOptions | ClusterPartitionsOptions):
         return replace(options, partitions=options.partitions // 10, idle=2.0)
     if isinstance(options, RecoveryOptions):
         return replace(options, gb=options.gb / 10, tail_mb=max(1, options.tail_mb // 10))
@@ -274,6 +304,8 @@ def shorter(options: AnyOptions) -> AnyOptions:
         return replace(options, seconds=1.0)
     if isinstance(options, CompareOptions):
         return replace(options, records=options.records // 10, turns=2)
+    if isinstance(options, ClusterOptions):
+        return replace(options, rounds=2, mb=options.mb // 10, seconds=1.0)
     if isinstance(options, SparkOptions):
         return replace(options, records=options.records // 10, turns=1, triggers=5)
     return replace(options, starts=2, idle=2.0)
@@ -291,5 +323,7 @@ def _run_one(row: Row, progress: Progress) -> Result:
         ConnectionsOptions: connections.run,
         CompareOptions: compare.run,
         SparkOptions: spark.run,
+        ClusterOptions: cluster.run,
+        ClusterPartitionsOptions: clusterpartitions.run,
     }
     return runners[type(row.options)](row.options, progress)
