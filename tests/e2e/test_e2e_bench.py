@@ -194,6 +194,10 @@ POINTS: dict[str, list[dict[str, Any]]] = {
         {"series": way, "x": x, "records_per_second": 1e5, "p50_us": 100.0 * x, "p99_us": 300.0 * x}
         for way in ("tcp", "curve") for x in (1, 10)
     ],
+    "failover": [
+        {"series": series, "x": 0.5 + turn, "was_controller": False}
+        for series in ("fenced", "led_again", "acknowledged", "in_sync") for turn in range(3)
+    ],
     "recovery": [
         {"series": series, "kind": kind, "x": x, "seconds": 0.1 * x}
         for series in ("start", "open") for kind in ("clean", "killed") for x in (1.0, 10.0)
