@@ -172,3 +172,36 @@ def test_rule_9_the_lock_is_free_only_when_the_last_writer_is_gone(tmp_path):
     writer.communicate(timeout=20)
     assert successor.try_acquire()
     successor.close()
+
+
+def test_a_cluster_hears_of_what_may_be_lost_however_often_the_broker_starts(tmp_path):
+    folder = DataFolder.open(str(tmp_path), "boot 1")
+    assert folder.lost_nothing, "it never had anything"
+    folder.begin("boot 1", 2, 7)
+    again = DataFolder.open(str(tmp_path), "boot 1")
+    assert again.lost_nothing, "the death of processes loses nothing"
+    again.begin("boot 1", 2, 7)
+    after_cut = DataFolder.open(str(tmp_path), "boot 2")
+    assert not after_cut.lost_nothing
+    after_cut.begin("boot 2", 2, 7)
+    untold = DataFolder.open(str(tmp_path), "boot 2")
+    assert not untold.lost_nothing, "it died before it told anybody"
+    untold.begin("boot 2", 2, 7)
+    untold.losses_are_told()
+    untold.mark_clean()
+    assert DataFolder.open(str(tmp_path), "boot 3").lost_nothing
+
+
+def test_a_folder_stays_the_one_of_its_broker(tmp_path):
+    folder = DataFolder.open(str(tmp_path), "boot 1")
+    folder.check_broker(0, has_topics=True)
+    folder.check_broker(7, has_topics=False)
+    with pytest.raises(DataFolderError, match="topics of a node that was alone"):
+        folder.check_broker(7, has_topics=True)
+    folder.begin("boot 1", 2, 7)
+    folder = DataFolder.open(str(tmp_path), "boot 1")
+    folder.check_broker(7, has_topics=True)
+    with pytest.raises(DataFolderError, match="of broker 7 and not of broker 8"):
+        folder.check_broker(8, has_topics=False)
+    with pytest.raises(DataFolderError, match="not of a node that is alone"):
+        folder.check_broker(0, has_topics=False)

@@ -1,0 +1,228 @@
+"""What a replicator is told of partitions, in which order; what admins are told of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clustered_world import Decided, Host
+
+from penstock.cluster.replica import IsrChange, IsrChanged
+from penstock.core.errors import ConfigError, PenstockTimeout, UnknownTopicError
+from penstock.ipc import clustering as cg
+from penstock.ipc import messages as ms
+from penstock.ipc.messages import TopicSettings
+from penstock.server.clustered.assignments import Assignments
+from penstock.server.clustered.describing import Describing
+from penstock.server.replicator import messages as rm
+
+
+class Told(Host):
+    """A broker with what its replicator was told."""
+
+    def __init__(self, quorum: Decided, number: int, path: Path) -> None:
+        super().__init__(quorum, number, path)
+        self.told: list[Any] = []
+        self.assignments = Assignments(
+            number, str(path), self.partitions, self.seen, self.told.append
+        )
+
+    def hear(self) -> None:
+        super().hear()
+        self.assignments.heard(self.quorum.image, None)
+
+    def since(self) -> list[Any]:
+        """What it was told since this was asked before."""
+        told, self.told[:] = list(self.told), []
+        return told
+
+
+Test = Callable[[Decided, Told], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[[Test], None]:
+    def run(test: Test) -> None:
+        async def main() -> None:
+            quorum = Decided()
+            host = Told(quorum, 1, tmp_path / "1")
+            try:
+                quorum.tell()
+                await test(quorum, host)
+            finally:
+                host.assignments.close()
+                await host.close()
+
+        asyncio.run(main())
+
+    return run
+
+
+def create(host: Host, name: str, **settings: Any) -> Coroutine[Any, Any, ms.TopicFound]:
+    return host.topics.create(ms.CreateTopic(name, TopicSettings(**settings)))
+
+
+def test_a_partition_is_assigned_when_its_writer_has_opened_it(run):
+    async def test(quorum: Decided, host: Told) -> None:
+        host.is_stuck = True
+        creating = asyncio.create_task(create(host, "t", durability="fsync"))
+        await asyncio.sleep(0.05)
+        assert host.since() == [], "its writer has not opened it"
+        host.catch_up()
+        topic = (await creating).topic
+        [assign, opened] = host.since()
+        word = quorum.image.assignment((topic.topic_id, 0))
+        assert word is not None
+        assert assign == rm.Assign(
+            topic.pages[0], topic.topic_id, 0, "t-0",
+            f"{host.path}/{topic.topic_id.hex()}-0", True, word,
+        )  # fmt: skip
+        assert opened == rm.Opened(topic.pages[0])
+
+    run(test)
+
+
+def test_each_new_word_is_told_once_and_each_opening_again(run):
+    async def test(quorum: Decided, host: Told) -> None:
+        page = (await create(host, "t")).topic.pages[0]
+        host.since()
+        quorum.tell()
+        assert host.since() == [], "nothing is new"
+        await quorum.ask("configure_topic", "t", 1, b"\x82\xa5pages\x90\xa8settings\x80", timeout=1)
+        assert [type(each) for each in host.since()] == [rm.Assign]
+        host.partitions.opened(ms.PartitionOpened(page, 0, ""))
+        assert host.since() == [rm.Opened(page)]
+
+    run(test)
+
+
+def test_a_replicator_that_is_new_is_told_everything_once_the_image_is_current(run):
+    async def test(quorum: Decided, host: Told) -> None:
+        pages = (await create(host, "t", partitions=3)).topic.pages
+        host.since()
+        host.assignments.begin()
+        host.partitions.opened(ms.PartitionOpened(pages[0], 0, ""))
+        assert host.since() == [], "the controller's word may be one for an earlier life"
+        host.assignments.heard(quorum.image, None)
+        kinds = [(type(each), each.page) for each in host.since()]
+        assert kinds == [(kind, page) for page in pages for kind in (rm.Assign, rm.Opened)]
+
+    run(test)
+
+
+def test_a_partition_that_is_gone_is_forgotten_once(run):
+    async def test(quorum: Decided, host: Told) -> None:
+        page = (await create(host, "t")).topic.pages[0]
+        host.since()
+        host.assignments.forget(page)
+        host.assignments.forget(page)
+        assert host.since() == [rm.Forget(page)]
+        quorum.tell()
+        assert host.since() == []
+
+    run(test)
+
+
+def test_the_controllers_answer_about_an_isr_goes_back(run):
+    async def test(quorum: Decided, host: Told) -> None:
+        topic = (await create(host, "t")).topic
+        it = quorum.image.partitions[topic.topic_id, 0]
+        assert it.leader is not None
+        isr = ((it.leader, quorum.image.brokers[it.leader].epoch),)
+        change = IsrChange(it.leader, it.leader_epoch, it.partition_epoch, isr)
+        asked = rm.ChangeIsr(topic.pages[0], topic.topic_id, 0, change)
+        host.since()
+        host.assignments.change_isr(asked)
+        host.assignments.change_isr(asked)  # asked again before there was an answer
+        async with asyncio.timeout(5.0):
+            while rm.IsrAnswer not in map(type, host.told):
+                await asyncio.sleep(0.001)
+        [answer] = [each for each in host.told if isinstance(each, rm.IsrAnswer)]
+        assert answer == rm.IsrAnswer(
+            topic.pages[0], change, IsrChanged(it.partition_epoch + 1, (it.leader,))
+        )
+        assert quorum.asked.count("change_isr") == 1
+
+    run(test)
+
+
+class Described:
+    """The quorum, as it describes itself."""
+
+    def __init__(self, quorum: Decided) -> None:
+        self._quorum = quorum
+        self.image = quorum.image
+        self.leader: int | None = 2
+        self.cluster_id = b"c" * 16
+
+    def describe(self) -> dict[str, Any]:
+        return {"term": 4, "members": [{"node": 2, "role": "leader", "lag": None, "trouble": ""}]}
+
+    async def ask(self, name: str, *args: Any, timeout: float, **kw: Any) -> Any:
+        if name == "describe":
+            raise PenstockTimeout("no controller")
+        return await self._quorum.ask(name, *args, timeout=timeout, **kw)
+
+
+def ask(describing: Describing, request: cg.Request) -> Coroutine[Any, Any, Any]:
+    return describing.answer(request, lambda name: not name.startswith("hidden"))
+
+
+def test_a_cluster_is_described_by_what_is_not_well_in_it(run):
+    async def test(quorum: Decided, host: Told) -> None:
+        describing = Describing(1, Described(quorum), 1.0)
+        for name in ("t", "hidden"):
+            await create(host, name, partitions=2)
+        found = await ask(describing, cg.DescribeCluster())
+        assert (found.controller, found.term, found.cluster_id) == (2, 4, b"c" * 16)
+        assert (found.topics, found.partitions, found.ill_partitions) == (2, 4, 0)
+        assert found.quorum == [cg.QuorumMember(2, "leader", -1)]
+        assert [(b.broker, b.url, b.state, b.replicas) for b in found.brokers] == [
+            (n, f"tcp://h:{n}", "up", 4) for n in (1, 2, 3)
+        ]
+        quorum._do(quorum.controller.tick(100.0))
+        found = await ask(describing, cg.DescribeCluster())
+        assert {broker.state for broker in found.brokers} == {"fenced"}
+        assert (found.ill_partitions, found.leaderless) == (4, 4)
+        assert {place.topic for place in found.ill} == {"t"}, "it may not know of the other"
+
+    run(test)
+
+
+def test_places_of_a_topic_come_in_pages(run):
+    async def test(quorum: Decided, host: Told) -> None:
+        describing = Describing(1, Described(quorum), 1.0)
+        await create(host, "t", partitions=600)
+        first = await ask(describing, cg.DescribePartitions("t"))
+        rest = await ask(describing, cg.DescribePartitions("t", len(first.partitions)))
+        assert [p.partition for p in (*first.partitions, *rest.partitions)] == list(range(600))
+        assert (first.more, rest.more) == (True, False)
+        with pytest.raises(UnknownTopicError):
+            await ask(describing, cg.DescribePartitions("nothing"))
+
+    run(test)
+
+
+def test_leaders_are_elected_and_partitions_move(run):
+    async def test(quorum: Decided, host: Told) -> None:
+        describing = Describing(1, Described(quorum), 1.0)
+        topic = (await create(host, "t", partitions=3)).topic
+        place = (topic.topic_id, 1)
+        before = quorum.image.partitions[place].replicas
+        await ask(describing, cg.ReassignPartition("t", 1, [*before[1:], before[0]]))
+        assert quorum.image.partitions[place].replicas == (*before[1:], before[0])
+        for request in (cg.ElectLeaders("t", 1), cg.ElectLeaders("t"), cg.ElectLeaders()):
+            changed = (await ask(describing, request)).changed
+            assert changed == (request.partition is not None)
+        assert quorum.image.partitions[place].leader == before[1]
+        for wrong in (cg.ElectLeaders("t", 3), cg.ReassignPartition("no", 0, [1])):
+            with pytest.raises(UnknownTopicError):
+                await ask(describing, wrong)
+        for wrong in (cg.ElectLeaders("", 1), cg.ReassignPartition("t", 0, [9])):
+            with pytest.raises(ConfigError):
+                await ask(describing, wrong)
+
+    run(test)

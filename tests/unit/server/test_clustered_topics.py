@@ -1,0 +1,277 @@
+"""Topics of brokers: what the controller decided is in their catalogues and folders, no more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clustered_world import Decided, Host
+
+from penstock.cluster.replica import IsrChange
+from penstock.core.errors import (
+    ConfigError,
+    PenstockTimeout,
+    TopicExistsError,
+    UnknownTopicError,
+)
+from penstock.ipc import layout as lo
+from penstock.ipc import messages as ms
+from penstock.ipc.messages import TopicSettings
+from penstock.server.clustered.topics import cluster_topic
+
+World = tuple[Decided, list[Host]]
+
+
+@pytest.fixture
+def world(
+    tmp_path: Path,
+) -> Callable[[Callable[[Decided, list[Host]], Coroutine[Any, Any, None]]], None]:
+    def run(test: Callable[[Decided, list[Host]], Coroutine[Any, Any, None]]) -> None:
+        async def main() -> None:
+            quorum = Decided()
+            hosts = [Host(quorum, number, tmp_path / str(number)) for number in (1, 2, 3)]
+            try:
+                quorum.tell()
+                await test(quorum, hosts)
+            finally:
+                for host in hosts:
+                    await host.close()
+
+        asyncio.run(main())
+
+    return run
+
+
+def create(host: Host, name: str, **settings: Any) -> Coroutine[Any, Any, ms.TopicFound]:
+    return host.topics.create(ms.CreateTopic(name, TopicSettings(**settings)))
+
+
+def alter(host: Host, name: str, **settings: Any) -> Coroutine[Any, Any, ms.TopicFound]:
+    return host.topics.alter(ms.AlterTopic(name, TopicSettings(**settings)))
+
+
+def test_a_topic_has_the_same_pages_everywhere_and_is_open_where_its_replicas_are(world):
+    async def test(quorum: Decided, hosts: list[Host]) -> None:
+        made = (await create(hosts[0], "t", partitions=6, replication_factor=2)).topic
+        assert made.settings.replication_factor == 2
+        assert made.settings.min_insync_replicas == 1
+        for host in hosts:
+            await host.settled()
+            found = await host.topics.find("t")
+            assert found.topic == made
+            here = {n for n in range(6) if host.config.node_id in
+                    quorum.image.partitions[made.topic_id, n].replicas}  # fmt: skip
+            assert host.open == {f"t-{n}" for n in here}
+            assert host.folders == {f"{made.topic_id.hex()}-{n}" for n in here}
+            assert all(order.replicated for order in host.orders
+                       if isinstance(order, ms.OpenPartition))  # fmt: skip
+
+    world(test)
+
+
+def test_what_is_left_open_is_decided_by_how_many_brokers_there_are(world):
+    async def test(quorum: Decided, hosts: list[Host]) -> None:
+        found = (await create(hosts[0], "t")).topic.settings
+        assert (found.replication_factor, found.min_insync_replicas) == (3, 2)
+        internal = await hosts[1].topics.ensure_internal("__inside", TopicSettings())
+        assert internal.settings.replication_factor == 3
+        assert (await hosts[2].topics.ensure_internal("__inside", TopicSettings())) == internal
+
+    world(test)
+
+
+def test_pages_go_round_and_are_not_used_again_soon(world):
+    async def test(quorum: Decided, hosts: list[Host]) -> None:
+        first = (await create(hosts[0], "a", partitions=4)).topic.pages
+        await hosts[1].settled()
+        await hosts[1].topics.delete("a")
+        second = (await create(hosts[2], "b", partitions=4)).topic.pages
+        assert not set(first) & set(second)
+        for _ in range(lo.PAGES_MAX // 512 + 1):
+            quorum._do(quorum.controller.pages(511))
+        third = (await create(hosts[0], "c", partitions=lo.PAGES_MAX // 8)).topic.pages
+        assert len(set(third)) == lo.PAGES_MAX // 8
+        assert not set(second) & set(third)
+
+    world(test)
+
+
+def test_two_brokers_make_topics_at_once_with_different_pages(world):
+    async def test(quorum: Decided, hosts: list[Host]) -> None:
+        found = await asyncio.gather(*(create(host, f"t{n}", partitions=5)
+                                       for n, host in enumerate(hosts)))  # fmt: skip
+        pages = [page for each in found for page in each.topic.pages]
+        assert len(set(pages)) == 15
+        answers = await asyncio.gather(*(create(host, "same") for host in hosts),
+                                       return_exceptions=True)  # fmt: skip
+        assert sum(isinstance(answer, TopicExistsError) for answer in answers) == 2
+
+    world(test)
+
+
+def test_a_topic_grows_and_changes_for_all_brokers(world):
+    async def test(quorum: Decided, hosts: list[Host]) -> None:
+        before = (await create(hosts[0], "t", partitions=2)).topic
+        after = (await alter(hosts[1], "t", partitions=4, retention=60.0)).topic
+        assert after.pages[:2] == before.pages
+        assert len(set(after.pages)) == 4
+        for host in hosts:
+            await host.settled()
+            assert (await host.topics.find("t")).topic == after
+            assert host.open == {f"t-{n}" for n in range(4)}
+            last = {o.page: o for o in host.orders if isinstance(o, ms.OpenPartition)}
+            assert all(order.settings.retention == 60.0 for order in last.values())
+
+    world(test)
+
+
+def test_growth_that_was_cut_off_keeps_its_pages_for_the_next_one(world):
+    async def test(quorum: Decided, hosts: list[Host]) -> None:
+        await create(hosts[0], "t", partitions=2)
+        ask = quorum.ask
+
+        async def cut(name: str, *args: Any, timeout: float, **kw: Any) -> Any:
+            if name == "add_partitions":
+                raise PenstockTimeout("no answer")
+            return await ask(name, *args, timeout=timeout, **kw)
+
+        quorum.ask = cut  # type: ignore[method-assign]
+        with pytest.raises(PenstockTimeout):
+            await alter(hosts[0], "t", partitions=4)
+        quorum.ask = ask  # type: ignore[method-assign]
+        kept = cluster_topic(quorum.image.topic("t")[1].config).pages
+        assert len((await hosts[2].topics.find("t")).topic.pages) == 2
+        assert (await alter(hosts[1], "t", partitions=4)).topic.pages == kept
+
+    world(test)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"partitions": 1}, "cannot shrink to 1"),
+        ({"partitions": 2, "replication_factor": 2}, "replication_factor=3, which stays"),
+        ({"partitions": 2, "durability": "fsync"}, "neither given nor taken later"),
+        ({"partitions": 2, "min_insync_replicas": 4}, "must be from 1 to 3"),
+        ({"partitions": 2, "segment_bytes": 1}, "segment_bytes is 1"),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused(world, changes, complaint):
+    async def test(quorum: Decided, hosts: list[Host]) -> None:
+        before = (await create(hosts[0], "t", partitions=2)).topic
+        with pytest.raises(ConfigError, match=complaint):
+            await alter(hosts[1], "t", **changes)
+        assert (await hosts[2].topics.find("t")).topic == before
+
+    world(test)
+
+
+def test_more_replicas_than_brokers_are_refused(world):
+    async def test(quorum: Decided, hosts: list[Host]) -> None:
+        with pytest.raises(ConfigError, match="replication_factor=4: 3 brokers are there"):
+            await create(hosts[0], "t", replication_factor=4)
+        with pytest.raises(ConfigError, match="min_insync_replicas=3"):
+            await create(hosts[0], "t", replication_factor=2, min_insync_replicas=3)
+        with pytest.raises(UnknownTopicError):
+            await hosts[0].topics.find("t")
+
+    world(test)
+
+
+def test_a_deleted_topic_is_gone_from_all_brokers(world):
+    async def test(quorum: Decided, hosts: list[Host]) -> None:
+        pages = (await create(hosts[0], "t", partitions=3)).topic.pages
+        await hosts[1].settled()
+        await hosts[1].topics.delete("t")
+        for host in hosts:
+            await host.settled()
+            async with asyncio.timeout(5.0):
+                while host.folders:
+                    await asyncio.sleep(0.001)
+            assert not host.open
+            assert set(pages) <= set(host.forgotten)
+            assert all(order.delete for order in host.orders
+                       if isinstance(order, ms.ClosePartition))  # fmt: skip
+            with pytest.raises(UnknownTopicError):
+                await host.topics.find("t")
+
+    world(test)
+
+
+def test_a_partition_that_moves_away_is_closed_and_removed_and_may_come_back(world):
+    async def test(quorum: Decided, hosts: list[Host]) -> None:
+        topic = (await create(hosts[0], "t", replication_factor=1)).topic
+        place = (topic.topic_id, 0)
+        [old] = quorum.image.partitions[place].replicas
+        new = old % 3 + 1
+        for host in hosts:
+            await host.settled()
+        hosts[old - 1].is_stuck = True
+        await quorum.ask("reassign", place, (new,), timeout=1.0)
+        it = quorum.image.partitions[place]
+        isr = tuple((b, quorum.image.brokers[b].epoch) for b in (old, new))
+        change = IsrChange(old, it.leader_epoch, it.partition_epoch, isr)
+        await quorum.ask("change_isr", place, change, timeout=1.0)
+        assert quorum.image.partitions[place].replicas == (new,)
+        await hosts[new - 1].settled()
+        assert hosts[new - 1].open == {"t-0"}
+        await quorum.ask("reassign", place, (old, new), timeout=1.0)  # while it is being removed
+        await asyncio.sleep(0.05)
+        left = hosts[old - 1]
+        assert left.forgotten == topic.pages
+        assert not left.open
+        closes = [o for o in left.orders if isinstance(o, ms.ClosePartition)]
+        assert closes == [ms.ClosePartition(topic.pages[0], delete=False)]
+        left.catch_up()
+        async with asyncio.timeout(5.0):
+            while left.open != {"t-0"}:
+                await asyncio.sleep(0.001)
+        assert isinstance(left.orders[-1], ms.OpenPartition)
+        assert len(left.folders) == 1
+
+    world(test)
+
+
+def test_logs_open_before_the_controller_is_heard_and_strangers_stay_until_then(world, tmp_path):
+    async def test(quorum: Decided, hosts: list[Host]) -> None:
+        topic = (await create(hosts[0], "t", partitions=6, replication_factor=2)).topic
+        for host in hosts:
+            await host.settled()
+        before = hosts[2].folders
+        await hosts[2].close()
+        hosts[2] = again = Host(quorum, 3, tmp_path / "3")
+        quorum.hosts.pop(2)
+        assert {str(it) for it in again.partitions.live.values()} == {
+            f"t-{folder.rpartition('-')[2]}" for folder in before
+        }
+        assert again.folders == before
+        quorum.is_silent = True
+        await quorum.ask("delete_topic", "t", timeout=1.0)
+        assert again.folders == before, "what an image says that is not current is not heeded"
+        again.hear()
+        async with asyncio.timeout(5.0):
+            while again.folders:
+                await asyncio.sleep(0.001)
+        assert topic.topic_id not in again.topics._catalog.names
+
+    world(test)
+
+
+def test_who_asks_for_a_topic_that_this_broker_has_not_heard_of_gets_it(world):
+    async def test(quorum: Decided, hosts: list[Host]) -> None:
+        quorum.hosts.remove(hosts[2])
+        await create(hosts[0], "t")
+        quorum.hosts.append(hosts[2])
+        finding = asyncio.create_task(hosts[2].topics.find("t"))
+        await asyncio.sleep(0.01)
+        assert "describe" in quorum.asked
+        assert not finding.done()
+        hosts[2].hear()
+        assert (await finding).topic.name == "t"
+        with pytest.raises(UnknownTopicError):
+            await hosts[1].topics.find("nothing")
+
+    world(test)
