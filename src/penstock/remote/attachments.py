@@ -1,7 +1,7 @@
 """All attachments of a carrier: who they are, what they ask, what is said to them, their lanes.
 
-Owns which endpoint a message is for, and the order in which what came is published, handed on and
-rung. Leaves the connection to the carrier, which tells when there is one (`connected`) and when
+Owns which attachment a message is for, and the order in which what came is published, handed on and
+rung. Leaves connections to `wires`, which tells when there is one (`connected`, `opened`) and when
 there is none any more (`lost`). Used by the carrier's thread only; never blocks.
 """
 
@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from penstock.cluster.frames import messages as fr
@@ -19,18 +19,26 @@ from penstock.cluster.frames.codec import Piece
 from penstock.core.errors import PenstockError
 from penstock.ipc import messages as ms
 from penstock.ipc.channel import Channel
-from penstock.ipc.doorbell import fence
 from penstock.ipc.lane import LaneCorruptError
 from penstock.remote.address import Link
+from penstock.remote.asking import Asking
+from penstock.remote.branches import Branch
+from penstock.remote.brokers import COORDINATOR, Brokers
 from penstock.remote.endpoint import ORPHAN_FOR, Endpoint, State
-from penstock.remote.lanes import AnswerError, MirroredLane
+from penstock.remote.hearing import Hearing
+from penstock.remote.lanes import MirroredLane
+from penstock.remote.mending import Mending
 from penstock.remote.mirror import MirroredPages
 from penstock.remote.onlookers import Onlookers
+from penstock.remote.pumping import Pumping
+from penstock.remote.readings import Readings
 from penstock.remote.wire import Wire
+from penstock.remote.wires import Wires, identity_of
 
 logger = logging.getLogger("penstock.remote")
 
-COUNTED: Final = ("batches_sent", "batches_acknowledged", "throttles", "attachments_lost")
+SHUN_FOR: Final = 0.25
+"""Seconds until a broker is asked again that took an attachment in no branch, or ended it."""
 
 
 class Loop(Protocol):
@@ -50,18 +58,20 @@ class Attachments:
     def __init__(self, loop: Loop, name: str) -> None:
         self._loop = loop
         self._name = name
-        self._wire: Wire | None = None
+        self.wires: Wires
+        self._home: Wire | None = None
         self._boot_id = ""
+        self.is_cluster = False
         self.pages: MirroredPages | None = None
         self._endpoints: dict[int, Endpoint] = {}  # by the descriptor of its channel
         self._orphans: list[Endpoint] = []
-        self._numbered: dict[int, Endpoint] = {}  # by its number at the gateway
+        self._numbered: dict[int, Branch] = {}  # by its number at its gateway
         self._numbers = 0
-        self._dirty: dict[Endpoint, None] = {}  # whose lanes are to be looked at
-        self._awake: dict[Endpoint, None] = {}  # whose clients have something new
+        self._pumping = Pumping(self, self._broken)
         self._onlookers = Onlookers()
-        self.counts = dict.fromkeys(COUNTED, 0)
-        self.throttled = 0.0
+        self._mending = Mending(self._pumping, lambda one, why: self._lose(one, f"{name}: {why}"))
+        self._hearing = Hearing(self, self._pumping, self._mending, self._onlookers)
+        self._lost = 0
 
     @property
     def is_empty(self) -> bool:
@@ -74,53 +84,98 @@ class Attachments:
 
     @property
     def have_work(self) -> bool:
-        return bool(self._dirty)
+        return self._pumping.has_work
 
     @property
     def open_now(self) -> int:
-        return len(self._numbered)
+        return sum(branch.is_home for branch in list(self._numbered.values()))
+
+    @property
+    def counts(self) -> dict[str, float]:
+        hearing = self._hearing
+        return {
+            **self._pumping.counts, "throttles": hearing.throttles, "attachments_lost": self._lost,
+            "throttled_seconds": hearing.throttled,
+        }  # fmt: skip
 
     @property
     def in_flight(self) -> int:
         """Bytes of batches without an answer; from any thread."""
-        found = list(self._numbered.values())
+        found = [branch.endpoint for branch in list(self._numbered.values()) if branch.is_home]
         return sum(lane.in_flight for one in found for lane in list(one.lanes.values()))
 
+    @property
+    def identity(self) -> bytes | None:
+        return None if self.pages is None else self.pages.node_uuid
+
+    @property
+    def brokers(self) -> Brokers:
+        return self.wires.brokers
+
+    # --- time ---
     def due(self) -> float | None:
-        """When `forget_orphans` or `tell` has something to do (monotonic)."""
+        """When `mind` has something to do (monotonic)."""
         times = [one.orphaned_until for one in self._orphans]
-        if self._onlookers.due is not None and self._wire is not None:
+        if self._onlookers.due is not None and self._home is not None:
             times.append(self._onlookers.due)
+        if self._mending.due is not None:
+            times.append(self._mending.due)
         return min(times, default=None)
 
-    def tell(self, now: float) -> None:
-        """Say where clients stand, now and then."""
-        if self._wire is not None:
-            self._onlookers.tell(now, self._numbered.values(), self._wire.send)
+    def mind(self, now: float) -> None:
+        """What is due by now."""
+        if self._orphans:
+            self._forget_orphans(now)
+        if self._home is not None:
+            self._onlookers.tell(now, self._attached, self.brokers)
+        self._mending.mend(now, self._attached, self.wires)
 
-    # --- the connection ---
+    def _attached(self) -> list[Endpoint]:
+        return list(dict.fromkeys(branch.endpoint for branch in self._numbered.values()))
+
+    def _stir(self) -> None:
+        """Look at once at what waits."""
+        if self.is_cluster:
+            self._mending.stir()
+
+    # --- connections ---
     def connected(self, wire: Wire, welcome: fr.Welcome) -> None:
-        """There is one: attach all that wait."""
-        if self.pages is not None and self.pages.node_uuid != welcome.node_uuid:
+        """There is one to go by: attach all that wait."""
+        identity = identity_of(welcome)
+        if self.pages is not None and self.pages.node_uuid != identity:
             self.pages.close()
             self.pages = None
         if self.pages is None:
-            self.pages = MirroredPages(welcome.node_uuid)
-        self._wire, self._boot_id = wire, welcome.boot_id
+            self.pages = MirroredPages(identity)
+        self._home, self._boot_id = wire, welcome.boot_id
+        self.is_cluster = bool(welcome.cluster)
         for endpoint in list(self._endpoints.values()):
             if endpoint.hello is not None:
                 self._attach(endpoint)
+        self._stir()
 
-    def lost(self, why: str) -> None:
-        """It is gone: those that were open hear the end, the others wait for the next one."""
-        self._wire = None
-        self._numbered.clear()
-        self._dirty.clear()
-        orphans, self._orphans = self._orphans, []
-        for orphan in orphans:
-            self._forget(orphan)
-        for endpoint in list(self._endpoints.values()):
-            self._lose(endpoint, why)
+    def opened(self, broker: int) -> None:
+        self._stir()
+
+    def led_otherwise(self) -> None:
+        now = time.monotonic()
+        for endpoint in self._attached():
+            self._pumping.led_otherwise(endpoint, now)
+            if endpoint.readings is not None:
+                endpoint.readings.led_otherwise(now)
+            for branch in endpoint.branches.values():
+                if branch.serves_groups and self.brokers.leader(COORDINATOR) != branch.broker:
+                    endpoint.drift(COORDINATOR, now)
+        self._stir()
+
+    def lost(self, wire: Wire, why: str, *, home: bool) -> None:
+        """One is gone: those at home there hear the end, the others wait for the next one."""
+        if home:
+            self._home = None
+        for branch in [one for one in self._numbered.values() if one.wire is wire]:
+            if self._numbered.get(branch.number) is branch:  # not gone with another one's end
+                self._over(branch, why)
+        self._stir()
 
     def hopeless(self, error: str, said: str) -> None:
         """There will be none for now: refuse those that wait."""
@@ -173,7 +228,7 @@ class Attachments:
                 endpoint.hello = message
                 endpoint = self._orphan_of(endpoint)
                 self._attach(endpoint)
-            elif endpoint.state is State.OPEN and not endpoint.take(message):
+            elif endpoint.state is State.OPEN and not endpoint.asking.take(message):
                 logger.warning("an attachment asks faster than it is answered: it is dropped")
                 self._gone(endpoint, polite=True)
                 return
@@ -192,17 +247,39 @@ class Attachments:
         return endpoint
 
     def _attach(self, endpoint: Endpoint) -> None:
-        wire = self._wire
+        """Have it get its home branch."""
+        wire = self._home
         if wire is None or endpoint.state is not State.WAITING:
             return
         assert endpoint.hello is not None
-        token = b""
-        if endpoint.hello.resume is not None:
-            before = self._lost_one(endpoint.hello.resume)
+        token, resume = b"", endpoint.hello.resume
+        if resume is not None:
+            before = self._lost_one(resume)
             token = b"" if before is None or before.attached is None else before.attached.token
+        endpoint.attach(self._new_branch(endpoint, wire), resume, token)
+
+    def _new_branch(self, endpoint: Endpoint, wire: Wire) -> Branch:
         self._numbers += 1
-        self._numbered[self._numbers] = endpoint
-        wire.send(endpoint.attach(self._numbers, token))
+        branch = self._numbered[self._numbers] = Branch(endpoint, wire, self._numbers)
+        return branch
+
+    def branch(self, endpoint: Endpoint, broker: int) -> Branch | None:
+        """See `Ways`."""
+        found = endpoint.branches.get(broker)
+        if found is not None:
+            return found if found.is_open else None
+        wire = self.wires.to(broker)
+        if wire is None or endpoint.shunned.get(broker, 0.0) > time.monotonic():
+            return None
+        assert endpoint.attached is not None
+        attached = endpoint.attached
+        resume = attached.producer_id or None
+        endpoint.attach(self._new_branch(endpoint, wire), resume, attached.token)
+        return None
+
+    def knows(self, page: int) -> bool:
+        """See `Ways`."""
+        return self.pages is not None and self.pages.knows(page)
 
     def _lost_one(self, producer_id: int) -> Endpoint | None:
         """Whose connection was lost, and whose client is still there; the one with the lanes."""
@@ -213,27 +290,41 @@ class Attachments:
         )
         return max(found, key=lambda one: len(one.lanes), default=None)
 
-    def _opened(self, endpoint: Endpoint, attached: fr.Attached) -> None:
+    def _opened(self, branch: Branch, attached: fr.Attached) -> None:
+        """A branch is there; with its home so is the attachment."""
+        endpoint = branch.endpoint
+        if branch.is_open:
+            return
+        if not branch.is_home:
+            if attached.producer_id != endpoint.producer_id:
+                self._refused(branch, "AttachRefusedError", "it gave another producer id")
+                return
+            branch.attached = attached
+            self._stir()
+            return
         assert self.pages is not None
         assert endpoint.hello is not None
-        if endpoint.state is not State.ATTACHING:
-            return
-        number = endpoint.number
+        number = branch.number
         try:
             endpoint.opened(
-                attached, lambda message: self._loop.post(lambda: self._send_for(number, message))
+                attached, lambda message: self._loop.post(lambda: self._fetch(number, message))
             )
         except PenstockError as error:  # out of descriptors, mostly
             endpoint.say(ms.Refused(type(error).__name__, str(error)))
             self._forget(endpoint)
             return
+        branch.attached = attached
         assert endpoint.bell is not None
+        assert endpoint.far is not None
+        endpoint.asking = Asking(endpoint, self)
+        if self.is_cluster:
+            endpoint.readings = Readings(endpoint, endpoint.far, self)
         self._loop.watch(endpoint.bell.fileno(), lambda: self._rang(endpoint))
         before = self._lost_one(attached.producer_id) if endpoint.hello.resume else None
         if (
             before is not None
             and before.attached is not None
-            and before.attached.writers == attached.writers
+            and (self.is_cluster or before.attached.writers == attached.writers)
             and before.pages is self.pages
         ):
             endpoint.inherit(before)
@@ -243,28 +334,49 @@ class Attachments:
 
     def _greet(self, endpoint: Endpoint) -> None:
         assert endpoint.pages is not None
-        endpoint.greet(endpoint.pages, self._boot_id)
-        self._dirty[endpoint] = None
+        endpoint.greet(endpoint.pages, self._boot_id, self._name if self.is_cluster else "")
+        self._pumping.look_at(endpoint)
 
-    def _refused(self, endpoint: Endpoint, refused: fr.Refused) -> None:
-        if endpoint.state is State.ATTACHING:
-            endpoint.say(ms.Refused(refused.error, refused.message))
-            self._forget(endpoint)
+    def _refused(self, branch: Branch, error: str, message: str) -> None:
+        """No such branch comes to be."""
+        endpoint, broker = branch.endpoint, branch.broker
+        if branch.is_home:
+            if endpoint.state is State.ATTACHING:
+                del self._numbered[branch.number]  # the gateway has no such endpoint
+                endpoint.say(ms.Refused(error, message))
+                self._forget(endpoint)
+            return
+        logger.warning("broker %d takes %s not in: %s", broker, endpoint.key, message)
+        self._part(branch)
+        now = time.monotonic()
+        endpoint.shunned[broker] = now + SHUN_FOR
+        if error not in ("NotConnectedError", "NotLeaderError"):
+            endpoint.asking.refused(broker, error, message, now)
+            if endpoint.readings is not None and endpoint.readings.refused(broker, error, message):
+                self._hearing.rouse(endpoint)
+        self._mending.wait_for(endpoint)
 
     def _rang(self, endpoint: Endpoint) -> None:
         assert endpoint.bell is not None
         endpoint.bell.clear()
-        self._dirty[endpoint] = None
+        self._pumping.look_at(endpoint)
 
     def _ask(self, endpoint: Endpoint) -> None:
-        if endpoint.state is State.OPEN and self._wire is not None:
-            ask = endpoint.ask()
-            if ask is not None:
-                self._wire.send(ask)
+        if endpoint.state is State.OPEN:
+            endpoint.asking.pump(time.monotonic())
+            self._mending.wait_for(endpoint)
 
-    def _send_for(self, number: int, message: fr.Fetch | fr.More | fr.Drop) -> None:
-        if number in self._numbered and self._wire is not None:
-            self._wire.send(message)
+    def _fetch(self, number: int, message: fr.Fetch | fr.More | fr.Drop) -> None:
+        """What a consumer's thread asks of its cursors."""
+        branch = self._numbered.get(number)
+        if branch is None:
+            return
+        endpoint = branch.endpoint
+        if endpoint.readings is None:
+            branch.send(message)
+        else:
+            endpoint.readings.take(message, time.monotonic())
+            self._mending.wait_for(endpoint)
 
     def _gone(self, endpoint: Endpoint, *, polite: bool) -> None:
         """Its client has closed."""
@@ -285,7 +397,7 @@ class Attachments:
         resume = None if endpoint.hello is None else endpoint.hello.resume
         return resume is not None and self._lost_one(resume) is not None
 
-    def forget_orphans(self, now: float) -> None:
+    def _forget_orphans(self, now: float) -> None:
         for orphan in [one for one in self._orphans if one.orphaned_until <= now]:
             if self._is_awaited(orphan):
                 orphan.orphaned_until = now + ORPHAN_FOR
@@ -294,130 +406,95 @@ class Attachments:
                 self._forget(orphan)
 
     def _forget(self, endpoint: Endpoint) -> None:
-        """It is over, here and at the gateway."""
+        """It is over, here and at the gateways."""
         fd = endpoint.channel.fileno()
         if fd >= 0:
             self._loop.unwatch(fd)
             self._endpoints.pop(fd, None)
-        if self._numbered.pop(endpoint.number, None) is not None and self._wire is not None:
-            self._wire.send(fr.Detach(endpoint.number))
+        for branch in endpoint.branches.values():
+            if self._numbered.pop(branch.number, None) is not None:
+                branch.send(fr.Detach(branch.number))
         if endpoint.bell is not None:
             self._loop.unwatch(endpoint.bell.fileno())
-        self._dirty.pop(endpoint, None)
-        self._awake.pop(endpoint, None)
+        self._pumping.forget(endpoint)
+        self._hearing.forget(endpoint)
         endpoint.close()
 
-    # --- what the gateway says ---
-    def hear(self, message: fr.GatewayMessage, payload: Piece | None) -> None:
-        """A message of the gateway for one of them."""
-        assert not isinstance(message, (fr.Welcome, fr.Pong))
-        if isinstance(message, fr.Leaders):
-            return  # of no endpoint
-        endpoint = self._numbered.get(message.endpoint)
-        if endpoint is None:
+    # --- what gateways say ---
+    def hear(self, wire: Wire, message: fr.GatewayMessage, payload: Piece | None) -> None:
+        """A message of a gateway for one of them."""
+        assert not isinstance(message, (fr.Welcome, fr.Leaders, fr.Pong))
+        branch = self._numbered.get(message.endpoint)
+        if branch is None or branch.wire is not wire or self.pages is None:
             return  # it is over at this end already
         match message:
-            case fr.Acks():
-                self._publish(endpoint, message.pages)
-                self._acknowledged(endpoint, message)
-            case fr.Fetched():
-                self._publish(endpoint, message.pages)
-                if endpoint.far is not None:
-                    endpoint.far.put(message, payload)
-                    self._awake[endpoint] = None
-                    self._onlookers.stirred(time.monotonic())
-            case fr.Pages():
-                self._publish(endpoint, message.pages)
             case fr.Answer():
-                self._publish(endpoint, message.pages)
-                endpoint.answer(message)
-                self._ask(endpoint)
-            case fr.CursorFailed():
-                if endpoint.far is not None:
-                    endpoint.far.fail(message)
-                    self._awake[endpoint] = None
+                self._hearing.publish(branch, message.pages, self.pages)
+                branch.endpoint.asking.answer(branch, message, time.monotonic())
+                self._mending.wait_for(branch.endpoint)
             case fr.Attached():
-                self._opened(endpoint, message)
+                self._opened(branch, message)
             case fr.Refused():
-                self._refused(endpoint, message)
-            case fr.Notice():
-                if endpoint.slot is not None:
-                    endpoint.slot.give_notice(message.notice)
-            case fr.Throttled():
-                self.counts["throttles"] += 1
-                self.throttled += message.seconds
+                self._refused(branch, message.error, message.message)
             case fr.Ended():
-                self._ended(endpoint, message.reason)
+                self._over(branch, f"{self._name}: {message.reason}", said=True)
+            case _:
+                self._hearing.hear(branch, message, payload, self.pages)
 
-    def _publish(self, endpoint: Endpoint, states: Sequence[fr.PageState]) -> None:
-        if states and self.pages is not None:
-            self.pages.publish(states)
-            if endpoint.far is not None:
-                endpoint.far.heard(states)
-            self._awake[endpoint] = None
-
-    def _acknowledged(self, endpoint: Endpoint, message: fr.Acks) -> None:
-        lane = endpoint.lanes.get(message.writer)
-        try:
-            if lane is None:
-                raise AnswerError(f"answers of writer {message.writer}, to which nothing was sent")
-            self.counts["batches_acknowledged"] += lane.answer(message.acks)
-        except AnswerError as error:
-            assert self._wire is not None
-            self._wire.failed = str(error)
+    def _over(self, branch: Branch, why: str, *, said: bool = False) -> None:
+        """A branch has ended; `said`: its gateway told so."""
+        endpoint = branch.endpoint
+        now = time.monotonic()
+        if not branch.is_home:
+            self._pumping.left(branch, now)
+            if endpoint.readings is not None:
+                endpoint.readings.left(branch, now)
+            if branch.serves_groups:
+                endpoint.drift(COORDINATOR, now)
+            self._part(branch)
+            endpoint.shunned[branch.broker] = now + SHUN_FOR
+            endpoint.asking.left(branch, why, now)
+            self._mending.wait_for(endpoint)
             return
-        self._dirty[endpoint] = self._awake[endpoint] = None
-
-    def _ended(self, endpoint: Endpoint, reason: str) -> None:
-        self._numbered.pop(endpoint.number, None)
-        if endpoint.state is State.ATTACHING:
-            endpoint.say(ms.Refused("NotConnectedError", f"{self._name}: {reason}"))
+        del self._numbered[branch.number]
+        if said and endpoint.state is State.ATTACHING:
+            endpoint.say(ms.Refused("NotConnectedError", why))
+            self._forget(endpoint)
+        elif endpoint in self._orphans:
+            self._orphans.remove(endpoint)
             self._forget(endpoint)
         else:
-            self._lose(endpoint, f"{self._name}: {reason}")
+            self._lose(endpoint, why)
+
+    def _part(self, branch: Branch) -> None:
+        """It is over at its gateway."""
+        del self._numbered[branch.number]
+        del branch.endpoint.branches[branch.broker]
+        branch.close()
 
     def _lose(self, endpoint: Endpoint, why: str) -> None:
-        self.counts["attachments_lost"] += endpoint.state is State.OPEN
+        """Its client hears the end. What it has left at gateways goes as if its connection had."""
+        self._lost += endpoint.state is State.OPEN
+        for branch in endpoint.branches.values():
+            if self._numbered.pop(branch.number, None) is not None:
+                branch.send(fr.Detach(branch.number, returns=True))
+        self._pumping.forget(endpoint)
         endpoint.lose(why)
 
-    # --- lanes ---
-    def pump(self) -> None:
-        """Send what stands in lanes."""
-        dirty, self._dirty = self._dirty, {}
-        for endpoint in dirty:
-            if endpoint.state is State.OPEN:
-                for lane in list(endpoint.lanes.values()):
-                    self._drain(endpoint, lane)
+    def _broken(self, endpoint: Endpoint, lane: MirroredLane, error: LaneCorruptError) -> None:
+        logger.error("lane %s is dropped: %s", lane.name, error)
+        del endpoint.lanes[lane.writer]
+        self._lose(endpoint, f"its lane {lane.name} is broken: {error}")
+        lane.close()
 
-    def _drain(self, endpoint: Endpoint, lane: MirroredLane) -> None:
-        assert endpoint.attached is not None
-        assert self._wire is not None
-        window = endpoint.attached.window
-        try:
-            frames = lane.next_frames(window)
-            if not frames:
-                lane.arm()
-                frames = lane.next_frames(window)
-        except LaneCorruptError as error:
-            logger.error("lane %s is dropped: %s", lane.name, error)
-            self._numbered.pop(endpoint.number, None)
-            self._wire.send(fr.Detach(endpoint.number))
-            endpoint.lanes.pop(lane.writer).close()
-            self._lose(endpoint, f"its lane {lane.name} is broken: {error}")
-            return
-        number, writer, send = endpoint.number, lane.writer, self._wire.send
-        for frame in frames:
-            lane.sends(frame)
-            send(fr.Produce(number, writer, frame.sequence, frame.page, frame.flags), frame.batch)
-        if frames:
-            self._onlookers.stirred(time.monotonic())
-            self.counts["batches_sent"] += len(frames)
-            self._dirty[endpoint] = None
+    # --- lanes ---
+    def pump(self, now: float) -> None:
+        """Send what stands in lanes."""
+        if self._pumping.has_work:
+            dirty = self._pumping.pump(now)
+            if dirty:
+                self._onlookers.stirred(now)
 
     def wake(self) -> None:
         """Ring those that sleep and for whom something has come."""
-        if self._awake:
-            fence()
-            for endpoint in self._awake:
-                endpoint.ring()
-            self._awake = {}
+        self._hearing.wake()

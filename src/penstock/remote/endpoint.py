@@ -1,11 +1,14 @@
 """One attachment of a remote client: at this end a socket on which it is node and writers, at the
-other an endpoint of the gateway.
+other an endpoint of the gateway, its home branch, and in a cluster others (see `branches`).
 
     waiting ──connected──> attaching ──Attached──> open ──Detach──> (over)
        ^                       │                     │
        └──── connection lost ──┘                     └── connection lost ──> lost: its client hears
                                                          the end, and what is in its lanes waits
                                                          for the attachment that resumes them
+
+In a cluster an open one may be *adrift*: something that it uses is led by another broker now, or by
+nobody, so that what has no answer there will get none. It is lost once there is a leader.
 
 A client that gave up while it was attaching leaves the endpoint to the next one that asks for the
 same (`orphaned`): over a slow network the answer may take longer than each of its tries.
@@ -17,12 +20,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import deque
 from collections.abc import Iterable
 from enum import Enum
-from typing import Any, Final
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cluster.frames import messages as fr
 from penstock.core.errors import PenstockError
@@ -32,15 +32,16 @@ from penstock.ipc.channel import Channel
 from penstock.ipc.doorbell import Doorbell
 from penstock.remote.address import Link
 from penstock.remote.fetcher import Post, RemoteFetcher
-from penstock.remote.lanes import MirroredLane
+from penstock.remote.lanes import Flow, MirroredLane
 from penstock.remote.mirror import MirroredPages, MirroredSlot
+
+if TYPE_CHECKING:
+    from penstock.remote.asking import Asking
+    from penstock.remote.branches import Branch
+    from penstock.remote.readings import Readings
 
 logger = logging.getLogger("penstock.remote")
 
-REQUESTS_MAX: Final = 256
-"""Requests of one attachment that wait for the one before."""
-ANSWER_WITHIN: Final = 60.0
-"""Seconds that a gateway is given for an answer; how long its client waits is its own affair."""
 ORPHAN_FOR: Final = 5.0
 
 
@@ -52,26 +53,44 @@ class State(Enum):
 
 
 class Endpoint:
-    """See the module. `number` names it at the gateway, anew for each try of each connection."""
+    """See the module. `branches` by broker (`NOBODY` where the node is alone); `home` is one of
+    them. `asking` and `readings` are there from `Attached` on, the latter only in a cluster."""
+
+    asking: Asking
 
     def __init__(self, link: Link, channel: Channel) -> None:
         self.link: Link | None = link
         self.channel = channel
         self.state = State.WAITING
         self.hello: ms.Hello | None = None
-        self.number = -1
+        self.home: Branch | None = None
+        self.branches: dict[int, Branch] = {}
+        self.shunned: dict[int, float] = {}
+        """Until when brokers that took it in no branch are not asked again (monotonic)."""
         self.attached: fr.Attached | None = None
+        self.writers = 0
+        self.lane_capacity = 0
         self.far: RemoteFetcher | None = None
         self.slot: MirroredSlot | None = None
         self.lanes: dict[int, MirroredLane] = {}
+        self.routes: dict[int, Flow] = {}
+        """By which way the batches of a page go, as far as that was looked up."""
+        self.synced: dict[int, int] = {}
+        """Pages of which it may wait for durable records, and where it was told of them last."""
+        self.adrift: dict[int, None] = {}
+        """Pages, and `COORDINATOR`: for what of it there has to be another leader."""
+        self.adrift_since = 0.0
+        self.readings: Readings | None = None
         self.bell: Doorbell | None = None
         """Rung by its producer for what it wrote into a lane."""
         self.pages: MirroredPages | None = None
         self._heir_of: Endpoint | None = None
         self.orphaned_until = 0.0
-        self._requests: deque[msgspec.Struct] = deque()
-        self._asked = 0
-        self._is_asking = False
+
+    @property
+    def number(self) -> int:
+        """By which its home branch is known; -1 where there is none."""
+        return -1 if self.home is None else self.home.number
 
     @property
     def producer_id(self) -> int:
@@ -84,18 +103,20 @@ class Endpoint:
         return None if hello is None else (hello.kind, hello.client_id, hello.resume)
 
     # --- attaching ---
-    def attach(self, number: int, token: bytes) -> fr.Attach:
+    def attach(self, branch: Branch, resume: int | None, token: bytes) -> None:
+        """Have that branch come to be; the first one is its home."""
         assert self.hello is not None
-        self.number, self.state = number, State.ATTACHING
-        return fr.Attach(
-            number, self.hello.kind, self.hello.client_id[: fr.NAME_BYTES_MAX], self.hello.resume,
-            token,
-        )  # fmt: skip
+        self.branches[branch.broker] = branch
+        if self.home is None:
+            self.home, self.state = branch, State.ATTACHING
+        name = self.hello.client_id[: fr.NAME_BYTES_MAX]
+        branch.send(fr.Attach(branch.number, self.hello.kind, name, resume, token))
 
     def opened(self, attached: fr.Attached, post: Post) -> None:
         """The gateway took it in. Whoever it is for is told by `greet`."""
         assert self.hello is not None
         self.attached, self.state = attached, State.OPEN
+        self.writers, self.lane_capacity = attached.writers, attached.lane_capacity
         pid = os.getpid()
         self.slot = MirroredSlot(pid, liveness.start_time(pid) or 0, self.hello.kind)
         self.slot.slot.copy_notice(attached.notice)
@@ -103,14 +124,16 @@ class Endpoint:
         self.far = RemoteFetcher(attached.endpoint, post)
 
     def inherit(self, other: Endpoint) -> None:
-        """Go on with the lanes of one that was lost."""
+        """Go on with the lanes of one that was lost, as many and as large as they are."""
         self._heir_of, other._heir_of = other, None
+        self.writers, self.lane_capacity = other.writers, other.lane_capacity
         self.lanes, other.lanes = other.lanes, {}
         for lane in self.lanes.values():
             lane.rewind()
 
-    def greet(self, pages: MirroredPages, boot_id: str) -> None:
-        """Tell the client that it is attached, with all that it then shares."""
+    def greet(self, pages: MirroredPages, boot_id: str, remote: str) -> None:
+        """Tell the client that it is attached, with all that it then shares. `remote`: to which
+        cluster, empty for a node that is alone."""
         assert self.attached is not None
         assert self.slot is not None
         assert self.bell is not None
@@ -118,55 +141,27 @@ class Endpoint:
         if self.link is not None:
             self.link.far, self.link = self.far, None
         welcome = ms.Welcome(
-            ms.PROTOCOL_VERSION, pages.node_uuid, boot_id, "", 0, attached.writers,
-            attached.lane_capacity, attached.producer_id,
-            [ms.LaneInfo(lane.name, lane.writer) for lane in self.lanes.values()],
+            ms.PROTOCOL_VERSION, pages.node_uuid, boot_id, "", 0, self.writers, self.lane_capacity,
+            attached.producer_id,
+            [ms.LaneInfo(lane.name, lane.writer) for lane in self.lanes.values()], remote,
         )  # fmt: skip
         fds = [pages.fd, self.slot.fd, self.slot.bell.fileno(), *[bell] * len(self.lanes)]
         self.say(welcome, fds)
 
-    # --- requests ---
-    def take(self, message: msgspec.Struct) -> bool:
-        """A request of the client; it is answered after those before it. False: too many wait."""
-        self._requests.append(message)
-        return len(self._requests) <= REQUESTS_MAX
-
-    def ask(self) -> fr.Ask | None:
-        """What is to be asked of the gateway now."""
-        while self._requests and not self._is_asking:
-            message = self._requests.popleft()
-            if isinstance(message, ms.OpenLane):
-                self._open_lane(message)
-                continue
-            self._is_asking = True
-            self._asked += 1
-            return fr.Ask(
-                self.number,
-                self._asked,
-                ANSWER_WITHIN,
-                msgspec.Raw(msgspec.msgpack.encode(message)),
-            )
-        return None
-
-    def answer(self, message: fr.Answer) -> None:
-        if self._is_asking and message.request == self._asked:
-            self._is_asking = False
-            self.say(message.body)
-
-    def _open_lane(self, message: ms.OpenLane) -> None:
-        assert self.attached is not None
+    # --- lanes ---
+    def open_lane(self, message: ms.OpenLane) -> None:
+        """The client wants one."""
         assert self.bell is not None
         lane = self.lanes.get(message.writer)
         if lane is None:
-            if not 0 <= message.writer < self.attached.writers:
+            if not 0 <= message.writer < self.writers:
                 self.say(ms.Refused(
                     "ConfigError",
-                    f"there is no writer {message.writer}: the node has {self.attached.writers}",
+                    f"there is no writer {message.writer}: the node has {self.writers}",
                 ))  # fmt: skip
                 return
-            capacity = self.attached.lane_capacity
             try:
-                lane = MirroredLane(message.writer, capacity, self.attached.producer_id)
+                lane = MirroredLane(message.writer, self.lane_capacity, self.producer_id)
             except PenstockError as error:
                 self.say(ms.Refused(type(error).__name__, str(error)))
                 return
@@ -184,20 +179,36 @@ class Endpoint:
             logger.debug("an attachment was not told %s: %s", type(message).__name__, error)
 
     # --- the end ---
+    def drift(self, what: int, now: float) -> None:
+        """What was asked of the leader of this will get no answer there."""
+        if not self.adrift:
+            self.adrift_since = now
+        self.adrift[what] = None
+        self.routes.pop(what, None)
+
     def lose(self, why: str) -> None:
         """The connection or the endpoint is gone: its client hears of it, and attaches anew."""
+        self._part()
         if self.state in (State.WAITING, State.ATTACHING):
             self.state = State.WAITING
             return
         self.state = State.LOST
-        self._requests.clear()
-        self._is_asking = False
+        self.asking.clear()
         for lane in self.lanes.values():
             lane.rewind()
         self.say(ms.Refused("NotConnectedError", why))
         self.channel.end()
         if self.slot is not None:
             self.slot.bell.ring()
+
+    def _part(self) -> None:
+        """From all its branches."""
+        for branch in self.branches.values():
+            branch.close()
+        self.branches.clear()
+        self.routes.clear()
+        self.adrift.clear()
+        self.home = None
 
     def orphan(self) -> None:
         """Its client gave up before it was attached: the next one may have it."""
@@ -219,6 +230,7 @@ class Endpoint:
 
     def close(self) -> None:
         """Give everything back. Lanes whose producer never heard of this one are its again."""
+        self._part()
         self.channel.close()
         if self.slot is not None:
             self.slot.close()

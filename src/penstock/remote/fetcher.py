@@ -59,13 +59,13 @@ class RemoteFetcher:
             if state.epochs:
                 self._epochs[state.page] = state.epochs
 
-    def put(self, message: fr.Fetched, payload: Piece | None) -> None:
+    def put(self, number: int, message: fr.Fetched, payload: Piece | None) -> None:
         """Batches of a cursor; those of one that was closed meanwhile are nobody's."""
-        cursor = self._cursors.get(message.cursor)
+        cursor = self._cursors.get(number)
         if cursor is not None:
             cursor.put(message, payload)
 
-    def fail(self, message: fr.CursorFailed) -> None:
-        cursor = self._cursors.pop(message.cursor, None)
+    def fail(self, number: int, message: fr.CursorFailed) -> None:
+        cursor = self._cursors.pop(number, None)
         if cursor is not None:
             cursor.fail(message)

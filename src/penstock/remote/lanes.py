@@ -1,7 +1,12 @@
 """A lane whose writer is elsewhere: private memory, drained by the carrier ahead of its head.
 
-What is sent stays in the lane until its answer comes; only then head moves. After a lost connection
-it all begins again at head: producer id, epoch and sequence make the repetition exact (rule 2).
+What is sent stays in the lane until its answer comes; only then head moves. Frames of one lane may
+go to several brokers, which answer when they can: the answers are kept, and handed on in the order
+of the lane. After a lost connection it all begins again at head: producer id, epoch and sequence
+make the repetition exact (rule 2).
+
+A `Flow` is the way to one writer of one gateway: what is under way there, in order, by numbers
+that the gateway counts too.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.cluster.frames import messages as fr
 from penstock.ipc import layout as lo
@@ -19,6 +24,9 @@ from penstock.ipc import liveness
 from penstock.ipc.doorbell import fence
 from penstock.ipc.lane import Ack, Frame, LaneIdentity, LaneReceiver, format_lane
 from penstock.remote.mirror import memory
+
+if TYPE_CHECKING:
+    from penstock.remote.branches import Branch
 
 SEND_PASS_BYTES: Final = 2 << 20
 """What one lane sends before others get their turn."""
@@ -29,6 +37,17 @@ _numbers = itertools.count()
 
 class AnswerError(Exception):
     """The gateway answered what it was not sent."""
+
+
+class Flight:
+    """One frame under way, and its answer once there is one."""
+
+    __slots__ = ("answer", "frame", "lane")
+
+    def __init__(self, lane: MirroredLane, frame: Frame) -> None:
+        self.lane = lane
+        self.frame = frame
+        self.answer: Ack | None = None
 
 
 class MirroredLane:
@@ -44,73 +63,59 @@ class MirroredLane:
             capacity, producer_id, 0, writer, pid, liveness.start_time(pid) or 0, 0,
         ))  # fmt: skip
         self._receiver = LaneReceiver(region, self.name, 0)
-        self._sent: deque[Frame] = deque()
+        self._ready: deque[Frame] = deque()  # looked at, and not sent yet
+        self._sent: deque[Flight] = deque()
         self.in_flight = 0
-        """Bytes sent and not answered."""
+        """Bytes sent whose answers were not handed on."""
         self._rung = 0
 
-    def next_frames(self, window: int) -> list[Frame]:
-        """What is to be sent now: as far as `window` bytes go, at least one if none is under way.
-        Raises `LaneCorruptError`."""
-        sent = self._sent
-        if sent:
-            room = min(window - self.in_flight, SEND_PASS_BYTES)
-            if room <= 0:
-                return []
-            found = self._receiver.frames_behind(sent[-1], len(sent), lo.ACKS_MAX, room)
-        else:
-            room = min(window, SEND_PASS_BYTES)
-            found = self._receiver.frames(lo.ACKS_MAX, room)
-        total = self.in_flight
-        for count, frame in enumerate(found):
-            size = len(frame.batch)
-            if total and total + size > window:
-                del found[count:]
-                break
-            total += size
-        return found
+    def peek(self) -> Frame | None:
+        """What is to be sent next. Raises `LaneCorruptError`."""
+        ready = self._ready
+        if not ready:
+            sent = self._sent
+            ready.extend(
+                self._receiver.frames_behind(
+                    sent[-1].frame, len(sent), lo.ACKS_MAX, SEND_PASS_BYTES
+                )
+                if sent
+                else self._receiver.frames(lo.ACKS_MAX, SEND_PASS_BYTES)
+            )
+        return ready[0] if ready else None
 
-    def sends(self, frame: Frame) -> None:
-        """This one, the next, is under way."""
-        self._sent.append(frame)
+    def sends(self) -> Flight:
+        """What was peeked at is under way."""
+        frame = self._ready.popleft()
+        flight = Flight(self, frame)
+        self._sent.append(flight)
         self.in_flight += len(frame.batch)
+        return flight
 
     def arm(self) -> None:
         """Ask to be rung for what comes from now on; look once more after this."""
         self._receiver.publish_sleeping(next(_tickets))
         fence()
 
-    def answer(self, acks: Sequence[fr.Ack]) -> int:
-        """Hand answers on, in order; how many were new. Those that came before say nothing new."""
+    def settle(self) -> int:
+        """Hand answers on, as far as they go without a gap; how many."""
         sent = self._sent
+        done: list[Frame] = []
         known: list[Ack] = []
-        for ack in acks:
-            if len(known) == len(sent):
-                if (sent and ack.sequence <= sent[-1].sequence) or ack.sequence < self.due:
-                    continue
-                raise AnswerError(f"an answer to batch {ack.sequence} of {self.name}, never sent")
-            due = sent[len(known)].sequence
-            if ack.sequence > due:
-                raise AnswerError(
-                    f"an answer to batch {ack.sequence} of {self.name} where {due} is due"
-                )
-            if ack.sequence == due:
-                known.append(Ack(*_fields(ack)))
-        if not known:
-            return 0
-        done = [sent.popleft() for _ in known]
-        self.in_flight -= sum(len(frame.batch) for frame in done)
-        self._receiver.finish(done, known)
-        return len(known)
-
-    @property
-    def due(self) -> int:
-        """The sequence of the first frame without an answer."""
-        return self._receiver.next_sequence
+        while sent:
+            answer = sent[0].answer
+            if answer is None:
+                break
+            known.append(answer)
+            done.append(sent.popleft().frame)
+        if done:
+            self.in_flight -= sum(len(frame.batch) for frame in done)
+            self._receiver.finish(done, known)
+        return len(done)
 
     def rewind(self) -> None:
-        """The connection is lost: what has no answer is sent again."""
+        """The connection is lost: what has no answer, or none that was handed on, is sent again."""
         self._sent.clear()
+        self._ready.clear()
         self.in_flight = 0
 
     def sleeper(self) -> bool:
@@ -123,11 +128,57 @@ class MirroredLane:
 
     def close(self) -> None:
         os.close(self.fd)
-        self._sent.clear()
+        self.rewind()
         self._receiver.detach()
 
 
-def _fields(ack: fr.Ack) -> tuple[int, int, int, int, int]:
-    return (
-        ack.sequence, ack.base_offset, ack.append_timestamp, ack.error, ack.leader_epoch
-    )  # fmt: skip
+class Flow:
+    """See the module. `window`: bytes without an answer that may be under way at a time."""
+
+    __slots__ = ("_in_flight", "_next", "_window", "branch", "flights", "writer")
+
+    def __init__(self, branch: Branch, writer: int, window: int) -> None:
+        self.branch = branch
+        self.writer = writer
+        self._window = window
+        self.flights: deque[Flight] = deque()
+        self._in_flight = 0
+        self._next = -1  # the first one is numbered as in its lane
+
+    def takes(self, size: int) -> bool:
+        """Whether a batch of so many bytes may go now; one may always, where none is under way."""
+        flights = self.flights
+        return not flights or (
+            self._in_flight + size <= self._window and len(flights) < lo.ACKS_MAX
+        )
+
+    def sends(self, flight: Flight) -> int:
+        """The number by which it goes."""
+        frame = flight.frame
+        number = frame.sequence if self._next < 0 else self._next
+        self._next = number + 1
+        self.flights.append(flight)
+        self._in_flight += len(frame.batch)
+        return number
+
+    def answer(self, acks: Sequence[fr.Ack]) -> list[tuple[Flight, Ack]]:
+        """To which flights these are new answers. Those that came before say nothing new."""
+        flights = self.flights
+        due = self._next - len(flights)
+        found: list[tuple[Flight, Ack]] = []
+        for ack in acks:
+            number = ack.sequence
+            if number < due:
+                continue
+            if number > due or not flights:
+                wanted = f"{due} is due" if flights else "none is under way"
+                raise AnswerError(f"an answer to batch {number} for its writer, where {wanted}")
+            due += 1
+            flight = flights.popleft()
+            frame = flight.frame
+            self._in_flight -= len(frame.batch)
+            answer = Ack(
+                frame.sequence, ack.base_offset, ack.append_timestamp, ack.error, ack.leader_epoch
+            )
+            found.append((flight, answer))
+        return found

@@ -19,6 +19,7 @@ from penstock.ipc.doorbell import Doorbell
 from penstock.ipc.liveness import descriptor_limit_error
 from penstock.ipc.shm import Region
 from penstock.ipc.state import StatePage
+from penstock.remote.brokers import Brokers
 
 
 def memory(what: str, size: int) -> tuple[int, Region]:
@@ -44,13 +45,38 @@ def _mapped(fd: int) -> Region:
 
 
 class MirroredPages:
-    """The state table of a node, as far as it was heard of."""
+    """The state table of a node, as far as it was heard of, or of a cluster, whose pages are the
+    same everywhere. `node_uuid`: of the node, or what names the cluster."""
 
     def __init__(self, node_uuid: bytes) -> None:
         self.node_uuid = node_uuid
         self.fd, self._region = memory("state table", lo.state_table_bytes())
         state_table.format_table(self._region, node_uuid)
         self._pages: dict[int, StatePage] = {}
+
+    def knows(self, index: int) -> bool:
+        """Whether it was ever heard how that page stands."""
+        page = self._pages.get(index)
+        return page is not None and page.identity is not None
+
+    def of_leaders(
+        self, states: Iterable[PageState], broker: int, brokers: Brokers
+    ) -> list[PageState]:
+        """Of what a broker of a cluster tells what counts: of partitions that it leads, and of
+        those of which it knows a later leader epoch than was heard of. What it follows counts for
+        nothing: others know it better."""
+        found = []
+        for state in states:
+            if state.status == lo.STATUS_FOLLOWING:
+                continue
+            if brokers.leader(state.page) != broker:
+                page = self._pages.get(state.page)
+                if not state.topic_id or (
+                    page is not None and state.leader_epoch <= page.leader_epoch
+                ):
+                    continue
+            found.append(state)
+        return found
 
     def publish(self, states: Iterable[PageState]) -> None:
         """Take these in. In one leader epoch of a partition nothing moves backwards, in whatever

@@ -85,6 +85,10 @@ class Wire:
         hello: fr.Hello,
     ) -> None:
         self.host = host
+        self.broker = fr.NOBODY
+        """To which broker of a cluster it goes."""
+        self.is_accepted = False
+        """Whether who has greeted is who was meant."""
         self.failed: str | None = None
         self.refused: fr.Refused | None = None
         self.welcome: fr.Welcome | None = None
@@ -123,6 +127,11 @@ class Wire:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it can be used."""
+        return self.is_accepted and self.failed is None
 
     def filenos(self) -> list[int]:
         """Readable (once) when there may be something new: `look`, then `messages`."""
