@@ -37,8 +37,9 @@ and partition. One `extend` of a tuple is a single atomic step, so `send` takes 
 class Receipt:
     """Where a record is and how far it got.
 
-    `offset` is None at durability "ring" (acks=0). `timestamp`: when the writer appended it, in
-    microseconds since the epoch; None at "ring".
+    `durability`: how far it is known to have got: "ring", "appended", "committed" (on all replicas
+    that count, at a cluster with acks="all") or "fsynced". `offset` is None at "ring" (acks=0).
+    `timestamp`: when the writer appended it, in microseconds since the epoch; None at "ring".
     """
 
     topic: str

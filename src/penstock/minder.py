@@ -174,6 +174,8 @@ class Minder:
             return None
         try:
             flags = lo.FRAME_SYNC if self._outbox.level == "fsynced" else 0
+            if self._outbox.committed and self._session.is_clustered:
+                flags |= lo.FRAME_COMMITTED
             link = LaneLink(*self._session.open_lane(writer, self._producer.timeout), flags)
         except er.NotConnectedError as error:
             self._outbox.lost = str(error)

@@ -24,6 +24,7 @@ from penstock.core.storage import advice
 from penstock.delivery import Batch
 from penstock.ipc import layout as lo
 from penstock.ipc.lane import Ack
+from penstock.refusals import BY_GAP, TOPIC_GONE, UNSEEN, refusal
 from penstock.remote.address import Place
 from penstock.retrying import Retries
 from penstock.routes import LaneLink, PartitionRoute, TopicRoutes
@@ -31,18 +32,6 @@ from penstock.session import Session
 
 logger = logging.getLogger("penstock.producer")
 
-_ADVICE: Final = {
-    er.ErrorCode.UNKNOWN_PARTITION: ": the topic was deleted; create it anew",
-    er.ErrorCode.WRONG_TOPIC_ID: ": the topic was deleted and created anew since",
-    er.ErrorCode.BATCH_TOO_LARGE: ": make batch_bytes smaller",
-    er.ErrorCode.PARTITION_OFFLINE: ": its log is offline; see the node's log for the reason",
-    er.ErrorCode.DUPLICATE_TOO_OLD: ": it was sent before, but too long ago to say where it is",
-}
-_TOPIC_GONE: Final = frozenset({er.ErrorCode.UNKNOWN_PARTITION, er.ErrorCode.WRONG_TOPIC_ID})
-_UNSEEN: Final = frozenset({er.ErrorCode.PARTITION_OFFLINE, er.ErrorCode.ACCESS_DENIED})
-"""Refusals that say nothing of the batch, and whose log never saw it."""
-_BY_GAP: Final = frozenset({er.ErrorCode.OUT_OF_ORDER_SEQUENCE, er.ErrorCode.UNKNOWN_PRODUCER})
-"""How a log answers what follows a batch that it never saw."""
 IN_FLIGHT_EAGER: Final = 8
 """With linger 0, batches of one record leave at once until so many are unacknowledged; then records
 gather until answers come (Nagle's rule, in batches)."""
@@ -51,13 +40,15 @@ OpenLane = Callable[[int], "LaneLink | None"]
 
 
 class Outbox:
-    """See the module. `level` is the durability at which a batch is done."""
+    """See the module. `level` is the durability at which a batch is done. `committed`: in a cluster
+    not before it is on all replicas that count."""
 
     def __init__(
         self,
         socket: Place,
         *,
         level: str,
+        committed: bool = False,
         idempotent: bool,
         delivery_timeout: float,
         open_lane: OpenLane,
@@ -66,6 +57,7 @@ class Outbox:
     ) -> None:
         self._socket = socket
         self.level = level
+        self.committed = committed
         self._idempotent = idempotent
         self._delivery_timeout = delivery_timeout
         self._open_lane = open_lane
@@ -215,7 +207,9 @@ class Outbox:
             # Topics that sync before they answer have published it before the answer.
             durable, epoch = route.state.durable, route.state.leader_epoch  # in this order
             synced = epoch == ack.leader_epoch and durable >= ack.base_offset + batch.count
-            batch.durability = batch.durability or ("fsynced" if synced else "appended")
+            committed = batch.flight is not None and batch.flight[0].flags & lo.FRAME_COMMITTED
+            reached = "committed" if committed else "fsynced" if synced else "appended"
+            batch.durability = batch.durability or reached
             self._finish(batch, None)
 
     def _settle_durable(self, route: PartitionRoute) -> bool:
@@ -247,7 +241,7 @@ class Outbox:
         """A final refusal: the batch fails, and what it poisoned goes again in a new epoch."""
         route = batch.route
         by_cut = route.leader_epoch is not None and batch.leader_epoch > route.leader_epoch
-        by_cut = by_cut and code in _BY_GAP
+        by_cut = by_cut and code in BY_GAP
         if by_cut or code is er.ErrorCode.POISONED:
             self._settle_durable(route)
             if batch.sequence not in route.in_flight:
@@ -256,15 +250,15 @@ class Outbox:
             route.in_flight.pop(batch.sequence, None)  # acknowledged before a cut: still there
             route.waiting_durable.append(batch)
             return
-        follows = code is er.ErrorCode.POISONED or by_cut or (route.has_gap and code in _BY_GAP)
+        follows = code is er.ErrorCode.POISONED or by_cut or (route.has_gap and code in BY_GAP)
         if not (follows and self._idempotent):
             route.in_flight.pop(batch.sequence, None)
             self._finish(batch, self._refusal(batch, code))
         if code is er.ErrorCode.DUPLICATE_TOO_OLD:
             return
-        if code in _TOPIC_GONE:
+        if code in TOPIC_GONE:
             self._drop(route, batch.error)
-        elif code in _UNSEEN or not self._idempotent:
+        elif code in UNSEEN or not self._idempotent:
             # It took a sequence that the log never saw. What flies behind it is answered alike, or
             # as out of order if the partition is back meanwhile.
             route.has_gap = True
@@ -278,17 +272,7 @@ class Outbox:
             self._renew(route)
 
     def _refusal(self, batch: Batch, code: er.ErrorCode) -> er.PenstockError:
-        if code is er.ErrorCode.ACCESS_DENIED:
-            return er.AccessDeniedError(
-                f"{batch.route!r} at {self._socket} refused a batch of {batch.count} records: this "
-                "client's principal may not write there (`penstock acl add PRINCIPAL write topic "
-                f"{batch.route.topic}`)"
-            )
-        return er.ProduceError(
-            f"{batch.route!r} at {self._socket} refused a batch of {batch.count} records: "
-            f"{code.name.lower()}{_ADVICE.get(code, '')}",
-            code,
-        )
+        return refusal(batch.route, self._socket, batch.count, code)
 
     def _renew(self, route: PartitionRoute) -> None:
         """What is pending and what comes is numbered from 0 in a new epoch."""

@@ -105,18 +105,12 @@ class Producer(Elsewhere):
         self.unthreaded = Unthreaded(self, self._lock, self._outbox, self._minder)
         self._counts = dict.fromkeys(("records", "batches", "bytes", "acknowledged", "failed"), 0)
 
-    @property
-    def _level(self) -> str:
-        """The durability at which a delivery is done. A lane to another host is this process's own
-        memory: what it accepts is nowhere yet, so "ring" is not to be had there."""
-        level = self.config.level
-        return "appended" if level == "ring" and isinstance(self.socket, RemoteAddress) else level
-
     def _new_outbox(self) -> Outbox:
         config = self.config
         return Outbox(
             self.socket,
-            level=self._level,
+            level=config.level(remote=isinstance(self.socket, RemoteAddress)),
+            committed=config.acks == "all",
             idempotent=config.idempotent,
             delivery_timeout=config.delivery_timeout,
             open_lane=lambda writer: self._minder.open_lane(writer),

@@ -27,8 +27,9 @@ class ProducerConfig:
         linger: how long a record may wait for company. 0 sends at once.
         batch_bytes: a box is sealed at this size. At most a quarter of the lane.
         compression: "none", "lz4" or "zstd" (the extra `zstd`), per batch.
-        acks: 0 = accepted into shared memory ("ring"), 1 = appended, "all" = on every in-sync
-            replica (the same as 1 where there is one copy).
+        acks: 0 = accepted into shared memory ("ring"), 1 = appended by the partition's leader,
+            "all" = on every in-sync replica ("committed"): whichever broker dies, and leads then,
+            has it. At a node that is alone, with its one copy, the same as 1.
         durability: "fsynced" makes deliveries wait until their records are on stable storage.
         idempotent: False means: a batch whose outcome is unknown is failed, not sent again.
         buffer_bytes_max: bound of unacknowledged bytes in this producer.
@@ -79,7 +80,7 @@ class ProducerConfig:
         if self.acks == 0 and self.durability is not None:
             raise er.ConfigError("acks=0 waits for no writer, so durability='fsynced' needs acks=1")
 
-    @property
-    def level(self) -> str:
-        """The durability at which a delivery is done."""
-        return self.durability or ("ring" if self.acks == 0 else "appended")
+    def level(self, *, remote: bool) -> str:
+        """The durability at which a delivery is done. A lane to another host is this process's own
+        memory: what it accepts is nowhere yet, so "ring" is not to be had there."""
+        return self.durability or ("ring" if self.acks == 0 and not remote else "appended")

@@ -1,7 +1,8 @@
 """Which way a URL's node is reached by: chosen once, when a client connects (rule 25).
 
-A node on this host is reached through shared memory also where its URL says tcp, if `transport` is
-"auto". It is on this host when the boot id that it tells is this one's, and when the attach socket
+A cluster is always reached by tcp, also by clients on a broker's own host: a broker there says so,
+and where. A node that is alone is reached through shared memory also where its URL says tcp, if
+`transport` is "auto" and it is on this host. It is on this host when the boot id that it tells is this one's, and when the attach socket
 that it names is this user's and answers with the same node uuid.
 """
 
@@ -40,8 +41,11 @@ def reaching(
     if not isinstance(place, RemoteAddress):
         if transport == "tcp":
             raise er.ConfigError(f"transport='tcp' needs a tcp://HOST:PORT URL, not {url!r}")
-        (yield from _attaching(place, client_id, timeout)).close()
-        return place
+        near = yield from _attaching(place, client_id, timeout)
+        near.close()
+        if not near.welcome.remote:
+            return place
+        place = _of_cluster(near.welcome.remote, url, keys)
     if os.environ.get(TRANSPORT_VARIABLE) == "tcp":
         transport = "tcp"
     try:
@@ -59,6 +63,17 @@ def reaching(
     return place
 
 
+def _of_cluster(remote: str, url: str, keys: Keys) -> RemoteAddress:
+    """Where the broker at that local URL takes clients."""
+    place = place_of(remote, keys)
+    if not isinstance(place, RemoteAddress):
+        raise er.NotConnectedError(
+            f"the node at {url!r} is a broker of a cluster and says that clients reach it at "
+            f"{remote!r}, which is no tcp://HOST:PORT: connect to a broker's address by tcp"
+        )
+    return place
+
+
 def _attaching(place: Place, client_id: str, timeout: float) -> Waits[Session]:
     return Session.attaching(place, lo.KIND_ADMIN, client_id=client_id, timeout=timeout)
 
@@ -66,7 +81,9 @@ def _attaching(place: Place, client_id: str, timeout: float) -> Waits[Session]:
 def _local_socket(place: RemoteAddress) -> Path | None:
     """The attach socket of a node on this host that this user may use."""
     welcome = place.welcome
-    if welcome is None or not welcome.local or welcome.boot_id != liveness.boot_id():
+    if welcome is None or welcome.cluster or not welcome.local:
+        return None
+    if welcome.boot_id != liveness.boot_id():
         return None
     try:
         if os.stat(welcome.local).st_uid != os.geteuid():

@@ -111,6 +111,11 @@ class Session:
         self._eof = select.poll()
         self._eof.register(channel.fileno(), select.POLLIN)
 
+    @property
+    def is_clustered(self) -> bool:
+        """Whether it is to a cluster, and not to a node that is alone."""
+        return bool(self.welcome.remote)
+
     @classmethod
     def attach(
         cls,

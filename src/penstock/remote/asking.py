@@ -231,7 +231,7 @@ class Asking:
                     self._ways.brokers.doubt(what, branch.broker, now)
                 round_.wanted[at] = what
             if now >= round_.until:
-                round_.refused = reply
+                round_.refused = ms.Refused(NotConnectedError.__name__, reply.message)
             return
         if isinstance(reply, lk.PagesLookedUp):
             following = {page.page for page in message.pages if page.status == lo.STATUS_FOLLOWING}
@@ -325,7 +325,7 @@ class Asking:
             what, f"the partition on page {what}"
         )
         return ms.Refused(
-            NotLeaderError.__name__,
+            NotConnectedError.__name__,
             f"no broker answers for {name} now"
             + (f": {leader} is to, and is not reached" if leader != fr.NOBODY else "")
             + "; ask again, and see `penstock cluster describe` if that does not help",

@@ -73,7 +73,8 @@ class Transacting(Producer):
         config = self.config
         return TransactionalOutbox(
             self.socket,
-            level=self._level,
+            level=config.level(remote=True),  # "ring" is none for a transaction
+            committed=True,
             idempotent=True,
             delivery_timeout=config.delivery_timeout,
             open_lane=lambda writer: self._minder.open_lane(writer),

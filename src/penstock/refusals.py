@@ -1,0 +1,41 @@
+"""What a log's refusals of a producer's batches say of the batch, and of what follows it.
+
+Owns their kinds and how they read. Decides nothing: that is the outbox's.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.core import errors as er
+from penstock.remote.address import Place
+from penstock.routes import PartitionRoute
+
+_ADVICE: Final = {
+    er.ErrorCode.UNKNOWN_PARTITION: ": the topic was deleted; create it anew",
+    er.ErrorCode.WRONG_TOPIC_ID: ": the topic was deleted and created anew since",
+    er.ErrorCode.BATCH_TOO_LARGE: ": make batch_bytes smaller",
+    er.ErrorCode.PARTITION_OFFLINE: ": its log is offline; see the node's log for the reason",
+    er.ErrorCode.DUPLICATE_TOO_OLD: ": it was sent before, but too long ago to say where it is",
+}
+TOPIC_GONE: Final = frozenset({er.ErrorCode.UNKNOWN_PARTITION, er.ErrorCode.WRONG_TOPIC_ID})
+UNSEEN: Final = frozenset({er.ErrorCode.PARTITION_OFFLINE, er.ErrorCode.ACCESS_DENIED})
+"""Refusals that say nothing of the batch, and whose log never saw it."""
+BY_GAP: Final = frozenset({er.ErrorCode.OUT_OF_ORDER_SEQUENCE, er.ErrorCode.UNKNOWN_PRODUCER})
+"""How a log answers what follows a batch that it never saw."""
+
+
+def refusal(
+    route: PartitionRoute, place: Place, count: int, code: er.ErrorCode
+) -> er.PenstockError:
+    """Why a batch of `count` records for that partition has failed."""
+    if code is er.ErrorCode.ACCESS_DENIED:
+        return er.AccessDeniedError(
+            f"{route!r} at {place} refused a batch of {count} records: this client's principal may "
+            f"not write there (`penstock acl add PRINCIPAL write topic {route.topic}`)"
+        )
+    return er.ProduceError(
+        f"{route!r} at {place} refused a batch of {count} records: {code.name.lower()}"
+        f"{_ADVICE.get(code, '')}",
+        code,
+    )
