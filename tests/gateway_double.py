@@ -29,14 +29,18 @@ class GatewayDouble:
 
     def __init__(self, *, node_uuid: bytes = b"n" * 16, port: int = 0, heartbeat: float = 0.2,
                  silence_max: float = 1.0, window: int = 1 << 20, local: str = "",
-                 boot_id: str = "") -> None:  # fmt: skip
+                 boot_id: str = "", cluster: bytes = b"", broker: int = fr.NOBODY,
+                 writers: int = 1) -> None:  # fmt: skip
         self.lets_in = True
         self.answers_pings = True
         self.greets = True
         self.window = window
+        self.writers = writers
+        self.leaders: fr.Leaders | None = None
+        """What whoever connects is told right after the welcome."""
         self.welcome = fr.Welcome(
             fr.PROTOCOL_VERSION, fr.APIS, "double", node_uuid, boot_id or liveness.boot_id(), local,
-            heartbeat, silence_max, 1 << 20,
+            heartbeat, silence_max, 1 << 20, cluster, broker,
         )  # fmt: skip
         self._came: queue.Queue[tuple[bytes, Any, Any]] = queue.Queue()
         self._orders: queue.Queue[Callable[[], None]] = queue.Queue()
@@ -73,12 +77,14 @@ class GatewayDouble:
             return
         if isinstance(message, fr.Hello) and self.greets:
             self._send(peer, self.welcome)
+            if self.leaders is not None:
+                self._send(peer, self.leaders)
         if isinstance(message, fr.Attach) and self.lets_in:
             self._send(peer, self.attached(message.endpoint))
         self._came.put((peer, message, payload))
 
     def attached(self, endpoint: int) -> fr.Attached:
-        return fr.Attached(endpoint, 1, 1 << 20, PRODUCER_ID, b"token", self.window, 0)
+        return fr.Attached(endpoint, self.writers, 1 << 20, PRODUCER_ID, b"token", self.window, 0)
 
     def _send(self, peer: bytes, message: Any, payload: bytes | None = None) -> None:
         self._router.send_multipart(
@@ -99,6 +105,11 @@ class GatewayDouble:
             peer, message, payload = self._came.get(timeout=max(0.001, deadline - time.monotonic()))
             if isinstance(message, kind):
                 return peer, message, payload
+
+    def ask(self, kind: type[Any], within: float = WITHIN) -> tuple[bytes, fr.Ask, Any]:
+        """The next request, which must be of that kind."""
+        peer, ask, _ = self.next(fr.Ask, within)
+        return peer, ask, msgspec.msgpack.decode(ask.body, type=kind)
 
     def find_topic(self, name: str, topic_id: bytes = b"t" * 16) -> tuple[bytes, fr.Ask]:
         """Answer the next request, which must be for that topic, by one partition on page 0."""

@@ -2,8 +2,8 @@
 
 A cluster is always reached by tcp, also by clients on a broker's own host: a broker there says so,
 and where. A node that is alone is reached through shared memory also where its URL says tcp, if
-`transport` is "auto" and it is on this host. It is on this host when the boot id that it tells is this one's, and when the attach socket
-that it names is this user's and answers with the same node uuid.
+`transport` is "auto" and it is on this host: when the boot id that it tells is this one's, and when
+the attach socket that it names is this user's and answers with the same node uuid.
 """
 
 from __future__ import annotations

@@ -186,7 +186,6 @@ class Asking:
             branch = self._ways.branch(self._endpoint, broker)
             if branch is None:
                 continue
-            branch.serves_groups |= COORDINATOR in places.values()
             left = list(places)
             while left:
                 some, left = left[: round_.at_once], left[round_.at_once :]
@@ -241,6 +240,10 @@ class Asking:
                     round_.wanted[at] = places.pop(at)
         for what in places.values():
             self._ways.brokers.trust(what)
+        if COORDINATOR in places.values() and not branch.serves_groups:
+            branch.serves_groups = True
+            if self._endpoint.slot is not None:
+                self._endpoint.slot.slot.copy_notice(branch.notice)
         round_.replies.append((list(places), reply))
 
     def left(self, branch: Branch, why: str, now: float) -> None:

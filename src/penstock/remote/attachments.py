@@ -299,7 +299,7 @@ class Attachments:
             if attached.producer_id != endpoint.producer_id:
                 self._refused(branch, "AttachRefusedError", "it gave another producer id")
                 return
-            branch.attached = attached
+            branch.opens(attached)
             self._stir()
             return
         assert self.pages is not None
@@ -313,7 +313,7 @@ class Attachments:
             endpoint.say(ms.Refused(type(error).__name__, str(error)))
             self._forget(endpoint)
             return
-        branch.attached = attached
+        branch.opens(attached)
         assert endpoint.bell is not None
         assert endpoint.far is not None
         endpoint.asking = Asking(endpoint, self)

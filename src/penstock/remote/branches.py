@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 class Branch:
     """See the module. `number` names it at its gateway, anew for each try of each connection.
-    `serves_groups`: the coordinator was asked by it, and knows the client by it."""
+    `serves_groups`: the coordinator has answered by it, and knows the client by it."""
 
-    __slots__ = ("attached", "broker", "endpoint", "flows", "number", "serves_groups", "told",
-                 "wire")  # fmt: skip
+    __slots__ = ("attached", "broker", "endpoint", "flows", "notice", "number", "serves_groups",
+                 "told", "wire")  # fmt: skip
 
     def __init__(self, endpoint: Endpoint, wire: Wire, number: int) -> None:
         self.endpoint = endpoint
@@ -38,6 +38,8 @@ class Branch:
         self.number = number
         self.attached: fr.Attached | None = None
         self.flows: dict[int, Flow] = {}
+        self.notice = 0
+        """What stands in the client slot there."""
         self.serves_groups = False
         self.told: tuple[list[tuple[int, int]], int] = ([], 0)
         """Where its client stands, as the gateway has heard it last."""
@@ -49,6 +51,9 @@ class Branch:
     @property
     def is_home(self) -> bool:
         return self.endpoint.home is self
+
+    def opens(self, attached: fr.Attached) -> None:
+        self.attached, self.notice = attached, attached.notice
 
     def send(self, message: msgspec.Struct, payload: Piece | None = None) -> None:
         self.wire.send(message, payload)

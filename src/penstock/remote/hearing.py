@@ -51,7 +51,7 @@ class Hearing:
             case fr.CursorFailed():
                 self._failed(branch, message)
             case fr.Notice():
-                slot = branch.endpoint.slot
+                slot, branch.notice = branch.endpoint.slot, message.notice
                 if slot is not None and (branch.serves_groups or not self._ways.is_cluster):
                     slot.give_notice(message.notice)
             case fr.Throttled():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,8 @@ from penstock.remote.lanes import AnswerError, Flow, MirroredLane
 
 CAPACITY = 64 << 10
 WINDOW = 1 << 20
+NOWHERE: Any = None
+"""At which gateway a way ends is not its business."""
 
 
 class Sending:
@@ -21,7 +24,7 @@ class Sending:
 
     def __init__(self, lane, window=WINDOW, ways=1):
         self.lane = lane
-        self.flows = [Flow(None, number, window) for number in range(ways)]
+        self.flows = [Flow(NOWHERE, number, window) for number in range(ways)]
 
     def send(self):
         """What is sent in one go, as (number, first byte)."""
@@ -40,7 +43,7 @@ class Sending:
         return self.lane.settle()
 
     def rewind(self):
-        self.flows = [Flow(None, flow.writer, WINDOW) for flow in self.flows]
+        self.flows = [Flow(NOWHERE, flow.writer, WINDOW) for flow in self.flows]
         self.lane.rewind()
 
 
@@ -211,7 +214,7 @@ def test_a_way_shared_by_two_lanes_counts_on(lane, sender):
     """A client's lanes are as many as the first broker had writers, another one may have fewer."""
     other = MirroredLane(1, CAPACITY, 7)
     try:
-        flow = Flow(None, 0, WINDOW)
+        flow = Flow(NOWHERE, 0, WINDOW)
         ends = [sender, LaneSender(Region.of_fd(os.dup(other.fd)), other.name)]
         numbers = []
         for one, end in ((lane, ends[0]), (other, ends[1]), (lane, ends[0])):
