@@ -154,6 +154,12 @@ class AbortedWriter:
                 except StorageError as error:
                     logger.warning("%s: %s", self._folder, error, extra={"folder": self._folder})
 
+    def forget(self) -> None:
+        """The log begins anew; its files are gone."""
+        self.pending.clear()
+        self._counts.clear()
+        self.unsynced.clear()
+
     def cut(self, bases: Sequence[int], log_end: int) -> None:
         """The log was truncated to `log_end`; files of segments that are gone went with them."""
         self.pending = [each for each in self.pending if each[1].last_offset < log_end]

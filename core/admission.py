@@ -17,6 +17,7 @@ from penstock.core.header import (
     BODY_CRC_FROM,
     HEADER_BYTES,
     BatchHeader,
+    checked,
     checked_private,
 )
 
@@ -71,6 +72,29 @@ def verify(
             return _verify_control(batch, private, head)
         return private, head
     return Refusal(_why(batch, head, topic_id, partition, batch_bytes_max), head)
+
+
+def verify_verbatim(
+    batch: memoryview, topic_id: bytes, partition: int
+) -> BatchHeader | AppendResult:
+    """What the header of a leader's batch says, or why it is refused. What bounds its topic sets
+    now does not matter: it was accepted."""
+    try:
+        head = checked(batch)
+        if (
+            head.topic_id != topic_id
+            or head.partition != partition
+            or head.length != len(batch)
+            or crc32c(batch[BODY_CRC_FROM:]) != head.body_crc
+        ):
+            return _why(batch, head, topic_id, partition, head.length)
+        if head.attributes & ATTR_CONTROL:
+            read_control(bytes(batch), 0, head)
+    except CorruptBatchError as error:
+        return refused(ErrorCode.CORRUPT_BATCH, str(error))
+    except UnsupportedVersionError as error:
+        return refused(ErrorCode.UNSUPPORTED_VERSION, str(error))
+    return head
 
 
 def _verify_control(

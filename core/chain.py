@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Sequence
 
 from penstock.core.index import IndexWriter
@@ -21,8 +20,8 @@ from penstock.core.replay import restore_index
 from penstock.core.rescue import remove_mark, rescue_segment, sync_or_mark, write_mark
 from penstock.core.segment import (
     OpenSegment,
-    Scan,
     find_batch,
+    last_batch,
     open_for_reading,
     remove_segment,
     segment_path,
@@ -142,11 +141,9 @@ class Chain:
         fd = open_for_reading(self._storage, self._folder, base)
         try:
             position, end = find_batch(self._storage, self._folder, base, fd, offset)
-            if end > offset:  # compaction took that batch: end behind the one before
-                scan = Scan(self._storage, fd, position=0, offset=base, end=position)
-                deque(scan, maxlen=0)
-                end = scan.offset
-            return base, position, end
+            # Compaction may have taken what was before it: the log ends where the one before does.
+            before = last_batch(self._storage, self._folder, base, fd, end, position)
+            return base, position, base if before is None else before[1].next_offset
         finally:
             self._storage.close(fd)
 
@@ -186,6 +183,12 @@ class Chain:
             self.retire()
         else:
             kept.first_append = None
+
+    def begin_anew(self, fresh: OpenSegment) -> None:
+        """Every segment is gone, and this one is there instead."""
+        self.close()
+        self.bases, self.closed, self.active = [fresh.base_offset], [], fresh
+        self._junk_end = 0
 
     def drop_below(self, start: int) -> int:
         """Remove the segments that lie below `start` as a whole, the first one first; how many."""

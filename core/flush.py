@@ -151,6 +151,9 @@ class Syncs:
         self._point = point
         self._settled = point if is_settled else None
         chain.folder_changed = not is_settled
+        self.committed: int | None = None
+        """Where that is less than what is on the device, the log may be truncated to it: snapshots
+        from there on do not make older ones needless."""
         self._left = 0  # no point that a power cut may bring back names a segment below this one
         self.durable = durable
         self.job: SyncJob | None = None
@@ -265,6 +268,16 @@ class Syncs:
         self._point = self._kept = point
         self._left = min(self._left, point.segment_base)
 
+    def begin_anew(self, point: RecoveryPoint) -> None:
+        """The log is empty and stands at this point."""
+        self.move(point)
+        self._fresh_snapshots = []
+        self._fresh_points = self.batches_above_point = self.batches_above_snapshot = 0
+
+    @property
+    def _settled_to(self) -> int:
+        return self.durable if self.committed is None else min(self.durable, self.committed)
+
     def leave(self, end: int) -> None:
         """See to it that segments below `end`, where a segment begins and below which all is on the
         device, may go or change: no recovery point names one, whatever a power cut brings back.
@@ -290,7 +303,7 @@ class Syncs:
     def keep_producers(self, end: int) -> bool:
         """Whether what the batches below `end` say of their producers is on the device without
         them: in a good snapshot of the durable log at `end` or above."""
-        found = load_snapshot(self._storage, self._folder, self.durable, 1)
+        found = load_snapshot(self._storage, self._folder, self._settled_to, 1)
         if found is None or found[1] < end:
             return False
         self._storage.sync_file(snapshot_path(self._folder, found[1]))
@@ -308,7 +321,7 @@ class Syncs:
         try:
             self._point_file.write(point, durable=durable)
             self._fresh_points += 1
-            prune_snapshots(self._storage, self._folder, self.durable)
+            prune_snapshots(self._storage, self._folder, self._settled_to)
         except StorageError as error:
             if not error.retriable:
                 raise
@@ -320,8 +333,9 @@ class Syncs:
                 extra={"folder": self._folder},
             )
 
-    def snapshot(self, producers: ProducerTable, log_end: int) -> None:
-        """Write the producer state. A failure is only logged: it costs recovery time.
+    def snapshot(self, producers: ProducerTable, log_end: int, *, durable: bool = False) -> None:
+        """Write the producer state. A failure is only logged: it costs recovery time. `durable`: at
+        once, for a recovery point that stands there already or soon.
 
         One that is there already is not replaced: it may be on the device, and the only one that
         knows producers from before the log start.
@@ -329,7 +343,7 @@ class Syncs:
         try:
             found = load_snapshot(self._storage, self._folder, log_end, 1)
             if found is None or found[1] != log_end:
-                write_snapshot(self._storage, self._folder, producers, log_end)
+                write_snapshot(self._storage, self._folder, producers, log_end, durable=durable)
         except StorageError as error:
             logger.warning(
                 "%s: no producer snapshot: %s", self._folder, error, extra={"folder": self._folder}

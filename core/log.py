@@ -1,6 +1,7 @@
 """The log of one partition: the only thing that appends to its segments.
 
     append, roll, sync   see `logtail`
+    append_verbatim, lead, begin_anew   a replica's, see `verbatim`
     trim     the log start moves up: persisted, published, and only then are segments removed
     swap     a cleaned segment takes the place of those that it was made of
     truncate the log ends earlier: synced, marked, published, cut
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container
+from itertools import pairwise
 
 from penstock.core.aborted import AbortedWriter
 from penstock.core.admission import AppendResult
@@ -25,7 +27,6 @@ from penstock.core.epochs import save_epochs
 from penstock.core.errors import LogOfflineError, StorageError
 from penstock.core.flush import SyncJob, Syncs, Writeback, flush_index
 from penstock.core.logconfig import LogConfig
-from penstock.core.logtail import LogTail
 from penstock.core.recovery import Recovered, Recovery, RecoveryReport
 from penstock.core.recoverypoint import RecoveryPoint
 from penstock.core.replay import rebuild_producers
@@ -33,13 +34,14 @@ from penstock.core.snapshots import remove_useless_snapshots
 from penstock.core.storage import Storage
 from penstock.core.survey import OpenRequest
 from penstock.core.swapping import Prepared, SwapJob, forget_cleaned_to
+from penstock.core.verbatim import VerbatimLog
 
 __all__ = ["AppendResult", "Log", "LogConfig", "RecoveryReport", "SyncJob", "Writeback"]
 
 logger = logging.getLogger("penstock.core.log")
 
 
-class Log(LogTail):
+class Log(VerbatimLog):
     """See the module. Make one by `Log.open`; one thread calls it."""
 
     def __init__(self, request: OpenRequest, recovered: Recovered) -> None:
@@ -49,6 +51,7 @@ class Log(LogTail):
         self._topic_id, self._partition = request.owner
         self._generation = request.generation
         self._boot_id = request.boot_id
+        self._replicated = request.replicated
         self._chain = Chain(
             storage, folder, request.owner, recovered.bases, recovered.unsynced, recovered.active
         )
@@ -59,6 +62,10 @@ class Log(LogTail):
         self._epochs = recovered.epochs
         self._leader_epoch = recovered.epochs.latest
         self._aborted = AbortedWriter(storage, folder)
+        if recovered.producers.transactions.aborted_from is not None:
+            # Who was killed may have noted some that no sync has taken to the device yet.
+            ends = pairwise((*recovered.bases, recovered.log_end))
+            self._aborted.unsynced = {base for base, end in ends if end > recovered.durable}
         self._syncs = Syncs(
             storage,
             folder,
@@ -89,12 +96,14 @@ class Log(LogTail):
         published: int | None = None,
         node_clean: bool,
         attached: Callable[[], Container[int]] | None = None,
+        replicated: bool = False,
     ) -> tuple[Log, RecoveryReport]:
         """Open or create the log in `folder`, recovering it as far as needed.
 
         `published` is the log end that the state page showed in this same boot, None if that is
         not known; `node_clean` says that the node was shut down cleanly. `attached` gives the
-        producers that have a lane: without it none is ever forgotten. Raises `LogOfflineError` if
+        producers that have a lane: without it none is ever forgotten. `replicated`: it leads in no
+        epoch before `lead` says so. Raises `LogOfflineError` if
         the log is damaged where it must not be, with its files kept as they are.
         """
         request = OpenRequest(
@@ -106,10 +115,13 @@ class Log(LogTail):
             boot_id,
             published,
             node_clean,
+            replicated,
         )
         recovered, report = Recovery(request).run()
         log = cls(request, recovered)
         log._attached = attached
+        if replicated:
+            log.note_committed(log.log_start)
         try:
             if log.needs_roll(now_us):
                 log.roll(now_us)
@@ -228,12 +240,17 @@ class Log(LogTail):
         chain.truncate(base, position, end, self._boot_id, interval)
         self._log_end = end
         self._epochs.truncate_end(end)
-        self._epochs.assign(self._leader_epoch, end)
+        if self._replicated:
+            self._leader_epoch = self._epochs.latest
+        else:
+            self._epochs.assign(self._leader_epoch, end)
         save_epochs(storage, folder, self._epochs)
         kept = self._config.producer_batches_kept
         self._producers, _ = rebuild_producers(storage, folder, chain.bases, end, kept)
         self._producers.transactions.take_aborted()
         self._aborted.cut(chain.bases, end)
+        if self._replicated:  # a segment begins here, as at each roll: the next trim may need it
+            self._syncs.snapshot(self._producers, end, durable=True)
         self._syncs.move(self._point())
         return end
 

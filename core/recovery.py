@@ -6,6 +6,7 @@
     another   (the scan begins at the point)        the power cut took it: cut, report, new epoch
     any       below the recovery point              not looked for; where it is met: offline
     any       a truncation was under way            finished: the log ends at the recovery point
+    any       it was about to begin anew            finished: empty from the recovery point on
     any       a version of the future               offline, file kept
 
 First everything is read, then judged, and only then is the log changed; every change leaves one
@@ -180,8 +181,8 @@ class Recovery:
             return f"a truncation to offset {scan.offset} was under way"
         if scan.stop is Stop.VERSION:
             raise LogOfflineError(f"{path}: {scan.detail}. Run the release that wrote it.")
-        if self._ask.published is not None and scan.offset < self._ask.published:
-            raise damaged(path, scan, f"offset {self._ask.published}, published in this boot")
+        if self._found.published is not None and scan.offset < self._found.published:
+            raise damaged(path, scan, f"offset {self._found.published}, published in this boot")
         if scan.offset < self._found.log_start:
             raise damaged(path, scan, f"offset {self._found.log_start}, where it starts")
         whole = scan.stop in (Stop.END, Stop.ZERO) and not self._found.later
@@ -317,11 +318,12 @@ class Recovery:
 
     def _bump(self, cause: str, log_end: int, order: tuple[int, int]) -> bool:
         """Begin a new leader epoch where offsets may be given a second time (rule 15), and where
-        batches of this process would fall behind the order of what is there."""
+        batches of this process would fall behind the order of what is there. A replicated log has
+        its epochs from the controller: whoever leads it next does so in a new one."""
         epochs = self._found.epochs
         newest = max(epochs.latest, order[0])
         epochs.truncate_end(log_end + 1)
-        bump = (
+        bump = not self._ask.replicated and (
             self._found.epochs_lost
             or (not self._found.same_boot and not self._ask.node_clean)
             or (bool(cause) and self._ask.published is None)

@@ -17,6 +17,7 @@ torn by a power cut leaves the other one; the good slot with the higher serial c
 
 Flag 1: the log is to end at this point. Written before a truncation and cleared after it, so that
 one that was killed half-way is finished by the next recovery, and truncated batches never return.
+Flag 2: the log is to begin at this point, with nothing in it (`anew`), in the same way.
 
 A point may be older than the truth (recovery then reads more) and never ahead of it, so it is
 written after each fsync of the log but need not be fsynced itself each time.
@@ -40,6 +41,7 @@ POINT_VERSION: Final = 1
 POINT_FILE: Final = "recovery-point"
 SLOT_BYTES: Final = 512
 FLAG_TRUNCATING: Final = 1
+FLAG_BEGINNING: Final = 2
 BOOT_ID_MAX: Final = 64
 assert POINT.size == 128
 
@@ -57,13 +59,20 @@ class RecoveryPoint:
     append_timestamp: int
     boot_id: str
     truncating: bool = False
+    beginning: bool = False
+
+    @property
+    def is_half_way(self) -> bool:
+        """Something was begun that this point stands for, and is not done."""
+        return self.truncating or self.beginning
 
     def encode(self, serial: int) -> bytes:
         boot = self.boot_id.encode()
+        flags = FLAG_TRUNCATING * self.truncating | FLAG_BEGINNING * self.beginning
         fields = [
-            POINT_MAGIC, POINT_VERSION, len(boot), 0, FLAG_TRUNCATING * self.truncating, serial,
-            self.segment_base, self.position,
-            self.offset, self.leader_epoch, self.generation, self.append_timestamp, boot,
+            POINT_MAGIC, POINT_VERSION, len(boot), 0, flags, serial, self.segment_base,
+            self.position, self.offset, self.leader_epoch, self.generation, self.append_timestamp,
+            boot,
         ]  # fmt: skip
         fields[3] = crc32c(POINT.pack(*fields))
         return POINT.pack(*fields)
@@ -81,8 +90,8 @@ class RecoveryPoint:
             fields
         )
         boot_id = fields[-1][:boot_length].decode()
-        truncating = bool(flags & FLAG_TRUNCATING)
-        return cls(base, position, offset, epoch, generation, at, boot_id, truncating), serial
+        half_way = bool(flags & FLAG_TRUNCATING), bool(flags & FLAG_BEGINNING)
+        return cls(base, position, offset, epoch, generation, at, boot_id, *half_way), serial
 
 
 class PointFile:
@@ -92,30 +101,38 @@ class PointFile:
         self._storage = storage
         self.path = f"{folder}/{POINT_FILE}"
         self._serial = 0
+        self._is_half_way = False  # a slot may be, on the device
 
     def load(self) -> RecoveryPoint | None:
         """The newest good point; None if there is none.
 
         A process may have died after it wrote the end of a truncation and before that was on the
         device: a power cut would bring back its beginning, and take what was appended since. So
-        such an end is written once more, through to the device.
+        such an end is written once more, through to the device, and into both slots.
         """
         data = self._storage.read_file(self.path) or b""
         found: RecoveryPoint | None = None
-        truncation = False
         for start in (0, SLOT_BYTES):
             slot = RecoveryPoint.decode(data[start : start + SLOT_BYTES])
             if slot is None:
                 continue
-            truncation |= slot[0].truncating
+            self._is_half_way |= slot[0].is_half_way
             if slot[1] > self._serial:
                 found, self._serial = slot
-        if found is not None and truncation and not found.truncating:
+        if found is not None and self._is_half_way and not found.is_half_way:
             self.write(found, durable=True)
         return found
 
     def write(self, point: RecoveryPoint, *, durable: bool) -> None:
-        """Write the older slot. With `durable` the point is on the device when this returns."""
+        """Write the older slot. With `durable` the point is on the device when this returns. Both
+        slots where one is of something half-way: nothing may bring that back."""
+        if self._is_half_way and not point.is_half_way:
+            self._write(point, durable=True)
+            durable = True
+        self._write(point, durable=durable)
+        self._is_half_way = point.is_half_way
+
+    def _write(self, point: RecoveryPoint, *, durable: bool) -> None:
         slot = point.encode(self._serial + 1).ljust(SLOT_BYTES, b"\0")
         if not self._storage.exists(self.path):
             self._storage.write_file_atomic(self.path, slot.ljust(2 * SLOT_BYTES, b"\0"))

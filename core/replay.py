@@ -102,14 +102,16 @@ def settle_aborted(
         if end <= replayed_from and is_trusted and not wanted:
             continue
         data = storage.read_file(path)
+        entries = decode_aborted(data or b"")
         is_good = data is not None and is_whole(data) and is_trusted
-        if end <= replayed_from and is_good:
+        # One of a marker behind the segment's end came to the device ahead of a log that was cut.
+        if end <= replayed_from and is_good and all(each.last_offset < end for each in entries):
             continue
         below = first is not None and wanted and max(base, first) < min(end, replayed_from)
         if below and not is_good:
             lost.append(base)
             continue
-        kept = [each for each in decode_aborted(data or b"") if each.last_offset < replayed_from]
+        kept = [each for each in entries if each.last_offset < min(end, replayed_from)]
         kept += [each for each in fresh if base <= each.last_offset < end]
         changed |= _write_aborted(storage, path, data, kept if wanted else None)
     if lost:

@@ -115,7 +115,7 @@ class Scan:
 
     A batch continues the log if its base offset is exactly the one expected and its (leader epoch,
     generation) is not below that of the batch before (rule 14). A compacted batch may have a higher
-    offset.
+    offset. `gaps`: the first one as well, wherever the scan begins.
     """
 
     def __init__(
@@ -130,6 +130,7 @@ class Scan:
         end: int | None = None,
         until: int | None = None,
         bodies: bool = False,
+        gaps: bool = False,
     ) -> None:
         self._storage = storage
         self._fd = fd
@@ -137,6 +138,7 @@ class Scan:
         self._until = until
         self._owner = owner
         self._bodies = bodies
+        self._gaps = gaps
         self._chunk = memoryview(b"")
         self._chunk_at = position
         self.position = position
@@ -211,8 +213,10 @@ class Scan:
 
     def _may_skip_to(self, head: BatchHeader) -> bool:
         """Compaction took what was between. Not for the first batch of a scan that begins within a
-        segment: an index of the segment as it was may have named another place."""
-        from_start = self.position == 0 or self.batches > 0
+        segment: an index of the segment as it was may have named another place. A recovery point
+        never does, and a follower's log goes on behind it with what the leader's compaction left.
+        """
+        from_start = self.position == 0 or self.batches > 0 or self._gaps
         return from_start and head.base_offset > self.offset and bool(head.flags & FLAG_COMPACTED)
 
     def _stopped(self, stop: Stop, detail: str = "") -> BatchHeader | None:

@@ -29,8 +29,10 @@ def list_snapshots(storage: Storage, folder: str) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def write_snapshot(storage: Storage, folder: str, table: ProducerTable, offset: int) -> None:
-    storage.write_file(snapshot_path(folder, offset), table.encode(offset), durable=False)
+def write_snapshot(
+    storage: Storage, folder: str, table: ProducerTable, offset: int, *, durable: bool = False
+) -> None:
+    storage.write_file(snapshot_path(folder, offset), table.encode(offset), durable=durable)
 
 
 def load_snapshot(

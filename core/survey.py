@@ -9,8 +9,9 @@ Owns the findings. What they mean, and what has to be done, is `recovery`'s.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from penstock.core.anew import wipe
 from penstock.core.epochs import load_epochs
 from penstock.core.errors import LogOfflineError
 from penstock.core.index import IndexWriter
@@ -44,6 +45,8 @@ class OpenRequest:
     boot_id: str
     published: int | None
     node_clean: bool
+    replicated: bool = False
+    """Epochs are the controller's, and compaction in the leader's log leaves gaps at any place."""
 
 
 class Survey:
@@ -61,11 +64,14 @@ class Survey:
     def read(self) -> None:
         storage, folder = self._ask.storage, self._ask.folder
         self.point = self.point_file.load()
+        self.published = self._ask.published
+        if self.point is not None and self.point.beginning:
+            self.point = self._begin(self.point)
         self.created = self._prepare()
         bases = list_segments(storage, folder)
         persisted = load_start(storage, folder)
         live = first_live(bases, persisted)
-        if live and not self._is_kept(bases[live]):
+        if live and not self._is_kept(bases[live], persisted):
             live = 0  # what they say of their producers is nowhere else: the next trim sees to it
         self.dead, self.bases = bases[:live], bases[live:]
         bases = self.bases
@@ -101,11 +107,24 @@ class Survey:
                 storage, folder, bases, self.end.offset, kept
             )
 
-    def _is_kept(self, base: int) -> bool:
+    def _begin(self, point: RecoveryPoint) -> RecoveryPoint:
+        """Finish what begins anew; the point from then on. What was published is of either log."""
+        interval = self._ask.config.index_interval_bytes
+        fresh = wipe(self._ask.storage, self._ask.folder, point.offset, interval)
+        self._ask.storage.close(fresh.fd)
+        self.published = None
+        point = replace(point, beginning=False)
+        self.point_file.write(point, durable=True)
+        return point
+
+    def _is_kept(self, base: int, log_start: int) -> bool:
         """Whether a good snapshot tells of the producers below offset `base`, where a segment
-        begins, also after a power cut."""
+        begins, also after a power cut; and, if others may have the log truncated, also then: all
+        that is known now of what is committed is that the log start is."""
         kept, end = self._ask.config.producer_batches_kept, 1 << 63
         limit = end if self.point is None else self.point.offset
+        if self._ask.replicated:
+            limit = min(limit, log_start)
         found = load_snapshot(self._ask.storage, self._ask.folder, limit, kept)
         return found is not None and found[1] >= base
 
@@ -148,6 +167,7 @@ class Survey:
                 owner=self._ask.owner,
                 until=start.offset if start.truncating else following,
                 bodies=True,
+                gaps=self._ask.replicated,
             )
             self._scan_segment(scan, segment, replay=self.point is not None)
             offset, order = scan.offset, scan.order
