@@ -20,7 +20,7 @@ from penstock.core.swapping import Prepared, Source
 from penstock.ipc.messages import CleanedSegment, LogCleaned, SwapLog, TrimLog
 
 if TYPE_CHECKING:
-    from penstock.ipc.alone import PartitionRole
+    from penstock.ipc.partitionrole import PartitionRole
 
 logger = logging.getLogger("penstock.writer")
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Final
 
 from penstock.core.header import ATTR_CONTROL, ATTR_TRANSACTIONAL, HEADER_BYTES
 from penstock.ipc import layout as lo
-from penstock.ipc.doorbell import Doorbell
+from penstock.ipc.doorbell import Doorbell, fence
 from penstock.ipc.lane import LANE_KIND, LaneReceiver
 from penstock.ipc.shm import listing, object_name
 
@@ -26,10 +27,12 @@ class DrainedLane:
     """`doorbell` None: nobody waits for answers. `blocked_until` (monotonic seconds): its frame
     found no room on the disk. `stop_at`: where a clean stop ends draining."""
 
-    __slots__ = ("blocked_until", "doorbell", "receiver", "retiring", "retry", "stop_at")
+    __slots__ = ("blocked_until", "doorbell", "receiver", "replicates", "retiring", "retry",
+                 "stop_at")  # fmt: skip
 
     def __init__(self, receiver: LaneReceiver, doorbell: Doorbell | None) -> None:
         self.receiver = receiver
+        self.replicates = receiver.replicates
         self.doorbell = doorbell
         self.retiring = doorbell is None
         self.blocked_until = 0.0
@@ -51,8 +54,24 @@ class DrainedLane:
         return int.from_bytes(batch[_PRODUCER_ID], "little") == granted
 
     @property
+    def is_drained(self) -> bool:
+        """Up to where a clean stop ends draining."""
+        return self.stop_at is None or self.receiver.head >= self.stop_at
+
+    @property
     def may_go_on(self) -> bool:
         """Whether frames in it could be drained now."""
         if self.blocked_until and time.monotonic() < self.blocked_until:
             return False
         return self.retiring or self.receiver.has_room
+
+
+def wake_producers(lanes: Iterable[DrainedLane]) -> None:
+    """Ring those that sleep, once a sleep, for what was published before."""
+    fence()
+    for lane in lanes:
+        if lane.doorbell is not None:
+            ticket = lane.receiver.producer_ticket()
+            if ticket and ticket != lane.receiver.rung:
+                lane.receiver.rung = ticket
+                lane.doorbell.ring()

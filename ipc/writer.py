@@ -15,7 +15,7 @@ import logging
 import os
 import select
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
 from penstock.core.admission import refused
@@ -29,13 +29,14 @@ from penstock.core.errors import (
 from penstock.core.log import AppendResult
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
-from penstock.ipc.alone import PartitionRole, errno_of
 from penstock.ipc.channel import Channel
 from penstock.ipc.cleaning import Cleaning
 from penstock.ipc.doorbell import Backoff, Doorbell, fence, spin
-from penstock.ipc.drained import RETRY_MIN, DrainedLane
+from penstock.ipc.drained import RETRY_MIN, DrainedLane, wake_producers
 from penstock.ipc.flusher import Flusher
 from penstock.ipc.lane import Ack, Frame, LaneCorruptError, LaneReceiver
+from penstock.ipc.partitionrole import PartitionRole, errno_of
+from penstock.ipc.replicating import replicate
 from penstock.ipc.shm import Region, open_existing
 from penstock.ipc.state import StatePage, WriterSlot
 from penstock.ipc.watchers import Watchers
@@ -115,7 +116,7 @@ class Writer:
                     self._tick(now)
             self._finish_syncs()
             self._retire()
-            if self._stopping and all(self._is_drained(lane) for lane in self._lanes.values()):
+            if self._stopping and all(lane.is_drained for lane in self._drained):
                 self._stop()
                 return
             if worked:
@@ -152,6 +153,12 @@ class Writer:
         answers: dict[int, AppendResult] = {}
         by_page: dict[int, list[tuple[DrainedLane, Frame]]] = {}
         for lane, frames in taken:
+            if lane.replicates:
+                self._changed |= replicate(
+                    lane, frames, answers,
+                    find=self._find, not_here=self._not_here, begin=self._flusher.begin,
+                )  # fmt: skip
+                continue
             for frame in frames:
                 by_page.setdefault(frame.page, []).append((lane, frame))
         for page, sent in by_page.items():
@@ -171,10 +178,7 @@ class Writer:
         self, page: int, sent: list[tuple[DrainedLane, Frame]], answers: dict[int, AppendResult]
     ) -> None:
         """Append one partition's frames; no answer for a frame means: not consumed, try later."""
-        role = self._roles.get(page)
-        if role is None:
-            self._read_orders()
-            role = self._roles.get(page)
+        role = self._roles.get(page) or self._find(page)
         if role is None:
             refusal = self._not_here(page)
             answers.update((id(frame), refusal) for _, frame in sent)
@@ -213,6 +217,12 @@ class Writer:
             self._next_tick = 0.0
         self._uncounted.append((role, batches, results))
 
+    def _find(self, page: int) -> PartitionRole | None:
+        """A role that is here, or is by orders that were not read yet."""
+        if page not in self._roles:
+            self._read_orders()
+        return self._roles.get(page)
+
     def _not_here(self, page: int) -> AppendResult:
         """The answer to batches for a partition that this writer does not have."""
         if page in self._failed:
@@ -248,7 +258,7 @@ class Writer:
                     lane.retry = RETRY_MIN
                 lane.receiver.finish(frames[:done], [] if lane.retiring else acks)
                 ring.append(lane)
-        self._wake_producers(ring)
+        wake_producers(ring)
 
     def _epoch(self, page: int) -> int:
         role = self._roles.get(page)
@@ -262,16 +272,6 @@ class Writer:
         fence()
         self._watchers.ring(self._changed)
         self._changed.clear()
-
-    @staticmethod
-    def _wake_producers(lanes: Iterable[DrainedLane]) -> None:
-        fence()
-        for lane in lanes:
-            if lane.doorbell is not None:
-                ticket = lane.receiver.producer_ticket()
-                if ticket and ticket != lane.receiver.rung:
-                    lane.receiver.rung = ticket
-                    lane.doorbell.ring()
 
     def _sleep(self) -> None:
         """Publish sleeping, fence, look again, wait boundedly (rule 13).
@@ -333,7 +333,7 @@ class Writer:
                 moved = True
         if moved:
             self._wake_consumers()
-            self._wake_producers(self._lanes.values())
+            wake_producers(self._drained)
 
     # --- orders of the node, reports to it ---
     def _tell(self, report: ms.WriterReport) -> None:
@@ -471,10 +471,6 @@ class Writer:
                 self._tell(ms.LaneDrained(lane.receiver.name))
 
     # --- the end ---
-    @staticmethod
-    def _is_drained(lane: DrainedLane) -> bool:
-        return lane.stop_at is None or lane.receiver.head >= lane.stop_at
-
     def _end_syncs(self) -> bool:
         """Wait for the syncs under way; False if the device does not end one in time: the recovery
         of the next start looks at that log."""

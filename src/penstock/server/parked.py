@@ -21,9 +21,10 @@ from penstock.core.errors import ErrorCode, StorageError
 from penstock.core.log import AppendResult, SyncJob, Writeback
 from penstock.core.swapping import Prepared
 from penstock.ipc import layout as lo
-from penstock.ipc.alone import TICK, PartitionRole, errno_of
 from penstock.ipc.cleaning import Freed
+from penstock.ipc.lane import Frame
 from penstock.ipc.messages import OpenPartition, TopicSettings
+from penstock.ipc.partitionrole import TICK, PartitionRole, errno_of
 from penstock.ipc.state import StatePage
 
 logger = logging.getLogger("penstock.writer")
@@ -116,6 +117,13 @@ class ParkedRole:
         if self._role is None:
             return [refused(ErrorCode.PARTITION_OFFLINE, self._damage)] * len(batches)
         return self._role.append(batches, now_us)
+
+    def replicate(self, frames: Sequence[Frame], now_us: int) -> list[AppendResult]:
+        if self._role is not None:
+            return self._role.replicate(frames, now_us)
+        code = ErrorCode.PARTITION_OFFLINE if self._damage else ErrorCode.STORAGE_FULL
+        end, why = self.log_end, self._damage or str(self._error)
+        return [AppendResult(end, end, 0, code, False, why)] * len(frames)
 
     def writeback(self) -> Writeback | None:
         return None if self._role is None else self._role.writeback()

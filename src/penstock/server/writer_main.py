@@ -18,11 +18,13 @@ from penstock.core.errors import StorageError
 from penstock.core.storage import Storage
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
-from penstock.ipc.alone import AloneRole, PartitionRole
+from penstock.ipc.alone import AloneRole
 from penstock.ipc.channel import Channel
 from penstock.ipc.doorbell import Doorbell
 from penstock.ipc.drained import producers_with_lanes
 from penstock.ipc.liveness import raise_descriptor_limit
+from penstock.ipc.partitionrole import PartitionRole
+from penstock.ipc.replicated import ReplicaRole
 from penstock.ipc.shm import Region, object_name, open_existing
 from penstock.ipc.state import StatePage
 from penstock.ipc.writer import Writer
@@ -58,7 +60,8 @@ def main(argv: list[str] | None = None) -> int:
         page = StatePage(state, order.page)
 
         def open_log() -> tuple[PartitionRole, str]:
-            return AloneRole.open(
+            kind = ReplicaRole if order.replicated else AloneRole
+            return kind.open(
                 storage,
                 order,
                 page,

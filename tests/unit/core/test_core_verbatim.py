@@ -208,7 +208,7 @@ def test_who_led_without_a_record_forgets_that_epoch():
     leader.lead(5)
     leader.append(numbered(1, 2), 1)
     assert log.append_verbatim(batches_from(leader, 2), 1).taken == 1
-    assert log.epochs.entries == ((1, 0), (5, 2))
+    assert list(log.epochs.entries) == [(1, 0), (5, 2)]
 
 
 def test_a_new_epoch_that_finds_no_room_is_not_begun():
@@ -221,7 +221,7 @@ def test_a_new_epoch_that_finds_no_room_is_not_begun():
     assert log.epochs.entries == ((1, 0),)
     storage.fault = None
     log.lead(2)
-    assert log.epochs.entries == ((1, 0), (2, 2))
+    assert list(log.epochs.entries) == [(1, 0), (2, 2)]
 
 
 # --- truncation -----------------------------------------------------------------------------------

@@ -1,0 +1,393 @@
+"""The role of a replicated partition, between a real log, its page and its replication lane."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from replica_world import ReplicaPartition
+from unit.core.log_helpers import (
+    Crash,
+    abort,
+    begin,
+    commit,
+    crash_at,
+    fail_at,
+    make_batch,
+    numbered,
+    within,
+)
+
+from penstock.core.errors import ErrorCode, StorageError
+from penstock.core.storage import storage_error
+from penstock.core.swapping import Prepared, Source
+from penstock.ipc import layout as lo
+from penstock.ipc.messages import OpenPartition, TopicSettings
+from penstock.ipc.roles import BeginAnew, Follow, HighWatermark, Lead, Trim, Truncate
+from penstock.server.parked import ParkedRole
+
+NONE, STALE, BEYOND = ErrorCode.NONE, ErrorCode.STALE_LEADER_EPOCH, ErrorCode.BEYOND_LOG_END
+
+
+@pytest.fixture
+def leader():
+    made = ReplicaPartition()
+    assert made.obey(Lead(5)) == [NONE]
+    return made
+
+
+@pytest.fixture
+def replica():
+    made = ReplicaPartition()
+    assert made.obey(Follow(5)) == [NONE]
+    return made
+
+
+# --- roles ----------------------------------------------------------------------------------------
+def test_a_replica_begins_idle_and_refuses_producers():
+    made = ReplicaPartition()
+    assert made.page.status == lo.STATUS_FOLLOWING
+    assert made.ends() == (0, 0, 0, 0)
+    assert made.append(*numbered(3)) == [ErrorCode.NOT_LEADER] * 3
+    assert (made.role.log_end, made.page.leader_epoch) == (0, 0)
+    made.role.count(numbered(3), made.role.append(numbered(3), 1))
+    assert made.page.counters()["refusals"] == 3
+
+
+def test_a_leader_appends_in_its_epoch_and_shows_no_more_than_is_committed(leader):
+    assert (leader.page.status, leader.page.leader_epoch) == (lo.STATUS_ONLINE, 5)
+    assert leader.append(*numbered(4)) == [NONE] * 4
+    assert leader.ends() == (0, 0, 0, 4)
+    assert [head.leader_epoch for head, _ in leader.role._log.read(0, 1 << 20)] == [5] * 4
+    assert leader.obey(HighWatermark(5, 3)) == [NONE]
+    assert leader.ends() == (0, 3, 3, 4)
+    assert leader.obey(HighWatermark(5, 90), HighWatermark(5, 2)) == [NONE, NONE]
+    assert leader.ends() == (0, 4, 4, 4), "never above the log's end, and it only rises"
+
+
+def test_a_refusal_for_want_of_the_lead_poisons_nobody(leader):
+    leader.append(*numbered(2))
+    leader.obey(Follow(6))
+    assert leader.append(*numbered(2, 2)) == [ErrorCode.NOT_LEADER] * 2
+    leader.obey(Lead(7))
+    assert leader.append(*numbered(4)) == [NONE] * 4
+    assert leader.role.log_end == 4
+
+
+def test_who_takes_a_role_shows_it_with_its_epoch(leader):
+    leader.append(*numbered(2))
+    assert leader.obey(Follow(6)) == [NONE]
+    assert (leader.page.status, leader.page.leader_epoch) == (lo.STATUS_FOLLOWING, 6)
+    assert leader.obey(Follow(6), Lead(9), Lead(9)) == [NONE] * 3
+    assert (leader.page.status, leader.page.leader_epoch) == (lo.STATUS_ONLINE, 9)
+    assert leader.ends() == (0, 0, 0, 2)
+    assert leader.role._log.epochs.entries == ((5, 0), (9, 2))
+
+
+def test_what_was_said_in_an_epoch_that_is_over_changes_nothing(leader):
+    leader.append(*numbered(4))
+    leader.obey(Follow(8))
+    said = (Lead(7), Follow(7), HighWatermark(7, 3), Truncate(7, 0), BeginAnew(7, 9), Trim(7, 2))
+    assert leader.obey(*said) == [STALE] * 6
+    assert leader.follow(7, *numbered(1)) == [STALE]
+    assert leader.ends() == (0, 0, 0, 4)
+    assert (leader.page.status, leader.page.leader_epoch) == (lo.STATUS_FOLLOWING, 8)
+    later = (HighWatermark(9, 3), Truncate(9, 0), BeginAnew(9, 9), Trim(9, 2))
+    assert leader.obey(*later) == [STALE] * 4, "nor of one that was not begun here"
+
+
+def test_a_leader_is_not_cut_and_takes_no_batches_of_another(leader):
+    leader.append(*numbered(4))
+    assert leader.obey(Truncate(5, 0), BeginAnew(5, 9), Trim(5, 2)) == [STALE] * 3
+    assert leader.follow(5, *numbered(1)) == [STALE]
+    assert leader.ends() == (0, 0, 0, 4)
+
+
+def test_nobody_leads_in_the_epoch_in_which_it_followed(replica):
+    assert replica.obey(Lead(5)) == [STALE]
+    assert replica.obey(Lead(6)) == [NONE]
+
+
+def test_bytes_that_are_no_control_frame_are_refused(replica):
+    assert replica.sender.try_write(2, [b"\xff" * 9], 9, kind=lo.KIND_ROLE) is not None
+    assert replica.sender.try_write(2, [bytes(64)], 64) is not None
+    results = replica.drain()
+    assert [result.error for result in results] == [ErrorCode.CORRUPT_BATCH] * 2
+    assert [result.base_offset for result in results] == [0, 0]
+
+
+# --- following ------------------------------------------------------------------------------------
+def test_a_follower_copies_its_leader(leader, replica):
+    leader.append(*numbered(6, records=1))
+    leader.append(begin(producer=2), within(0, producer=2), *numbered(3, 6))
+    batches = leader.batches()
+    assert replica.follow(5, *batches[:4]) == [NONE] * 4
+    assert replica.ends() == (0, 0, 0, 4)
+    assert replica.follow(5, *batches[2:]) == [NONE] * (len(batches) - 2)
+    assert replica.obey(HighWatermark(5, 11)) == [NONE]
+    leader.obey(HighWatermark(5, 11))
+    assert replica.ends() == leader.ends() == (0, 11, 6, 11)
+    assert replica.page.oldest_open == leader.page.oldest_open
+    assert replica.batches() == batches
+    assert replica.page.segment() == (0, sum(map(len, batches)))
+
+
+def test_what_lies_beyond_is_refused_with_the_log_end(leader, replica):
+    leader.append(*numbered(6))
+    batches = leader.batches()
+    replica.follow(5, batches[0])
+    replica.send(5, batches[1], batches[3], batches[4])
+    results = replica.drain()
+    assert [result.error for result in results] == [NONE, BEYOND, BEYOND]
+    assert [result.base_offset for result in results] == [2, 2, 2]
+    assert replica.follow(5, *batches[2:]) == [NONE] * 4
+
+
+def test_frames_of_a_lane_are_done_in_their_order(leader, replica):
+    leader.append(*numbered(6))
+    batches = leader.batches()
+    replica.send(5, *batches[:4])
+    replica.say(HighWatermark(5, 3), Follow(6), Truncate(6, 3))
+    replica.send(5, batches[3])
+    replica.send(6, batches[3])
+    replica.say(HighWatermark(6, 9))
+    assert [r.error for r in replica.drain()] == [NONE] * 7 + [STALE, NONE, NONE]
+    assert replica.ends() == (0, 4, 4, 4)
+
+
+def test_transactions_follow_from_the_log(leader, replica):
+    leader.append(begin(producer=2), within(0, producer=2), begin(producer=3))
+    leader.append(abort(producer=2), commit(producer=3), *numbered(1))
+    replica.follow(5, *leader.batches())
+    replica.obey(HighWatermark(5, 2))
+    assert replica.ends() == (0, 2, 2, 6), "all is decided in this log"
+    replica.obey(HighWatermark(5, 6))
+    assert replica.ends() == (0, 6, 6, 6)
+    mine, theirs = ([each for each in one.storage.names.items() if each[0].endswith(".txn")]
+                    for one in (replica, leader))  # fmt: skip
+    assert [bytes(node.content) for _, node in mine] == [bytes(node.content) for _, node in theirs]
+    assert mine
+
+
+def test_a_follower_that_becomes_leader_answers_as_the_one_before(leader, replica):
+    leader.append(*numbered(4))
+    replica.follow(5, *leader.batches())
+    replica.obey(Lead(6))
+    assert replica.append(*numbered(6)) == [NONE] * 6
+    assert replica.role.log_end == 6
+    assert replica.append(make_batch(9)) == [ErrorCode.OUT_OF_ORDER_SEQUENCE]
+
+
+# --- cuts -----------------------------------------------------------------------------------------
+def test_a_truncation_is_shown_and_keeps_what_is_committed_in_view(leader, replica):
+    leader.append(*numbered(8))
+    replica.follow(5, *leader.batches())
+    replica.obey(HighWatermark(5, 3))
+    replica.sync()
+    assert replica.page.durable == 8
+    replica.say(Truncate(5, 6))
+    (result,) = replica.drain()
+    assert (result.error, result.base_offset) == (NONE, 6)
+    assert (replica.ends(), replica.page.durable) == ((0, 3, 3, 6), 6)
+    assert replica.follow(5, *leader.batches()[6:]) == [NONE] * 2
+    assert replica.obey(Truncate(5, 2)) == [NONE]
+    assert replica.ends() == (0, 2, 2, 2), "an unclean election"
+    assert replica.page.segment() == (replica.role._log.segment_base, 0)
+
+
+def test_a_new_beginning_is_shown(leader, replica):
+    leader.append(*numbered(8))
+    replica.follow(5, *leader.batches())
+    replica.say(BeginAnew(5, 100))
+    (result,) = replica.drain()
+    assert (result.error, result.base_offset) == (NONE, 100)
+    assert (replica.ends(), replica.page.durable) == ((100,) * 4, 100)
+    assert replica.page.segment() == (100, 0)
+    replica.obey(BeginAnew(5, 3))
+    assert replica.ends() == (3,) * 4
+    assert replica.follow(5, *leader.batches(3)) == [NONE] * 5
+    assert replica.ends() == (3, 3, 3, 8)
+
+
+def test_a_leaders_log_that_starts_within_a_batch_is_followed(leader, replica):
+    leader.append(make_batch(0, records=10), make_batch(10, records=10))
+    leader.obey(HighWatermark(5, 20))
+    leader.role.trim(4, 1)
+    assert leader.ends() == (4, 20, 20, 20)
+    replica.obey(BeginAnew(5, 4))
+    assert replica.follow(5, *leader.batches(4)) == [NONE] * 2
+    assert replica.ends() == (4, 4, 4, 20)
+    replica.killed()
+    assert replica.ends() == (4, 4, 4, 20)
+
+
+def test_a_cut_waits_for_a_sync_and_no_other_page_is_the_worse_for_it(leader, replica):
+    leader.append(*numbered(4))
+    replica.follow(5, *leader.batches())
+    replica.role.request_sync()
+    job = replica.role.tick(0.0, 1)
+    assert job is not None
+    replica.say(HighWatermark(5, 1), Truncate(5, 2), HighWatermark(5, 2))
+    assert len(replica.drain()) == 1
+    assert replica.ends() == (0, 1, 1, 4)
+    job.run()
+    replica.role.finish_sync(job)
+    assert [result.error for result in replica.drain()] == [NONE, NONE]
+    assert replica.ends() == (0, 2, 2, 2)
+
+
+def test_retention_stays_below_what_is_committed(leader, replica):
+    for at in range(0, 40, 4):
+        leader.append(*numbered(4, at, body=4000))
+    replica.role.configure(replica.settings)
+    replica.follow(5, *leader.batches())
+    replica.obey(HighWatermark(5, 20), Trim(5, 30))
+    replica.role.tick(0.0, replica.clock)
+    assert replica.ends()[:2] == (20, 20)
+    leader.obey(HighWatermark(5, 12))
+    assert leader.role.trim(40, 1).log_start == 12
+    assert leader.ends() == (12, 12, 12, 40)
+    prepared = Prepared(0, 16, 100, (Source(0, 0, 0),))
+    with pytest.raises(StorageError, match="not all committed"):
+        leader.role.swap(prepared, 0, 1)
+
+
+# --- deaths ---------------------------------------------------------------------------------------
+def test_a_writers_successor_is_idle_and_led_in_the_same_epoch_again(leader):
+    leader.append(*numbered(4))
+    leader.obey(HighWatermark(5, 3))
+    leader.killed()
+    assert (leader.page.status, leader.page.leader_epoch) == (lo.STATUS_FOLLOWING, 5)
+    assert leader.ends() == (0, 3, 3, 4)
+    assert leader.append(*numbered(1, 4)) == [ErrorCode.NOT_LEADER]
+    assert leader.obey(HighWatermark(5, 4), Lead(4), Lead(5)) == [NONE, STALE, NONE]
+    assert leader.append(*numbered(5)) == [NONE] * 5
+    assert leader.ends() == (0, 4, 4, 5)
+
+
+def test_a_reboot_loses_the_high_watermark_and_no_epoch(leader):
+    leader.append(*numbered(4))
+    leader.obey(HighWatermark(5, 3))
+    leader.sync()
+    leader.power_cut()
+    assert leader.ends() == (0, 0, 0, 4)
+    assert (leader.page.status, leader.page.leader_epoch) == (lo.STATUS_FOLLOWING, 5)
+    assert leader.role._log.epochs.entries == ((5, 0),)
+
+
+def test_frames_that_are_drained_again_by_a_successor_end_where_they_did():
+    """At every storage call of a pass that copies, cuts, copies and begins anew."""
+    source = ReplicaPartition()
+    source.obey(Lead(3))
+    source.append(*numbered(12, body=300))
+    batches = source.batches()
+    number = 0
+    while True:
+        number += 1
+        replica = ReplicaPartition(segment_bytes=1 << 20)
+        replica.say(Follow(3), HighWatermark(3, 0))
+        replica.send(3, *batches[:6])
+        replica.say(HighWatermark(3, 4), Follow(4), Truncate(4, 5))
+        replica.send(4, *batches[5:8])
+        replica.say(BeginAnew(4, 6))
+        replica.send(4, *batches[6:])
+        replica.say(HighWatermark(4, 11))
+        replica.storage.fault = crash_at(replica.storage.calls + number)
+        try:
+            replica.drain(answer=False)
+        except Crash:
+            dead = True
+        else:
+            dead = False
+        replica.killed()
+        replica.drain()
+        assert replica.ends() == (6, 11, 11, 12), number
+        assert replica.batches(6) == batches[6:]
+        assert not replica.receiver.has_frames
+        if not dead:
+            break
+    assert number > 30
+
+
+# --- storage --------------------------------------------------------------------------------------
+def no_room(call):
+    if call.name == "pwritev":
+        error = OSError(errno.ENOSPC, "no room")
+        raise storage_error(error, "write", call.path) from error
+
+
+def test_a_follower_without_room_says_so_and_goes_on_later(leader, replica):
+    leader.append(*numbered(3))
+    replica.storage.fault = no_room
+    replica.send(5, *leader.batches())
+    results = replica.drain()
+    assert [result.error for result in results] == [ErrorCode.STORAGE_FULL] * 3
+    assert {result.base_offset for result in results} == {0}
+    assert (replica.page.status, replica.page.errno) == (lo.STATUS_FOLLOWING, errno.ENOSPC)
+    replica.storage.fault = None
+    assert replica.follow(5, *leader.batches()) == [NONE] * 3
+    assert (replica.page.status, replica.page.errno) == (lo.STATUS_FOLLOWING, 0)
+
+
+def test_a_leader_without_room_keeps_its_producers_waiting(leader):
+    leader.storage.fault = fail_at(1, errno.ENOSPC, "pwritev")
+    with pytest.raises(StorageError):
+        leader.append(*numbered(1))
+    assert leader.page.status == lo.STATUS_FULL
+    leader.storage.fault = None
+    assert leader.append(*numbered(1)) == [NONE]
+    assert leader.page.status == lo.STATUS_ONLINE
+
+
+def test_a_replica_whose_device_failed_is_offline(leader, replica):
+    leader.append(*numbered(3))
+    replica.storage.fault = fail_at(1, errno.EIO, "pwritev")
+    assert replica.follow(5, *leader.batches()) == [ErrorCode.PARTITION_OFFLINE] * 3
+    replica.storage.fault = None
+    assert replica.page.status == lo.STATUS_OFFLINE
+    offline = [ErrorCode.PARTITION_OFFLINE] * 3
+    assert replica.obey(Lead(6), HighWatermark(5, 1), Truncate(5, 0)) == offline
+    assert replica.page.status == lo.STATUS_OFFLINE
+
+
+def test_a_role_that_cannot_be_written_down_is_told_and_may_be_said_again(replica):
+    replica.storage.fault = no_room
+    assert replica.obey(Lead(6)) == [ErrorCode.STORAGE_FULL]
+    assert (replica.page.status, replica.page.leader_epoch) == (lo.STATUS_FOLLOWING, 5)
+    replica.storage.fault = None
+    assert replica.obey(Lead(6)) == [NONE]
+    assert (replica.page.status, replica.page.errno) == (lo.STATUS_ONLINE, 0)
+
+
+def test_where_records_count_once_synced_nothing_is_shown_before():
+    """Whatever syncs when: on the device is what the page says, after a power cut too."""
+    leader, replica = (ReplicaPartition(durability="fsync") for _ in range(2))
+    leader.obey(Lead(5))
+    replica.obey(Follow(5))
+    leader.append(*numbered(3))
+    assert (leader.page.durable, leader.page.log_end) == (3, 3)
+    replica.follow(5, *leader.batches())
+    assert (replica.page.durable, replica.page.log_end) == (3, 3)
+    leader.append(*numbered(2, 3))
+    replica.storage.fault = fail_at(1, errno.ENOSPC, "fdatasync")
+    replica.follow(5, *leader.batches(3))
+    replica.storage.fault = None
+    assert replica.obey(HighWatermark(5, 5)) == [NONE]
+    assert replica.page.high_watermark <= replica.page.durable <= replica.page.log_end
+    replica.power_cut()
+    assert replica.role.log_end >= 3
+
+
+def test_who_is_parked_for_want_of_room_asks_for_patience():
+    made = ReplicaPartition()
+    made.obey(Follow(5))
+    order = OpenPartition(2, "t", bytes(16), 0, "/data", TopicSettings(), False, "boot-1", True)
+
+    def fails():
+        raise StorageError("no room", retriable=True)
+
+    parked = ParkedRole(order, made.page, 2, fails, StorageError("no room", retriable=True))
+    made.say(Lead(6))
+    (frame,) = made.receiver.frames(9, 1 << 20)
+    (result,) = parked.replicate([frame], 1)
+    assert (result.error, result.base_offset) == (ErrorCode.STORAGE_FULL, 0)
