@@ -1,10 +1,11 @@
 """One quorum in a process of its own: `python quorum_program.py FOLDER NODE QUORUM`.
 
-It creates a topic now and then, and prints a line for each thing that happens to it:
+It creates topics and deletes every other one, and prints a line for each thing that happens:
 
-    active TERM NOW | idle TERM NOW | created NAME NOW | up
+    up | active TERM NOW | idle TERM NOW | created NAME NOW | deletes NAME | deleted NAME
 
-NOW is CLOCK_MONOTONIC, which all processes of a host share.
+NOW is CLOCK_MONOTONIC, which all processes of a host share. At SIGUSR1 it asks for nothing more,
+and says `still`; at SIGTERM it says `topics NAME ...`, all that there are.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import signal
 import sys
 import time
 
 from penstock.cluster.controller import Image, Place
+from penstock.cluster.controller.records import COORDINATOR_EPOCHS
 from penstock.core.errors import PenstockError
 from penstock.server.config import NodeConfig
 from penstock.server.datafolder import DataFolder
@@ -39,20 +42,36 @@ async def main(folder: str, node: int, voters: str) -> None:
     quorum = Quorum(config, opened, changed=_changed)
     await quorum.start()
     watching = asyncio.create_task(watch(quorum))
+
+    is_still, tells = asyncio.Event(), asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, is_still.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, tells.set)
     await quorum.register((), was_clean=True)
     say("up")
     life = os.urandom(4).hex()
     for number in itertools.count():
+        if is_still.is_set():
+            break
         name = f"b{node}-{life}-{number}"
         try:
             await quorum.ask("create_topic", name, os.urandom(16), 1, 1, 1, b"", timeout=60.0)
             say("created", name, time.monotonic())
-            await quorum.ask("delete_topic", name, timeout=60.0)
+            if number % 2:
+                say("deletes", name)
+                await quorum.ask("delete_topic", name, timeout=60.0)
+                say("deleted", name)
         except PenstockError as error:
             say("refused", error)
         if watching.done():
             watching.result()
         await asyncio.sleep(0.02)
+    say("still")
+    await tells.wait()
+    epoch = await quorum.coordinator_epoch(60.0)
+    while quorum.image.counters.get(COORDINATOR_EPOCHS, 0) <= epoch:
+        await asyncio.sleep(0.01)  # the image is to have all that was decided before
+    say("topics", *sorted(quorum.image.ids))
+    await asyncio.Event().wait()
 
 
 async def watch(quorum: Quorum) -> None:

@@ -16,6 +16,7 @@ from penstock.core.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
+from penstock.keys import create_cluster_key
 
 
 def test_a_quorum_of_one_decides_alone_and_remembers_it(tmp_path):
@@ -137,6 +138,27 @@ def test_a_new_life_has_another_epoch_and_hears_everything_again(tmp_path):
             assert first is not None
             assert quorum.broker_epoch == first + 1
             assert news[0] is None
+
+    run(main())
+
+
+def test_with_a_cluster_key_all_is_the_same(tmp_path):
+    create_cluster_key(tmp_path / "key")
+
+    async def main() -> None:
+        async with World(tmp_path, cluster_key=str(tmp_path / "key")) as world:
+            await world.agreed()
+            await world.unfenced()
+            stranger = World(tmp_path / "other", 3)
+            stranger.ports, stranger.text = dict(world.ports), world.text
+            (tmp_path / "other").mkdir()
+            without = await stranger.start(4, registers=False)
+            await eventually(
+                lambda: all(without._links.trouble(node) for node in (1, 2, 3)), "it is kept out"
+            )
+            await stranger.stop(4)
+            await world.quorums[1].ask(*create("orders", os.urandom(16)))
+            assert 4 not in {m["node"] for m in world.quorums[1].describe()["members"]}
 
     run(main())
 

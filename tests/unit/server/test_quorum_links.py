@@ -233,14 +233,14 @@ def test_garbage_on_the_port_harms_nobody():
         for data in (b"GET / HTTP/1.0\r\n\r\n", os.urandom(4096), b"\xff" + bytes(8) + b"\x7f"):
             await asyncio.to_thread(_throw, port, data)
         context = zmq.asyncio.Context()
-        sock = context.socket(zmq.DEALER)
-        sock.setsockopt(zmq.LINGER, 0)
-        sock.connect(two.url)
         for frames in ([b"garbage"], [b"", b""], [qm.encode(qm.Pong(1))], [b"x" * 10_000] * 3):
-            await sock.send_multipart(frames)
-            answer = qm.decode((await asyncio.wait_for(sock.recv_multipart(), 5))[0])
-            assert isinstance(answer, qm.Refused)
-        sock.close()
+            with context.socket(zmq.DEALER) as sock:
+                sock.setsockopt(zmq.LINGER, 0)
+                sock.connect(two.url)
+                await sock.send_multipart(frames)
+                await sock.send_multipart(frames)  # it is not told twice
+                answer = qm.decode((await asyncio.wait_for(sock.recv_multipart(), 5))[0])
+                assert isinstance(answer, qm.Refused)
         context.term()
         await eventually(lambda: two.count("refused: garbage") > 0, "it is counted")
         assert two.count("refused: no hello") > 0

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,27 @@ def members(tmp_path: Path) -> Iterator[Members]:
             member.kill()
 
 
+def nothing_is_lost(members: Members) -> None:
+    """What was answered is so in every image, once nothing more is asked."""
+    running = members.by_node.values()
+    for word, number in (("still", signal.SIGUSR1), ("topics", signal.SIGTERM)):
+        for member in running:
+            member.process.send_signal(number)
+        for member in running:
+            wait_until(partial(member.said, word), WITHIN, what=word)
+    lines = [line for member in members.all for line in list(member.lines)]
+    created = {line[1] for line in lines if line[0] == "created"}
+    deleted = {line[1] for line in lines if line[0] == "deleted"}
+    unsure = {line[1] for line in lines if line[0] == "deletes"} - deleted
+    assert created
+    assert deleted
+    for member in running:
+        [said] = member.said("topics")
+        found = set(said[1:])
+        assert created - deleted - unsure <= found
+        assert not deleted & found
+
+
 def terms_have_one_leader(members: Members) -> None:
     claims = [(line[1], member.node) for member in members.all for line in member.said("active")]
     for term, found in itertools.groupby(sorted(set(claims)), key=lambda claim: claim[0]):
@@ -122,6 +144,7 @@ def test_the_leader_is_killed_and_another_one_goes_on(members):
         again = members.start(first.node)
         members.goes_on(again, *others)
     terms_have_one_leader(members)
+    nothing_is_lost(members)
 
 
 def test_a_leader_that_was_stopped_for_long_does_not_lead_when_it_goes_on(members):
@@ -143,3 +166,4 @@ def test_a_leader_that_was_stopped_for_long_does_not_lead_when_it_goes_on(member
     members.goes_on(*members.by_node.values())
     assert second.is_active
     terms_have_one_leader(members)
+    nothing_is_lost(members)

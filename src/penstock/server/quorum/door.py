@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -22,7 +22,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.keys import ServerKey
-from penstock.server.gateway.line import Line, descriptor_of, property_of
+from penstock.server.gateway.line import NO_FD, Line, descriptor_of, property_of
 from penstock.server.quorum import messages as qm
 from penstock.server.quorum.sockets import Context, Doorman, Watched, close_monitored, router
 
@@ -33,6 +33,8 @@ STRANGERS_MAX: Final = 64
 """Connections without a Hello at a time."""
 CALLERS_MAX: Final = 1_000
 STRANGER_BYTES_MAX: Final = 64 << 10
+ENDED_MAX: Final = 1_000
+"""Connections that are remembered after their end, because of what is still to be read of them."""
 SWEEP: Final = 0.5
 WARN_EVERY: Final = 10.0
 """Seconds between two warnings of the same kind about strangers."""
@@ -74,6 +76,7 @@ class Door:
         self._callers: dict[bytes, _Caller] = {}
         self._by_node: dict[int, bytes] = {}
         self._strangers: dict[int, float] = {}
+        self._ended: OrderedDict[bytes, None] = OrderedDict()
         self._warned: dict[str, float] = {}
         self._doorman = Doorman(context, key, self._no_key) if key is not None else None
         socket = router(context, url, key)
@@ -117,6 +120,9 @@ class Door:
     # --- messages ---
     def _take(self, frames: list[zmq.Frame]) -> None:
         identity = frames[0].bytes
+        if identity in self._ended:
+            self._counts["late"] += 1  # what was still to be read of it
+            return
         caller = self._callers.get(identity)
         try:
             if len(frames) != 2:
@@ -164,8 +170,9 @@ class Door:
         fd = caller.fd if caller is not None else descriptor_of(frame)
         self._forget(identity)
         # What was said is to leave before the connection is shut down.
-        self._loop.call_later(SWEEP / 2, self._shut_down_if_stranger, fd)
-        self._strangers.setdefault(fd, self._loop.time())
+        if fd != NO_FD:
+            self._strangers.setdefault(fd, self._loop.time())
+            self._loop.call_later(SWEEP / 2, self._shut_down_if_stranger, fd)
 
     def _warn(self, kind: str, address: str, why: str) -> None:
         now = self._loop.time()
@@ -223,5 +230,8 @@ class Door:
 
     def _forget(self, identity: bytes) -> None:
         caller = self._callers.pop(identity, None)
+        self._ended[identity] = None
+        while len(self._ended) > ENDED_MAX:
+            self._ended.popitem(last=False)
         if caller is not None and self._by_node.get(caller.node) == identity:
             del self._by_node[caller.node]
