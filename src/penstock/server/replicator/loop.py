@@ -265,6 +265,8 @@ class Replicator:
             return f"cluster {hello.cluster_id.hex()}, {known.cluster_id.hex()} is here"
         if hello.to != known.broker or hello.broker == known.broker:
             return f"broker {hello.to} is asked by {hello.broker}, and this is {known.broker}"
+        if hello.broker_epoch < self._hosting.living.get(hello.broker, 0):
+            return f"a later life of broker {hello.broker} is there"
         return ""
 
     # --- partitions ---

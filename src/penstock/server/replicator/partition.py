@@ -39,6 +39,8 @@ from penstock.server.replicator.messages import Assign
 
 logger = logging.getLogger("penstock.replicator")
 
+UNHEARD_MAX: Final = 4
+"""Frames about high watermark and log start that may wait for its writer's answer."""
 OPEN: Final = (lo.STATUS_ONLINE, lo.STATUS_FOLLOWING, lo.STATUS_FULL)
 
 
@@ -84,6 +86,7 @@ class Partition:
         self._turning: Assignment | None = None
         self._is_again = False
         self._told = (-1, -1)  # high watermark and log start, as its writer has them
+        self._unheard = 0  # frames that tell of these, and are not answered yet
 
     def __str__(self) -> str:
         return self.name
@@ -270,20 +273,27 @@ class Partition:
             self._broker.moved(self)
 
     def tell(self) -> None:
-        """Tell its writer how far it may be read, and where it begins."""
+        """Tell its writer how far it may be read, and where it begins: now, or when it has answered
+        what it was told before."""
         if self.replica is None or self._turning is not None or self.is_gone:
+            return
+        if self._unheard >= UNHEARD_MAX:
             return
         log, (told, told_start) = self.log, self._told
         epoch, lanes = self.replica.leader_epoch, self._broker.lanes
         self._told = (log.high_watermark, log.log_start)
         if told != log.high_watermark:
-            order = ro.HighWatermark(epoch, log.high_watermark)
-            lanes.order(self.page, order, self._heard)
-        if told_start != log.log_start and self.follower is not None and log.log_start:
+            self._unheard += 1
+            lanes.order(self.page, ro.HighWatermark(epoch, log.high_watermark), self._heard)
+        if told_start != log.log_start and self.follower is not None:
+            self._unheard += 1
             lanes.order(self.page, ro.Trim(epoch, log.log_start), self._heard)
 
-    def _heard(self, ack: Ack) -> None:
-        """It is told again with the next role if it was not taken."""
+    def _heard(self, _: Ack) -> None:
+        """What was refused is told again with the next role."""
+        self._unheard -= 1
+        if self.replica is not None:
+            self.noted()
 
     def again(self) -> None:
         """What its writer has is not what was thought: have it say where its log ends."""

@@ -1,6 +1,6 @@
 """Where followers come in: a ROUTER, and the connections behind it.
 
-    a connection --Hello--> peer --silent, gone, against the rules, a newer Hello--> dropped
+    a connection --Hello--> peer --silent, gone, against the rules, a newer Hello--> forgotten
          +--anything else--> told to say hello, or cut off as any stranger is (`gateway.line`)
 
 Owns connections and the socket's sending half. What is asked and answered is `serving`'s.
@@ -104,7 +104,6 @@ class Port:
             self._say(identity, wire.Refused(str(error)[:1000]))
             if peer is not None:
                 self._drop(peer)
-                self._line.shut_down(peer.fd)
 
     def _meet(self, identity: bytes, frames: Frames, hello: wire.Hello, now: float) -> None:
         fd = descriptor_of(frames[0])

@@ -1,0 +1,217 @@
+"""Replicators between real logs: what is appended where a partition is led is on every replica, and
+counts when it is; whoever comes back agrees with who leads."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from node_helpers import eventually
+from replicator_world import Producer, World
+
+from penstock.core.errors import ErrorCode
+from penstock.ipc import layout as lo
+
+
+@pytest.fixture
+def world(tmp_path):
+    with World(tmp_path) as made:
+        yield made
+
+
+def filled(world: World, count: int, first: int = 0, page: int = 0, **how: int) -> Producer:
+    """So many batches, committed everywhere."""
+    producer = Producer(world.leader(page))
+    for sequence in range(first, first + count):
+        producer.send(sequence, page, **how)
+    assert not any(ack.error for ack in producer.settle())
+    world.wait_committed(first + count, page)
+    return producer
+
+
+def test_what_the_leader_appends_is_committed_on_all_replicas(world):
+    world.topic()
+    filled(world, 300)
+    world.check_equal()
+    leader = world.leader()
+    statuses = {n: each.page().status for n, each in world.brokers.items()}
+    assert statuses.pop(leader.number) == lo.STATUS_ONLINE
+    assert set(statuses.values()) == {lo.STATUS_FOLLOWING}
+
+
+def test_a_followers_writer_takes_nothing_of_producers(world):
+    world.topic()
+    filled(world, 3)
+    follower = next(each for each in world.brokers.values() if each is not world.leader())
+    producer = Producer(follower, 8)
+    producer.send(0)
+    assert [ack.error for ack in producer.settle()] == [ErrorCode.NOT_LEADER]
+
+
+def test_many_partitions_with_their_leaders_spread(world):
+    world.topic(partitions=6)
+    assert len({world.leader(page).number for page in range(6)}) == 3
+    for page in range(6):
+        filled(world, 40, page=page)
+    for page in range(6):
+        world.check_equal(page)
+
+
+def test_batches_larger_than_an_answer_and_a_lane_that_is_always_full(tmp_path):
+    with World(tmp_path, lane_capacity=256 << 10) as world:
+        world.topic()
+        filled(world, 100, body=60_000)
+        world.check_equal()
+
+
+def test_nothing_counts_while_fewer_than_min_insync_replicas_have_it(world):
+    world.topic()
+    producer = filled(world, 5)
+    leader = world.leader()
+    others = [each for each in world.brokers.values() if each is not leader]
+    for other in others:
+        other.pause()
+    for sequence in range(5, 10):
+        producer.send(sequence)
+    assert not any(ack.error for ack in producer.settle())
+    assert leader.page().log_end == 10
+    assert leader.page().high_watermark == 5
+    others[0].go_on()
+    world.wait_isr(leader.number, others[0].number)  # the other one lags
+    world.wait_committed(10, 0, leader, others[0])
+    others[1].go_on()
+    world.wait_isr(*world.brokers)
+    world.wait_committed(10)
+    world.check_equal()
+
+
+def test_a_new_leader_has_what_counted_and_the_old_one_forgets_what_did_not(world):
+    world.topic()
+    producer = filled(world, 5)
+    old = world.leader()
+    others = [each for each in world.brokers.values() if each is not old]
+    for other in others:
+        other.pause()
+    for sequence in range(5, 9):  # on the leader alone
+        producer.send(sequence)
+    producer.settle()
+    world.kill(old.number)
+    for other in others:
+        other.go_on()
+    new = world.leader(but=old.number)
+    again = Producer(new)
+    for sequence in range(5, 12):  # a producer sends what was never committed again
+        again.send(sequence, body=256)
+    assert not any(ack.error for ack in again.settle())
+    world.wait_committed(12, 0, *others)
+    world.start(old.number)
+    world.wait_isr(*world.brokers)
+    world.wait_committed(12)
+    world.check_equal()
+    assert [epoch for _, epoch, _ in old.batches()][-1] == world.partition().leader_epoch
+    eventually(lambda: old.counts.get("truncations"), "it was cut")
+
+
+def test_a_leader_dies_in_the_middle_of_a_stream_again_and_again(world):
+    world.topic()
+    sequence = 0
+    for _ in range(4):
+        leader = world.leader()
+        eventually(lambda: len(world.partition().isr) == 3, "all are in sync")
+        producer = Producer(leader)
+        for _ in range(60):
+            producer.send(sequence)
+            sequence += 1
+        world.kill(leader.number)
+        new = world.leader(but=leader.number)
+        world.start(leader.number)
+        world.wait_isr(*world.brokers)
+        end = new.page().log_end
+        world.wait_committed(end)
+        world.check_equal()
+        sequence = end  # what is in the log has its sequence; the rest is sent anew
+
+
+def test_a_writer_that_dies_gets_its_role_back_from_the_replicator(world):
+    world.topic()
+    filled(world, 20)
+    for broker in world.brokers.values():
+        broker.restart_writer()
+        filled(world, 20, first=world.leader().page().log_end)
+    world.check_equal()
+
+
+def test_a_follower_that_hung_leaves_the_isr_and_comes_back(world):
+    world.topic()
+    filled(world, 5)
+    leader = world.leader()
+    late = next(each for each in world.brokers.values() if each is not leader)
+    late.pause()
+    producer = Producer(leader, 9)
+    for sequence in range(200):
+        producer.send(sequence)
+    producer.settle()
+    world.wait_isr(*(n for n in world.brokers if n != late.number))
+    world.wait_committed(205, 0, leader)
+    late.go_on()
+    world.wait_isr(*world.brokers)
+    world.wait_committed(205)
+    world.check_equal()
+    eventually(lambda: leader.counts.get("isr_shrinks") and leader.counts.get("isr_grows"), "both")
+
+
+def test_a_follower_begins_anew_where_the_leaders_log_starts(world):
+    world.topic(segment_bytes=20_000)
+    filled(world, 5)
+    leader = world.leader()
+    late = next(each for each in world.brokers.values() if each is not leader)
+    world.kill(late.number)
+    filled_on = Producer(leader)
+    for sequence in range(5, 300):
+        filled_on.send(sequence)
+    filled_on.settle()
+    world.wait_isr(*(n for n in world.brokers if n != late.number))
+    world.wait_committed(300, 0, leader)
+    leader.trim(200)
+    eventually(lambda: leader.page().log_start >= 150, "it is trimmed")
+    world.start(late.number)
+    world.wait_isr(*world.brokers)
+    starts = lambda: {each.page().log_start for each in world.brokers.values()}  # noqa: E731
+    eventually(lambda: len(starts()) == 1, "all start there")
+    world.check_equal()
+
+
+def test_records_that_count_only_where_they_are_synced(world):
+    world.topic(durability="fsync")
+    filled(world, 30)
+    for broker in world.brokers.values():
+        assert broker.page().durable >= broker.page().high_watermark == 30
+    world.check_equal()
+
+
+def test_high_watermarks_outlive_processes(world):
+    world.topic()
+    filled(world, 50)
+    for number in world.brokers:
+        world.kill(number)
+    for number in world.brokers:
+        world.start(number)
+    assert all(each.page().high_watermark >= 50 for each in world.brokers.values())
+    world.wait_isr(*world.brokers)
+    filled(world, 10, first=50)
+    world.check_equal()
+
+
+def leads(world: World, number: int) -> bool:
+    return world.leader().number == number
+
+
+def test_a_preferred_leader_takes_over_without_loss(world):
+    world.topic()
+    filled(world, 20)
+    for number in (2, 3, 1):
+        world.elect(0, number)
+        eventually(partial(leads, world, number), f"broker {number} leads")
+        world.wait_isr(*world.brokers)
+        filled(world, 10, first=world.leader().page().log_end)
+    world.check_equal()
