@@ -62,7 +62,7 @@ class Log:
 class ClusterDouble:
     """`leaders`: by page. `with` starts its brokers, numbered from 1, and closes them."""
 
-    def __init__(self, brokers: int = 3, partitions: int = 3, *, writers: int = 1) -> None:
+    def __init__(self, brokers: int = 3, partitions: int = 3, **options: Any) -> None:
         self.lock = threading.RLock()
         self.pages = [FIRST_PAGE + number for number in range(partitions)]
         self.logs = {page: Log(page) for page in self.pages}
@@ -72,7 +72,7 @@ class ClusterDouble:
         self.is_deleted = False
         self.brokers: dict[int, BrokerDouble] = {}
         for number in range(1, brokers + 1):
-            self.brokers[number] = BrokerDouble(self, number, writers=writers)
+            self.brokers[number] = BrokerDouble(self, number, **options)
         self.urls = {number: broker.url for number, broker in self.brokers.items()}
         self.tell()
 

@@ -1,7 +1,8 @@
 """All connections of a carrier: the one that it goes by at large, and one to each broker it needs.
 
     home      to any node or broker; which one is left to whoever answers first
-    others    in a cluster: to the brokers that lead what is used; opened when they are asked for
+    others    in a cluster: to the brokers that lead what is used; opened when they are asked for,
+              and one at least, which tells of the home broker what that cannot tell of itself
 
 Each connection is a `Wire` for one try. Owns which hosts are tried and when: at first those that
 the client named, in a cluster then also the brokers that it has heard of. A broker that the others
@@ -34,6 +35,9 @@ RETRY_FIRST: Final = 0.05
 RETRY_LAST: Final = 2.0
 HEALTHY_AFTER: Final = 1.0
 """Seconds for which a connection stands before it counts as one that worked."""
+WITNESS_AFTER: Final = 1.0
+"""Seconds after which who has only a home connection opens another one. Who is done by then spares
+it."""
 MESSAGES_A_TURN: Final = 256
 REASONS_MAX: Final = 8
 
@@ -183,6 +187,8 @@ class Wires:
         is_homeless = wanted and self.home is None and not self._move_in()
         if is_homeless and self._coming is None and now >= self._retry_at:
             self._coming = self._connect(self._hosts[self._at % len(self._hosts)])
+        if wanted and self.home is not None and now - self._up_since > WITNESS_AFTER:
+            self._have_witness(self.home)
         for broker, way in list(self._ways.items()):
             if way.is_needed and way.wire is None and now >= way.retry_at:
                 way.is_needed = False
@@ -194,6 +200,19 @@ class Wires:
                 self._hear(wire, message, payload)
             if wire.failed is not None:
                 self._lose(wire, wire.failed)
+
+    def _have_witness(self, home: Wire) -> None:
+        """Have a second connection, where there is a cluster: of a broker that is cut off, or
+        stopped, others hear long before its own silence tells."""
+        others = [broker for broker in self.brokers.hosts if broker != home.broker]
+        if not others or any(way.wire is not home for way in self._ways.values() if way.wire):
+            return
+        later = [broker for broker in others if broker > home.broker]
+        chosen = min(
+            later or others,
+            key=lambda broker: self._ways[broker].retry_at if broker in self._ways else 0.0,
+        )
+        self.to(chosen)
 
     def _hear(self, wire: Wire, message: fr.GatewayMessage, payload: Piece | None) -> None:
         if isinstance(message, fr.Welcome):

@@ -313,6 +313,23 @@ def test_a_silent_broker_that_the_others_count_as_gone_is_left(
     assert time.monotonic() - started < silent.welcome.silence_max
 
 
+def test_a_silent_broker_is_left_also_by_who_needs_no_other() -> None:
+    with (
+        ClusterDouble(silence_max=60.0) as cluster,
+        penstock.connect(cluster.url, timeout=WITHIN) as client,
+    ):
+        producer = client.producer(linger=0, delivery_timeout=WITHIN)
+        producer.send_and_wait(TOPIC, b"0", partition=0)
+        silent = cluster.brokers[1]
+        wait_until(lambda: client.metrics()["connects"] >= 2, timeout=WITHIN)
+        silent.holds_back, silent.answers_pings = True, False
+        delivery = producer.send(TOPIC, b"1", partition=0)
+        wait_until(lambda: len(silent.flags) == 2, timeout=WITHIN)
+        cluster.bury(1, heir=3)
+        assert delivery.result(WITHIN).offset == 1
+        producer.close()
+
+
 def test_a_coordinator_that_moves_is_found_by_the_next_request(
     cluster: ClusterDouble, client: Client
 ) -> None:
