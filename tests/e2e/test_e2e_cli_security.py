@@ -9,6 +9,7 @@ from cli_runner import call_cli
 
 import penstock
 from penstock.embedded import EmbeddedNode
+from penstock.keys import load_cluster_key
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,15 @@ def test_keys_from_their_making_to_their_end(served, cli):
     for ran in (made, shown, again, wide, revoked):
         assert secret not in ran.out.decode() + ran.err
         assert server["secret"] not in ran.out.decode() + ran.err
+
+
+def test_the_key_of_a_cluster_is_made_once_and_never_shown(tmp_path):
+    file = tmp_path / "cluster.key"
+    made, again = (call_cli("keys", "create-cluster", "--out", str(file)) for _ in range(2))
+    assert (made.code, again.code) == (0, 2)
+    assert file.stat().st_mode & 0o777 == 0o600
+    secret = load_cluster_key(file).secret
+    assert secret not in made.out.decode() + made.err + again.err
 
 
 def test_keys_are_made_before_the_node_is(tmp_path):

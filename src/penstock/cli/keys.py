@@ -29,6 +29,7 @@ def make(settings: dict[str, Any]) -> typer.Typer:
     command(app, "list")(list_keys)
     command(app, "revoke")(revoke)
     command(app, "show-server")(show_server)
+    command(app, "create-cluster")(create_cluster)
     return app
 
 
@@ -109,6 +110,20 @@ def show_server(env: Env, data: Data = None) -> None:
             f"{folder} has no server key: `penstock keys create` makes one with the first client's"
         )
     output.write_line(key.public)
+
+
+def create_cluster(
+    env: Env,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the key is put.")],
+) -> None:
+    """Make the key that all brokers of a cluster have: FILE is for their nodes alone."""
+    from penstock import keys
+
+    keys.create_cluster_key(out)
+    env.say(
+        f"{out} makes a broker of whoever has it: copy it to each broker's host, name it there as "
+        "cluster_key, and keep it from everybody else"
+    )
 
 
 def _folder(env: Env, data: Path | None) -> str:

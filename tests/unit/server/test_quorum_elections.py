@@ -138,6 +138,10 @@ def test_a_new_life_has_another_epoch_and_hears_everything_again(tmp_path):
             assert first is not None
             assert quorum.broker_epoch == first + 1
             assert news[0] is None
+            await quorum.register(("tcp://127.0.0.1:7777",), was_clean=True)
+            await world.unfenced()
+            assert quorum.broker_epoch == first + 2
+            assert quorum.image.brokers[1].endpoints[0] == "tcp://127.0.0.1:7777"
 
     run(main())
 

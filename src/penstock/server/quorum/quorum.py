@@ -288,6 +288,8 @@ class Quorum:
         """This broker is there, and reached at these places: its epoch. From then on heartbeats are
         said by themselves, and it is registered anew where it has to be. Waits for a controller.
 
+        Called again with other places: a new life begins there, as with `renew`.
+
         `was_clean`: all that its logs ever said to others is still in them; after a power cut only
         what was synced is. The place of the control link is added as the last endpoint.
 

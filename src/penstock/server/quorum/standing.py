@@ -68,6 +68,8 @@ class Standing:
 
     async def register(self, endpoints: tuple[str, ...], *, was_clean: bool) -> int:
         """The broker epoch. Goes on until a controller is there. Raises what it refuses with."""
+        if self._beats is not None and endpoints != self._endpoints:
+            self.renew()  # a registration does not change
         self._endpoints, self._was_clean = endpoints, was_clean
         while True:
             try:
