@@ -14,17 +14,18 @@ from wire import Dealer
 
 from penstock.cluster.frames import codec
 from penstock.cluster.frames import messages as fr
-from penstock.server.gateway.arrivals import ADDRESSES_MAX, HELD, HELD_MAX, RATE, Arrivals
+from penstock.server.gateway.arrivals import ADDRESSES_MAX, HELD, HELD_MAX, RATE_MIN, Arrivals
 from penstock.server.gateway.synfilter import keep_waiting, program
 from penstock.testing import Broker
 
+RATE = 2 * RATE_MIN
 SOON = 5.0
 BLOCKED = 0.3
 
 
 # --- how often -----------------------------------------------------------------------------------
 def test_an_address_that_connects_too_often_waits_and_others_do_not() -> None:
-    arrivals = Arrivals()
+    arrivals = Arrivals(RATE)
     assert not any(arrivals.came("a", 0.0) for _ in range(RATE))
     assert arrivals.came("a", 0.0)
     assert not arrivals.came("a", 0.0), "it waits already"
@@ -33,7 +34,7 @@ def test_an_address_that_connects_too_often_waits_and_others_do_not() -> None:
 
 
 def test_it_waits_for_a_moment_and_again_if_it_goes_on() -> None:
-    arrivals = Arrivals()
+    arrivals = Arrivals(RATE)
     for _ in range(RATE + 1):
         arrivals.came("a", 0.0)
     assert not arrivals.let_go(HELD / 2)
@@ -44,7 +45,7 @@ def test_it_waits_for_a_moment_and_again_if_it_goes_on() -> None:
 
 
 def test_what_had_come_before_it_waited_makes_it_wait_longer() -> None:
-    arrivals = Arrivals()
+    arrivals = Arrivals(RATE)
     for _ in range(3 * RATE):
         arrivals.came("a", 0.0)
     assert not arrivals.let_go(1.9)
@@ -52,7 +53,7 @@ def test_what_had_come_before_it_waited_makes_it_wait_longer() -> None:
 
 
 def test_no_more_is_kept_than_there_are_bounds_for() -> None:
-    arrivals = Arrivals()
+    arrivals = Arrivals(RATE)
     for number in range(HELD_MAX + 5):
         for _ in range(RATE + 1):
             arrivals.came(f"loud-{number}", 0.0)
@@ -60,6 +61,13 @@ def test_no_more_is_kept_than_there_are_bounds_for() -> None:
     for number in range(ADDRESSES_MAX):
         arrivals.came(f"quiet-{number}", 0.0)
     assert not arrivals.came("loud-0", 0.0), "it was forgotten"
+
+
+def test_all_that_may_be_connected_may_connect_at_once() -> None:
+    for most, rate in ((10, RATE_MIN), (5 * RATE_MIN, 5 * RATE_MIN)):
+        arrivals = Arrivals(most)
+        assert not any(arrivals.came("a", 0.0) for _ in range(rate))
+        assert arrivals.came("a", 0.0)
 
 
 # --- in the kernel -------------------------------------------------------------------------------
@@ -153,12 +161,13 @@ def greeted(context: zmq.Context[zmq.Socket[bytes]], broker: Broker, source: str
 
 def test_an_address_that_connects_again_and_again_waits_and_gets_in_later() -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    with context, Broker(listen=True) as broker:
+    options = {"connections_max": 100}
+    with context, Broker(listen=True, options=options) as broker:
         place = ("127.0.0.1", int(broker.tcp_url.rpartition(":")[2]))
         with Dealer(broker.tcp_url) as there:
 
             def flood() -> bool:
-                for _ in range(RATE):
+                for _ in range(RATE_MIN):
                     with contextlib.suppress(OSError), socket.socket() as sock:
                         sock.settimeout(0.05)
                         sock.connect(place)

@@ -10,8 +10,9 @@ from typing import Final
 
 from penstock.cluster.quotas import Bucket
 
-RATE: Final = 500
-"""Connections a second of one address, and so many at once."""
+RATE_MIN: Final = 500
+"""Connections a second of one address, and so many at once, where there may be fewer in all. Else
+it is as many as there may be: all that an address had may come back at once."""
 HELD: Final = 0.25
 """Seconds for which an address waits at least that has made more."""
 ADDRESSES_MAX: Final = 1024
@@ -21,9 +22,10 @@ HELD_MAX: Final = 64
 
 
 class Arrivals:
-    """See the module."""
+    """See the module. `most`: connections that there may be."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._rate = max(most, RATE_MIN)
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
         self._held: dict[str, float] = {}
 
@@ -36,7 +38,7 @@ class Arrivals:
         """A connection of that address. Whether it begins to wait by this."""
         bucket = self._buckets.get(address)
         if bucket is None:
-            bucket = self._buckets[address] = Bucket(now, RATE)
+            bucket = self._buckets[address] = Bucket(now, self._rate)
             if len(self._buckets) > ADDRESSES_MAX:
                 self._buckets.popitem(last=False)
         self._buckets.move_to_end(address)

@@ -92,7 +92,7 @@ class Line:
         self._gone = gone
         self._refused = refused
         self._held = held
-        self._arrivals = Arrivals()
+        self._arrivals = Arrivals(config.connections_max)
         self._listening = NO_FD
         self.url = ""
         self._strangers: dict[int, float] = {}
