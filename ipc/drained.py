@@ -6,10 +6,13 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
+from penstock.core.admission import refused
+from penstock.core.errors import ErrorCode
 from penstock.core.header import ATTR_CONTROL, ATTR_TRANSACTIONAL, HEADER_BYTES
+from penstock.core.log import AppendResult
 from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import Doorbell, fence
-from penstock.ipc.lane import LANE_KIND, LaneReceiver
+from penstock.ipc.lane import LANE_KIND, Frame, LaneReceiver
 from penstock.ipc.shm import listing, object_name
 
 RETRY_MIN: Final = 0.05
@@ -52,6 +55,22 @@ class DrainedLane:
         if kind & ATTR_TRANSACTIONAL:
             return True
         return int.from_bytes(batch[_PRODUCER_ID], "little") == granted
+
+    def refusal(self, frame: Frame, leader_epoch: int) -> AppendResult | None:
+        """Why a producer's frame does not get to its partition, which is led in that epoch; None if
+        it does. What was sent in an epoch that is over may follow batches that were cut off."""
+        if not self.owns(frame.batch):
+            return refused(
+                ErrorCode.CORRUPT_BATCH,
+                f"lane {self.receiver.name} sent a batch that is not its producer's",
+            )
+        if frame.flags & lo.FRAME_IN_EPOCH and frame.fetch_epoch != leader_epoch:
+            return refused(
+                ErrorCode.NOT_LEADER,
+                f"lane {self.receiver.name} sent a batch for leader epoch {frame.fetch_epoch} of "
+                f"page {frame.page}, which is in epoch {leader_epoch}",
+            )
+        return None
 
     @property
     def is_drained(self) -> bool:

@@ -174,7 +174,8 @@ class LaneSender:
         """Publish one batch of `length` bytes; its lane sequence, or None while there is no room.
 
         `pieces` are copied one after the other. The caller has checked `length` against
-        `frame_max - FRAME_BYTES`. Other kinds than data, and their epoch, are the replicator's.
+        `frame_max - FRAME_BYTES`. Other kinds than data are the replicator's. `fetch_epoch` counts
+        for those, and with `FRAME_IN_EPOCH`.
         """
         size = (lo.FRAME_BYTES + length + lo.FRAME_ALIGN - 1) & -lo.FRAME_ALIGN
         capacity = self._capacity

@@ -110,6 +110,8 @@ FRAME_SYNC: Final = 1
 FRAME_COMMITTED: Final = 2
 """Flag: its producer waits for the in-sync replicas (acks=all). For the gateway; writers ignore
 it."""
+FRAME_IN_EPOCH: Final = 4
+"""Flag: only for the leader epoch that the frame names; in another one it is refused."""
 
 # --- state table --------------------------------------------------------------------------------
 STATE_MAGIC: Final = int.from_bytes(b"PSTKSTAT", "little")

@@ -180,21 +180,23 @@ class Writer:
         """Append one partition's frames; no answer for a frame means: not consumed, try later."""
         role = self._roles.get(page) or self._find(page)
         if role is None:
-            refusal = self._not_here(page)
-            answers.update((id(frame), refusal) for _, frame in sent)
+            away = self._not_here(page)
+            answers.update((id(frame), away) for _, frame in sent)
             return
         good: list[Frame] = []
         batches: list[memoryview] = []
+        epoch = role.leader_epoch
         for lane, frame in sent:
-            if lane.owns(frame.batch):
+            refusal = lane.refusal(frame, epoch)
+            if refusal is None:
                 good.append(frame)
                 batches.append(frame.batch)
             else:
-                answers[id(frame)] = refused(
-                    ErrorCode.CORRUPT_BATCH,
-                    f"lane {lane.receiver.name} sent a batch that is not its producer's",
-                )
-                logger.warning("%s", answers[id(frame)].message, extra={"lane": lane.receiver.name})
+                answers[id(frame)] = refusal
+                logger.log(
+                    logging.DEBUG if refusal.error == ErrorCode.NOT_LEADER else logging.WARNING,
+                    "%s", refusal.message, extra={"lane": lane.receiver.name},
+                )  # fmt: skip
         if not good:
             return
         try:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 
 import pytest
 
 from penstock.core.control import ControlType, encode_control
+from penstock.core.errors import ErrorCode
 from penstock.core.header import ATTR_TRANSACTIONAL
 from penstock.core.plain import encode_records
 from penstock.ipc import layout as lo
 from penstock.ipc import shm
 from penstock.ipc.drained import DrainedLane, producers_with_lanes
-from penstock.ipc.lane import LANE_KIND, LaneIdentity, LaneReceiver, format_lane
+from penstock.ipc.lane import LANE_KIND, Frame, LaneIdentity, LaneReceiver, format_lane
 from penstock.ipc.shm import Region
 
 
@@ -75,12 +77,41 @@ def control(producer_id: int) -> memoryview:
          "under its name", "the coordinator's marker"],
 )  # fmt: skip
 def test_what_may_come_by_a_lane(granted, batch, may):
+    with lane_of(granted) as lane:
+        assert lane.owns(batch) is may
+        refusal = lane.refusal(Frame(7, 0, 0, batch, 64), 3)
+        assert (None if refusal is None else refusal.error) == (
+            None if may else ErrorCode.CORRUPT_BATCH
+        )
+
+
+@contextlib.contextmanager
+def lane_of(granted):
     name = shm.object_name(uuid.uuid4().hex, LANE_KIND, granted, 0, 1)
     region = Region.of_fd(shm.create(name, lo.lane_bytes(lo.LANE_CAPACITY_MIN)))
     try:
         format_lane(region, LaneIdentity(lo.LANE_CAPACITY_MIN, granted, 0, 0, 1, 1, 1))
         lane = DrainedLane(LaneReceiver(region, name, 1), None)
-        assert lane.owns(batch) is may
+        yield lane
         lane.receiver.detach()
     finally:
         shm.unlink(name)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "flags", "error"),
+    [
+        (0, 0, None),
+        (4, 0, None),
+        (3, lo.FRAME_IN_EPOCH, None),
+        (2, lo.FRAME_IN_EPOCH, ErrorCode.NOT_LEADER),
+        (4, lo.FRAME_IN_EPOCH | lo.FRAME_SYNC, ErrorCode.NOT_LEADER),
+        (0, lo.FRAME_IN_EPOCH, ErrorCode.NOT_LEADER),
+    ],
+)
+def test_what_is_for_one_leader_epoch_is_refused_in_another(epoch, flags, error):
+    """What went before it in that epoch may have been cut off: it would leave a hole, and be
+    refused for good."""
+    with lane_of(PRODUCER) as lane:
+        refusal = lane.refusal(Frame(7, 0, epoch, data(PRODUCER), 64, flags), 3)
+        assert (None if refusal is None else refusal.error) == error

@@ -119,7 +119,7 @@ def test_numbers_that_never_change():
     assert (lo.FRAME_BYTES, lo.FRAME_ALIGN, lo.FRAME_SHARE) == (64, 64, 4)
     assert (lo.KIND_DATA, lo.KIND_PAD, lo.LANE_OPEN, lo.LANE_CLOSED) == (1, 2, 1, 2)
     assert (lo.KIND_REPLICA, lo.KIND_ROLE) == (3, 4)
-    assert (lo.FRAME_SYNC, lo.FRAME_COMMITTED) == (1, 2)
+    assert (lo.FRAME_SYNC, lo.FRAME_COMMITTED, lo.FRAME_IN_EPOCH) == (1, 2, 4)
     assert (lo.WRITER_SLOTS_AT, lo.WRITER_SLOT_BYTES, lo.WRITERS_MAX) == (4096, 64, 64)
     assert (lo.PAGES_AT, lo.PAGE_BYTES, lo.PAGES_MAX) == (8192, 512, 4096)
     assert (lo.CLIENT_SLOTS_AT, lo.CLIENT_SLOT_BYTES, lo.CLIENTS_MAX) == (4096, 4096, 1024)

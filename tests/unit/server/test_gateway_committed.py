@@ -156,7 +156,18 @@ def test_an_endpoint_that_ends_waits_for_nothing_any_more(sending: Sending) -> N
 # --- who leads -----------------------------------------------------------------------------------
 def test_frames_name_the_epoch_that_they_are_for(sending: Sending) -> None:
     sending.send()
-    assert [frame.fetch_epoch for frame in sending.frames()] == [EPOCH]
+    [frame] = sending.frames()
+    assert (frame.fetch_epoch, frame.flags) == (EPOCH, lo.FRAME_IN_EPOCH)
+
+
+def test_frames_of_a_node_that_stands_alone_are_for_any_epoch(tmp_path: Path) -> None:
+    sending = Sending(tmp_path)
+    leading(sending.page, 0)
+    sending.send()
+    sending.open()
+    [frame] = sending.frames()
+    assert (frame.fetch_epoch, frame.flags) == (0, 0)
+    sending.close()
 
 
 def test_what_is_led_elsewhere_is_refused_here(

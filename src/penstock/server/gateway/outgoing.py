@@ -21,8 +21,8 @@ FLAGS: Final = lo.FRAME_SYNC | lo.FRAME_COMMITTED
 
 class Batch:
     """One batch under way. `error`: why the gateway refused it, 0 if it did not. `epoch`: the
-    leader epoch that it is for, 0 for any. `end`: up to where it waits to be committed, 0 if it
-    does not (yet)."""
+    leader epoch that it is for, where `flags` say so. `end`: up to where it waits to be committed,
+    0 if it does not (yet)."""
 
     __slots__ = ("answer", "came", "end", "epoch", "error", "flags", "lane_sequence", "page",
                  "payload", "records", "sequence", "size")  # fmt: skip

@@ -141,7 +141,8 @@ class Producing:
             endpoint.peer.charge(1 + batch.size // CHARGE_BYTES)
             name = refusal.code.name.lower()
             self._counts.refusals[name] += 1
-            logger.warning(
+            logger.log(
+                logging.INFO if refusal.code is ErrorCode.NOT_LEADER else logging.WARNING,
                 "a batch of %s is refused: %s", endpoint, refusal,
                 extra={"principal": endpoint.principal, "reason": name},
             )  # fmt: skip
@@ -201,7 +202,7 @@ class Producing:
             raise Refusal(
                 ErrorCode.NOT_LEADER, f"page {batch.page} is led here, and not open yet: ask again"
             )
-        batch.epoch = page.leader_epoch
+        batch.epoch, batch.flags = page.leader_epoch, batch.flags | lo.FRAME_IN_EPOCH
         began = lane.epochs.setdefault(batch.page, batch.epoch)
         if began != batch.epoch:
             raise Refusal(
