@@ -80,6 +80,7 @@ class Writer:
         self._open_role = open_role
         self._roles: dict[int, PartitionRole] = {}
         self._gone: set[int] = set()
+        self._moved: set[int] = set()
         self._failed: dict[int, str] = {}
         self._leaving: dict[int, tuple[PartitionRole, ms.ClosePartition]] = {}
         self._lanes: dict[str, DrainedLane] = {}
@@ -229,6 +230,8 @@ class Writer:
         """The answer to batches for a partition that this writer does not have."""
         if page in self._failed:
             return refused(ErrorCode.PARTITION_OFFLINE, self._failed[page])
+        if page in self._moved:
+            return refused(ErrorCode.NOT_LEADER, f"partition page {page} is on other brokers now")
         state = "was deleted" if page in self._gone else "is not open here"
         return refused(ErrorCode.UNKNOWN_PARTITION, f"partition page {page} {state}")
 
@@ -402,6 +405,7 @@ class Writer:
             return
         self._roles[order.page] = role
         self._gone.discard(order.page)
+        self._moved.discard(order.page)
         self._failed.pop(order.page, None)
         self._changed.add(order.page)
         self._wake_consumers()  # what a predecessor published may not have been rung for
@@ -423,10 +427,10 @@ class Writer:
         if role is not None:
             role.close(clean=not order.delete)
         self._failed.pop(order.page, None)
-        if order.delete:
-            self._gone.add(order.page)
-            StatePage(self._state, order.page).publish_status(lo.STATUS_DELETED)
-            self._changed.add(order.page)
+        (self._gone if order.delete else self._moved).add(order.page)
+        status = lo.STATUS_DELETED if order.delete else lo.STATUS_FOLLOWING
+        StatePage(self._state, order.page).publish_status(status)
+        self._changed.add(order.page)
         self._wake_consumers()
         self._tell(ms.PartitionClosed(order.page))
 

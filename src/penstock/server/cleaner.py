@@ -59,7 +59,7 @@ class Cleaner:
 
     def _retain(self) -> None:
         for partition in list(self._partitions.values()):
-            if partition.topic.settings.deletes:
+            if partition.topic.settings.deletes and partition.is_led:
                 self._try(partition, self._trim_expired)
             self._slot.beat()
         self._retained_at = time.monotonic()

@@ -24,12 +24,19 @@ class Cleaning:
     """All orders that are under way, by ticket."""
 
     def __init__(
-        self, config: NodeConfig, topics: Topics, partitions: Partitions, post: Post
+        self,
+        config: NodeConfig,
+        topics: Topics,
+        partitions: Partitions,
+        post: Post,
+        follows: Callable[[int], bool] = lambda _page: False,
     ) -> None:
+        """`follows`: whether the partition of a page is led by another broker, or by nobody."""
         self._config = config
         self._topics = topics
         self._partitions = partitions
         self._post = post
+        self._follows = follows
         self._tickets = 0
         self._orders: dict[int, tuple[CleaningOrder, asyncio.Future[ms.LogCleaned]]] = {}
 
@@ -39,6 +46,11 @@ class Cleaning:
         page = await self._page(request.name, request.partition, request.topic_id)
         if request.before < 0:
             raise er.ConfigError(f"before is {request.before}: offsets begin at 0")
+        if self._follows(page):
+            raise er.NotLeaderError(
+                f"{request.name}-{request.partition} is led by another broker, or by nobody now: "
+                "its log starts where its leader's does"
+            )
         return await self._done(
             f"trim {request.name}-{request.partition} to {request.before}",
             lambda ticket: ms.TrimLog(page, ticket, request.before),

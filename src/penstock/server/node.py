@@ -161,7 +161,10 @@ class Node:
         self._topics = self._make_topics(ground)
         self._doorman = Guard(ground.access, self._topics.name_of)
         self._accessing = Accessing(ground.access)
-        self._cleaning = Cleaning(config, self._topics, self._partitions, self._supervisor.post)
+        self._cleaning = Cleaning(
+            config, self._topics, self._partitions, self._supervisor.post,
+            lambda page: ground.tables.page(page).status == lo.STATUS_FOLLOWING,
+        )  # fmt: skip
         self._grants = Grants(
             ground.book, self._supervisor, lambda lane: self._coordinator.lane_gone(lane)
         )

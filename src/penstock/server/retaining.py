@@ -27,6 +27,8 @@ logger = logging.getLogger("penstock.cleaner")
 STEP: Final = 16
 """Segments that go in one trim: the writer takes that long at a time, and no longer."""
 
+_OPEN: Final = (lo.STATUS_ONLINE, lo.STATUS_FULL, lo.STATUS_FOLLOWING)
+
 Trim = Callable[[ms.TrimPartition], ms.Cleaned]
 
 
@@ -55,9 +57,15 @@ class Partition:
     @property
     def is_open(self) -> bool:
         """Whether its page tells of this very partition, and its writer takes orders."""
-        return self.page.status in (lo.STATUS_ONLINE, lo.STATUS_FULL) and self.page.identity == (
+        return self.page.status in _OPEN and self.page.identity == (
             self.topic.topic_id, self.number,
         )  # fmt: skip
+
+    @property
+    def is_led(self) -> bool:
+        """Whether this node says where its log starts: a follower's starts where its leader's
+        does, and only compaction is its own."""
+        return self.is_open and self.page.status != lo.STATUS_FOLLOWING
 
     def bases(self, storage: Storage) -> list[int]:
         """Its segments, from the one that holds the log start on; the last one is active."""
