@@ -1,0 +1,283 @@
+"""Three real `penstock serve` processes become a cluster: it forms, has topics, survives deaths.
+
+Held by the command line alone, as an operator sees it, and by clients that produce and read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.embeddedcluster import Places
+from penstock.testing import remains, wait_until
+
+pytestmark = [pytest.mark.timeout(180)]
+
+SECONDS = 30.0
+PENSTOCK = [sys.executable, "-m", "penstock.cli"]
+
+
+class Serving:
+    """One broker, started by `penstock serve`."""
+
+    def __init__(self, number: int, places: Places, folder: Path) -> None:
+        self.number = number
+        self._home = folder / str(number)
+        self._home.mkdir(mode=0o700)
+        self.folder = self._home / remains.DATA
+        self.log = folder / f"{number}.log"
+        options = places.options(number)
+        self._words = [
+            *PENSTOCK, "serve", "--data", str(self.folder), "--format", "json",
+            "--node-id", str(number), "--listen", places.listen(number),
+            "--cluster-listen", str(options["cluster_listen"]),
+            "--controller-quorum", str(options["controller_quorum"]),
+        ]  # fmt: skip
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Serving:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self._words, stdout=subprocess.PIPE, stderr=log)
+        return self
+
+    def ready(self) -> dict[str, Any]:
+        """What it says when it admits clients."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.log.read_text()[-4000:]
+        told: dict[str, Any] = json.loads(line)
+        return told
+
+    def kill(self) -> None:
+        """All of its processes, at once."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        remains.end_processes(os.fspath(self._home))
+
+    def stop(self) -> int:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(SECONDS)
+
+    def end(self) -> None:
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+            self.process.wait()
+            if self.process.stdout is not None:
+                self.process.stdout.close()
+        remains.remove(os.fspath(self._home))
+
+
+class Three:
+    """The cluster, and what the command line says of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.places = Places(3)
+        self.brokers = {number: Serving(number, self.places, folder) for number in (1, 2, 3)}
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*PENSTOCK, *words, "-b", self.places.url, "--format", "json"],
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+
+    def say(self, *words: str) -> Any:
+        done = self.run(*words)
+        assert done.returncode == 0, done.stderr + self.logs()
+        return json.loads(done.stdout) if done.stdout else None
+
+    def describe(self) -> Any:
+        return self.say("cluster", "describe")
+
+    def states(self) -> dict[int, str]:
+        return {each["broker"]: each["state"] for each in self.describe()["brokers"]}
+
+    def partitions(self, topic: str) -> list[Any]:
+        found: list[Any] = self.say("topic", "describe", topic)["partitions"]
+        return found
+
+    def leaders(self, topic: str) -> list[int | None]:
+        return [each["leader"] for each in self.partitions(topic)]
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        wait_until(condition, SECONDS, lambda: f"{what}\n{self.describe()}\n{self.logs()}")
+
+    def until_well(self) -> None:
+        self.until(lambda: self.run("cluster", "health").returncode == 0, "all well")
+
+    def logs(self) -> str:
+        return "\n".join(
+            f"--- {number}\n{each.log.read_text()[-3000:]}"
+            for number, each in self.brokers.items()
+            if each.log.exists()
+        )
+
+    def close(self) -> None:
+        for each in self.brokers.values():
+            each.end()
+        self.places.close()
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[Three]:
+    cluster = Three(tmp_path)
+    try:
+        for each in cluster.brokers.values():
+            each.start()
+        for number, each in cluster.brokers.items():
+            told = each.ready()
+            assert told["listen"] == cluster.places.listen(number)
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def produce(three: Three, topic: str, values: range) -> None:
+    """Each of them, committed."""
+    with penstock.connect(three.places.url) as client, client.producer(acks="all") as producer:
+        for value in values:
+            producer.send(topic, value=b"%d" % value, partition=value % 3)
+        producer.flush(timeout=SECONDS)
+
+
+def read(three: Three, topic: str, count: int) -> list[int]:
+    """That many values of the topic's partitions."""
+    found: list[int] = []
+    with penstock.connect(three.places.url) as client, client.consumer(topic) as consumer:
+
+        def more() -> bool:
+            found.extend(int(record.value or b"") for record in consumer.poll(timeout=0.5))
+            return len(found) >= count
+
+        wait_until(more, SECONDS, lambda: f"{len(found)} of {count} records\n{three.logs()}")
+    return sorted(found)
+
+
+def test_three_brokers_form_a_cluster_that_survives_its_members(three):
+    found = three.describe()
+    assert three.states() == {1: "up", 2: "up", 3: "up"}
+    assert len(found["cluster_id"]) == 32
+    assert found["controller"] in (1, 2, 3)
+    assert {each["role"] for each in found["quorum"]} == {"leader", "follower"}
+
+    assert three.run("topic", "create", "t", "-p", "3").returncode == 0
+    assert sorted(three.leaders("t")) == [1, 2, 3], "each leads one"
+    assert all(sorted(each["replicas"]) == [1, 2, 3] for each in three.partitions("t"))
+    settings = three.say("topic", "config", "t")
+    assert (settings["replication_factor"], settings["min_insync_replicas"]) == (3, 2)
+
+    produce(three, "t", range(300))
+    assert [each["high_watermark"] for each in three.partitions("t")] == [100, 100, 100]
+
+    victim = three.brokers[found["controller"]]  # the controller goes with it
+    victim.kill()
+    others = {1, 2, 3} - {victim.number}
+    three.until(lambda: set(three.leaders("t")) == others, "others lead")
+    assert three.states()[victim.number] == "fenced"
+    assert three.run("cluster", "health").returncode == 1
+    produce(three, "t", range(300, 600))
+
+    victim.start().ready()
+    three.until_well()
+    assert all(sorted(each["isr"]) == [1, 2, 3] for each in three.partitions("t"))
+    three.say("cluster", "elect")
+    three.until(lambda: sorted(three.leaders("t")) == [1, 2, 3], "each leads one again")
+    assert read(three, "t", 600) == list(range(600))
+
+
+def test_a_broker_that_is_stopped_gives_away_what_it_leads_before(three):
+    three.run("topic", "create", "t", "-p", "3")
+    produce(three, "t", range(30))
+    leaver = three.brokers[three.leaders("t")[0]]
+    assert leaver.stop() == 0
+    log = leaver.log.read_text()
+    assert log.index("leads nothing any more") < log.index("writers drain and close their logs")
+    assert leaver.number not in three.leaders("t"), "nobody had to wait for its session to end"
+    assert None not in three.leaders("t")
+    produce(three, "t", range(30, 60))
+    leaver.start().ready()
+    three.until_well()
+    assert read(three, "t", 60) == list(range(60))
+
+
+def test_a_partition_moves_to_other_brokers_with_all_it_has(three):
+    three.run("topic", "create", "t", "-p", "3", "--replication-factor", "1")
+    topic_id = three.say("topic", "describe", "t")["topic_id"]
+    produce(three, "t", range(90))
+    [old] = three.partitions("t")[0]["replicas"]
+    new = old % 3 + 1
+    folder = three.brokers[old].folder / f"{topic_id}-0"
+    with penstock.connect(three.places.url) as client, client.producer(acks="all") as producer:
+        sent: list[penstock.Delivery] = []
+
+        def goes_on(is_over: Callable[[], bool]) -> bool:
+            """Somebody writes into it all the while."""
+            sent.append(producer.send("t", value=b"%d" % (90 + len(sent)), partition=0))
+            sent[-1].result(timeout=SECONDS)
+            return is_over()
+
+        three.say("cluster", "reassign", "t", "0", str(new))
+        is_moved = [False]
+
+        def has_moved() -> bool:
+            is_moved[0] = is_moved[0] or three.partitions("t")[0]["replicas"] == [new]
+            return is_moved[0] and not folder.exists()
+
+        three.until(lambda: goes_on(has_moved), "it has moved, and nothing of it is left behind")
+        three.until(lambda: goes_on(lambda: len(sent) > 20), "more records behind the move")
+    assert read(three, "t", 90 + len(sent)) == list(range(90 + len(sent)))
+    assert three.run("topic", "delete", "t", "--yes").returncode == 0
+    folders = [each.folder for each in three.brokers.values()]
+    three.until(
+        lambda: not any(list(each.glob(f"{topic_id}-*")) for each in folders),
+        "no folder of a topic that is deleted",
+    )
+
+
+def test_a_log_that_is_trimmed_starts_there_on_every_replica(three):
+    three.run("topic", "create", "t", "-p", "3", "-c", "segment_bytes=4096")
+    for first in range(0, 900, 30):
+        produce(three, "t", range(first, first + 30))
+    topic_id = three.say("topic", "describe", "t")["topic_id"]
+    done = three.run("topic", "trim", "t", "--before", "end", "--yes")
+    assert done.returncode == 0, done.stderr + three.logs()
+    assert [each["log_start"] for each in three.partitions("t")] == [300, 300, 300]
+
+    def segments() -> dict[str, list[str]]:
+        return {
+            str(path): sorted(each.name for each in path.glob("*.log"))
+            for broker in three.brokers.values()
+            for path in broker.folder.glob(f"{topic_id}-*")
+        }
+
+    assert len(segments()) == 9
+    three.until(lambda: all(len(found) == 1 for found in segments().values()), "all are trimmed")
+    victim = three.brokers[three.leaders("t")[0]]
+    victim.kill()
+    three.until(lambda: victim.number not in three.leaders("t"), "others lead")
+    assert [each["log_start"] for each in three.partitions("t")] == [300, 300, 300]
+
+
+def test_a_broker_without_the_others_says_what_it_waits_for(three):
+    for number in (2, 3):
+        three.brokers[number].kill()
+    one = three.brokers[1]
+    one.kill()
+    one.start()
+    wait_until(
+        lambda: "broker 1 waits for a controller: most brokers" in one.log.read_text(),
+        SECONDS, lambda: one.log.read_text()[-2000:],
+    )  # fmt: skip
+    assert one.stop() == 0, "also one that never was ready stops when it is told to"
