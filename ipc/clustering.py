@@ -1,7 +1,7 @@
 """What admins ask of a cluster: who there is, who leads and follows what, elections, reassignments.
 
 These travel as the messages of `ipc.messages` do. Brokers are named by their numbers; -1 stands for
-none. Lists are bounded by `PARTITIONS_PER_PAGE` and `ILL_MAX`.
+none. Lists come in pages, so that a message keeps its bound.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ from typing import Annotated, Final
 
 import msgspec
 
-PARTITIONS_PER_PAGE: Final = 500
-ILL_MAX: Final = 100
-"""Partitions that one description names as not well; it counts them all."""
-REPLICAS_MAX: Final = 64
+BROKERS_PER_PAGE: Final = 40
+PARTITIONS_PER_PAGE: Final = 100
+ILL_MAX: Final = 30
+"""Partitions that a description names as not well; it counts them all."""
+REPLICAS_MAX: Final = 16
+TROUBLE_MAX: Final = 100
+"""Characters of `QuorumMember.trouble`."""
 
 
 class BrokerInfo(msgspec.Struct, frozen=True):
@@ -55,7 +58,9 @@ class PartitionPlace(msgspec.Struct, frozen=True):
 
 # --- client -> node -----------------------------------------------------------------------------
 class DescribeCluster(msgspec.Struct, frozen=True, tag="describe_cluster"):
-    pass
+    """With the brokers, and the members of the quorum, from the `skip`-th on."""
+
+    skip: int = 0
 
 
 class DescribePartitions(msgspec.Struct, frozen=True, tag="describe_partitions"):
@@ -110,6 +115,7 @@ class ClusterDescription(msgspec.Struct, frozen=True, tag="cluster"):
     below_min_insync: int
     ill_partitions: int
     ill: list[PartitionPlace]
+    more: bool = False
 
 
 class PartitionPlaces(msgspec.Struct, frozen=True, tag="partition_places"):

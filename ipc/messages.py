@@ -275,7 +275,8 @@ class OpenPartition(msgspec.Struct, frozen=True, tag="open_partition"):
 
 
 class ClosePartition(msgspec.Struct, frozen=True, tag="close_partition"):
-    """Forget a partition; `delete`: its topic is gone, later frames for it are refused for good."""
+    """Forget a partition. `delete`: its topic is gone, later frames for it are refused for good;
+    else no replica of it is here any more, and they are answered NOT_LEADER."""
 
     page: int
     delete: bool

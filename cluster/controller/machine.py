@@ -49,7 +49,7 @@ class ControllerConfig:
 
     session_timeout: float = 2.0
     partitions_max: int = 100_000
-    brokers_max: int = 1_000
+    brokers_max: int = 250
 
 
 class Registered(NamedTuple):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from penstock.core.errors import ConfigError
 from penstock.ipc import clustering as cg
 from penstock.ipc import messages as ms
@@ -23,7 +25,13 @@ class ClusterAdmin:
 
     def describe(self) -> ClusterDescription:
         found: ClusterDescription = self._ask(cg.DescribeCluster(), cg.ClusterDescription)
-        return found
+        skip, more = cg.BROKERS_PER_PAGE, found.more
+        while more:
+            page: ClusterDescription = self._ask(cg.DescribeCluster(skip), cg.ClusterDescription)
+            found.brokers.extend(page.brokers)
+            found.quorum.extend(page.quorum)
+            skip, more = skip + cg.BROKERS_PER_PAGE, page.more
+        return replace(found, more=False)
 
     def places(self, topic: str) -> list[PartitionPlace]:
         places: list[PartitionPlace] = []

@@ -8,8 +8,10 @@ import typing
 import msgspec
 import pytest
 
+from penstock.cluster.controller import ControllerConfig
 from penstock.core.swapping import SOURCES_MAX
 from penstock.ipc import accessing as ac
+from penstock.ipc import clustering as cg
 from penstock.ipc import coordination as co
 from penstock.ipc import layout as lo
 from penstock.ipc import lookups as lk
@@ -23,7 +25,23 @@ NAME = "n" * 200
 GROUP = co.GroupInfo(NAME, "at-least-once", "stable", U64, 256, 4095)
 REASON = "\N{SNOWMAN}" * 1000
 SETTINGS = ms.TopicSettings(
-    *(4096, U64, 1.5, "interval", 0.1, "append", U64, 2.5, U64, "compact,delete", 1.5, 2.5, 0.1)
+    *(
+        4096,
+        U64,
+        1.5,
+        "interval",
+        0.1,
+        "append",
+        U64,
+        2.5,
+        U64,
+        "compact,delete",
+        1.5,
+        2.5,
+        0.1,
+        16,
+        16,
+    )
 )
 SEGMENT = ms.CleanedSegment(U64, U64, U64, [(U64, U64, 0xFFFFFFFF)] * SOURCES_MAX)
 
@@ -31,6 +49,12 @@ NUMBER = (1 << 63) - 2
 ENTRY = ac.AccessEntry(NAME, "allow", "describe", "transactional_id", NAME)
 QUOTA = ac.QuotaSetting(NAME, NAME, *[1 << 50] * 4)
 LIMITS = ac.LimitSetting(NAME, 1 << 50, 1 << 50)
+BROKER = cg.BrokerInfo(65_535, U64, "u" * 100, "r" * 100, "leaving", 4095, 4095, 4095)
+MEMBER = cg.QuorumMember(65_535, "follower", U64, "\N{SNOWMAN}" * cg.TROUBLE_MAX)
+PLACE = cg.PartitionPlace(
+    NAME, 4095, 65_535, U32, [65_535] * 2 * cg.REPLICAS_MAX, [65_535] * 2 * cg.REPLICAS_MAX,
+    [65_535] * cg.REPLICAS_MAX,
+)  # fmt: skip
 
 
 def topic(pages):
@@ -86,6 +110,11 @@ CLIENT = [
     ac.RemoveAccess([ENTRY] * ac.ENTRIES_PER_PAGE),
     ac.SetQuota(QUOTA),
     ac.SetLimits(LIMITS),
+    cg.DescribeCluster(4095),
+    cg.DescribePartitions(NAME, 4095),
+    cg.ElectLeaders(NAME, 4095, True),
+    cg.ReassignPartition(NAME, 4095, [65_535] * cg.REPLICAS_MAX),
+    cg.RemoveBroker(65_535),
 ]  # fmt: skip
 NODE = [
     ms.Welcome(1, b"\xff" * 16, "b" * 36, "/" + "d" * 4095, 1023, lo.WRITERS_MAX, U64, U64,
@@ -120,6 +149,12 @@ NODE = [
     lk.PositionsLookedUp([[(4095, NUMBER)] * lo.POSITIONS_MAX] * lk.CLIENTS_AT_ONCE),
     ac.AccessList(U64, True, [ENTRY] * ac.ENTRIES_PER_PAGE),
     ac.AccessChanged(U64, ac.ENTRIES_PER_PAGE),
+    cg.ClusterDescription(
+        ID, 65_535, 65_535, U64, [BROKER] * cg.BROKERS_PER_PAGE, [MEMBER] * cg.BROKERS_PER_PAGE,
+        4095, 4095, 4095, 4095, 4095, [PLACE] * cg.ILL_MAX, True,
+    ),
+    cg.PartitionPlaces([PLACE] * cg.PARTITIONS_PER_PAGE, True),
+    cg.LeadersElected(4095),
     ms.Refused("RecordTooLargeError", "\N{SNOWMAN}" * 4000),
 ]  # fmt: skip
 ORDERS = [
@@ -144,6 +179,10 @@ REPORTS = [
     ms.LaneDropped(NAME, REASON),
     ms.Stopped(),
 ]
+CLUSTER = ms.GatewayCluster(
+    ID, ID * 2, U64, 65_535, [(65_535, "u" * 100)] * 250,
+    [(page, 65_535) for page in range(lo.PAGES_MAX)], 65_535,
+)  # fmt: skip
 DIRECTIONS: dict[str, tuple[typing.Any, list[msgspec.Struct]]] = {
     "client to node": (ms.ClientMessage, list(CLIENT)),
     "node to client": (ms.NodeMessage, list(NODE)),
@@ -159,18 +198,27 @@ TAGS = {
                        "end_transaction", "begin_stage", "end_stages", "commit_transaction",
                        "list_transactions", "look_up_time", "look_up_appends",
                        "look_up_segments", "look_up_pages", "look_up_positions", "list_access",
-                       "add_access", "remove_access", "set_quota", "set_limits"],
+                       "add_access", "remove_access", "set_quota", "set_limits",
+                       "describe_cluster", "describe_partitions", "elect_leaders",
+                       "reassign_partition", "remove_broker"],
     "node to client": ["welcome", "lane_opened", "topic_found", "topics", "node", "cleaned",
                        "done", "group_assignment", "committed", "claimed", "groups",
                        "group_description", "transaction_ready", "transaction_ended",
                        "transactions", "time_looked_up", "appends_looked_up",
                        "segments_looked_up", "pages_looked_up", "positions_looked_up",
-                       "access_list", "access_changed", "refused"],
+                       "access_list", "access_changed", "cluster", "partition_places",
+                       "leaders_elected", "refused"],
     "node to writer": ["open_partition", "close_partition", "add_lane", "retire_lane",
                        "add_client", "remove_client", "trim_log", "swap_log", "stop_writer"],
     "writer to node": ["partition_opened", "partition_failed", "partition_closed",
                        "log_cleaned", "lane_drained", "lane_dropped", "stopped"],
 }  # fmt: skip
+
+
+def test_all_of_a_cluster_fits_into_one_message_to_the_gateway():
+    assert CLUSTER.__struct_config__.tag == "gateway_cluster"
+    assert len(CLUSTER.brokers) == ControllerConfig().brokers_max
+    assert len(msgspec.msgpack.encode(CLUSTER)) <= MESSAGE_BYTES_MAX
 
 
 def channels(inbound):

@@ -57,6 +57,8 @@ def test_others_reach_a_broker_behind_a_wildcard_at_its_place_in_the_quorum():
         ({"listen": "tcp://0.0.0.0:9640"}, "say by advertise"),
         ({"advertise": "somewhere"}, "advertise is 'somewhere'"),
         ({"rack": "r" * 101}, "rack is"),
+        ({"rack": "\N{SNOWMAN}"}, "rack is"),
+        ({"advertise": f"tcp://{'h' * 100}:1"}, "advertise is .* up to 100"),
         ({"replication_port": 70_000}, "replication_port is 70000"),
         ({"broker_session_timeout": 0}, "broker_session_timeout is 0"),
     ],

@@ -41,7 +41,7 @@ class Describing:
     async def answer(self, request: cg.Request, sees: Callable[[str], bool]) -> ms.NodeMessage:
         match request:
             case cg.DescribeCluster():
-                return self._cluster(await self._of_the_quorum(), sees)
+                return self._cluster(await self._of_the_quorum(), max(0, request.skip), sees)
             case cg.DescribePartitions():
                 return self._partitions(request)
             case cg.ElectLeaders():
@@ -65,26 +65,28 @@ class Describing:
         return found
 
     def _cluster(
-        self, quorum: dict[str, Any], sees: Callable[[str], bool]
+        self, quorum: dict[str, Any], first: int, sees: Callable[[str], bool]
     ) -> cg.ClusterDescription:
         image = self._quorum.image
         places = sorted(image.partitions.items())
         ill = [(place, it) for place, it in places if _is_ill(image, place, it)]
         shown = [(place, it) for place, it in ill if sees(image.topics[place[0]].name)]
-        leader = self._quorum.leader
+        leader, upto = self._quorum.leader, first + cg.BROKERS_PER_PAGE
+        brokers, members = list(_brokers(image)), list(_members(quorum))
         return cg.ClusterDescription(
             cluster_id=self._quorum.cluster_id,
             broker=self._broker,
             controller=NOBODY if leader is None else leader,
             term=int(quorum.get("term", 0)),
-            brokers=list(_brokers(image)),
-            quorum=list(_members(quorum)),
+            brokers=brokers[first:upto],
+            quorum=members[first:upto],
             topics=len(image.topics),
             partitions=len(places),
             leaderless=sum(it.leader is None for _, it in ill),
             below_min_insync=sum(_is_below(image, place, it) for place, it in ill),
             ill_partitions=len(ill),
             ill=[_described(image, place, it) for place, it in shown[: cg.ILL_MAX]],
+            more=upto < max(len(brokers), len(members)),
         )
 
     def _partitions(self, request: cg.DescribePartitions) -> cg.PartitionPlaces:
@@ -167,5 +169,6 @@ def _members(quorum: dict[str, Any]) -> Iterator[cg.QuorumMember]:
     for member in quorum["members"]:
         lag = member["lag"]
         yield cg.QuorumMember(
-            member["node"], member["role"], NOBODY if lag is None else lag, member["trouble"]
-        )
+            member["node"], member["role"], NOBODY if lag is None else lag,
+            member["trouble"][: cg.TROUBLE_MAX],
+        )  # fmt: skip

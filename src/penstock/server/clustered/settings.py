@@ -13,6 +13,7 @@ from penstock.server.exposure import is_loopback
 NODE_ID_MAX: Final = 65_535
 VOTERS_MAX: Final = 7
 RACK_MAX: Final = 100
+URL_MAX: Final = 100
 _WILDCARDS: Final = ("0.0.0.0", "*", "::", "[::]")
 _CLUSTER_ONLY: Final = (
     "cluster_listen", "controller_quorum", "advertise", "cluster_key", "rack", "replication_port",
@@ -92,8 +93,9 @@ def check_clustered(config: ClusterSettings) -> None:
             f"listen is {config.listen!r}, which is no place to connect to: say by advertise where "
             "clients find this broker, tcp://HOST:PORT"
         )
-    if not isinstance(config.rack, str) or len(config.rack) > RACK_MAX:
-        raise ConfigError(f"rack is {config.rack!r:.120}: write up to {RACK_MAX} characters")
+    rack = config.rack
+    if not isinstance(rack, str) or len(rack) > RACK_MAX or not rack.isascii():
+        raise ConfigError(f"rack is {rack!r:.120}: write up to {RACK_MAX} ASCII characters")
 
 
 def parse_quorum(text: str) -> dict[int, str]:
@@ -130,6 +132,8 @@ def place_of(field: str, url: str) -> tuple[str, int]:
     host, _, port = place.rpartition(":")
     if scheme != "tcp" or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"{field} is {url!r}: write tcp://HOST:PORT, such as tcp://10.0.0.5:9650")
+    if len(url) > URL_MAX or not url.isascii():
+        raise ConfigError(f"{field} is {url!r:.120}: write up to {URL_MAX} ASCII characters")
     return host, int(port)
 
 
