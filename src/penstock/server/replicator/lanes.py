@@ -19,6 +19,8 @@ from penstock.ipc.roles import RoleOrder, encode_order
 
 WAITING_MAX: Final = 8 << 20
 """Bytes that wait for room in lanes, from which on nothing is read from leaders."""
+ASIDES_MAX: Final = 16
+"""Frames of a lane whose answers are read when there is something else to do, or another one."""
 UNANSWERED_MAX: Final = 1 << 16
 """Frames of a lane without an answer. One that has more has a writer that is not replaced."""
 
@@ -37,6 +39,8 @@ class Lane:
         self._written: deque[Answered] = deque()
         self._rung = 0
         self._is_new = False
+        self._asides = 0
+        """Frames without an answer about which nothing is to be done then."""
         self.waiting_bytes = 0
         self.batch_bytes_max = sender.frame_max - lo.FRAME_BYTES
 
@@ -54,6 +58,15 @@ class Lane:
             )
         self._waiting.append((page, piece, kind, epoch, done))
         self.waiting_bytes += len(piece)
+
+    def put_aside(self, page: int, piece: Piece, epoch: int, done: Answered) -> None:
+        """A control frame whose answer is no reason to wake up."""
+        self._asides += 1
+        self.put(page, piece, lo.KIND_ROLE, epoch, lambda ack: self._aside(done, ack))
+
+    def _aside(self, done: Answered, ack: Ack) -> None:
+        self._asides -= 1
+        done(ack)
 
     def push(self) -> None:
         """Write what waits, as far as there is room."""
@@ -92,7 +105,9 @@ class Lane:
         return self._is_new
 
     def publish_sleeping(self, ticket: int) -> None:
-        self._sender.publish_sleeping(ticket)
+        """Its writer is to ring for answers, if there are any to come that somebody waits for."""
+        is_awaited = len(self._written) > self._asides or self._asides > ASIDES_MAX
+        self._sender.publish_sleeping(ticket if is_awaited else 0)
 
     def close(self) -> None:
         self._waiting.clear()
@@ -119,6 +134,10 @@ class Lanes:
     def order(self, page: int, order: RoleOrder, done: Answered) -> None:
         """Tell a partition's writer what its replica is to do."""
         self.of_page(page).put(page, encode_order(order), lo.KIND_ROLE, order.epoch, done)
+
+    def note(self, page: int, order: RoleOrder, done: Answered) -> None:
+        """Tell it what it is to know; the answer may come late."""
+        self.of_page(page).put_aside(page, encode_order(order), order.epoch, done)
 
     @property
     def are_full(self) -> bool:

@@ -32,6 +32,11 @@ RCVHWM: Final = 16
 SNDHWM: Final = 64
 """Messages that ZeroMQ queues."""
 
+# As plain numbers: enums are slow to look up and to combine.
+_EVENTS: Final = int(zmq.EVENTS)
+_POLLIN: Final = int(zmq.POLLIN)
+_NOBLOCK: Final = int(zmq.NOBLOCK)
+
 Secure = Callable[["zmq.Socket[bytes]"], None]
 
 
@@ -49,7 +54,7 @@ class Link:
         secure: Secure,
         hello: Callable[[int], wire.Hello],
         lost: Callable[[Link], None],
-        watch: Callable[[int], None],
+        watch: Callable[[int, Callable[[], None]], None],
         unwatch: Callable[[int], None],
     ) -> None:
         self._context = context
@@ -66,6 +71,7 @@ class Link:
         self._retries = Retries(RETRY_FIRST, RETRY_LAST)
         self._retry_at = 0.0
         self._has_greeted = False
+        self._has_rung = False
         self.is_up = False
         self._wanted: deque[tuple[int, bytes, FetchRequest]] = deque()
         self._serial = 0
@@ -107,7 +113,7 @@ class Link:
     def _send(self, head: bytes) -> bool:
         assert self._socket is not None
         try:
-            self._socket.send(head, zmq.NOBLOCK)
+            self._socket.send(head, _NOBLOCK)
         except zmq.Again:
             return False
         return True
@@ -120,16 +126,22 @@ class Link:
     # --- hearing ---
     @property
     def has_messages(self) -> bool:
+        """Asked before each sleep: from then on its descriptor tells of what comes."""
         socket = self._socket
-        return socket is not None and bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        self._has_rung = socket is not None and bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
+        return self._has_rung
+
+    def _rang(self) -> None:
+        self._has_rung = True
 
     def receive(self, now: float) -> tuple[wire.Answers, list[zmq.Frame]] | None:
         """The next answers with their frames; None where there are none now. What else comes is
         taken in here."""
-        while self._socket is not None:
+        while self._socket is not None and self._has_rung:
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                frames = self._socket.recv_multipart(_NOBLOCK, copy=False)
             except zmq.Again:
+                self._has_rung = False
                 return None
             try:
                 message = wire.from_leader([frame.buffer for frame in frames])
@@ -180,7 +192,7 @@ class Link:
         sock.setsockopt(zmq.IPV6, int("[" in self.url))
         self._secure(sock)
         sock.connect(self.url)
-        self._watch(int(sock.getsockopt(zmq.FD)))
+        self._watch(int(sock.getsockopt(zmq.FD)), self._rang)
         self._heard_at = now
 
     def listened(self, now: float) -> None:

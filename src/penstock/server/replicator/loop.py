@@ -104,8 +104,9 @@ class Replicator:
     # --- the loop ---
     def run(self) -> None:
         """Raises what nobody foresaw."""
-        for fd in (*self._port.filenos(), self._secured.fileno()):
-            self._events.watch(fd, _nothing)
+        self._events.watch(self._port.fileno(), self._port.rang)
+        self._events.watch(self._port.monitor_fileno(), self._port.look)
+        self._events.watch(self._secured.fileno(), self._secured.serve)
         self._events.watch(self._lifeline.fileno(), self._ordered)
         self._events.watch(self._session.fileno(), self._spoken_to)
         self._events.watch(self._session.doorbell.fileno(), self._rung)
@@ -135,7 +136,6 @@ class Replicator:
         self._turned_at = now
         self._obey()
         self._farewell()
-        self._secured.serve()
         self._lanes.take()
         self._copying.look()
         self._hosting.look()
@@ -243,7 +243,7 @@ class Replicator:
             link = self._links[broker] = Link(
                 self._context, broker, epoch, url, bytes_max=self._message_bytes_max,
                 secure=self._secured.connecting, hello=self._hello, lost=self._copying.lost,
-                watch=lambda fd: self._events.watch(fd, _nothing), unwatch=self._events.unwatch,
+                watch=self._events.watch, unwatch=self._events.unwatch,
             )  # fmt: skip
         return link
 
@@ -288,6 +288,7 @@ class Replicator:
     # --- time ---
     def _sweep(self) -> None:
         now = self._hosting.now
+        self._secured.serve()
         self._hosting.check()
         self._serving.check(now)
         self._copying.check(now)
@@ -318,7 +319,3 @@ class Replicator:
         self._session.close()
         self._context.term()
         self._events.close()
-
-
-def _nothing() -> None:
-    """Likewise."""

@@ -284,10 +284,10 @@ class Partition:
         self._told = (log.high_watermark, log.log_start)
         if told != log.high_watermark:
             self._unheard += 1
-            lanes.order(self.page, ro.HighWatermark(epoch, log.high_watermark), self._heard)
+            lanes.note(self.page, ro.HighWatermark(epoch, log.high_watermark), self._heard)
         if told_start != log.log_start and self.follower is not None:
             self._unheard += 1
-            lanes.order(self.page, ro.Trim(epoch, log.log_start), self._heard)
+            lanes.note(self.page, ro.Trim(epoch, log.log_start), self._heard)
 
     def _heard(self, _: Ack) -> None:
         """What was refused is told again with the next role."""

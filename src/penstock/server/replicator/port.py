@@ -30,6 +30,9 @@ ZERO_COPY_FROM: Final = 64 << 10
 """Runs of at least so many bytes are sent from where they are mapped."""
 PEER_SILENCE: Final = 3.0
 """Seconds after which a follower that says nothing is forgotten."""
+# As plain numbers: flags of enums are slow to combine.
+_NOBLOCK: Final = int(zmq.NOBLOCK)
+_MORE: Final = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 
 
 class Port:
@@ -62,6 +65,7 @@ class Port:
         self._by_broker: dict[int, Peer] = {}
         self.is_blocked = False
         """Whether a follower's queue was full at the last `flush`."""
+        self._has_rung = True
         self.is_pending = False
         """Whether there is more to send already."""
 
@@ -69,22 +73,37 @@ class Port:
         """Listen; the URL with the real port. Raises `ConfigError`."""
         return self._line.bind(self._url)
 
-    def filenos(self) -> tuple[int, int]:
-        return self._line.fileno(), self._line.monitor_fileno()
+    def fileno(self) -> int:
+        return self._line.fileno()
+
+    def monitor_fileno(self) -> int:
+        """`look` is due when it is readable."""
+        return self._line.monitor_fileno()
 
     # --- in ---
     @property
     def has_messages(self) -> bool:
-        return self._line.has_messages
+        """Asked before each sleep: from then on its descriptor tells of what comes (`rang`)."""
+        self._has_rung = self._line.has_messages
+        return self._has_rung
+
+    def rang(self) -> None:
+        self._has_rung = True
 
     def receive(self, now: float) -> None:
         """Take in what followers say."""
-        self._line.look()
+        if not self._has_rung:
+            return
         for _ in range(MESSAGES_PER_TURN):
             frames = self._line.receive()
             if frames is None:
+                self._has_rung = False
                 return
             self._take(frames, now)
+
+    def look(self) -> None:
+        """Connections may have ended."""
+        self._line.look()
 
     def _take(self, frames: Frames, now: float) -> None:
         identity = frames[0].bytes
@@ -139,7 +158,7 @@ class Port:
     def _answer(self, peer: Peer, now: float) -> None:
         socket = self._line.socket
         try:
-            socket.send(peer.identity, zmq.SNDMORE | zmq.NOBLOCK)
+            socket.send(peer.identity, _MORE)
         except zmq.Again:
             self.is_blocked = True
             return
@@ -154,8 +173,8 @@ class Port:
         parts: list[bytes | memoryview] = [wire.encode(answers), *pieces]
         last = len(parts) - 1
         for at, part in enumerate(parts):
-            flags = zmq.NOBLOCK | (zmq.SNDMORE if at < last else 0)
-            socket.send(part, flags, copy=len(part) < ZERO_COPY_FROM)
+            copy = len(part) < ZERO_COPY_FROM
+            socket.send(part, _MORE if at < last else _NOBLOCK, copy=copy)
 
     def _say(self, identity: bytes, message: wire.FromLeader) -> None:
         try:

@@ -48,6 +48,8 @@ PARK_OUTSIDE: Final = 0.25
 """The same for who is not in the ISR: each request is another look whether it fits now."""
 NEWS_AFTER: Final = 0.05
 """Seconds after which a follower that waits for batches is told of a high watermark alone."""
+RECENT_MAX: Final = 16
+"""Runs of a partition that are kept mapped for other followers."""
 READERS_MAX: Final = 256
 """Logs that are open for reading."""
 
@@ -70,10 +72,9 @@ class Ready(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Batches from `offset` on, read when the log ended at `log_end`."""
+    """Batches up to `end`, where they are mapped."""
 
-    offset: int
-    log_end: int
+    end: int
     pieces: list[memoryview]
     nbytes: int
 
@@ -118,16 +119,16 @@ class Peer:
 
 class Served:
     """A partition that is led here. By broker: who waits, where it reads, and the high watermark
-    that it was told last. `tail` is what was read last, for the next follower that is there."""
+    that it was told last. `recent`: by its offset, what was read last, for the next follower."""
 
-    __slots__ = ("parked", "partition", "readers", "tail", "told")
+    __slots__ = ("parked", "partition", "readers", "recent", "told")
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
         self.parked: dict[int, Parked] = {}
         self.readers: dict[int, LogReader] = {}
         self.told: dict[int, int] = {}
-        self.tail: Run | None = None
+        self.recent: OrderedDict[int, Run] = OrderedDict()
 
 
 class Serving:
@@ -159,7 +160,7 @@ class Serving:
         if leader is not None and served is None:
             self._served[partition.page] = Served(partition)
         elif served is not None:
-            served.tail = None
+            served.recent.clear()
 
     def _end(self, served: Served) -> None:
         """Nobody is answered from here any more; who waits is told to ask again."""
@@ -320,19 +321,31 @@ class Serving:
         return 0 if run is None else run.nbytes
 
     def _read(self, served: Served, broker: int, offset: int, bytes_max: int) -> Run | None:
-        """Batches from that offset on; None where its writer is just publishing, or has trimmed."""
-        partition, tail = served.partition, served.tail
+        """Batches from that offset on; None where its writer is just publishing, or has trimmed.
+        What another follower was sent a moment ago is not read again."""
+        log_end, recent = served.partition.log.log_end, served.recent
+        pieces: list[memoryview] = []
+        nbytes, at = 0, offset
+        while at < log_end and nbytes < bytes_max:
+            run = recent.get(at)
+            if run is None:
+                run = self._read_on(served, broker, at, bytes_max - nbytes)
+                if run is None:
+                    break
+                recent[at] = run
+                while len(recent) > RECENT_MAX:
+                    recent.popitem(last=False)
+            pieces += run.pieces
+            nbytes += run.nbytes
+            at = run.end
+        if len(pieces) > wire.RUNS_MAX // 2:
+            pieces = [memoryview(b"".join(pieces))]
+        return Run(at, pieces, nbytes) if pieces else None
+
+    def _read_on(self, served: Served, broker: int, offset: int, bytes_max: int) -> Run | None:
+        partition = served.partition
         log, state = partition.log, partition.state
-        if tail is not None and tail.offset == offset and (
-            tail.log_end == log.log_end or tail.nbytes >= bytes_max
-        ):  # fmt: skip
-            return tail
-        reader = served.readers.get(broker)
-        if reader is None:
-            reader = served.readers[broker] = LogReader(self._storage, partition.folder, offset)
-        elif reader.offset != offset:
-            reader.seek(offset)
-        self._touch(reader)
+        reader = self._reader(served, broker, offset)
         segment = state.segment_now()
         if segment is None:
             return None
@@ -350,18 +363,27 @@ class Serving:
             end = position + head.length
             nbytes += head.length
         pieces.append(view[start:end])
-        if len(pieces) > wire.RUNS_MAX // 2:
-            pieces = [memoryview(b"".join(pieces))]
-        run = served.tail = Run(offset, log.log_end, pieces, nbytes)
-        return run
+        return Run(reader.offset, pieces, nbytes)
 
-    def _touch(self, reader: LogReader) -> None:
-        """It is about to read: those that did so longest ago hold no file open."""
+    def _reader(self, served: Served, broker: int, offset: int) -> LogReader:
+        """One that stands there, if there is one: to look for a place costs more than to read.
+        Those that read longest ago hold no file open."""
+        readers = served.readers
+        for reader in readers.values():
+            if reader.offset == offset:
+                break
+        else:
+            if broker not in readers:
+                folder = served.partition.folder
+                readers[broker] = LogReader(self._storage, folder, offset)
+            reader = readers[broker]
+            reader.seek(offset)
         self._open[reader] = None
         self._open.move_to_end(reader)
         while len(self._open) > READERS_MAX:
             idle, _ = self._open.popitem(last=False)
             idle.seek(idle.offset)
+        return reader
 
 
 def has_room(fetched: list[tuple[int, int, Fetched]], pieces: list[memoryview]) -> bool:
