@@ -18,6 +18,7 @@ from unit.core.log_helpers import (
     commit,
     crash_at,
     fail_at,
+    make_batch,
     open_log,
 )
 
@@ -26,7 +27,7 @@ from penstock.core.control import ControlType, control_of
 from penstock.core.errors import StorageError
 from penstock.core.header import ATTR_CONTROL, ATTR_TRANSACTIONAL, BatchHeader
 from penstock.core.log import Log
-from penstock.core.segment import list_segments
+from penstock.core.segment import list_segments, segment_path
 
 CONFIG = SMALL
 
@@ -159,3 +160,41 @@ def test_an_error_in_every_call(code):
         again, _ = open_log(storage.killed(), config=CONFIG, generation=2)
         check(again._storage, again)  # type: ignore[arg-type]
         goes_on(again._storage, again)  # type: ignore[arg-type]
+
+
+def test_what_a_killed_writer_noted_of_aborts_outlives_the_power_cut_behind_its_successors_sync():
+    """No recovery looks for it again below the recovery point that the successor writes."""
+    storage = MemoryStorage()
+    log, _ = open_log(storage, config=CONFIG)
+    log.append([begin(0), within(0), abort(0)], 1)
+    storage = storage.killed()
+    log, _ = open_log(storage, config=CONFIG, generation=2)
+    log.roll(2)  # with a snapshot
+    for sequence in range(2):  # the second sync takes the recovery point of the first along
+        log.append([make_batch(sequence, producer=3)], 3)
+        log.sync()
+    after = storage.power_cut()
+    log, report = open_log(after, config=CONFIG, boot_id="boot-2", generation=3)
+    assert (log.log_end, report.batches_scanned) == (5, 1)
+    check(after, log)
+
+
+def test_what_was_noted_of_a_marker_that_a_power_cut_took_goes_with_it():
+    """The note may come to the device ahead of the log."""
+    storage = MemoryStorage()
+    log, _ = open_log(storage, config=CONFIG)
+    log.append([begin(0, producer=2), within(0, producer=2), abort(0, producer=2)], 1)
+    log.trim(3)
+    log.append([begin(0), within(0)], 1)
+    log.close(clean=True)  # with a snapshot, so that nothing is replayed at the next open
+    log, _ = open_log(storage, config=CONFIG, node_clean=True)
+    end = log.valid_bytes
+    log.append([abort(0)], 2)
+    storage.names[txn_path(FOLDER, 3)].sync()  # by the kernel itself, and so the folder
+    storage.fsync_folder(FOLDER)
+    after = storage.power_cut()
+    after.names[segment_path(FOLDER, 3)].content[end : end + 64] = b"torn" * 16
+    log, report = open_log(after, config=CONFIG, boot_id="boot-2", generation=2)
+    assert (log.log_end, report.reason, report.batches_scanned) == (5, "cut", 0)
+    check(after, log)
+    goes_on(after, log)

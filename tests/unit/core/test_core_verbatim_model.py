@@ -307,3 +307,18 @@ def test_an_epoch_whose_beginning_was_compacted_away_begins_where_the_copy_ended
     mine.take(batches_from(leader, 10))
     assert mine.log.epochs.entries == leader.epochs.entries == ((1, 0), (2, 10))
     assert noted(mine.storage, mine.log) == []
+
+
+def test_a_log_is_cut_right_behind_a_gap():
+    """It ends where the batch before the gap does: of what was in between nobody can tell."""
+    _, leader = compacted(random.Random(7))
+    mine = Copy(random.Random(7), CONFIG)
+    mine.take(batches_from(leader, 0))
+    heads = [head for head, _ in mine.log.read(0, 1 << 40)]
+    before, behind = [
+        (a, b) for a, b in pairwise(heads) if a.next_offset != b.base_offset
+    ][-1]  # fmt: skip
+    assert mine.log.truncate_to(behind.base_offset, mine.end_at) == before.next_offset
+    assert contents(mine.log)[-1][0] == before.base_offset
+    mine.take(batches_from(leader, before.next_offset))
+    assert contents(mine.log) == contents(leader)
