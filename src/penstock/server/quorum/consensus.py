@@ -79,6 +79,8 @@ class Consensus:
         self.storing: Storing | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._todo: deque[Snapshot | Entry] = deque()
+        self._is_over = False
+        self._was_late = False
         self._is_applying = False
         self._is_restoring = False
         self._is_packing = False
@@ -103,10 +105,11 @@ class Consensus:
             ) from error
         self.raft = raft
         self.storing = Storing(self._disk, self._stored, self.fail)
-        self._carry_out(Effects())
+        self._guarded(lambda: self._carry_out(raft.tick(now)))
 
     async def close(self) -> None:
         """Store what is to be stored, and end."""
+        self._is_over = True
         self._stop()
         if self.storing is not None:
             await asyncio.to_thread(self.storing.close)
@@ -114,11 +117,11 @@ class Consensus:
     # --- what can be asked ---
     @property
     def leader(self) -> int | None:
-        return self.raft.leader if self.raft is not None and self.failure is None else None
+        return self.raft.leader if self.raft is not None and not self._is_over else None
 
     @property
     def is_leader(self) -> bool:
-        return self.raft is not None and self.failure is None and self.raft.is_leader
+        return self.raft is not None and not self._is_over and self.raft.is_leader
 
     @property
     def is_ready(self) -> bool:
@@ -132,7 +135,7 @@ class Consensus:
     @property
     def _raft(self) -> Raft:
         """Raises `NotLeaderError` where it does not run: nothing is led by it then."""
-        if self.raft is None or self.failure is not None:
+        if self.raft is None or self._is_over:
             raise NotLeaderError(
                 f"broker {self.node} takes no part in the quorum"
                 + (f": {self.failure}" if self.failure is not None else " yet")
@@ -141,8 +144,8 @@ class Consensus:
 
     # --- events ---
     def receive(self, sender: int, message: RaftMessage) -> None:
-        if self.raft is not None and self.failure is None:
-            raft = self.raft
+        raft = self.raft
+        if raft is not None:
             self._step(lambda now: raft.receive(now, sender, message))
 
     def propose(self, data: bytes) -> int:
@@ -169,7 +172,7 @@ class Consensus:
     def look(self) -> None:
         """A leader whose time is up looks at the clock before anything else."""
         raft = self.raft
-        if raft is None or self.failure is not None:
+        if raft is None or self._is_over:
             return
         now = self._loop.time()
         if raft.is_leader and now >= raft.deadline:
@@ -181,7 +184,7 @@ class Consensus:
 
     def _guarded(self, action: Callable[[], None]) -> None:
         """What must not happen ends this broker's part, and not the node's loop."""
-        if self.failure is not None:
+        if self._is_over:
             return
         try:
             action()
@@ -194,8 +197,8 @@ class Consensus:
         if raft is None or timer is None:
             return
         now = self._loop.time()
-        is_late = now - timer.when() > LATE and not raft.is_leader
-        if is_late or (raft.log.last_index == 0 and not self._may_begin()):
+        self._was_late = now - timer.when() > LATE and not raft.is_leader and not self._was_late
+        if self._was_late or (raft.log.last_index == 0 and not self._may_begin()):
             # It was not there, and what the leader said meanwhile is still to be read; or it is
             # new where there is a cluster already, which will take it in.
             self._timer = self._loop.call_later(LATE, self._tick)
@@ -204,13 +207,14 @@ class Consensus:
 
     def _stored(self, number: int) -> None:
         raft = self.raft
-        if raft is not None and self.failure is None:
+        if raft is not None:
             self._step(lambda now: raft.persisted(now, number))
 
     def fail(self, error: PenstockError) -> None:
         """This broker's part in the quorum is over."""
-        if self.failure is None:
+        if not self._is_over:
             self.failure = error
+            self._is_over = True
             self._stop()
             self._turned()
             self._on_failure(error)
@@ -236,7 +240,7 @@ class Consensus:
         self._todo.extend(effects.committed)
         self._apply()
         self._turned()
-        if self.failure is None:
+        if not self._is_over:
             self._arm(raft.deadline)
 
     def _arm(self, when: float) -> None:
@@ -304,6 +308,7 @@ class Consensus:
         self.image = image
         self.applied = snapshot.index
         self._snapshot_bytes = len(snapshot.data)
+        self._log_bytes = 0
         self._changed(None)
         self._loop.call_soon(self._guarded, self._go_on)
 
@@ -325,7 +330,7 @@ class Consensus:
 
     def _packed(self, data: bytes, index: int, log_bytes: int) -> None:
         self._is_packing = False
-        self._log_bytes -= log_bytes
+        self._log_bytes = max(0, self._log_bytes - log_bytes)
         raft = self.raft
         if raft is None or raft.log.snapshot.index >= index:
             return

@@ -113,6 +113,7 @@ class Door:
 
     def close(self) -> None:
         self._timer.cancel()
+        self._strangers.clear()
         close_monitored(self._router, self._monitor)
         if self._doorman is not None:
             self._doorman.close()

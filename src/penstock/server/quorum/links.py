@@ -11,6 +11,7 @@ folder since, which a member with a vote must not.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable
 from typing import Final
@@ -23,6 +24,8 @@ from penstock.server.quorum import messages as qm
 from penstock.server.quorum.dial import Dial
 from penstock.server.quorum.door import Door
 from penstock.server.quorum.sockets import Context
+
+logger = logging.getLogger("penstock.quorum")
 
 SILENCE: Final = 2.0
 """Seconds without a sign of life after which a connection is given up."""
@@ -102,10 +105,16 @@ class Links:
         if self.loses is not None and self.loses(node, message):
             return True
         data = qm.encode(message)
+        if len(data) > qm.MESSAGE_BYTES_MAX:
+            logger.error(
+                "%s for broker %d has %d bytes, and may have %d: it cannot be told",
+                type(message).__name__, node, len(data), qm.MESSAGE_BYTES_MAX,
+            )  # fmt: skip
+            self.counts["too large"] += 1
+            return False
         dial = self._dials.get(node)
-        is_sent = len(data) <= qm.MESSAGE_BYTES_MAX and (
-            (dial is not None and dial.send(data))
-            or (self._door is not None and self._door.send(node, data))
+        is_sent = (dial is not None and dial.send(data)) or (
+            self._door is not None and self._door.send(node, data)
         )
         self.counts["sent" if is_sent else "dropped"] += 1
         return is_sent

@@ -88,6 +88,10 @@ class Requests:
             if handler is None:
                 raise ConfigError(f"nobody serves {request.kind!r} there: not yet, or not any more")
             body = await handler(node, request.body)
+            if len(body) > BODY_BYTES_MAX:
+                raise ResourceLimitError(
+                    f"the answer has {len(body)} bytes, and may have {BODY_BYTES_MAX}"
+                )
         except PenstockError as error:
             self._refuse(node, request, error)
             return
