@@ -24,8 +24,8 @@ from typing import Final
 import msgspec
 
 from penstock.core import errors as er
+from penstock.ipc import layout as lo
 from penstock.ipc.channel import Channel, close_fds
-from penstock.ipc.layout import PAGES_MAX
 from penstock.server.childproc import ChildProcess
 from penstock.server.config import NodeConfig
 from penstock.server.datafolder import DataFolder
@@ -38,7 +38,7 @@ START_TIMEOUT: Final = 20.0
 LOOKS_A_STALL: Final = 4
 START_RETRY: Final = 0.05
 """Seconds between two looks whether a successor may start."""
-UNREAD_MAX: Final = 4 * PAGES_MAX
+UNREAD_MAX: Final = 4 * lo.PAGES_MAX
 """Messages that wait for it. One that leaves more unread is stuck."""
 
 
