@@ -25,9 +25,10 @@ CRASH_SEEDS ?= 1000
 CRASH_FIRST ?=
 FUZZ_SECONDS ?= 600
 NETNS_SECONDS ?= 300
+CLUSTER_SECONDS ?= 300
 SIM_ROUNDS ?= 1000
 
-.PHONY: help run test check bench crash fuzz netns sim clean FORCE
+.PHONY: help run test check bench crash fuzz netns cluster sim clean FORCE
 .DELETE_ON_ERROR:
 
 help:
@@ -38,6 +39,7 @@ help:
 	@echo "make crash   the crash tests: CRASH_ROUNDS=$(CRASH_ROUNDS) rounds, CRASH_SEEDS=$(CRASH_SEEDS) histories in all"
 	@echo "make fuzz    hostile clients at the gateway for FUZZ_SECONDS=$(FUZZ_SECONDS)"
 	@echo "make netns   two hosts in network namespaces (root): NETNS_SECONDS=$(NETNS_SECONDS) each guarantee"
+	@echo "make cluster three brokers under faults: CLUSTER_SECONDS=$(CLUSTER_SECONDS) of histories, and as many of cuts"
 	@echo "make sim     the simulator with SIM_ROUNDS=$(SIM_ROUNDS) seeds"
 	@echo "make clean   remove .venv, builds and caches"
 
@@ -64,7 +66,12 @@ fuzz: $(VENV)/.test
 
 netns: $(VENV)/.test
 	@PENSTOCK_NETNS_SECONDS=$(NETNS_SECONDS) PENSTOCK_NETNS_ROUNDS=12 \
-		$(BIN)/python -m pytest --timeout=0 $(ARGS) tests/cluster
+		$(BIN)/python -m pytest --timeout=0 $(ARGS) tests/cluster/test_cluster_two_hosts.py
+
+cluster: $(VENV)/.test
+	@PENSTOCK_CLUSTER=all PENSTOCK_BROKERS_SECONDS=$(CLUSTER_SECONDS) PENSTOCK_CUTS_SECONDS=$(CLUSTER_SECONDS) \
+		PENSTOCK_FAILOVER_ROUNDS=20 PENSTOCK_POWER_CUTS=5 \
+		$(BIN)/python -m pytest -m "crash or slow" --timeout=0 $(ARGS) tests/cluster --ignore tests/cluster/test_cluster_two_hosts.py
 
 sim: $(VENV)/.test
 	@PENSTOCK_SIM_ROUNDS=$(SIM_ROUNDS) PENSTOCK_MACHINE_EXAMPLES=$(SIM_ROUNDS) \

@@ -42,6 +42,8 @@ class View:
 
     at: float = field(compare=False)
     controller: int
+    term: int
+    """Of the controller: a new one for each election."""
     brokers: dict[int, str]
     """The state of each: up, leaving or fenced."""
     partitions: dict[Name, Placed]
@@ -66,6 +68,7 @@ def look(admin: Admin, topics: Iterable[str]) -> View:
     return View(
         time.monotonic(),
         cluster.controller,
+        cluster.term,
         {each.broker: each.state for each in cluster.brokers},
         partitions,
     )

@@ -169,6 +169,43 @@ def test_groups(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_throughput_of_a_cluster(replicas, tmp_path, capsys):
+    result = run(
+        capsys, "throughput", "--size", "256", "--records", "3000", "--partitions", "3",
+        "--brokers", "3", "--replicas", str(replicas), "--acks", "all", "--data", str(tmp_path),
+    )  # fmt: skip
+    assert_whole(result, 3000)
+    assert result["durability"] == "committed"
+    assert {"1-node", "2-gateway", "3-replicator"} <= set(result["cpu_seconds"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cluster_s_failover_and_a_follower_s_return(tmp_path, capsys):
+    result = run(
+        capsys, "cluster", "--rounds", "1", "--mb", "2", "--rate", "200", "--seconds", "0.3",
+        "--data", str(tmp_path),
+    )  # fmt: skip
+    [told] = result["rounds"]
+    assert told["led_again"] <= told["in_sync"]
+    assert 0 < told["outage"] == result["outage_max_seconds"]
+    assert result["catch_up_mb_per_second"] > 0
+    assert 0 < result["live_before"]["p50_ms"] <= result["live_before"]["p99_ms"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_many_partitions_on_several_brokers(tmp_path, capsys):
+    result = run(
+        capsys, "cluster-partitions", "--partitions", "12", "--idle", "0.1", "--data",
+        str(tmp_path),
+    )  # fmt: skip
+    assert result["lost"] == 0
+    assert result["controller_failover_seconds"] > 0
+    assert result["led_by_the_killed"] >= 1
+    assert {"1-node", "2-gateway", "3-replicator"} <= set(result["resident_mb"])
+    assert list(tmp_path.iterdir()) == []
+
+
 THROUGHPUT_POINTS: list[dict[str, Any]] = [
     {"series": api, "x": x, "records_per_second": 1e6 * (1 + x), "mb_per_second": 900.0 + x,
      "pwrite_mb_per_second": 5000.0}

@@ -62,6 +62,29 @@ def test_a_year_of_flights_survives_a_killed_writer(scratch):
     assert list(scratch.iterdir()) == []
 
 
+def test_a_cluster_survives_its_leader(scratch):
+    """Everything is there three times, and the story is told in order."""
+    ran = run_cli(
+        *("demo", "--cluster", "3", "--records", "20000", "--format", "json"),
+        env={"TMPDIR": str(scratch)},
+    )
+    assert ran.code == 0, ran.err
+    [told] = ran.objects
+    assert told["ok"] is True
+    assert told["complaints"] == []
+    assert (told["brokers"], told["replicas"], told["records"]) == (3, 3, 20_000)
+    assert (told["lost"], told["doubled"], told["out_of_order"]) == (0, 0, 0)
+    failover = told["failover"]
+    assert failover["new_leader"] in {1, 2, 3} - {failover["broker"]}
+    assert failover["led_partitions"] >= 1
+    times = [failover[f"{name}_seconds"] for name in ("new_leader", "restarted", "in_sync")]
+    assert times == sorted(times)
+    assert failover["restarted_seconds"] < failover["admitted_seconds"]
+    assert 0 < failover["outage_seconds"] <= failover["restarted_seconds"]
+    assert f"broker {failover['broker']} killed with -9" in ran.err
+    assert list(scratch.iterdir()) == []
+
+
 def test_a_small_quiet_demo_shows_a_table(scratch):
     ran = run_cli(
         *("demo", "--records", "500", "--partitions", "1", "--no-kill", "-q"),

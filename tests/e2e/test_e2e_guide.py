@@ -30,6 +30,7 @@ from penstock.cli.app import make_app
 from penstock.core import errors
 from penstock.embedded import EmbeddedNode
 from penstock.ipc import layout
+from penstock.server.clustered.settings import CLUSTER_ONLY
 from penstock.server.config import NodeConfig
 from penstock.spark import errors as spark_errors
 from penstock.spark import positions
@@ -165,6 +166,16 @@ def test_the_bounds_of_a_node_are_the_ones_of_the_code():
         assert field.name in shown, field.name
         if isinstance(field.default, int | float) and not isinstance(field.default, bool):
             assert seconds_or_bytes(shown[field.name]) == field.default, field.name
+
+
+def test_the_page_on_clusters_has_the_settings_of_a_broker_with_their_defaults():
+    rows = dict(
+        re.findall(r"^\| `(\w+)` \| (.+?) \|$", (GUIDE / "cluster.md").read_text(), re.MULTILINE)
+    )
+    assert {"node_id", *CLUSTER_ONLY} - set(rows) == {"advertise"}  # it stands beside `listen`
+    for name in ("election_timeout", "broker_session_timeout", "replica_lag_time"):
+        (default,) = (field.default for field in fields(NodeConfig) if field.name == name)
+        assert rows[name].startswith(f"{default:g} s "), name
 
 
 def test_the_fixed_bounds_are_the_ones_of_the_code():

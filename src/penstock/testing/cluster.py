@@ -16,6 +16,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Final
 
@@ -50,7 +51,8 @@ class ClusterBroker(Housed):
         writers: int | None,
         options: Mapping[str, object],
         start_timeout: float,
-        before: Sequence[str] = (),
+        before: Sequence[str],
+        parent: Path | None,
     ) -> None:
         self.number = number
         super().__init__(
@@ -60,6 +62,7 @@ class ClusterBroker(Housed):
             start_timeout=start_timeout,
             before=before,
             start=False,
+            parent=parent,
         )
 
     def processes(self, *kinds: str) -> list[int]:
@@ -110,6 +113,8 @@ class Cluster(Served):
         start_timeout: seconds within which all must admit clients.
         hosts, before: addresses of the brokers and what goes before their commands, where they run
             on hosts of their own (network namespaces); else all listen at free ports of this one.
+        parents: where the folder of each is made (file systems of their own); else all of them are
+            among the temporary files.
 
     Raises `PenstockError` with the end of a broker's log when it does not start.
     """
@@ -125,6 +130,7 @@ class Cluster(Served):
         start_timeout: float = 30.0,
         hosts: Sequence[str] = (),
         before: Sequence[Sequence[str]] = (),
+        parents: Sequence[Path] = (),
     ) -> None:
         self._serve(partitions, durability, "tcp")
         self._owner = os.getpid()
@@ -139,6 +145,7 @@ class Cluster(Served):
                     options=options or {},
                     start_timeout=start_timeout,
                     before=before[number - 1] if before else (),
+                    parent=parents[number - 1] if parents else None,
                 )
             start_together({number: each.node for number, each in self._brokers.items()})
         except BaseException:

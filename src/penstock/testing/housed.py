@@ -39,10 +39,12 @@ class Housed:
         start_timeout: float = 15.0,
         before: Sequence[str] = (),
         start: bool = True,
+        parent: Path | None = None,
     ) -> None:
         self._owner = os.getpid()
         self._node: EmbeddedNode | None = None
-        self.folder = Path(tempfile.gettempdir(), PREFIX + secrets.token_hex(6)).resolve()
+        where = tempfile.gettempdir() if parent is None else parent
+        self.folder = Path(where, PREFIX + secrets.token_hex(6)).resolve()
         """What is removed in the end: the data folder, and the node's log."""
         reaper.guard(os.fspath(self.folder))
         try:

@@ -15,7 +15,7 @@ VOTERS_MAX: Final = 7
 RACK_MAX: Final = 100
 URL_MAX: Final = 100
 _WILDCARDS: Final = ("0.0.0.0", "*", "::", "[::]")
-_CLUSTER_ONLY: Final = (
+CLUSTER_ONLY: Final = (
     "cluster_listen", "controller_quorum", "advertise", "cluster_key", "rack", "replication_port",
 )  # fmt: skip
 
@@ -46,7 +46,7 @@ class ClusterSettings(Protocol):
 def check_clustered(config: ClusterSettings) -> None:
     """Raise ConfigError for settings that do not make a broker, nor a node that is alone."""
     if config.node_id is None:
-        given = [name for name in _CLUSTER_ONLY if getattr(config, name)]
+        given = [name for name in CLUSTER_ONLY if getattr(config, name)]
         if given:
             raise ConfigError(
                 f"{given[0]} is given and node_id is not: a broker of a cluster needs node_id (a "
