@@ -10,10 +10,12 @@ import json
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from penstock.client import Client
+from penstock.core.errors import PenstockError
 from penstock.testing import Cluster, wait_until
 from penstock.testing.cluster import ClusterBroker
 
@@ -58,6 +60,19 @@ class ClusterUnderTest:
 
     def connect(self, timeout: float = 10.0) -> Client:
         return self.cluster.connect(timeout=timeout)
+
+    def insist(self, work: Callable[[], object], timeout: float = READY_TIMEOUT) -> None:
+        """What has to be asked again while brokers are away."""
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                work()
+            except PenstockError as error:
+                if not error.retriable or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+            else:
+                return
 
     def tail(self) -> str:
         return self.cluster.log_tail()

@@ -27,6 +27,7 @@ from penstock.cluster.controller import Image
 from penstock.core.errors import (
     ClosedError,
     ConfigError,
+    NotLeaderError,
     PenstockError,
     PenstockTimeout,
     ResourceLimitError,
@@ -223,8 +224,13 @@ class ClusterTopics(Topics):
         if not self.has(name):
             await self._catch_up()
         if not self.has(name):
-            with contextlib.suppress(TopicExistsError):  # somebody else was faster
-                await self._make(name, resolved(settings, len(self._quorum.image.living())))
+            # With as many replicas as the cluster is meant to have: it keeps them for good.
+            try:
+                await self._make(name, resolved(settings, self._brokers_meant))
+            except ConfigError as error:
+                raise NotLeaderError(f"{name} can not be made yet: {error}") from error
+            except TopicExistsError:
+                pass  # somebody else was faster
         found = await self.find(name)
         topic = self._catalog.find(name)
         self._raise_failure(topic, topic.pages, "opened")
