@@ -40,6 +40,7 @@ class ClusterUnderTest:
         """Of what its clients write down; brokers have folders of their own."""
         options = {**QUICK, **made.pop("options", {})}
         self.cluster = Cluster(brokers, writers=2, options=options, **made)
+        self._is_kept = False
         self.away: dict[int, str] = {}
         """Brokers that are meant to be gone or to stand still, and why."""
 
@@ -125,6 +126,7 @@ class ClusterUnderTest:
     # --- the end ---
     def keep(self) -> Path:
         """A copy of what the brokers wrote, for whoever looks into a failure."""
+        self._is_kept = True
         for each in self.cluster.brokers:
             with contextlib.suppress(OSError, shutil.Error):
                 shutil.copytree(each.folder, self.folder / f"broker-{each.number}")
@@ -134,7 +136,7 @@ class ClusterUnderTest:
         if keep:
             self.keep()
         self.cluster.close()
-        if not keep:
+        if not self._is_kept:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> ClusterUnderTest:

@@ -1,7 +1,7 @@
 """The guarantees on three real brokers under faults at random: kill -9, clean stops and SIGSTOP of
 brokers and of their parts, of clients, of most brokers and of all, one fault after the other.
 
-Each trial is a seed. By default there are seconds (`PENSTOCK_BROKERS_SECONDS`) for it, and
+Each trial is a seed. By default one runs; `PENSTOCK_BROKERS_SECONDS` is how long it goes on, and
 `PENSTOCK_CRASH_SEED=n` begins with that seed; `make cluster` gives more.
 """
 
@@ -19,7 +19,7 @@ from crash.nursery import Nursery
 from seeds import tell
 
 SEED = int(os.environ.get("PENSTOCK_CRASH_SEED", "0"))
-SECONDS = float(os.environ.get("PENSTOCK_BROKERS_SECONDS", "15"))
+SECONDS = float(os.environ.get("PENSTOCK_BROKERS_SECONDS", "0"))
 TRIALS_PER_CLUSTER = 5
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(SECONDS * 2 + 240)]

@@ -34,7 +34,7 @@ CASES = {
     "all brokers killed at once": ["kill all brokers"],
     "parts of the leader killed": ["kill replicator", "kill writers", "kill gateway", "kill node"],
 }
-ALWAYS = {"clean stop of the leader", "kill -9 of the leader", "all brokers killed at once"}
+ALWAYS = {"clean stop of the leader", "kill -9 of the leader"}
 """In the default suite."""
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]

@@ -169,11 +169,10 @@ def test_groups(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
-def test_throughput_of_a_cluster(replicas, tmp_path, capsys):
+def test_throughput_of_a_cluster(tmp_path, capsys):
     result = run(
         capsys, "throughput", "--size", "256", "--records", "3000", "--partitions", "3",
-        "--brokers", "3", "--replicas", str(replicas), "--acks", "all", "--data", str(tmp_path),
+        "--brokers", "3", "--replicas", "2", "--acks", "all", "--data", str(tmp_path),
     )  # fmt: skip
     assert_whole(result, 3000)
     assert result["durability"] == "committed"
@@ -181,6 +180,7 @@ def test_throughput_of_a_cluster(replicas, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_cluster_s_failover_and_a_follower_s_return(tmp_path, capsys):
     result = run(
         capsys, "cluster", "--rounds", "1", "--mb", "2", "--rate", "200", "--seconds", "0.3",
@@ -194,6 +194,7 @@ def test_a_cluster_s_failover_and_a_follower_s_return(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_many_partitions_on_several_brokers(tmp_path, capsys):
     result = run(
         capsys, "cluster-partitions", "--partitions", "12", "--idle", "0.1", "--data",
