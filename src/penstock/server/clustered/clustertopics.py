@@ -231,7 +231,10 @@ class ClusterTopics(Topics):
                 raise NotLeaderError(f"{name} can not be made yet: {error}") from error
             except TopicExistsError:
                 pass  # somebody else was faster
-        found = await self.find(name)
+        try:
+            found = await self.find(name)
+        except UnknownTopicError as error:  # decided, and not yet known here
+            raise NotLeaderError(f"{name} is being made: {error}") from error
         topic = self._catalog.find(name)
         self._raise_failure(topic, topic.pages, "opened")
         return found.topic
