@@ -62,6 +62,20 @@ def test_records_go_through_lanes_and_are_answered_with_offsets(
     assert records(broker, topic) == [b"0"] * 10 + [b"1"] * 10 + [b"2"] * 10
 
 
+def test_where_a_node_stands_alone_what_is_appended_is_committed(
+    broker: Broker, dealer: Dealer
+) -> None:
+    topic = broker.create_topic()
+    attached = dealer.producer()
+    info = dealer.find(1, topic)
+    page = info.pages[0]
+    for number in range(3):
+        batch = batch_of([b"x"], info, attached.producer_id, number)
+        dealer.say(fr.Produce(1, page % attached.writers, number, page, lo.FRAME_COMMITTED), batch)
+    assert [(ack.base_offset, ack.error) for ack in dealer.acks(3)] == [(0, 0), (1, 0), (2, 0)]
+    assert (dealer.welcome.cluster, dealer.welcome.broker) == (b"", fr.NOBODY)
+
+
 def test_an_answer_tells_how_the_partitions_stand_that_it_names(
     broker: Broker, dealer: Dealer
 ) -> None:
