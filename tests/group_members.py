@@ -36,8 +36,9 @@ class RawMember:
         self.assignment = co.GroupAssignment("", 0, [])
         self.connect()
 
-    def connect(self) -> None:
-        """Attach and join, anew or with the member id that is known."""
+    def connect(self, socket: Path | None = None) -> None:
+        """Attach and join, anew or with the member id that is known; from now on there."""
+        self._socket = socket or self._socket
         self.client = RawClient(self._socket, lo.KIND_CONSUMER)
         self.slot = ClientSlot(Region.of_fd(os.dup(self.client.fds[1])), self.client.welcome.slot)
         request = co.JoinGroup(self.group, self.member_id, **self._options)

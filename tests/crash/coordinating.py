@@ -7,7 +7,7 @@ have been decided or not. Repeated claims and ends of transactions are answered 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,16 +19,19 @@ from penstock.ipc import coordination as co
 from penstock.ipc import layout as lo
 
 RETRIABLE = ("PenstockTimeout", "NotConnectedError", "ResourceLimitError", "LogOfflineError")
+ELSEWHERE = "NotLeaderError"
 TIMEOUT = 20.0
 
 _T = TypeVar("_T")
 
 
 class Work:
-    """One client of each kind. `round` does a piece of everything."""
+    """One client of each kind. `round` does a piece of everything. `where`: a socket to try next;
+    `partitions`: of the topic `orders`, in which each transaction is open."""
 
-    def __init__(self, socket: Path) -> None:
-        self._socket = socket
+    def __init__(self, where: Callable[[], Path], partitions: Sequence[int] = (1,)) -> None:
+        self._where = where
+        self._partitions = partitions
         self._members: dict[str, RawMember] = {}
         self._link: RawClient | None = None
         self.committed = self.claimed = self.claims = self.consumed = 0
@@ -46,7 +49,9 @@ class Work:
                 forget()
                 failure: Exception = error
             except Refusal as error:
-                if error.error not in RETRIABLE:
+                if error.error == ELSEWHERE:
+                    forget()
+                elif error.error not in RETRIABLE:
                     raise
                 failure = error
             self.meanwhile()
@@ -58,11 +63,11 @@ class Work:
         def work() -> _T:
             member = self._members.get(group)
             if member is None:
-                member = RawMember(self._socket, group, "orders", guarantee=guarantee)
+                member = RawMember(self._where(), group, "orders", guarantee=guarantee)
                 self._members[group] = member
                 is_attached.append(True)
             if not is_attached:
-                member.connect()
+                member.connect(self._where())
                 is_attached.append(True)
             return ask(member)
 
@@ -77,7 +82,7 @@ class Work:
     def _ask(self, request: Any, expect: type[_T]) -> _T:
         def work() -> _T:
             if self._link is None:
-                self._link = RawClient(self._socket, lo.KIND_ADMIN)
+                self._link = RawClient(self._where(), lo.KIND_ADMIN)
             return self._link.ask(request, expect)
 
         def forget() -> None:
@@ -115,7 +120,8 @@ class Work:
         topic_id, offsets = self._as_member(
             "exact", "exactly-once", lambda member: self._consumed(member, wanted)
         )
-        self._ask(co.AddPartitions("job", *who, [(topic_id, 1)]), object)
+        places = [(topic_id, partition) for partition in self._partitions]
+        self._ask(co.AddPartitions("job", *who, places), object)
         request = co.EndTransaction("job", *who, True, [offsets])
         ended = self._ask(request, co.TransactionEnded)
         assert ended.committed

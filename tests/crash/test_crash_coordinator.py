@@ -63,7 +63,7 @@ def begin(node: NodeUnderTest) -> Work:
     node.start()
     with node.connect() as client:
         client.admin().create_topic("orders", TopicConfig(partitions=2))
-    work = Work(paths.socket_in(node.data))
+    work = Work(lambda: paths.socket_in(node.data))
     work.round()
     return work
 
