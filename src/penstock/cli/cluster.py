@@ -30,9 +30,17 @@ def make(settings: dict[str, Any]) -> typer.Typer:
     return app
 
 
-def describe(env: Env) -> None:
+def describe(
+    env: Env,
+    topic: Annotated[
+        str | None, typer.Argument(metavar="[TOPIC]", help="Only where its partitions are.")
+    ] = None,
+) -> None:
     """Show the brokers, the controller's quorum, and the partitions that are not well."""
     with env.admin() as admin:
+        if topic is not None:
+            _write_places(env, admin.describe_partitions(topic))
+            return
         found = admin.describe_cluster()
     if env.is_json:
         output.write_json(_fields(found))
@@ -179,10 +187,22 @@ def _troubles(found: ClusterDescription) -> list[str]:
 
 def _write_ill(found: ClusterDescription) -> None:
     if found.ill:
-        rows = [_row(place) for place in found.ill]
-        output.write_columns([head.upper().replace("_", "-") for head in _PLACES], rows)
+        _write_rows(found.ill)
     if found.ill_partitions > len(found.ill):
         output.write_line(f"and {found.ill_partitions - len(found.ill)} more")
+
+
+def _write_places(env: Env, places: list[PartitionPlace]) -> None:
+    if env.is_json:
+        for place in places:
+            output.write_json(msgspec.structs.asdict(place))
+    else:
+        _write_rows(places)
+
+
+def _write_rows(places: list[PartitionPlace]) -> None:
+    heads = [head.upper().replace("_", "-") for head in _PLACES]
+    output.write_columns(heads, [_row(place) for place in places])
 
 
 def _row(place: PartitionPlace) -> list[object]:
