@@ -142,7 +142,7 @@ class Attachments:
     def connected(self, wire: Wire, welcome: fr.Welcome) -> None:
         """There is one to go by: attach all that wait."""
         identity = identity_of(welcome)
-        if self.pages is not None and self.pages.node_uuid != identity:
+        if self.pages is not None and self.identity != identity:
             self.pages.close()
             self.pages = None
         if self.pages is None:
@@ -173,7 +173,7 @@ class Attachments:
         if home:
             self._home = None
         for branch in [one for one in self._numbered.values() if one.wire is wire]:
-            if self._numbered.get(branch.number) is branch:  # not gone with another one's end
+            if branch.number in self._numbered:  # not gone with another one's end
                 self._over(branch, why)
         self._stir()
 
@@ -272,9 +272,8 @@ class Attachments:
         if wire is None or endpoint.shunned.get(broker, 0.0) > time.monotonic():
             return None
         assert endpoint.attached is not None
-        attached = endpoint.attached
-        resume = attached.producer_id or None
-        endpoint.attach(self._new_branch(endpoint, wire), resume, attached.token)
+        resume = endpoint.producer_id or None
+        endpoint.attach(self._new_branch(endpoint, wire), resume, endpoint.attached.token)
         return None
 
     def knows(self, page: int) -> bool:
@@ -491,9 +490,10 @@ class Attachments:
     def pump(self, now: float) -> None:
         """Send what stands in lanes."""
         if self._pumping.has_work:
-            dirty = self._pumping.pump(now)
-            if dirty:
+            if self._pumping.pump(now):
                 self._onlookers.stirred(now)
+            if self._pumping.holds_some:
+                self._mending.wait()
 
     def wake(self) -> None:
         """Ring those that sleep and for whom something has come."""

@@ -35,16 +35,21 @@ class Mending:
         """Something has changed for those that wait: look at once."""
         self.due = 0.0
 
+    def wait(self) -> None:
+        """Something waits: look again in a while."""
+        if self.due is None:
+            self.due = time.monotonic() + MEND_EVERY
+
     def wait_for(self, endpoint: Endpoint) -> None:
         """See to it that it is looked at again, if it waits for something."""
         readings = endpoint.readings
-        if self.due is None and (
+        if (
             endpoint.adrift
             or endpoint.asking.is_waiting
             or (readings is not None and readings.are_waiting)
             or self._pumping.holds(endpoint)
         ):
-            self.due = time.monotonic() + MEND_EVERY
+            self.wait()
 
     def mend(self, now: float, endpoints: Callable[[], Iterable[Endpoint]], wires: Wires) -> None:
         """Go on with what waits, if it is time for that."""

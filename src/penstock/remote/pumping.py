@@ -46,6 +46,11 @@ class Pumping:
         """Something may stand in its lanes that can go."""
         self._dirty[endpoint] = None
 
+    @property
+    def holds_some(self) -> bool:
+        """Whether anything waits for a leader."""
+        return bool(self._held)
+
     def holds(self, endpoint: Endpoint) -> bool:
         """Whether something of it waits for a leader."""
         return endpoint in self._held

@@ -247,6 +247,7 @@ def test_a_topic_that_is_deleted_is_told_by_who_led_it_last(
     for page in cluster.pages:
         cluster.leaders.pop(page)
     cluster.tell()
+    time.sleep(0.3)  # nothing comes any more that would have anybody look
     delivery = producer.send(TOPIC, b"1", partition=1)
     with pytest.raises(er.ProduceError, match="deleted"):
         delivery.result(WITHIN)
