@@ -241,7 +241,7 @@ class Asking:
         for what in places.values():
             self._ways.brokers.trust(what)
         if COORDINATOR in places.values() and not branch.serves_groups:
-            branch.serves_groups = True
+            branch.serves_groups = self._endpoint.is_known = True
             if self._endpoint.slot is not None:
                 self._endpoint.slot.slot.copy_notice(branch.notice)
         round_.replies.append((list(places), reply))

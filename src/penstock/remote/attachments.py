@@ -69,7 +69,9 @@ class Attachments:
         self._numbers = 0
         self._pumping = Pumping(self, self._broken)
         self._onlookers = Onlookers()
-        self._mending = Mending(self._pumping, lambda one, why: self._lose(one, f"{name}: {why}"))
+        self._mending = Mending(
+            self, self._pumping, lambda one, why: self._lose(one, f"{name}: {why}")
+        )
         self._hearing = Hearing(self, self._pumping, self._mending, self._onlookers)
         self._lost = 0
 
@@ -163,9 +165,7 @@ class Attachments:
             self._pumping.led_otherwise(endpoint, now)
             if endpoint.readings is not None:
                 endpoint.readings.led_otherwise(now)
-            for branch in endpoint.branches.values():
-                if branch.serves_groups and self.brokers.leader(COORDINATOR) != branch.broker:
-                    endpoint.drift(COORDINATOR, now)
+            endpoint.outlives(self.brokers.leader(COORDINATOR), now)
         self._stir()
 
     def lost(self, wire: Wire, why: str, *, home: bool) -> None:
@@ -449,7 +449,7 @@ class Attachments:
             if endpoint.readings is not None:
                 endpoint.readings.left(branch, now)
             if branch.serves_groups:
-                endpoint.drift(COORDINATOR, now)
+                endpoint.outlives(fr.NOBODY, now)
             self._part(branch)
             endpoint.shunned[branch.broker] = now + SHUN_FOR
             endpoint.asking.left(branch, why, now)

@@ -26,11 +26,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cluster.frames import messages as fr
 from penstock.core.errors import PenstockError
+from penstock.ipc import layout as lo
 from penstock.ipc import liveness
 from penstock.ipc import messages as ms
 from penstock.ipc.channel import Channel
 from penstock.ipc.doorbell import Doorbell
 from penstock.remote.address import Link
+from penstock.remote.brokers import COORDINATOR
 from penstock.remote.fetcher import Post, RemoteFetcher
 from penstock.remote.lanes import Flow, MirroredLane
 from penstock.remote.mirror import MirroredPages, MirroredSlot
@@ -80,6 +82,8 @@ class Endpoint:
         self.adrift: dict[int, None] = {}
         """Pages, and `COORDINATOR`: for what of it there has to be another leader."""
         self.adrift_since = 0.0
+        self.is_known = False
+        """Whether a coordinator has answered it: whoever is that has to see its client alive."""
         self.readings: Readings | None = None
         self.bell: Doorbell | None = None
         """Rung by its producer for what it wrote into a lane."""
@@ -179,6 +183,17 @@ class Endpoint:
             logger.debug("an attachment was not told %s: %s", type(message).__name__, error)
 
     # --- the end ---
+    def outlives(self, coordinator: int, now: float) -> None:
+        """Another broker is the coordinator, if any is. Members join again; for others every
+        request stands alone."""
+        assert self.hello is not None
+        members = self.hello.kind == lo.KIND_CONSUMER
+        if members and any(
+            branch.serves_groups and branch.broker != coordinator
+            for branch in self.branches.values()
+        ):
+            self.drift(COORDINATOR, now)
+
     def drift(self, what: int, now: float) -> None:
         """What was asked of the leader of this will get no answer there."""
         if not self.adrift:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from penstock.cluster.frames import messages as fr
+from penstock.remote.branches import Ways
+from penstock.remote.brokers import COORDINATOR
 from penstock.remote.endpoint import Endpoint, State
 from penstock.remote.pumping import Pumping
 from penstock.remote.wires import Wires
@@ -25,7 +27,8 @@ ADRIFT_MAX: Final = 3.0
 class Mending:
     """See the module. `lose` has an attachment begin anew, and tells its client why."""
 
-    def __init__(self, pumping: Pumping, lose: Callable[[Endpoint, str], None]) -> None:
+    def __init__(self, ways: Ways, pumping: Pumping, lose: Callable[[Endpoint, str], None]) -> None:
+        self._ways = ways
         self._pumping = pumping
         self._lose = lose
         self.due: float | None = None
@@ -45,6 +48,7 @@ class Mending:
         readings = endpoint.readings
         if (
             endpoint.adrift
+            or (endpoint.is_known and not self._is_at_coordinator(endpoint))
             or endpoint.asking.is_waiting
             or (readings is not None and readings.are_waiting)
             or self._pumping.holds(endpoint)
@@ -62,12 +66,20 @@ class Mending:
             if endpoint.adrift and _is_ashore(endpoint, wires, now):
                 self._lose(endpoint, "what it was using is led by another broker by now")
                 continue
+            if endpoint.is_known:
+                broker = self._ways.brokers.settled(COORDINATOR, now)
+                if broker != fr.NOBODY:
+                    self._ways.branch(endpoint, broker)
             endpoint.asking.pump(now)
             if endpoint.readings is not None:
                 endpoint.readings.pump(now)
             if self._pumping.holds(endpoint):
                 self._pumping.look_at(endpoint)
             self.wait_for(endpoint)
+
+    def _is_at_coordinator(self, endpoint: Endpoint) -> bool:
+        branch = endpoint.branches.get(self._ways.brokers.leader(COORDINATOR))
+        return branch is not None and branch.is_open
 
 
 def _is_ashore(endpoint: Endpoint, wires: Wires, now: float) -> bool:
