@@ -9,6 +9,7 @@ same up to there.
 | role | event | next |
 |---|---|---|
 | follower | no word of a leader until the deadline | pre-candidate |
+| follower | the leader's host says that it is gone | follower of nobody, for a moment |
 | pre-candidate | a majority would vote for it | candidate in a new term |
 | candidate | a majority's votes | leader, which begins with a NOOP |
 | pre-candidate, candidate | the deadline | pre-candidate |
@@ -240,6 +241,17 @@ class Raft:
         snapshot = Snapshot(index, term, self.log.members_at(index), data)
         self.log.compact(snapshot)
         self._store((), snapshot)
+        return self._done()
+
+    def gone(self, now: float, node: int) -> Effects:
+        """Nothing listens for that node any more, as its host says. Did it lead, it is not waited
+        for: this one stands soon, when others have seen it too. Should it lead all the same, it is
+        followed again; nothing but time depends on this."""
+        role = self.role
+        if isinstance(role, Follower) and role.leader == node:
+            self.counts["leaders_gone"] += 1
+            soon = now + (0.5 + self._chance()) * self.config.heartbeat
+            self.role = Follower(min(role.deadline, soon))
         return self._done()
 
     # --- terms ---

@@ -22,7 +22,7 @@ from penstock.testing.sim import FAIR, FOUL, Disk, Message, Network, Node, Simul
 CONFIG = RaftConfig(snapshot_timeout=1.0, message_bytes=200, in_flight_max=4, uncommitted_max=50)
 SNAPSHOT_EVERY = 25
 PAIRS = msgspec.msgpack.Decoder(list[tuple[int, bytes]])
-KINDS = ("kill", "power", "stop", "cut", "cut", "change", "change", "hand over", "all")
+KINDS = ("say gone", "kill", "power", "stop", "cut", "cut", "change", "change", "hand over", "all")
 
 
 def replayed(writes: list[Write], first: Saved) -> Saved:
@@ -188,6 +188,11 @@ class RaftNode(Node):
             except NotLeaderError:
                 return
 
+    def told_gone(self, number: int) -> None:
+        if self.raft is not None and not self.is_paused:
+            self.carry_out(self.raft.gone(self.sim.now, number))
+            self.arm()
+
 
 class RaftWorld:
     def __init__(self, seed: int, machine: type[Raft] = Raft) -> None:
@@ -260,8 +265,11 @@ class RaftWorld:
         self.counts[f"fault: {kind}"] += 1
         self.sim.note(f"{kind} {node.name}")
         match kind:
+            case "say gone":
+                self.say_gone(node)  # which is wrong
             case "kill":
                 node.crash()
+                self.sim.after(draw.uniform(0.0, 0.5), "seen gone", lambda: self.say_gone(node))
                 self.sim.after(draw.uniform(0.01, 2.0), "restart", node.start)
             case "power":
                 node.power_cut()
@@ -287,6 +295,12 @@ class RaftWorld:
                     each.power_cut()
                     self.sim.after(draw.uniform(0.1, 1.0), "restart", each.start)
         self.next_fault()
+
+    def say_gone(self, node: RaftNode) -> None:
+        """Some are told that it is."""
+        for other in self.nodes:
+            if other is not node and self.sim.random.random() < 0.7:
+                other.told_gone(node.number)
 
     def heal(self) -> None:
         self.is_healed = True

@@ -67,6 +67,35 @@ def test_who_hears_the_leader_votes_for_nobody_else():
     assert group.nodes[1].is_leader
 
 
+def test_a_leader_that_is_gone_for_certain_is_not_waited_for():
+    group = Group(3)
+    group.elect(1)
+    group.isolate(1)
+    for number in (2, 3):
+        group.do(number, group.nodes[number].gone(group.now, 1))
+        assert group.nodes[number].leader is None
+    group.pass_time(1.5 * CONFIG.heartbeat, 2)
+    group.deliver()
+    assert group.nodes[2].is_leader
+    assert group.now - 2 * CONFIG.election_timeout < CONFIG.election_timeout
+
+
+def test_a_leader_that_is_said_to_be_gone_and_speaks_is_followed():
+    group = Group(3)
+    group.elect(1)
+    term = group.nodes[1].term
+    for said in (1, 3):
+        group.do(2, group.nodes[2].gone(group.now, said))
+    assert group.nodes[2].leader is None
+    group.pass_time(2 * CONFIG.heartbeat, 2)
+    group.deliver()  # it asks who would vote for it, and the others hear the leader
+    assert group.nodes[1].is_leader
+    group.pass_time(CONFIG.heartbeat, 1)
+    group.deliver()
+    assert {node.leader for node in group.nodes.values()} == {1}
+    assert {node.term for node in group.nodes.values()} == {term}
+
+
 def test_a_vote_is_told_when_it_is_stored():
     group = Group(3)
     group.stores.discard(2)

@@ -118,6 +118,22 @@ def test_a_broker_whose_process_is_gone_is_fenced_without_waiting_for_its_sessio
     run(main())
 
 
+def test_a_leader_whose_process_is_gone_is_not_waited_for(tmp_path):
+    """Nor is the broker that it was, once another one leads."""
+
+    async def main() -> None:
+        world = World(tmp_path, election_timeout=2.0, broker_session_timeout=60.0)
+        async with world:
+            first = await world.agreed()
+            await world.unfenced()
+            await world.stop(first.node)
+            second = await world.agreed()
+            assert second.counts()["raft leaders_gone"] > 0
+            await eventually(lambda: second.image.brokers[first.node].is_fenced, "it is fenced")
+
+    run(main())
+
+
 def test_a_new_life_has_another_epoch_and_hears_everything_again(tmp_path):
     async def main() -> None:
         async with World(tmp_path, 1) as world:

@@ -169,6 +169,12 @@ class Consensus:
         effects = self._raft.transfer(self._loop.time(), to)
         self._guarded(lambda: self._carry_out(effects))
 
+    def gone(self, node: int) -> None:
+        """Nothing listens for that broker any more."""
+        raft = self.raft
+        if raft is not None and raft.leader == node:
+            self._step(lambda now: raft.gone(now, node))
+
     def look(self) -> None:
         """A leader whose time is up looks at the clock before anything else."""
         raft = self.raft

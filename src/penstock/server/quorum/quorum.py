@@ -412,7 +412,10 @@ class Quorum:
         self._looks = self._loop.call_later(LOOK, self._look)
         if self.failure is not None:
             return
-        self._active.look(self._links.gone())
+        gone = self._links.gone()
+        for node in gone:
+            self._consensus.gone(node)
+        self._active.look(gone)
         self._membership.look()
         self._links.know(self._peers())
 
