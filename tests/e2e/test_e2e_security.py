@@ -21,6 +21,7 @@ from penstock.cluster.frames import messages as fr
 from penstock.core import header as hd
 from penstock.core.errors import ErrorCode
 from penstock.ipc import accessing as ac
+from penstock.ipc import clustering as cg
 from penstock.ipc import coordination as co
 from penstock.ipc import layout as lo
 from penstock.ipc import lookups as lk
@@ -194,6 +195,11 @@ DENIED: list[ms.ClientMessage] = [
     ac.RemoveAccess([]),
     ac.SetQuota(ac.QuotaSetting("outsider")),
     ac.SetLimits(ac.LimitSetting("own")),
+    cg.DescribeCluster(),
+    cg.DescribePartitions("secret"),
+    cg.ElectLeaders("secret"),
+    cg.ReassignPartition("secret", 0, [1]),
+    cg.RemoveBroker(1),
 ]
 
 
