@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,6 +71,8 @@ def _on_brokers(env: Env, plan: Plan, stopper: Stopper, show: Show) -> int:
     from penstock.demo.clusterreport import as_fields, print_table
     from penstock.demo.clusterstage import ClusterStage
 
+    if not env.verbose:  # that connections are lost is what the demo is about
+        logging.getLogger("penstock").setLevel(logging.ERROR)
     outcome = ClusterStage(plan, stopper, show).run()
     return _tell(env, as_fields(outcome), lambda: print_table(outcome))
 
