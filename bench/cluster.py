@@ -8,6 +8,7 @@ before.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -66,6 +67,7 @@ class ClusterOptions(Where):
 def run(options: ClusterOptions, progress: Progress) -> Result:
     """Make the run; the result's fields as they are printed. Raises `BenchError`."""
     options.check()
+    logging.getLogger("penstock").setLevel(logging.ERROR)  # connections are lost on purpose
     with ground(options, options.bytes_needed) as place:
         assert place.cluster is not None
         with place.topic(1) as pulse:
