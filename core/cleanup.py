@@ -78,14 +78,14 @@ class Cleanup:
         """Whether segments are there that lie below the log start."""
         return bool(first_live(self._chain.bases, self.log_start))
 
-    def drop_dead(self, epochs: EpochCache) -> None:
-        """Remove the segments below the log start. What cannot be removed for want of room or
-        descriptors stays for the next time."""
+    def drop_dead(self, epochs: EpochCache | None) -> None:
+        """Remove the segments below the log start, and the epochs that ended there, if given. What
+        cannot be removed for want of room or descriptors stays for the next time."""
         if not self.has_dead:
             return
         try:
             count = self._chain.drop_below(self.log_start)
-            if epochs.truncate_start(self._chain.bases[0]):
+            if epochs is not None and epochs.truncate_start(self._chain.bases[0]):
                 save_epochs(self._storage, self._folder, epochs)
         except StorageError as error:
             if not error.retriable:

@@ -24,6 +24,10 @@ EPOCHS_ENTRY: Final = struct.Struct("<IIQ")
 EPOCHS_MAGIC: Final = b"PSEP"
 EPOCHS_VERSION: Final = 1
 EPOCHS_FILE: Final = "epochs"
+EPOCHS_MAX: Final = 10_000
+"""Epochs that are known; the oldest go. Replicas keep those from before their log start, so that
+another one, whose log is older, is told where it parted from theirs and not just where they begin.
+"""
 
 
 class EpochCache:
@@ -53,6 +57,7 @@ class EpochCache:
         while self._entries and self._entries[-1][1] >= start_offset:
             self._entries.pop()
         self._entries.append((epoch, start_offset))
+        del self._entries[:-EPOCHS_MAX]
         return True
 
     def end_offset(self, epoch: int, log_end: int) -> tuple[int, int] | None:

@@ -165,7 +165,7 @@ class Log(VerbatimLog):
                 cleanup.move_start(start)
                 if publish is not None:
                     publish(start)
-            cleanup.drop_dead(self._epochs)
+            cleanup.drop_dead(None if self._replicated else self._epochs)
         except StorageError as error:
             self._judge(error)
         return cleanup.log_start

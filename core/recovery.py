@@ -214,7 +214,8 @@ class Recovery:
         rescued = self._rescue()
         for segment in self._found.scanned:
             segment.index.settle(durable=not self._found.same_boot)
-        self._found.epochs.truncate_start(self._found.bases[0])
+        if not self._ask.replicated:
+            self._found.epochs.truncate_start(self._found.bases[0])
         bumped = self._bump(cause, log_end, order)
         synced = self._found.start.offset
         folder_changed = remove_useless_snapshots(storage, folder, synced, log_end) or rescued > 0

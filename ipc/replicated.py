@@ -110,15 +110,22 @@ class ReplicaRole(LogRole):
         return super().swap(prepared, records, now_us)
 
     def tick(self, now: float, now_us: int) -> SyncJob | None:
-        if self._trim_to and not self._syncing and self._state.status != lo.STATUS_OFFLINE:
-            before, self._trim_to = self._trim_to, 0
-            try:
-                self.trim(before, now_us)
-            except StorageError as error:
-                if error.retriable:
-                    self._trim_to = max(self._trim_to, before)
-                logger.warning("%s: not trimmed to %d yet: %s", self.name, before, error)
+        if self._trim_to and self._state.status != lo.STATUS_OFFLINE:
+            self._retain(now_us)
         return super().tick(now, now_us)
+
+    def _retain(self, now_us: int) -> None:
+        """Trim as the leader did; later, if a sync is in the way, or not all of that is known to be
+        committed here. Whatever the role is by then: what the leader trimmed may differ here."""
+        if self._syncing:
+            return
+        try:
+            freed = self.trim(self._trim_to, now_us)
+        except StorageError as error:  # which has taken it offline, or may be over soon
+            logger.info("%s: not trimmed to %d yet: %s", self.name, self._trim_to, error)
+            return
+        if freed.log_start >= self._trim_to:
+            self._trim_to = 0
 
     # --- what the replication lane says ---
     def replicate(self, frames: Sequence[Frame], now_us: int) -> list[AppendResult]:
@@ -136,7 +143,7 @@ class ReplicaRole(LogRole):
                 order = ro.decode_order(frame.batch)
                 if self._syncing and isinstance(order, ro.Truncate | ro.BeginAnew):
                     break  # until that sync has ended, which takes no longer than the device
-                results.append(self._obey(order))
+                results.append(self._obey(order, now_us))
             except CorruptBatchError as error:
                 results.append(self._refused(ErrorCode.CORRUPT_BATCH, str(error)))
             except StorageError as error:
@@ -204,7 +211,7 @@ class ReplicaRole(LogRole):
         if self._is_held or grown >= ROOM_BYTES or self._disk.is_stopped:
             self._check_room()
 
-    def _obey(self, order: ro.RoleOrder) -> AppendResult:
+    def _obey(self, order: ro.RoleOrder, now_us: int) -> AppendResult:
         """Raises `StorageError`."""
         name, epoch = type(order).__name__, order.epoch
         if isinstance(order, ro.Lead):
@@ -223,6 +230,7 @@ class ReplicaRole(LogRole):
             self._begin_anew(order.log_start)
         else:
             self._trim_to = max(self._trim_to, order.log_start)
+            self._retain(now_us)
         return self._done()
 
     def _lead(self, epoch: int) -> AppendResult:
@@ -247,7 +255,7 @@ class ReplicaRole(LogRole):
 
     def _take_role(self, mode: Mode, epoch: int) -> None:
         logger.info("%s: %s in epoch %d", self.name, mode.value, epoch)
-        self._mode, self._epoch, self._is_held, self._trim_to = mode, epoch, False, 0
+        self._mode, self._epoch, self._is_held = mode, epoch, False
         if mode is not Mode.LEADING:
             self._state.publish_status(self._usual_status)
         self._state.publish_epoch(epoch)
@@ -276,7 +284,7 @@ class ReplicaRole(LogRole):
             self._state.publish_log_start(log_start)  # or readers would look for what is gone
         log.begin_anew(log_start, self._end_at)
         logger.warning("%s: begun anew at %d, it held %d to %d", self.name, log_start, *was)
-        self._high_watermark = log_start
+        self._high_watermark, self._trim_to = log_start, 0
         self._cut(-1)
 
     def _end_at(self, end: int) -> None:

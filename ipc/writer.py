@@ -188,7 +188,8 @@ class Writer:
         batches: list[memoryview] = []
         epoch = role.leader_epoch
         for lane, frame in sent:
-            refusal = lane.refusal(frame, epoch)
+            plain = not frame.flags & lo.FRAME_IN_EPOCH and lane.owns(frame.batch)
+            refusal = None if plain else lane.refusal(frame, epoch)
             if refusal is None:
                 good.append(frame)
                 batches.append(frame.batch)

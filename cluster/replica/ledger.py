@@ -63,8 +63,8 @@ class LogEnds:
         self.epochs = EpochCache()
 
     def trim(self, log_start: int) -> None:
-        """Retention: the log begins there now, or where it ends."""
+        """Retention: the log begins there now, or where it ends. Epochs from before are kept: a
+        replica that was away may have parted from this log there."""
         start = min(log_start, self.high_watermark)
         if start > self.log_start:
             self.log_start = start
-            self.epochs.truncate_start(start)

@@ -368,6 +368,26 @@ def test_who_is_below_the_leaders_log_begins_anew():
     assert (log.log_start, log.log_end, log.high_watermark) == (4, 6, 6)
 
 
+def test_who_parted_from_the_leader_before_its_log_start_is_told_where():
+    """Retention went by while it was away: what it has below that was never committed either."""
+    at = Cluster("000000000", "000")
+    at.tell(leader=2, isr=(2,))
+    at.append(2, 10)
+    at.replicas[2].log.trim(6)
+    role = at.replicas[1].role
+    assert isinstance(role, Follower)
+    request = role.request(7, 1)
+    assert request is not None
+    first = at.replicas[2].fetch(0.0, request)
+    assert first == Diverged(7, at.word.leader_epoch, 0, 3)
+    assert role.diverged(first) == 3
+    request = role.request(8, 1)
+    assert request is not None
+    then = at.replicas[2].fetch(0.0, request)
+    assert isinstance(then, Fetched)
+    assert (then.offset, then.log_start) == (6, 6), "it begins anew there"
+
+
 def test_older_words_change_nothing():
     at = Cluster("", "")
     at.tell(leader=1)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit.core.log_helpers import MemoryStorage
 
+from penstock.core import epochs
 from penstock.core.epochs import EPOCHS_FILE, EpochCache, load_epochs, save_epochs
 
 
@@ -113,3 +114,12 @@ def test_damaged_files_are_known_as_such():
         assert load_epochs(storage, "/data") is None
         content[:] = whole[:i]
         assert load_epochs(storage, "/data") is None
+
+
+def test_epochs_have_a_bound(monkeypatch):
+    monkeypatch.setattr(epochs, "EPOCHS_MAX", 3)
+    made = EpochCache()
+    for epoch in range(1, 6):
+        made.assign(epoch, 10 * epoch)
+    assert made.entries == ((3, 30), (4, 40), (5, 50))
+    assert made.end_offset(2, 60) == (2, 30)

@@ -351,3 +351,20 @@ def test_a_log_that_is_not_replicated_has_its_own_epochs_as_before():
     log.append(numbered(3), 1)
     log, report = open_log(storage.power_cut(), boot_id="boot-2")
     assert (log.leader_epoch, report.epoch_bumped) == (2, True)
+
+
+def test_a_replicated_log_remembers_epochs_from_before_its_start():
+    """Who was away while retention went by is told where it parted, not where the log begins."""
+    storage, log = led(1)
+    log.append(numbered(4), 1)
+    log.lead(2)
+    for batch in numbered(40, 4, body=900):
+        log.append([batch], 2)
+    log.note_committed(44)
+    log.trim(30)
+    assert log._chain.bases[0] > 4
+    assert log.epochs.entries == ((1, 0), (2, 4))
+    assert log.epochs.end_offset(1, log.log_end) == (1, 4)
+    for after, boot in ((storage.copy(), "boot-1"), (storage.power_cut(), "boot-2")):
+        again, _ = open_replica(after, boot_id=boot)
+        assert again.epochs.entries == ((1, 0), (2, 4))
