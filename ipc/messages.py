@@ -225,6 +225,8 @@ class NodeDescription(msgspec.Struct, frozen=True, tag="node"):
     access: dict[str, int] = {}
     metrics: str = ""
     cluster: dict[str, int] = {}
+    replicator: dict[str, int] = {}
+    lags: list[tuple[int, int, int]] = []
 
 
 class Cleaned(msgspec.Struct, frozen=True, tag="cleaned"):

@@ -7,10 +7,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ class Serving:
             "--node-id", str(number), "--listen", places.listen(number),
             "--cluster-listen", str(options["cluster_listen"]),
             "--controller-quorum", str(options["controller_quorum"]),
+            "--metrics", "127.0.0.1:0",
         ]  # fmt: skip
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -57,6 +60,22 @@ class Serving:
         assert line, self.log.read_text()[-4000:]
         told: dict[str, Any] = json.loads(line)
         return told
+
+    def page(self, path: str) -> tuple[int, str]:
+        """What it serves over HTTP."""
+        with penstock.connect(f"shm://{self.folder}") as client:
+            place = client.admin().describe_node().metrics
+        connection = HTTPConnection(place, timeout=10)
+        with contextlib.closing(connection):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+
+    def until_ready(self) -> None:
+        wait_until(
+            lambda: self.page("/readyz") == (200, "ready\n"), SECONDS,
+            lambda: self.page("/readyz")[1],
+        )  # fmt: skip
 
     def kill(self) -> None:
         """All of its processes, at once."""
@@ -195,6 +214,24 @@ def test_three_brokers_form_a_cluster_that_survives_its_members(three):
     three.say("cluster", "elect")
     three.until(lambda: sorted(three.leaders("t")) == [1, 2, 3], "each leads one again")
     assert read(three, "t", 600) == list(range(600))
+
+
+def test_each_broker_tells_how_it_is_in_its_cluster(three):
+    three.run("topic", "create", "t", "-p", "3")
+    produce(three, "t", range(30))
+    three.until_well()
+    led, active = 0, 0
+    for broker in three.brokers.values():
+        broker.until_ready()
+        status, text = broker.page("/metrics")
+        assert status == 200
+        told = dict(re.findall(r"^(penstock_\w+)(?:{event=\"batches_in\"})? (\d+)", text, re.M))
+        assert (told["penstock_broker_fenced"], told["penstock_broker_replicas"]) == ("0", "3")
+        assert told["penstock_broker_underreplicated_partitions"] == "0"
+        assert int(told["penstock_replicator_events_total"]) > 0, "it fetched from its leaders"
+        led += int(told["penstock_broker_led_partitions"])
+        active += int(told["penstock_broker_controller_active"])
+    assert (led, active) == (3, 1)
 
 
 def test_a_broker_that_is_stopped_gives_away_what_it_leads_before(three):

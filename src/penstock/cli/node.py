@@ -100,6 +100,8 @@ def _told(url: str, node: NodeDescription) -> dict[str, Any]:
         "gateway": node.gateway,
         "cleaner": None,
         "coordinator": node.coordinator,
+        "cluster": node.cluster,
+        "replicator": node.replicator,
         "access": node.access,
         "producers": [],
         "consumers": [],
@@ -140,6 +142,13 @@ def _write(fields: dict[str, Any], *, wide: bool) -> None:
         output.write_line(
             f"  remote clients at {fields['listen']}, gateway {gateway['pid']}, "
             f"{gateway['restarts']} restarts"
+        )
+    if cluster := fields["cluster"]:
+        output.write_line(
+            f"  broker {cluster['node_id']} of a cluster, epoch {cluster['broker_epoch']}"
+            f"{', fenced' if cluster['fenced'] else ''}, controller {cluster['controller']}: leads "
+            f"{cluster['leads']} of {output.counted(cluster['replicas'], 'replica')}, "
+            f"{cluster['underreplicated']} of them with others out of sync"
         )
     room = ": on another host"
     if "disk_free" in fields:

@@ -493,5 +493,5 @@ class Node:
             listen=self._gateway.url,
             gateway=self._gateway.counts(),
             metrics=self._gateway.metrics,
-            cluster=self._broker.counts() if self._broker is not None else {},
+            **(self._broker.described() if self._broker is not None else {}),
         )

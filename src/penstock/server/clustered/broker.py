@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from penstock.cluster.controller import Image, Place
 from penstock.core.errors import PenstockError
@@ -25,7 +25,7 @@ from penstock.ipc.names import is_internal
 from penstock.server.clustered.assignments import Assignments
 from penstock.server.clustered.clustertopics import ClusterTopics
 from penstock.server.clustered.describing import Describing
-from penstock.server.clustered.view import TopicsView, client_urls, leaders, living
+from penstock.server.clustered.view import TopicsView, client_urls, health_of, leaders, living
 from penstock.server.config import NodeConfig
 from penstock.server.coordinator.opening import TOPIC as COORDINATOR
 from penstock.server.datafolder import DataFolder
@@ -258,16 +258,18 @@ class ClusterBroker:
     async def answer(self, request: cg.Request, sees: Callable[[str], bool]) -> ms.NodeMessage:
         return await self._describing.answer(request, sees)
 
-    def counts(self) -> dict[str, int]:
-        """For `node describe`."""
-        return {
+    def described(self) -> dict[str, Any]:
+        """What a description of the node says of it."""
+        cluster = {
             "node_id": self.broker,
             "broker_epoch": self.quorum.broker_epoch or 0,
             "controller": NOBODY if self.quorum.leader is None else self.quorum.leader,
             "fenced": int(self.quorum.is_fenced),
             "applied": self.quorum.applied,
-            **self.replicator.counts(),
+            **health_of(self.quorum.image, self.broker),
         }
+        counts = {name: n for name, n in self.replicator.counts().items() if name != "pid"}
+        return {"cluster": cluster, "replicator": counts, "lags": self.replicator.lives.lags}
 
     # --- the end ---
     async def leave(self) -> None:

@@ -10,7 +10,7 @@ from penstock.cluster.controller import Broker, Image, Partition, Place
 from penstock.core.errors import ConfigError, PenstockTimeout, UnknownTopicError
 from penstock.ipc import clustering as cg
 from penstock.ipc import messages as ms
-from penstock.server.clustered.view import Endpoints
+from penstock.server.clustered.view import Endpoints, is_below_min_insync
 
 NOBODY: Final = -1
 LEADER_TIMEOUT: Final = 2.0
@@ -83,7 +83,7 @@ class Describing:
             topics=len(image.topics),
             partitions=len(places),
             leaderless=sum(it.leader is None for _, it in ill),
-            below_min_insync=sum(_is_below(image, place, it) for place, it in ill),
+            below_min_insync=sum(is_below_min_insync(image, place, it) for place, it in ill),
             ill_partitions=len(ill),
             ill=[_described(image, place, it) for place, it in shown[: cg.ILL_MAX]],
             more=upto < max(len(brokers), len(members)),
@@ -133,12 +133,10 @@ class Describing:
         return topic_id, partition
 
 
-def _is_below(image: Image, place: Place, it: Partition) -> bool:
-    return len(it.isr) < min(image.topics[place[0]].min_insync, len(it.replicas))
-
-
 def _is_ill(image: Image, place: Place, it: Partition) -> bool:
-    return it.leader is None or len(it.isr) < len(it.replicas) or _is_below(image, place, it)
+    return (
+        it.leader is None or len(it.isr) < len(it.replicas) or is_below_min_insync(image, place, it)
+    )
 
 
 def _described(image: Image, place: Place, it: Partition) -> cg.PartitionPlace:

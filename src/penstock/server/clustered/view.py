@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from penstock.cluster.controller import Broker, Image, Place, Topic
+from penstock.cluster.controller import Broker, Image, Partition, Place, Topic
 from penstock.ipc.messages import TopicSettings
 from penstock.server.catalog import TopicRecord
 from penstock.server.clustered.topics import ClusterTopic, cluster_topic
@@ -97,6 +97,25 @@ def _leaders(image: Image, records: list[TopicRecord]) -> Iterator[tuple[int, in
             partition = image.partitions.get((topic_id, index))
             if partition is not None and partition.leader is not None:
                 yield page, partition.leader
+
+
+def is_below_min_insync(image: Image, place: Place, it: Partition) -> bool:
+    """Whether nothing of it is committed."""
+    return len(it.isr) < min(image.topics[place[0]].min_insync, len(it.replicas))
+
+
+def health_of(image: Image, broker: int) -> dict[str, int]:
+    """What that broker has and leads, and what of that is not well."""
+    places = image.places.get(broker, ())
+    led = [(place, image.partitions[place]) for place in places]
+    led = [(place, it) for place, it in led if it.leader == broker]
+    return {
+        "replicas": len(places),
+        "leads": len(led),
+        "underreplicated": sum(len(it.isr) < len(it.replicas) for _, it in led),
+        "below_min_insync": sum(is_below_min_insync(image, place, it) for place, it in led),
+        "leaderless": sum(it.leader is None for it in image.partitions.values()),
+    }
 
 
 def pages_in_use(image: Image) -> set[int]:

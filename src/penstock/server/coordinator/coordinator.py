@@ -210,9 +210,9 @@ class Coordinator:
         return self._clock + time.monotonic()
 
     def counts(self) -> dict[str, int]:
-        """For `node describe`; empty while nobody has used it."""
+        """For `node describe`; empty while nobody has used it, and where another broker leads."""
         mailbox, journal = self._opening.mailbox, self._opening.journal
-        if mailbox is None:
+        if mailbox is None or (self._cluster is not None and self._leads_in is None):
             return {}
         life = self._life
         found = {

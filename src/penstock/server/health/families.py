@@ -49,7 +49,9 @@ FAMILIES: Final = _named({
         GAUGE, _PARTITION, "Offset up to which transactions are decided.",
     ),
     "durable_offset": (GAUGE, _PARTITION, "Offset up to which the log is on the device."),
-    "partition_online": (GAUGE, _PARTITION, "1 if the partition takes records, else 0."),
+    "partition_online": (
+        GAUGE, _PARTITION, "1 if it takes records, of producers or as a follower; else 0.",
+    ),
     "open_transaction_seconds": (
         GAUGE, _PARTITION, "Age of the oldest open transaction; 0 if there is none.",
     ),
@@ -122,6 +124,27 @@ FAMILIES: Final = _named({
     "coordinator_members": (GAUGE, (), "Members of all groups whose process is watched."),
     "coordinator_events_total": (
         COUNTER, ("event",), "What the coordinator did, as `penstock node describe` counts it.",
+    ),
+    # --- a broker of a cluster ---
+    "broker_fenced": (GAUGE, (), "1 while the controller counts this broker as gone, else 0."),
+    "broker_controller_active": (GAUGE, (), "1 if this broker's controller decides, else 0."),
+    "broker_replicas": (GAUGE, (), "Partitions of which this broker has a replica."),
+    "broker_led_partitions": (GAUGE, (), "Partitions that this broker leads."),
+    "broker_underreplicated_partitions": (
+        GAUGE, (), "Of those that it leads, how many have replicas that are not in sync.",
+    ),
+    "broker_below_min_insync_partitions": (
+        GAUGE, (), "Of those that it leads, how many commit nothing: min_insync_replicas.",
+    ),
+    "cluster_leaderless_partitions": (
+        GAUGE, (), "Partitions of the cluster that nobody leads, as this broker has heard.",
+    ),
+    "replica_lag_offsets": (
+        GAUGE, (*_PARTITION, "broker"),
+        "Offsets that a follower is behind a partition led here: those furthest behind.",
+    ),
+    "replicator_events_total": (
+        COUNTER, ("event",), "What the replicator did, since its start.",
     ),
     # --- gateway ---
     "gateway_connections": (GAUGE, (), "Connections of remote clients."),

@@ -15,6 +15,7 @@ from penstock.observe.report import SILENT_AFTER
 from penstock.observe.sample import Observer, Partition, Sample, Writer
 from penstock.server.health.page import Page, labels
 
+_ONLINE: Final = (lo.STATUS_ONLINE, lo.STATUS_FOLLOWING)
 _SYNC_BOUNDS: Final = [bound / 1e6 for bound in lo.SYNC_BOUNDS_US]
 
 
@@ -64,7 +65,7 @@ class LocalMetrics:
             "high_watermark_offset": [part.high_watermark for part in parts],
             "last_stable_offset": [part.last_stable for part in parts],
             "durable_offset": [part.durable for part in parts],
-            "partition_online": [int(part.status == lo.STATUS_ONLINE) for part in parts],
+            "partition_online": [int(part.status in _ONLINE) for part in parts],
             "deleted_segments_total": [part.cleaning[1] for part in parts],
             "deleted_bytes_total": [part.cleaning[2] for part in parts],
             "compacted_records_total": [part.cleaning[3] for part in parts],
@@ -95,6 +96,14 @@ class LocalMetrics:
         self._syncs = found
         spent, *counts = map(sum, zip(self._past_syncs, *found.values(), strict=True))
         page.histogram("penstock_sync_seconds", _SYNC_BOUNDS, counts, spent / 1e6)
+
+    def write_lags(self, page: Page, sample: Sample, lags: list[tuple[int, int, int]]) -> None:
+        """How far followers are behind what is led here: (page, broker, offsets)."""
+        for number, broker, offsets in lags:
+            part = sample.partitions.get(number)
+            if part is not None:
+                where = labels(topic=part.topic, partition=part.partition, broker=broker)
+                page.add("penstock_replica_lag_offsets", offsets, where)
 
     # --- consumers ---
     def _consumers(self, page: Page, sample: Sample) -> None:

@@ -16,14 +16,18 @@ NAMED_MAX: Final = 20
 
 def missing(sample: Sample, node: ms.NodeDescription) -> list[str]:
     """Empty if the node is ready: it answers, its coordinator serves (or was never needed), every
-    partition takes records and every writer gives signs of life."""
+    partition takes records and every writer gives signs of life. A broker of a cluster need not
+    lead anything, and must not be fenced."""
     found = []
+    if node.cluster.get("fenced"):
+        found.append("the controller has fenced this broker, or has not heard of it yet")
     if node.coordinator and not node.coordinator.get("serving"):
         found.append("the coordinator does not serve yet: it reads its log")
     found += _writers(sample, node)
     if sample.disk is not None and sample.disk.level == lo.DISK_STOP:
         found.append(f"the disk is full: {sample.disk.free} of {sample.disk.total} bytes are free")
-    ill = [part for part in sample.partitions.values() if part.status != lo.STATUS_ONLINE]
+    well = (lo.STATUS_ONLINE, lo.STATUS_FOLLOWING) if node.cluster else (lo.STATUS_ONLINE,)
+    ill = [part for part in sample.partitions.values() if part.status not in well]
     found += [
         f"{part.topic}-{part.partition} is {lo.STATUS_NAMES.get(part.status, part.status)}"
         for part in ill[:NAMED_MAX]

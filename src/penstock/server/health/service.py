@@ -144,6 +144,9 @@ class HealthService:
             page.add("penstock_node_up", 0)
         if isinstance(found, ms.NodeDescription):
             _write_node(page, found)
+            _write_broker(page, found)
+            if isinstance(sample, Sample):
+                self._local.write_lags(page, sample, found.lags)
             if isinstance(sample, Sample) and found.coordinator:
                 self._write_groups(page, sample)
         if self._counts is not None:
@@ -208,3 +211,18 @@ def _write_node(page: Page, node: ms.NodeDescription) -> None:
         counts.pop("epoch", 0)
         for event, count in sorted(counts.items()):
             page.add("penstock_coordinator_events_total", count, labels(event=event))
+
+
+def _write_broker(page: Page, node: ms.NodeDescription) -> None:
+    counts = node.cluster
+    if not counts:
+        return
+    page.add("penstock_broker_fenced", counts["fenced"])
+    page.add("penstock_broker_controller_active", int(counts["controller"] == counts["node_id"]))
+    page.add("penstock_broker_replicas", counts["replicas"])
+    page.add("penstock_broker_led_partitions", counts["leads"])
+    page.add("penstock_broker_underreplicated_partitions", counts["underreplicated"])
+    page.add("penstock_broker_below_min_insync_partitions", counts["below_min_insync"])
+    page.add("penstock_cluster_leaderless_partitions", counts["leaderless"])
+    for event, count in sorted(node.replicator.items()):
+        page.add("penstock_replicator_events_total", count, labels(event=event))
