@@ -190,6 +190,26 @@ def test_what_comes_in_another_epoch_than_the_first_is_refused(sending: Sending)
     assert sending.answers[1:] == [(1, NOT_LEADER), (2, NONE)]
 
 
+def test_once_a_batch_was_sent_away_those_behind_it_are_too(tmp_path: Path) -> None:
+    """It was told late that it leads, and by then batches were under way behind the hole."""
+    membership = broker_1({0: 2})
+    sending = Sending(tmp_path, membership)
+    sending.send()
+    leading(sending.page, 0)
+    told = ms.GatewayCluster(bytes(16), bytes(32), 8, 1, [(1, "tcp://a:1")], [(0, 1)], 1)
+    assert membership.told(told)
+    sending.send()
+    assert sending.answers == [(0, NOT_LEADER), (1, NOT_LEADER)]
+    sending.close()
+
+
+def test_what_a_writer_sent_away_is_followed_by_nothing(sending: Sending) -> None:
+    sending.send()
+    sending.append((0, NOT_LEADER, EPOCH))
+    sending.send()
+    assert sending.answers[1:] == [(1, NOT_LEADER), (2, NOT_LEADER)]
+
+
 def test_a_page_that_is_not_open_here_is_another_brokers_or_not_yet_ours(tmp_path: Path) -> None:
     told = []
     for leaders in ({0: 2}, {}, {0: 1}):

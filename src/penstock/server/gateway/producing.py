@@ -10,7 +10,8 @@ Answers come by the doorbell of the endpoint's session, for which each lane with
 armed (see `endpoints`). Which of them wait until their batch is committed is `committing`'s.
 
 At a broker of a cluster an endpoint sends to each partition in one leader epoch only. In another
-one the log may lack what it sent before, so all that comes later is answered NOT_LEADER: here, and
+one, or once something was sent away as led elsewhere, the log may lack what it sent before, so all
+that comes later is answered NOT_LEADER: here, and
 by the writer as far as it is in a lane (frames name their epoch). Its client begins anew, from the
 first batch without a good answer.
 """
@@ -52,6 +53,8 @@ from penstock.server.gateway.outgoing import Batch, Lane, Outgoing
 
 logger = logging.getLogger("penstock.gateway")
 
+SENT_AWAY: Final = -1
+"""In the place of a leader epoch: nothing more is taken for that page."""
 LANE_TIMEOUT: Final = 10.0
 LANE_RETRY: Final = 0.2
 UNDER_WAY_MAX: Final = lo.ACKS_MAX
@@ -138,6 +141,8 @@ class Producing:
             self._check(lane, batch, payload)
         except Refusal as refusal:
             batch.error, batch.payload = refusal.code, None
+            if refusal.code is ErrorCode.NOT_LEADER:
+                lane.epochs[batch.page] = SENT_AWAY  # also if it is led here in a moment
             endpoint.peer.charge(1 + batch.size // CHARGE_BYTES)
             name = refusal.code.name.lower()
             self._counts.refusals[name] += 1
@@ -204,6 +209,12 @@ class Producing:
             )
         batch.epoch, batch.flags = page.leader_epoch, batch.flags | lo.FRAME_IN_EPOCH
         began = lane.epochs.setdefault(batch.page, batch.epoch)
+        if began == SENT_AWAY:
+            raise Refusal(
+                ErrorCode.NOT_LEADER,
+                f"what {lane.endpoint} sent to page {batch.page} before was sent away: attach "
+                "anew, and send again",
+            )
         if began != batch.epoch:
             raise Refusal(
                 ErrorCode.NOT_LEADER,
@@ -429,6 +440,8 @@ class Producing:
                     counts.produced_bytes += batch.size
                 elif batch.page < lo.PAGES_MAX:
                     pages.setdefault(batch.page, 0)
+                    if answer.error == ErrorCode.NOT_LEADER:
+                        lane.epochs[batch.page] = SENT_AWAY
             elif batch.error:
                 acks.append(fr.Ack(batch.sequence, 0, 0, batch.error, 0))
             else:
