@@ -129,7 +129,7 @@ def transactions_in(cluster: Cluster) -> list[list[tuple[str, int]]]:
     return found
 
 
-@faults("kill", "stop", "pause", "elect")
+@faults("kill", "stop", "pause", "elect", "kill another")
 def test_rules_17_to_19_what_was_answered_is_there_with_the_next_coordinator(fault):
     with Cluster(brokers=3, writers=2, options={"drain_timeout": 3.0}) as cluster:
         cluster.create_topic("orders", partitions=3)
@@ -140,6 +140,8 @@ def test_rules_17_to_19_what_was_answered_is_there_with_the_next_coordinator(fau
             hit = coordinator(cluster)
             if fault == "elect":
                 move(cluster, hit)
+            elif fault == "kill another":  # which leads a partition of each transaction
+                next(each for each in cluster.brokers if each is not hit).kill()
             else:
                 getattr(hit, fault)()
             if fault == "pause":  # it wakes up with a request that waited for it

@@ -197,12 +197,15 @@ class Coordinator:
             f"{TOPIC}-0; ask there"
         )
 
-    async def _not_here(self, client: Client, request: co.Request) -> ms.NodeMessage:
-        """The answer of a broker that does not lead. Who is the first to ask has the topic made."""
+    async def _not_here(self, client: Client, request: co.Request) -> ms.NodeMessage | None:
+        """The answer of a broker that does not lead; None if it does by now. Who is the first to
+        ask has the topic made."""
         if not self._topics.has(TOPIC) and not isinstance(request, _OF_MEMBERS):
             if isinstance(request, _ASKS_AFTER):
                 return self._nothing(client, request)
             await self._topics.ensure_internal(TOPIC, SETTINGS)
+            if self._leads_in is not None:
+                return None
         raise self._elsewhere()
 
     def _now(self) -> float:
@@ -234,8 +237,8 @@ class Coordinator:
     async def answer(self, client: Client, request: co.Request) -> ms.NodeMessage:
         """Decide what a client asks for; raises what refuses it, or `PenstockTimeout`."""
         if self._cluster is not None:
-            if self._leads_in is None:
-                return await self._not_here(client, request)
+            if self._leads_in is None and (told := await self._not_here(client, request)):
+                return told
         elif isinstance(request, _ASKS_AFTER) and not self._topics.has(TOPIC):
             return self._nothing(client, request)
         until = time.monotonic() + self._config.coordinator_timeout

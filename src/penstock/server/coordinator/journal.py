@@ -191,9 +191,12 @@ class Journal:
         except PenstockError:
             raise  # of `fail`
         except TimeoutError:
+            why = "its writer restarts or the disk is full or slow"
+            if self._tenure is not None:
+                why += ", or too few replicas of it are in sync"
             raise PenstockTimeout(
-                f"the coordinator's log did not take this within {timeout:g} s: its writer "
-                "restarts or the disk is full or slow. It may still be decided; ask again"
+                f"the coordinator's log did not take this within {timeout:g} s: {why}. It may "
+                "still be decided; ask again"
             ) from None
 
     def _wait(
