@@ -22,12 +22,14 @@ from crash.coordinating import Work
 from group_world import Members
 
 from penstock.core import errors as er
-from penstock.core.control import control_of, is_control
+from penstock.core.control import ControlType, control_of, encode_control, is_control
 from penstock.core.errors import PenstockError
+from penstock.core.log import Log, LogConfig
 from penstock.core.lookup import read_batches
 from penstock.core.segment import list_segments
 from penstock.core.storage import Storage
 from penstock.ipc import paths
+from penstock.ipc.liveness import boot_id
 from penstock.logcheck import check_partition, find_partitions
 from penstock.testing.cluster import Cluster, ClusterBroker
 from penstock.testing.waiting import wait_until
@@ -154,14 +156,61 @@ def test_rules_17_to_19_what_was_answered_is_there_with_the_next_coordinator(fau
         work.check()
         work.close()
         until_well(cluster)
-        with ThreadPoolExecutor(3) as pool:  # or the last ones wait in vain for a controller
-            list(pool.map(ClusterBroker.stop, cluster.brokers))
+        stop_all(cluster)
         copies = transactions_in(cluster)
         assert len(copies) == 9
         first, rounds = copies[0][0][1], 3 * 4 + 1
         epochs = range(first, first + rounds)
         for copy in copies:
             assert copy == [(kind, epoch) for epoch in epochs for kind in ("BEGIN", "COMMIT")]
+
+
+@pytest.mark.skipif(WANTED != "all", reason="PENSTOCK_CLUSTER=all waits until a broker looks")
+def test_a_transaction_that_nobody_knows_is_aborted_where_another_broker_leads():
+    with Cluster(brokers=3, writers=2, options={"drain_timeout": 3.0}) as cluster:
+        cluster.create_topic("orders", partitions=1, replication_factor=1)
+        work = Work(Brokers(cluster).where, partitions=(0,))
+        work.round()
+        work.close()
+        until_well(cluster)
+        stop_all(cluster)
+        [owner] = [broker for broker in cluster.brokers if begin_by_hand(broker, "orders-0")]
+        cluster.start(broker.number for broker in cluster.brokers if broker is not owner)
+        assert coordinator(cluster) is not owner
+        cluster.start()
+
+        def ends() -> list[tuple[int, int]]:
+            with cluster.connect() as client, client.admin() as admin:
+                found = admin.describe_topic("orders").partitions
+            return [(each.last_stable, each.log_end) for each in found]
+
+        wait_until(lambda: ends() == [(4, 4)], ALL_WELL, lambda: f"its abort: {ends()}")
+
+
+def begin_by_hand(broker: ClusterBroker, name: str) -> bool:
+    """Have a transaction open in that broker's copy of a partition, if it has one, of which no
+    coordinator knows."""
+    for partition in find_partitions(str(broker.data)):
+        if partition.name == name and partition.owner is not None:
+            topic_id, number = partition.owner
+            log, _ = Log.open(
+                Storage(), partition.folder, LogConfig(), topic_id=topic_id, partition=number,
+                generation=1 << 20, now_us=time.time_ns() // 1000, boot_id=boot_id(),
+                node_clean=True, replicated=True,
+            )  # fmt: skip
+            image = encode_control(
+                ControlType.BEGIN, producer_id=5, producer_epoch=3, coordinator_epoch=1,
+                timestamp=0, topic_id=topic_id, partition=number,
+            )  # fmt: skip
+            assert not log.append([memoryview(image)], time.time_ns() // 1000)[0].error
+            log.close(clean=True)
+            return True
+    return False
+
+
+def stop_all(cluster: Cluster) -> None:
+    with ThreadPoolExecutor(3) as pool:  # or the last ones wait in vain for a controller
+        list(pool.map(ClusterBroker.stop, cluster.brokers))
 
 
 def move(cluster: Cluster, away: ClusterBroker) -> None:
