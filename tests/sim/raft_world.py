@@ -1,9 +1,9 @@
 """Raft nodes under a bad network, slow disks, crashes and power cuts; see `test_sim_raft`.
 
 Every node applies what is committed to a list; clients append to it where somebody leads. Followed
-after every event: a term has one leader, who has all that was ever committed; no index is committed
-twice with different contents; terms and votes outlive power cuts. After healing everybody has
-everything that was acknowledged.
+after every event: a term has one leader, who has all that was committed in terms before; no index
+is committed twice with different contents; terms and votes outlive power cuts. After healing
+everybody has everything that was acknowledged.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class RaftNode(Node):
 
     def apply(self, entry: Entry) -> None:
         assert self.raft is not None
-        self.world.chosen(entry)
+        self.world.chosen(entry, self.raft.term)
         if entry.kind == DATA:
             self.applied.append((entry.index, entry.data))
         mine = self.proposed.pop((entry.index, entry.term), None)
@@ -203,6 +203,8 @@ class RaftWorld:
         self.is_healed = False
         self.counts = Counter[str]()
         self.log: dict[int, tuple[int, bytes]] = {}
+        self.chosen_in: dict[int, int] = {}
+        """The term of the leader that committed it, which is the first to apply it."""
         self.leaders: dict[int, int] = {}
         self.acknowledged: set[bytes] = set()
         voters = draw.choice([1, 3, 3, 5])
@@ -216,7 +218,8 @@ class RaftWorld:
         self.made = 0
 
     # --- what must hold ---
-    def chosen(self, entry: Entry) -> None:
+    def chosen(self, entry: Entry, term: int) -> None:
+        self.chosen_in.setdefault(entry.index, term)
         known = self.log.setdefault(entry.index, (entry.term, entry.data))
         assert known == (entry.term, entry.data), f"index {entry.index} is {known} and {entry}"
 
@@ -227,7 +230,9 @@ class RaftWorld:
         if raft.term not in self.leaders:
             self.counts["terms"] += 1
             for index, (term, _) in self.log.items():
-                if index >= raft.log.first_index:
+                # Votes that come late may still make somebody lead a term that is over.
+                is_later = raft.term >= self.chosen_in[index]
+                if is_later and index >= raft.log.first_index:
                     assert raft.log.term_at(index) == term, f"{node.name} leads without {index}"
         leader = self.leaders.setdefault(raft.term, node.number)
         assert leader == node.number, f"{leader} and {node.number} lead term {raft.term}"
