@@ -104,6 +104,20 @@ def test_a_broker_that_leaves_leads_nothing_and_is_not_waited_for(tmp_path):
     run(main())
 
 
+def test_the_last_broker_that_leaves_waits_for_nobody(tmp_path):
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            await world.agreed()
+            await world.unfenced()
+            for node in (1, 2):
+                assert await world.quorums[node].leave(10)
+                await world.stop(node)
+            async with asyncio.timeout(10):
+                assert not await world.quorums[3].leave(60)
+
+    run(main())
+
+
 def test_a_broker_whose_process_is_gone_is_fenced_without_waiting_for_its_session(tmp_path):
     async def main() -> None:
         async with World(tmp_path, broker_session_timeout=60.0) as world:

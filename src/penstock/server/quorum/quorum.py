@@ -304,11 +304,24 @@ class Quorum:
 
     async def leave(self, timeout: float) -> bool:
         """Have others lead what this broker leads, and the quorum: whether that was done in time.
-        Then it may stop without anybody noticing."""
+        Then it may stop without anybody noticing. Not waited for where nobody can decide it, as
+        most of the quorum are gone."""
         end = self._loop.time() + timeout
-        may_stop = await self._standing.leave(timeout)
+        leaving = asyncio.create_task(self._standing.leave(timeout), name="leave")
+        while not leaving.done() and not self._is_hopeless():
+            await asyncio.wait((leaving,), timeout=LOOK)
+        if not leaving.done():
+            leaving.cancel()
+            await asyncio.wait((leaving,))
+            return False
         await self._hand_over(min(HAND_OVER, max(0.0, end - self._loop.time())))
-        return may_stop
+        return leaving.result()
+
+    def _is_hopeless(self) -> bool:
+        """Whether most members with a vote are gone for certain, or this broker's part is over."""
+        members, gone = self._consensus.members, self._links.gone()
+        left = sum(voter not in gone for voter in members.voters)
+        return self.failure is not None or left < members.quorum
 
     async def _hand_over(self, timeout: float) -> None:
         consensus = self._consensus
