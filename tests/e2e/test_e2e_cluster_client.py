@@ -1,0 +1,224 @@
+"""Clients of a real cluster: one way to it, and what they notice of brokers that go."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock import aio
+from penstock.core import errors as er
+from penstock.testing import Cluster, wait_until
+
+WITHIN = 30.0
+pytestmark = [pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[Cluster]:
+    with Cluster(3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(made: Cluster) -> Iterator[Cluster]:
+    """All its brokers, up and in sync."""
+    yield made
+    for broker in made.brokers:
+        broker.resume()
+    made.start()
+    wait_until(lambda: not made.ailing(), timeout=WITHIN)
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> Iterator[penstock.Client]:
+    with penstock.connect(cluster.url, timeout=WITHIN) as made:
+        yield made
+
+
+def numbers(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]
+
+
+class Reading(threading.Thread):
+    """Reads on until it has seen as much as is waited for."""
+
+    def __init__(self, consumer: Any) -> None:
+        super().__init__()
+        self._consumer = consumer
+        self._stopping = False
+        self.seen: Counter[bytes | None] = Counter()
+        self.errors: list[Exception] = []
+        self.start()
+
+    def run(self) -> None:
+        while not self._stopping:
+            try:
+                batch = self._consumer.poll(timeout=0.2)
+            except er.PenstockError as error:
+                self.errors.append(error)
+                return
+            self.seen.update(record.value for record in batch)
+
+    def stop(self) -> None:
+        self._stopping = True
+        self.join(WITHIN)
+        self._consumer.close()
+
+
+@contextmanager
+def reading(consumer: Any, count: int) -> Iterator[Reading]:
+    """Reads beside the block, and then until it has so many."""
+    reader = Reading(consumer)
+    try:
+        yield reader
+        wait_until(
+            lambda: reader.errors or len(reader.seen) >= count, timeout=WITHIN,
+            what=lambda: f"{len(reader.seen)} of {count}",
+        )  # fmt: skip
+    finally:
+        reader.stop()
+    assert not reader.errors
+    assert set(reader.seen.values()) == {1}
+
+
+# --- one way to it ---
+def test_shm_urls_of_a_broker_lead_to_its_tcp_address(cluster: Cluster) -> None:
+    topic = cluster.create_topic(partitions=3)
+    url = cluster.broker(2).node.url
+    assert url.startswith("shm://")
+    with penstock.connect(url) as client:
+        assert client.transport == "tcp"
+        with client.producer(acks="all") as producer:
+            said = [producer.send(topic, value, partition=0) for value in numbers(3)]
+            assert {one.result(WITHIN).durability for one in said} == {"committed"}
+
+
+def test_an_event_loop_goes_by_the_same_carrier(cluster: Cluster) -> None:
+    topic = cluster.create_topic(partitions=3)
+
+    async def work() -> list[bytes | None]:
+        async with await aio.connect(cluster.url) as client:
+            async with client.producer(acks="all") as producer:
+                for at, value in enumerate(numbers(9)):
+                    await producer.send(topic, value, partition=at % 3)
+            found: list[bytes | None] = []
+            async with client.consumer(topic) as consumer:
+                while len(found) < 9:
+                    found += [record.value for record in await consumer.poll(timeout=WITHIN)]
+            return found
+
+    assert set(asyncio.run(work())) == set(numbers(9))
+
+
+def test_an_admin_reaches_every_partition(cluster: Cluster, client: penstock.Client) -> None:
+    topic = cluster.create_topic(partitions=6)
+    with client.producer(acks="all") as producer:
+        for at, value in enumerate(numbers(12)):
+            producer.send(topic, value, partition=at % 6)
+    with client.admin() as admin:
+        assert [each.log_start for each in admin.trim(topic, before=1)] == [1] * 6
+        described = admin.describe_topic(topic).partitions
+        assert [(each.log_start, each.high_watermark) for each in described] == [(1, 2)] * 6
+        assert {each.status for each in described} == {"online"}
+        with client.consumer(topic, group="far") as consumer:
+            seen: list[bytes | None] = []
+            while len(seen) < 6:
+                seen += [record.value for record in consumer.poll(timeout=WITHIN)]
+            consumer.commit()
+            lags = admin.describe_group("far").partitions
+        assert [each.lag for each in lags] == [0] * 6
+
+
+def test_a_topic_that_is_deleted_is_told_to_who_still_sends(
+    cluster: Cluster, client: penstock.Client
+) -> None:
+    topic = cluster.create_topic(partitions=3)
+    producer = client.producer(acks="all", delivery_timeout=WITHIN)
+    producer.send_and_wait(topic, b"0", partition=1)
+    with client.admin() as admin:
+        admin.delete_topic(topic)
+    with pytest.raises((er.ProduceError, er.UnknownTopicError)):
+        producer.send_and_wait(topic, b"1", partition=1)
+    with pytest.raises(er.UnknownTopicError):
+        producer.send_and_wait(topic, b"2", partition=1)
+    producer.close()
+
+
+# --- brokers that go ---
+@pytest.mark.parametrize("how", ["kill", "pause", "stop"])
+def test_what_is_under_way_to_a_broker_that_goes_is_there_once(
+    cluster: Cluster, client: penstock.Client, how: str
+) -> None:
+    topic = cluster.create_topic(partitions=6)
+    count = 1500
+    with (
+        reading(client.consumer(topic), count) as reader,
+        client.producer(acks="all", delivery_timeout=WITHIN) as producer,
+    ):
+        sent = []
+        for at, value in enumerate(numbers(count)):
+            sent.append(producer.send(topic, value, partition=at % 6))
+            if at == count // 3:
+                getattr(cluster.broker(cluster.leader_of(topic, 1)), how)()
+            time.sleep(0.001)
+        assert {one.result(WITHIN).durability for one in sent} == {"committed"}
+    assert len(reader.seen) == count
+
+
+def test_a_member_stays_one_when_a_broker_dies(cluster: Cluster, client: penstock.Client) -> None:
+    """Whichever it is: its home, the coordinator's, or one that leads what it reads."""
+    topic = cluster.create_topic(partitions=6)
+    count = 900
+    consumer = client.consumer(topic, group="staying")
+    with (
+        reading(consumer, count),
+        client.producer(acks="all", delivery_timeout=WITHIN) as producer,
+    ):
+        for at, value in enumerate(numbers(count)):
+            producer.send(topic, value, partition=at % 6)
+            if at % 300 == 150:
+                number = 1 + at // 300
+                cluster.kill([number])
+                producer.flush(WITHIN)
+                cluster.start([number])
+                wait_until(lambda: not cluster.ailing(), timeout=WITHIN)
+    metrics = consumer.metrics()
+    assert (metrics["rebalances"], metrics["lost"]) == (1, 0)
+
+
+def test_a_transaction_goes_on_over_the_death_of_its_coordinator(
+    cluster: Cluster, client: penstock.Client
+) -> None:
+    source, target = cluster.create_topic(partitions=3), cluster.create_topic(partitions=3)
+    count = 600
+    with client.producer(acks="all") as producer:
+        for at, value in enumerate(numbers(count)):
+            producer.send(source, value, partition=at % 3)
+    copied = 0
+    with (
+        client.consumer(source, group="copying", guarantee="exactly-once") as consumer,
+        client.producer(transactional_id="copying", delivery_timeout=WITHIN) as producer,
+    ):
+        while copied < count:
+            batch = consumer.poll(max_records=50, timeout=WITHIN)
+            values = [record.value for record in batch]
+            try:
+                with producer.transaction(consumed=batch):
+                    for each in values:
+                        producer.send(target, each)
+            except er.TransactionError:
+                continue  # aborted, and its input comes again
+            if copied < count // 2 <= copied + len(values):
+                cluster.broker(cluster.leader_of("__coordinator")).kill()
+            copied += len(values)
+    with reading(client.consumer(target, isolation="read_committed"), count) as reader:
+        pass
+    assert len(reader.seen) == count
