@@ -342,8 +342,17 @@ class Controller:
         return Decision(draft.records(), None)
 
     # --- the rest ---
-    def set(self, kind: str, name: str, value: bytes | None) -> Decision[None]:
-        """Access, quotas, limits: whatever the brokers share and the controller does not read."""
+    def set(
+        self, kind: str, name: str, value: bytes | None, *, was: bytes | None = None,
+        is_checked: bool = False,
+    ) -> Decision[None]:  # fmt: skip
+        """Access, quotas, limits: whatever the brokers share and the controller does not read.
+        `is_checked`: only if it still is what it `was`. Raises `ConfigError`."""
+        now = self.image.settings.get((kind, name))
+        if is_checked and now == value:
+            return _NOTHING
+        if is_checked and now != was:
+            raise ConfigError(f"somebody else changed {kind} just now: look at it, and try again")
         return Decision((rec.record(rec.SETTING, kind, name, value=value),), None)
 
     def producer_ids(self, count: int) -> Decision[int]:

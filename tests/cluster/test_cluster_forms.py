@@ -106,9 +106,9 @@ class Three:
         self.places = Places(3)
         self.brokers = {number: Serving(number, self.places, folder) for number in (1, 2, 3)}
 
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, at: str = "") -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*PENSTOCK, *words, "-b", self.places.url, "--format", "json"],
+            [*PENSTOCK, *words, "-b", at or self.places.url, "--format", "json"],
             capture_output=True, text=True, timeout=60,
         )  # fmt: skip
 
@@ -232,6 +232,34 @@ def test_each_broker_tells_how_it_is_in_its_cluster(three):
         led += int(told["penstock_broker_led_partitions"])
         active += int(told["penstock_broker_controller_active"])
     assert (led, active) == (3, 1)
+
+
+def test_who_may_do_what_is_the_same_at_all_brokers(three):
+    one, two, _ = three.brokers.values()
+
+    def by_its_user(*words: str) -> list[str]:
+        """On the second broker's host, by who runs it."""
+        done = three.run(*words, at=f"shm://{two.folder}")
+        assert done.returncode == 0, done.stderr
+        lines: list[str] = done.stdout.splitlines()
+        return lines
+
+    by_its_user("acl", "add", "etl", "read", "topic", "orders.*")
+    files = [each.folder / "access.json" for each in three.brokers.values()]
+
+    def are_alike() -> bool:
+        return all(each.exists() for each in files) and len({f.read_bytes() for f in files}) == 1
+
+    wait_until(are_alike, SECONDS, three.logs)
+    refused = three.run("topic", "create", "t")
+    assert refused.returncode == 1
+    assert "AccessDenied" in refused.stderr or "may not create" in refused.stderr
+    one.kill()
+    by_its_user("acl", "add", "etl", "read", "topic", "a", "--deny")
+    assert not are_alike()
+    one.start().ready()
+    wait_until(are_alike, SECONDS, three.logs)
+    assert len(by_its_user("acl", "list")) == 2
 
 
 def test_a_broker_that_is_stopped_gives_away_what_it_leads_before(three):

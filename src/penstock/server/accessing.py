@@ -1,7 +1,7 @@
 """What admins ask of access: list, add, remove; quotas and limits.
 
 A change is decided as a new document, written and synced off the loop, and only then holds. One at
-a time.
+a time. In a cluster the document is that of all brokers, and comes back by the controller's image.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -24,11 +24,22 @@ logger: Final = logging.getLogger("penstock.access")
 _S = TypeVar("_S", bound=msgspec.Struct)
 
 
+class Shared(Protocol):
+    """The document that all brokers of a cluster have."""
+
+    async def settled(self) -> None:
+        """Until what the cluster has holds here."""
+
+    async def change(self, document: AccessDocument) -> None:
+        """Have all brokers use it; returns when this one does."""
+
+
 class Accessing:
     """The requests of `ipc.accessing`."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, shared: Shared | None = None) -> None:
         self._access = access
+        self._shared = shared
         self._lock = asyncio.Lock()
         self._job: asyncio.Future[None] | None = None
         self._is_closed = False
@@ -54,6 +65,8 @@ class Accessing:
     ) -> ac.AccessChanged:
         """Carry a change out. `who` asked for it."""
         async with self._lock:
+            if self._shared is not None:
+                await self._shared.settled()
             self._access.reload()
             if self._access.failure:
                 raise ConfigError(
@@ -66,8 +79,11 @@ class Accessing:
             if after != before:
                 after = msgspec.structs.replace(after, version=before.version + 1)
                 check_document(after)
-                await self._write(after)
-                self._access.apply(after)
+                if self._shared is not None:
+                    await self._shared.change(after)
+                else:
+                    await self._write(after)
+                    self._access.apply(after)
                 logger.info(
                     "%s made access that of version %d: %s", who, after.version, request,
                     extra={"principal": who, "version": after.version},

@@ -160,7 +160,9 @@ class Node:
         )  # fmt: skip
         self._topics = self._make_topics(ground)
         self._doorman = Guard(ground.access, self._topics.name_of)
-        self._accessing = Accessing(ground.access)
+        self._accessing = Accessing(
+            ground.access, self._broker.access if self._broker is not None else None
+        )
         self._cleaning = Cleaning(
             config, self._topics, self._partitions, self._supervisor.post,
             lambda page: ground.tables.page(page).status == lo.STATUS_FOLLOWING,
@@ -224,6 +226,7 @@ class Node:
             ground.folder,
             ground.lock.fd,
             partitions,
+            ground.access,
             tell=lambda cluster: self._gateway.tell(cluster),
             leads_coordinator=lambda leads, epoch: self._coordinator.role_changed(leads, epoch),
             take_control=lambda request: self._coordinator.take_control(request),

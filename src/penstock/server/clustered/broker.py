@@ -22,9 +22,11 @@ from penstock.core.errors import PenstockError
 from penstock.ipc import clustering as cg
 from penstock.ipc import messages as ms
 from penstock.ipc.names import is_internal
+from penstock.server.access import Access
 from penstock.server.clustered.assignments import Assignments
 from penstock.server.clustered.clustertopics import ClusterTopics
 from penstock.server.clustered.describing import Describing
+from penstock.server.clustered.sharedaccess import SharedAccess
 from penstock.server.clustered.view import TopicsView, client_urls, health_of, leaders, living
 from penstock.server.config import NodeConfig
 from penstock.server.coordinator.opening import TOPIC as COORDINATOR
@@ -57,6 +59,7 @@ class ClusterBroker:
         folder: DataFolder,
         lock_fd: int,
         partitions: Partitions,
+        access: Access,
         *,
         tell: Callable[[ms.GatewayCluster], None],
         leads_coordinator: Callable[[bool, int], None],
@@ -86,6 +89,7 @@ class ClusterBroker:
         self._assignments = Assignments(
             self.broker, folder.path, partitions, self.quorum, self._order
         )
+        self.access = SharedAccess(access, self.quorum, config.topic_timeout)
         self._describing = Describing(self.broker, self.quorum, config.topic_timeout)
         self._view = TopicsView()
         self.client_url = ""
@@ -155,6 +159,7 @@ class ClusterBroker:
         """The quorum's word, for this life of the broker."""
         self._tell_coordinator(image)
         self.topics_here.heard(image)
+        self.access.heard(image)
         self._tell_replicator(image, places)
         if self._telling is None:
             self._telling = self._loop.call_later(TOLD_EVERY, self._tell_gateway)
@@ -296,6 +301,7 @@ class ClusterBroker:
         for handle in (self._telling, self._renewing):
             if handle is not None:
                 handle.cancel()
+        self.access.close()
         self._assignments.close()
         self.replicator.close()
         await self.quorum.close()

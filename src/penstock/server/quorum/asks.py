@@ -105,6 +105,8 @@ class Set(Asked, frozen=True):
     kind: Name
     name: Name
     value: Config | None
+    was: Config | None = None
+    is_checked: bool = False
 
 
 class Pages(Asked, frozen=True):
