@@ -408,6 +408,11 @@ class Broker(Node):
         """Now and then: who lags, what is synced, who is silent."""
         self.after(0.1, "looks", self.look)
         now = self.sim.now
+        gone = [b.number for b in self.world.brokers if not b.is_up]
+        if not self.world.is_healed and self.sim.random.random() < 0.02:
+            gone.append(self.sim.random.choice(self.world.brokers).number)  # which is wrong
+        for number in gone if self.sim.random.random() < 0.3 else ():
+            self.heard_gone(number)
         if self.controller is not None:
             self.decide(self.controller.tick(now))
         for place, replica in list(self.replicas.items()):
@@ -423,6 +428,14 @@ class Broker(Node):
                     self.change_isr(place, role, change)
             elif place not in self.fetching:
                 self.fetch(place)
+
+    def heard_gone(self, number: int) -> None:
+        """Its host says that nothing listens there."""
+        assert self.raft is not None
+        if self.controller is not None:
+            self.controller.gone(number)
+        self.carry_out(self.raft.gone(self.sim.now, number))
+        self.arm()
 
     def change_isr(self, place: Place, role: Leader, change: IsrChange) -> None:
         def then(answer: Any) -> None:
