@@ -150,6 +150,31 @@ def test_a_broker_that_comes_back_is_connected_again():
     linked(scene, lambda: End(1))
 
 
+@pytest.mark.parametrize("url", ["tcp://no.such.host.invalid:9650", "tcp://127.0.0.1:99999", "x"])
+def test_an_address_that_leads_nowhere_is_told(url):
+    async def scene(one: End) -> None:
+        one.links.know({2: url})
+        await eventually(lambda: one.links.trouble(2), "it is told")
+        assert not one.links.gone()
+
+    linked(scene, lambda: End(1))
+
+
+def test_who_is_gone_is_told_when_two_attempts_were_refused():
+    async def scene(one: End, two: End) -> None:
+        one.links.know({2: two.url})
+        two.links.know({1: one.url})
+        await eventually(lambda: one.links.nodes() == {2}, "linked")
+        assert not one.links.gone()
+        await two.links.close()
+        await eventually(lambda: one.links.gone() == [2], "it is gone")
+        again = End(2, url=two.url)
+        await eventually(lambda: not one.links.gone(), "it is back")
+        await again.links.close()
+
+    linked(scene, lambda: End(1), lambda: End(2))
+
+
 def test_another_cluster_is_refused_on_both_sides():
     async def scene(one: End, two: End) -> None:
         one.links.know({2: two.url})

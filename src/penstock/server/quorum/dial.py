@@ -103,19 +103,23 @@ class Dial:
     async def _connect(self) -> None:
         try:
             url = await resolved(self.url)
-        except OSError as error:
+        except (OSError, ValueError, OverflowError) as error:
             self._fail(f"no address is found for it in time: {error}")
             return
         try:
             socket = dealer(self._context, url, self._key, WELCOME_WITHIN)
-            monitor = socket.get_monitor_socket(sum(_ENDS))
-            monitor.setsockopt(zmq.LINGER, 0)
-            socket.connect(url)
         except zmq.ZMQError as error:  # no descriptors
             self._fail(f"it cannot be tried: {error.strerror}")
             return
+        monitor = socket.get_monitor_socket(sum(_ENDS))
+        monitor.setsockopt(zmq.LINGER, 0)
         self._monitor = Watched(monitor, self._told)
         self._socket = Watched(socket, self._take)
+        try:
+            socket.connect(url)
+        except zmq.ZMQError as error:
+            self._fail(f"it cannot be tried: {error.strerror}")
+            return
         self._socket.send([qm.encode(self._hello())])
         self._heard_at = self._began_at = self._loop.time()
         self._timer = self._loop.call_later(WELCOME_WITHIN, self._late)
@@ -152,6 +156,7 @@ class Dial:
 
     def _take(self, frames: list[zmq.Frame]) -> None:
         self._heard_at = self._loop.time()
+        self._refusals = 0
         try:
             if len(frames) != 1:
                 raise qm.LinkError(f"{len(frames)} frames where one is due")
@@ -173,7 +178,6 @@ class Dial:
 
     def _up(self) -> None:
         self.is_up = True
-        self._refusals = 0
         self.trouble = ""
         self._backoff = BACKOFF
         self._timer.cancel()

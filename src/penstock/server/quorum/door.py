@@ -106,11 +106,6 @@ class Door:
         identity = self._by_node.get(node)
         return identity is not None and self._router.send([identity, data])
 
-    def drop(self, node: int) -> None:
-        identity = self._by_node.get(node)
-        if identity is not None:
-            self._end(identity)
-
     def close(self) -> None:
         self._timer.cancel()
         self._strangers.clear()
@@ -132,8 +127,10 @@ class Door:
         except qm.LinkError as error:
             self._refuse(identity, frames[-1], "garbage", error)
             return
-        if isinstance(message, qm.Hello):
+        if isinstance(message, qm.Hello) and caller is None:
             self._greet(identity, frames[1], message)
+        elif isinstance(message, qm.Hello):
+            self._refuse(identity, frames[1], "garbage", qm.LinkError("a second Hello"))
         elif caller is None:
             early = qm.LinkError(f"{type(message).__name__} before a Hello")
             self._refuse(identity, frames[1], "no hello", early)
@@ -153,7 +150,7 @@ class Door:
             self._refuse(identity, frame, "not admitted", error)
             return
         older = self._by_node.get(hello.node)
-        if older is not None and older != identity:
+        if older is not None:
             self._end(older)
         fd = descriptor_of(frame)
         self._strangers.pop(fd, None)
@@ -190,6 +187,8 @@ class Door:
         event = parse_monitor_message([frame.bytes for frame in frames])
         what, fd = int(event["event"]), int(event["value"])
         if what == zmq.EVENT_ACCEPTED:
+            if any(caller.fd == fd for caller in self._callers.values()):
+                return  # its Hello was read before this
             if len(self._strangers) >= STRANGERS_MAX:
                 self._counts["refused: too many"] += 1
                 Line.shut_down(fd)
