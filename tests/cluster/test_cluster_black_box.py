@@ -23,6 +23,7 @@ def named(lines, name):
     return [event for event in map(json.loads, lines) if event.get("name") == name]
 
 
+@pytest.mark.slow
 def test_acknowledged_minus_consumed_is_empty():
     with ClusterUnderTest() as ground:
         topic = ground.cluster.create_topic(

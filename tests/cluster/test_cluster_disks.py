@@ -123,6 +123,7 @@ def test_what_was_acknowledged_survives_a_power_cut_of_all_brokers(ground, disks
     assert terms == sorted(set(terms)), f"a term was given twice: {terms}"
 
 
+@pytest.mark.slow
 def test_one_broker_without_power_loses_nothing_that_was_committed(ground, disks):
     """Of a topic that syncs nothing: the two others have it, and the one comes back as a
     follower."""

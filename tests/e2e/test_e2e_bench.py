@@ -169,6 +169,7 @@ def test_groups(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_throughput_of_a_cluster(tmp_path, capsys):
     result = run(
         capsys, "throughput", "--size", "256", "--records", "3000", "--partitions", "3",

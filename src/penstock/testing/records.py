@@ -42,7 +42,7 @@ def produce(
 
     Raises what failed, and `PenstockTimeout` after `timeout` seconds.
     """
-    with _client(target) as client, client.producer() as producer:
+    with _client(target) as client, client.producer(acks="all") as producer:
         deliveries = []
         for record in records:
             key, value = _split(record)
