@@ -14,6 +14,7 @@ from penstock.cluster.replica import IsrChange
 from penstock.core.errors import (
     ConfigError,
     PenstockTimeout,
+    ResourceLimitError,
     TopicExistsError,
     UnknownTopicError,
 )
@@ -165,6 +166,29 @@ def test_a_change_that_cannot_be_is_refused(world, changes, complaint):
         with pytest.raises(ConfigError, match=complaint):
             await alter(hosts[1], "t", **changes)
         assert (await hosts[2].topics.find("t")).topic == before
+
+    world(test)
+
+
+def test_a_change_is_answered_with_what_holds_by_then(world):
+    async def test(quorum: Decided, hosts: list[Host]) -> None:
+        await create(hosts[0], "t", partitions=2)
+        for retention in (60.0, 120.0, None):
+            found = await alter(hosts[0], "t", partitions=2, retention=retention)
+            assert found.topic.settings.retention == retention
+        assert found == await alter(hosts[0], "t", partitions=2), "nothing to change"
+
+    world(test)
+
+
+def test_a_cluster_has_no_more_partitions_than_its_brokers_allow(world):
+    async def test(quorum: Decided, hosts: list[Host]) -> None:
+        await create(hosts[0], "t", partitions=1000)
+        with pytest.raises(ResourceLimitError, match="would make 1025 in the cluster"):
+            await create(hosts[0], "u", partitions=25)
+        await create(hosts[1], "v", partitions=20)
+        with pytest.raises(ResourceLimitError, match="partitions_max=1024"):
+            await alter(hosts[1], "t", partitions=1010)
 
     world(test)
 

@@ -103,7 +103,7 @@ class ClusterBroker:
         """What the gateway was told last."""
         self._led_by: dict[int, int] = {}
         self._telling: asyncio.TimerHandle | None = None
-        self._renewing: asyncio.Task[object] | None = None
+        self._renewing: asyncio.Task[None] | None = None
         self.is_ready = False
         """Whether clients were admitted in this run."""
 
@@ -224,11 +224,15 @@ class ClusterBroker:
         if self._registered_at and url != self._registered_at:
             self._registered_at = url
             self.quorum.renew()  # with another place
-            self._renewing = self._loop.create_task(
-                self.quorum.register((self.client_url, url), was_clean=True)
-            )
+            self._renewing = self._loop.create_task(self._register_anew(url))
         elif self.quorum.is_current:
             self._tell_replicator(self.quorum.image, None)
+
+    async def _register_anew(self, url: str) -> None:
+        try:
+            await self.quorum.register((self.client_url, url), was_clean=True)
+        except PenstockError as error:  # heartbeats go on trying
+            logger.error("broker %d is not registered with %s yet: %s", self.broker, url, error)
 
     def _lost_replicator(self) -> None:
         """It is dead: what it had said to others does not count any more."""

@@ -218,7 +218,17 @@ class ClusterTopics(Topics):
                 "some, or start its brokers with a larger one"
             )
         self._check_limits(request.name, Tally(1, request.settings.partitions))
+        self._check_room(request.settings.partitions)
         return await self._make(request.name, resolved(request.settings, self._brokers_meant))
+
+    def _check_room(self, more: int) -> None:
+        known = sum(len(info.pages) for info in self.infos)
+        if known + more > self._config.partitions_max:
+            raise ResourceLimitError(
+                f"{more} more partitions would make {known + more} in the cluster, over the bound "
+                f"partitions_max={self._config.partitions_max} of this broker: delete topics, ask "
+                "for fewer, or start its brokers with a larger one"
+            )
 
     async def ensure_internal(self, name: str, settings: ms.TopicSettings) -> ms.TopicInfo:
         if not self.has(name):
@@ -268,13 +278,14 @@ class ClusterTopics(Topics):
 
     async def alter(self, request: ms.AlterTopic) -> ms.TopicFound:
         check_not_internal(request.name)
-        await self.find(request.name)
+        before = (await self.find(request.name)).topic
         check_settings(request.settings, self._config)
         topic_id, known = self._quorum.image.topic(request.name)
         kept = cluster_topic(known.config)
         settings = self._altered(request, kept.settings, known.partitions)
         more = settings.partitions - known.partitions
         self._check_limits(request.name, Tally(0, more))
+        self._check_room(more)
         new = await self._take_pages(max(0, settings.partitions - len(kept.pages)))
         config = ClusterTopic([*kept.pages, *new], settings).encode()
         await self._ask(
@@ -284,11 +295,15 @@ class ClusterTopics(Topics):
         if more:
             await self._ask("add_partitions", request.name, settings.partitions)
         logger.info("topic %s altered: %s", request.name, settings, extra={"topic": request.name})
-        pages = [*kept.pages, *new][: settings.partitions]
 
         def is_here() -> bool:
+            """It, or what somebody else made of the topic since."""
             topic = self._catalog.topics.get(request.name)
-            return topic is None or len(topic.pages) >= len(pages)
+            return (
+                topic is None
+                or topic.settings == settings
+                or (topic.settings != before.settings and len(topic.pages) >= settings.partitions)
+            )
 
         await self._carried_out(is_here, f"the change of topic {request.name!r}")
         topic = self._catalog.find(request.name)
