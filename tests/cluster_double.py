@@ -142,12 +142,15 @@ class BrokerDouble(GatewayDouble):
         self.number = number
         self.holds_back = False
         self.refuses: set[int] = set()
+        self.sends_away = ""
+        """Why whoever attaches is refused, while `lets_in` is false."""
         self.asked: list[str] = []
         self.attached_kinds: list[tuple[int, int | None]] = []
         self.flags: list[int] = []
         self.told: list[fr.Positions] = []
         self._held: list[Callable[[], None]] = []
         self._peers: set[bytes] = set()
+        self._attached: dict[tuple[bytes, int], None] = {}
         self._cursors: dict[tuple[bytes, int, int], list[int]] = {}
         super().__init__(node_uuid=bytes([number]) * 16, cluster=CLUSTER, broker=number, **options)
 
@@ -165,6 +168,17 @@ class BrokerDouble(GatewayDouble):
 
         self._orders.put(send)
 
+    def end_all(self, why: str) -> None:
+        """End all endpoints, and leave the connections."""
+
+        def send() -> None:
+            self._cursors.clear()
+            for peer, endpoint in self._attached:
+                self._send(peer, fr.Ended(endpoint, why))
+            self._attached.clear()
+
+        self._orders.put(send)
+
     def leads(self, page: int) -> bool:
         return self.cluster.leaders.get(page) == self.number and page not in self.refuses
 
@@ -176,6 +190,10 @@ class BrokerDouble(GatewayDouble):
             match message:
                 case fr.Attach():
                     self.attached_kinds.append((message.kind, message.resume))
+                    self._attached[peer, message.endpoint] = None
+                    if self.sends_away:
+                        why = fr.Refused(message.endpoint, "ResourceLimitError", self.sends_away)
+                        self._send(peer, why)
                 case fr.Detach():
                     for key in [
                         key for key in self._cursors if key[:2] == (peer, message.endpoint)

@@ -356,6 +356,33 @@ def test_more_brokers_than_the_url_names_are_found_when_all_of_those_are_gone(
     assert any(kind == lo.KIND_PRODUCER for kind, _ in cluster.brokers[2].attached_kinds)
 
 
+def test_a_branch_that_its_broker_ends_is_attached_anew(
+    cluster: ClusterDouble, client: Client, producer: Any
+) -> None:
+    producer.send_and_wait(TOPIC, b"0", partition=1)
+    with client.consumer(TOPIC) as consumer:
+        assert values(consumer, 1) == [b"0"]
+        broker = cluster.brokers[2]
+        broker.end_all("its node restarts")
+        sent = [producer.send(TOPIC, b"%d" % at, partition=1) for at in range(1, 4)]
+        assert [one.result(WITHIN).offset for one in sent] == [1, 2, 3]
+        assert values(consumer, 3) == [b"1", b"2", b"3"]
+        assert consumer.metrics()["reconnects"] == 0
+
+
+def test_a_broker_that_takes_nobody_in_says_why_to_who_reads_there(
+    cluster: ClusterDouble, client: Client
+) -> None:
+    broker = cluster.brokers[2]
+    broker.lets_in, broker.sends_away = False, "it has as many clients as it may"
+    with pytest.raises(er.ResourceLimitError, match="as many clients"), client.admin() as admin:
+        admin.list_groups()
+    broker.sends_away = ""
+    broker.lets_in = True
+    with client.admin() as admin:
+        assert admin.list_groups() == []
+
+
 # --- others ---
 def test_a_broker_of_another_cluster_is_not_taken_for_one(cluster: ClusterDouble) -> None:
     with GatewayDouble(cluster=b"o" * 16, broker=2) as other:
