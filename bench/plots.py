@@ -272,10 +272,9 @@ EVENTS: Final = {
 
 def failover(points: Points, note: str) -> Figure:
     figure, (axes,) = new_figure("A leader is killed with -9: what happens when", 1, note)
-    for row, name in enumerate(reversed(EVENTS)):
+    shown = [name for name in EVENTS if any(point["series"] == name for point in points)]
+    for row, name in enumerate(reversed(shown)):
         seen = sorted(point["x"] for point in points if point["series"] == name)
-        if not seen:
-            continue
         colour = COLOURS[row % len(COLOURS)]
         axes.plot(seen, [row] * len(seen), "o", color=colour, alpha=0.35, markersize=7)
         middle = seen[len(seen) // 2]
@@ -284,10 +283,14 @@ def failover(points: Points, note: str) -> Figure:
             f"{middle:.2f} s", (middle, row), (0, 11), textcoords="offset points", ha="center",
             fontsize=8.5, color=INK,
         )  # fmt: skip
-    axes.set_yticks(range(len(EVENTS)), list(reversed(EVENTS.values())))
+    axes.set_yticks(range(len(shown)), [EVENTS[name] for name in reversed(shown)])
+    latest = 1.3 * max(point["x"] for point in points)
     axes.set_xscale("symlog", linthresh=1.0)
-    axes.set_xlim(0, 1.3 * max(point["x"] for point in points))
-    axes.set_ylim(-0.6, len(EVENTS) - 0.3)
+    ticks = [second for second in (0, 0.25, 0.5, 1, 2, 5, 10, 20, 50, 100) if second < latest]
+    axes.set_xticks(ticks, [f"{second:g}" for second in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_xlim(0, latest)
+    axes.set_ylim(-0.6, len(shown) - 0.3)
     label(axes, "seconds after the death (dots: each round, bars: medians)", "")
     return figure
 
