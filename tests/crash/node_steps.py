@@ -95,7 +95,7 @@ def arm(step: str, skip: int = 0) -> None:
     elif what == "formatting":
         _around(state, "format_table", when, reach, lambda *_: True)
     elif what == "removal":
-        _around(topics, "_remove_folder", when, reach, lambda path: True)
+        _around(topics, "remove_folder", when, reach, lambda path: True)
     elif what in _COORDINATING:
         owner, name = _COORDINATING[what]
         _around(owner, name, when, reach, lambda *_, **__: True)
