@@ -47,10 +47,16 @@ class VerbatimLog(LogTail):
     # ---- following
 
     def append_verbatim(
-        self, batches: Sequence[memoryview], now_us: int, publish: Publish | None = None
+        self,
+        batches: Sequence[memoryview],
+        now_us: int,
+        publish: Publish | None = None,
+        *,
+        passes_over: bool = True,
     ) -> Verbatim:
         """Append these batches of the leader's log, in order, up to the first that cannot be; those
-        that are here already count as taken.
+        that are here already count as taken. Without `passes_over` none may begin beyond the end,
+        compacted or not: what stands between may have been refused.
 
         `publish` is called with a lower end where an empty log has to begin a little earlier: with
         the batch in which the leader's log starts. Raises a retriable `StorageError` with nothing
@@ -73,7 +79,7 @@ class VerbatimLog(LogTail):
             if head.base_offset < end and not heads and self._is_empty:
                 begins = head.base_offset
             elif head.base_offset != end:
-                error, why = self._objection(head, end)
+                error, why = self._objection(head, end, passes_over)
             newest = max(order, (self._epochs.latest, 0))
             if not error and (head.leader_epoch, head.generation) < newest:
                 error = ErrorCode.CORRUPT_BATCH
@@ -99,11 +105,11 @@ class VerbatimLog(LogTail):
         return self.log_start == self._log_end and not self._chain.active.valid
 
     @staticmethod
-    def _objection(head: BatchHeader, end: int) -> tuple[ErrorCode, str]:
+    def _objection(head: BatchHeader, end: int, passes_over: bool) -> tuple[ErrorCode, str]:
         """Why a batch does not continue a log that ends there; nothing where it does."""
         if head.base_offset < end:
             what = f"offsets {head.base_offset} to {head.next_offset} lie across the log's end"
-        elif not head.flags & FLAG_COMPACTED:
+        elif not (passes_over and head.flags & FLAG_COMPACTED):
             what = f"offset {head.base_offset} lies beyond the log's end"
         else:
             return ErrorCode.NONE, ""

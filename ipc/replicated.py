@@ -15,6 +15,9 @@ one that is not known yet. Each answer has the log's end as its base offset. Fra
 twice, since their writer died before it answered, leave the log as they left it before: what stood
 behind them in the lane stands there still.
 
+What compaction took between two batches is passed over only by who follows and has refused nothing
+since it was told to: behind a batch that was refused, a gap may be that batch.
+
 A role begins idle: nobody knows whether it led. The high watermark only rises, but where the log is
 cut below it. Owns what is shown of a replica. Who leads, what is committed and what has to go, the
 replicator says.
@@ -62,6 +65,7 @@ class ReplicaRole(LogRole):
         self, log: Log, state: StatePage, order: OpenPartition, storage: Storage, shown: int
     ) -> None:
         self._mode = Mode.IDLE
+        self._may_pass_over = False
         self._epoch = max(log.leader_epoch, state.leader_epoch)
         self._high_watermark = max(log.log_start, min(state.high_watermark, log.log_end))
         self._trim_to = 0
@@ -157,6 +161,7 @@ class ReplicaRole(LogRole):
 
     def _refused(self, code: ErrorCode, why: str) -> AppendResult:
         logger.warning("%s: a frame of its replication lane is refused: %s", self.name, why)
+        self._may_pass_over = False
         end = self._log.log_end
         return AppendResult(end, end, 0, code, False, why)
 
@@ -187,7 +192,9 @@ class ReplicaRole(LogRole):
         try:
             self._watch_room()
             start = log.log_start
-            made = log.append_verbatim(batches, now_us, self._end_at)
+            made = log.append_verbatim(
+                batches, now_us, self._end_at, passes_over=self._may_pass_over
+            )
             if self._group_commit and log.log_end > log.durable:
                 self._sync()
         except StorageError as error:
@@ -251,6 +258,7 @@ class ReplicaRole(LogRole):
         if epoch > self._epoch or self._mode is not Mode.FOLLOWING:
             self._take_role(Mode.FOLLOWING, epoch)
         self._log.follow()
+        self._may_pass_over = True  # what was refused stood before this in the lane
         return self._done()
 
     def _take_role(self, mode: Mode, epoch: int) -> None:

@@ -18,6 +18,7 @@ from unit.core.log_helpers import (
     within,
 )
 
+from penstock.core import header as hd
 from penstock.core.errors import ErrorCode, StorageError
 from penstock.core.storage import storage_error
 from penstock.core.swapping import Prepared, Source
@@ -327,6 +328,50 @@ def test_a_follower_without_room_says_so_and_goes_on_later(leader, replica):
     replica.storage.fault = None
     assert replica.follow(5, *leader.batches()) == [NONE] * 3
     assert (replica.page.status, replica.page.errno) == (lo.STATUS_FOLLOWING, 0)
+
+
+def compacted(batches):
+    """They stand in a segment that was compacted, in which each batch may follow a gap."""
+    made = []
+    for batch in batches:
+        head, header = hd.parse(batch), bytearray(batch[: hd.HEADER_BYTES])
+        hd.stamp(
+            header,
+            base_offset=head.base_offset,
+            leader_epoch=head.leader_epoch,
+            generation=head.generation,
+            append_timestamp=head.append_timestamp,
+            flags=hd.FLAG_COMPACTED,
+        )
+        made.append(bytes(header) + batch[hd.HEADER_BYTES :])
+    return made
+
+
+def test_a_gap_is_not_passed_over_behind_a_batch_that_was_refused(leader, replica):
+    """A pass over the lane finds no room, the next one does: what it has then would look as if
+    compaction had taken the batches between, and they would be lost with this one's election."""
+    leader.append(*numbered(6))
+    batches = compacted(leader.batches())
+    assert replica.follow(5, *batches[:2]) == [NONE] * 2
+    replica.storage.fault = no_room
+    assert replica.follow(5, *batches[2:4]) == [ErrorCode.STORAGE_FULL] * 2
+    replica.storage.fault = None
+    assert replica.follow(5, *batches[4:]) == [BEYOND] * 2
+    assert replica.ends()[3] == 2
+    assert replica.obey(Follow(5)) == [NONE]  # its replicator has heard all that
+    assert replica.follow(5, batches[2], *batches[4:]) == [NONE] * 3  # a gap that the leader has
+    assert replica.ends()[3] == 6
+
+
+def test_a_writers_successor_passes_no_gap_over_before_it_is_told_to_follow(leader, replica):
+    """The one before may have answered for what is missing, or there was none to take it."""
+    leader.append(*numbered(6))
+    batches = compacted(leader.batches())
+    assert replica.follow(5, *batches[:2]) == [NONE] * 2
+    replica.killed()
+    assert replica.follow(5, batches[2], batches[4]) == [NONE, BEYOND]
+    assert replica.obey(Follow(5)) == [NONE]
+    assert replica.follow(5, batches[4]) == [NONE]
 
 
 def test_a_leader_without_room_keeps_its_producers_waiting(leader):
