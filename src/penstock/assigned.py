@@ -303,6 +303,8 @@ class AssignedPartition:
         divergence = self._reader.parted(self.offset, self._epoch, page.log_end)
         if divergence is not None:
             raise parted(self, self.offset, self._epoch, divergence)
+        if page.leader_epoch < self._epoch:
+            return  # a leader of before, which does not know yet: what was read is newer than it
         self._epoch = page.leader_epoch
         self._reader.began_anew()
 

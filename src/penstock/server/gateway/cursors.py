@@ -222,6 +222,8 @@ class Cursor:
         divergence = self._parted(leader_epoch)
         if divergence is not None:
             raise parted(self, self.offset, self._epoch, divergence)
+        if leader_epoch < self._epoch:
+            return  # this broker led before, and does not know yet: what was read is newer
         self._epoch = leader_epoch
         if self._aborted is not None:
             self._aborted.forget()
