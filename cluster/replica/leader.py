@@ -127,7 +127,7 @@ class Leader:
         offset = request.offset
         if offset < log.log_start or (request.last_epoch is None and offset > log.log_end):
             return Fetched(number, self.epoch, log.log_start, log.high_watermark, log.log_start)
-        if request.last_epoch is not None and offset > log.log_start:
+        if request.last_epoch is not None:
             epoch, end = log.end_of(request.last_epoch)
             if epoch != request.last_epoch or offset > end:
                 return Diverged(number, self.epoch, epoch, end)

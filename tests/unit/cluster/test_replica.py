@@ -388,6 +388,44 @@ def test_who_parted_from_the_leader_before_its_log_start_is_told_where():
     assert (then.offset, then.log_start) == (6, 6), "it begins anew there"
 
 
+def test_who_parted_and_ends_just_where_the_leaders_log_starts_is_told_so():
+    """What it has would stand below that start for good, and what the leader has from there on may
+    be of an older epoch, which it could never append."""
+    at = Cluster("0000", "000000")
+    at.tell(leader=1, isr=(1, 2))
+    at.append(1)  # and 2 never hears of it
+    at.tell(2, leader=2, isr=(2,))
+    at.replicas[2].log.trim(5)
+    at.tell(1, leader=2, isr=(2,))
+    assert (at.replicas[1].log.log_end, at.replicas[1].log.last_epoch) == (5, 1)
+    answer = at.fetch(1)
+    assert isinstance(answer, Diverged)
+    assert answer.epoch == 0
+    assert at.logs[1] == [0, 0, 0, 0]
+    role = at.replicas[1].role
+    assert isinstance(role, Follower)
+    request = role.request(70, 1)
+    assert request is not None
+    then = at.replicas[2].fetch(0.0, request)
+    assert isinstance(then, Fetched)
+    assert (then.offset, then.log_start) == (5, 5), "it begins anew there"
+
+
+def test_who_ends_where_a_leader_began_anew_goes_on():
+    """A leader that knows of no epoch below its log start has nothing to object."""
+    at = Cluster("000", "000")
+    at.replicas[2].log.begin_anew(3)
+    at.tell(leader=2, isr=(2,))
+    at.replicas[2].appended(5)
+    role = at.replicas[1].role
+    assert isinstance(role, Follower)
+    request = role.request(7, 1)
+    assert request is not None
+    answer = at.replicas[2].fetch(0.0, request)
+    assert isinstance(answer, Fetched)
+    assert (answer.offset, answer.log_start) == (3, 3)
+
+
 def test_older_words_change_nothing():
     at = Cluster("", "")
     at.tell(leader=1)
