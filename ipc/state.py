@@ -286,6 +286,15 @@ class StatePage:
         self._q[self._base + lo.Q_PAGE_ERRNO] = errno
         self._q[self._base + lo.Q_PAGE_STATUS] = status
 
+    def let_go(self, *, deleted: bool) -> None:
+        """No log of the partition is here any more. One that is on other brokers may be given back,
+        with an empty log: where the one before ended must not be taken for damage then."""
+        self.publish_status(lo.STATUS_DELETED if deleted else lo.STATUS_FOLLOWING)
+        if not deleted:
+            self.publish_log_start(0)
+            self.publish_durable(0)
+            self.publish_ends(0, 0, 0)
+
     def count(
         self, records: int, nbytes: int, batches: int, duplicates: int = 0, refusals: int = 0
     ) -> None:

@@ -429,8 +429,7 @@ class Writer:
             role.close(clean=not order.delete)
         self._failed.pop(order.page, None)
         (self._gone if order.delete else self._moved).add(order.page)
-        status = lo.STATUS_DELETED if order.delete else lo.STATUS_FOLLOWING
-        StatePage(self._state, order.page).publish_status(status)
+        StatePage(self._state, order.page).let_go(deleted=order.delete)
         self._changed.add(order.page)
         self._wake_consumers()
         self._tell(ms.PartitionClosed(order.page))

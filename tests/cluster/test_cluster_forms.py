@@ -302,6 +302,11 @@ def test_a_partition_moves_to_other_brokers_with_all_it_has(three):
 
         three.until(lambda: goes_on(has_moved), "it has moved, and nothing of it is left behind")
         three.until(lambda: goes_on(lambda: len(sent) > 20), "more records behind the move")
+        three.say("cluster", "reassign", "t", "0", str(old))
+        three.until(
+            lambda: goes_on(lambda: three.partitions("t")[0]["replicas"] == [old]),
+            "it has moved back, to where its log was before",
+        )
     assert read(three, "t", 90 + len(sent)) == list(range(90 + len(sent)))
     assert three.run("topic", "delete", "t", "--yes").returncode == 0
     folders = [each.folder for each in three.brokers.values()]

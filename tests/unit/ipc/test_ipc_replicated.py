@@ -8,6 +8,7 @@ import pytest
 from replica_world import ReplicaPartition
 from unit.core.log_helpers import (
     Crash,
+    MemoryStorage,
     abort,
     begin,
     commit,
@@ -308,6 +309,20 @@ def test_frames_that_are_drained_again_by_a_successor_end_where_they_did():
         if not dead:
             break
     assert number > 30
+
+
+def test_a_replica_that_was_moved_away_and_is_given_back_begins_empty(leader, replica):
+    leader.append(*numbered(6))
+    assert replica.follow(5, *leader.batches()) == [NONE] * 6
+    assert replica.obey(HighWatermark(5, 6)) == [NONE]
+    replica.role.close(clean=True)
+    replica.page.let_go(deleted=False)
+    assert (replica.page.status, replica.ends()) == (lo.STATUS_FOLLOWING, (0, 0, 0, 0))
+    replica.storage = MemoryStorage()  # its folder is removed
+    replica.start()
+    assert replica.obey(Follow(7)) == [NONE]
+    assert replica.follow(7, *leader.batches()) == [NONE] * 6
+    assert replica.batches() == leader.batches()
 
 
 # --- storage --------------------------------------------------------------------------------------
