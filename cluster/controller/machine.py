@@ -90,9 +90,12 @@ class Controller:
         rack: str = "",
         *,
         was_clean: bool,
+        after: int | None = None,
     ) -> Decision[Registered]:
         """A broker starts. `was_clean`: all that its logs ever said to others is still in them;
-        after a power cut only what was synced is.
+        after a power cut only what was synced is. `after`: the epoch of the last life that its
+        folder knows of (0: none); one that misses a life in which it spoke to others is an older
+        copy, and what was synced later is not in it either (KIP-966 has the idea).
 
         Raises `AttachRefusedError` where another one with the same id, of another folder, is alive;
         `ResourceLimitError`."""
@@ -110,8 +113,11 @@ class Controller:
                 )
         draft = _Draft(self.image)
         epoch = draft.count(rec.BROKER_EPOCHS)
-        draft.put_broker(broker, Broker(epoch, incarnation, folder, endpoints, rack))
         is_other = known is not None and known.folder != folder
+        if known is not None and after is not None:
+            is_other = is_other or after < known.kept
+        kept = 0 if known is None else epoch if is_other else known.kept
+        draft.put_broker(broker, Broker(epoch, incarnation, folder, endpoints, rack, kept=kept))
         for at in sorted(self.image.places.get(broker, ())):
             is_trusted = was_clean or self.image.topics[at[0]].is_synced
             if is_other or not is_trusted:
@@ -137,7 +143,7 @@ class Controller:
             draft.each(broker, lambda it: el.without(it, broker, draft.may_lead))
             self.counts["leavings"] += 1
         elif known.is_fenced and is_current and not is_leaving:
-            known = replace(known, is_fenced=False)
+            known = replace(known, is_fenced=False, kept=epoch)
             draft.put_broker(broker, known)
             draft.each(broker, lambda it: el.revived(it, broker, draft.may_lead))
             self.counts["unfenced"] += 1

@@ -32,7 +32,8 @@ PAGES: Final = "pages"
 
 class Broker(msgspec.Struct, frozen=True, array_like=True):
     """One registration. `epoch` is new with each life of the broker (`incarnation`); `folder` is
-    its data folder's uuid. A fenced broker leads nothing."""
+    its data folder's uuid. A fenced broker leads nothing. `kept`: the newest life of which this one
+    was in touch with others, so that its folder has to know of it."""
 
     epoch: int
     incarnation: bytes
@@ -41,6 +42,7 @@ class Broker(msgspec.Struct, frozen=True, array_like=True):
     rack: str = ""
     is_fenced: bool = True
     is_leaving: bool = False
+    kept: int = 0
 
 
 class Topic(msgspec.Struct, frozen=True, array_like=True):

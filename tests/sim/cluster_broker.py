@@ -117,6 +117,8 @@ class Broker(Node):
         self.logs: dict[Place, StoredLog] = {}
         self.lost_power = False
         """Since it last registered."""
+        self.known_epoch = 0
+        """Of its last life, on its disk."""
         self.raft: Raft | None = None
 
     # --- life ---
@@ -281,7 +283,7 @@ class Broker(Node):
         assert self.raft is not None
         self.after(HEARTBEAT, "beats", self.beat)
         if self.broker_epoch is None:
-            clean = {"was_clean": not self.lost_power}
+            clean = {"was_clean": not self.lost_power, "after": self.known_epoch}
             self.ask_controller(
                 "register", self.number, self.incarnation, b"folder", (), "", clean,
                 then=self.registered,
@@ -295,7 +297,7 @@ class Broker(Node):
         if isinstance(answer, PenstockError):
             self.world.counts["registrations refused"] += 1
             return
-        self.broker_epoch = answer.broker_epoch
+        self.broker_epoch = self.known_epoch = answer.broker_epoch
         self.lost_power = False
         self.heard_metadata(())
 

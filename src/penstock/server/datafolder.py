@@ -35,7 +35,8 @@ class NodeRecord(msgspec.Struct, frozen=True):
     """node.json. `generations`, `producers` and `coordinators` (epochs of the coordinator) are the
     first numbers beyond the reserved blocks. `listen`: where remote clients were admitted last.
     `node_id`: of the broker whose folder it is, 0 of a node that is alone. `losses_told`: the
-    cluster knows of every end after which records may be missing here."""
+    cluster knows of every end after which records may be missing here. `broker_epoch`: of its last
+    life in that cluster, by which an older copy of the folder is known."""
 
     schema: int
     uuid: str
@@ -48,6 +49,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     listen: str = ""
     node_id: int = 0
     losses_told: bool = True
+    broker_epoch: int = 0
 
 
 class FolderLock:
@@ -165,6 +167,11 @@ class DataFolder:
         """Remote clients are admitted there, for whoever looks."""
         if url != self.record.listen:
             self._write(listen=url)
+
+    def registered_as(self, broker_epoch: int) -> None:
+        """It is this life of a broker from now on."""
+        if broker_epoch > self.record.broker_epoch:
+            self._write(broker_epoch=broker_epoch)
 
     def losses_are_told(self) -> None:
         """The controller knows what may be missing here."""

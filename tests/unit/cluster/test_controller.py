@@ -38,11 +38,20 @@ class Quorum:
             self.controller.replay(record)
         return decision.answer
 
-    def start(self, broker: int, *, was_clean: bool = True, folder: bytes = b"f", beat=True) -> Any:
+    def start(
+        self, broker: int, *, was_clean: bool = True, folder: bytes = b"f", beat=True,
+        after: int | None = None,
+    ) -> Any:  # fmt: skip
         life = self.lives[broker] = self.lives.get(broker, 0) + 1
         answer = self.do(
             self.controller.register(
-                self.now, broker, b"%d" % life, folder, ("tcp://x",), was_clean=was_clean
+                self.now,
+                broker,
+                b"%d" % life,
+                folder,
+                ("tcp://x",),
+                was_clean=was_clean,
+                after=after,
             )
         )
         if beat:
@@ -408,3 +417,40 @@ def test_a_copy_of_an_image_says_the_same_and_goes_its_own_way():
     quorum.do(quorum.controller.delete_topic("orders"))
     assert list(copy.records()) == said
     assert copy.places[1] == {(T, 0), (T, 1), (T, 2)}
+
+
+@pytest.mark.parametrize("is_synced", [False, True])
+def test_an_older_copy_of_a_folder_is_trusted_with_nothing(is_synced):
+    at = Quorum()
+    at.create(is_synced=is_synced)
+    at.lose(2, 3)
+    at.do(at.controller.change_isr((T, 0), alone(at)))
+    copied_after = at.controller.image.brokers[1].epoch
+    latest = at.start(1, after=copied_after)  # it led alone, and leads on
+    assert at.partition().leader == 1
+    at.lose(1)
+    at.start(1, after=copied_after)
+    assert at.partition().leader is None  # it may lack what was acknowledged since
+    assert at.partition().last_isr == (1,)
+    at.start(1, after=latest)
+    assert at.partition().leader is None
+
+
+def test_a_folder_that_did_not_hear_of_its_registration_lacks_nothing():
+    at = Quorum()
+    at.create()
+    at.lose(2, 3)
+    at.do(at.controller.change_isr((T, 0), alone(at)))
+    heard = at.controller.image.brokers[1].epoch
+    at.start(1, after=heard, beat=False)
+    at.start(1, after=heard, beat=False)
+    at.start(1, after=heard)
+    assert at.partition().leader == 1
+
+
+def alone(at: Quorum) -> IsrChange:
+    """Broker 1 leads, and asks to be the only one in the ISR."""
+    it = at.partition()
+    assert it.leader == 1
+    epoch = at.controller.image.brokers[1].epoch
+    return IsrChange(1, it.leader_epoch, it.partition_epoch, ((1, epoch),))

@@ -45,6 +45,7 @@ class Register(Asked, frozen=True):
     endpoints: Annotated[tuple[Url, ...], msgspec.Meta(max_length=ENDPOINTS_MAX)]
     rack: Name
     was_clean: bool
+    after: Epoch | None = None
 
 
 class Heartbeat(Asked, frozen=True):

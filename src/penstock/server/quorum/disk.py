@@ -61,10 +61,9 @@ FILE_BYTES_MAX: Final = 1 << 30
 _LOG: Final = re.compile(r"(\d{20})\.log")
 _SNAPSHOT: Final = re.compile(r"\d{20}-\d{20}\.snapshot")
 REMEDY: Final = (
-    "This broker cannot know any more what it promised the others. Bring the folder back from a "
-    "copy made while it was stopped; or take the broker out of the quorum (`penstock cluster "
-    "remove`, at another one), move its folder raft away and start it again: it learns everything "
-    "from the others"
+    "This broker cannot know any more what it promised the others. Take it out of the quorum "
+    "(`penstock cluster remove`, at another one), move its folder raft away and start it again: it "
+    "learns everything from the others"
 )
 
 

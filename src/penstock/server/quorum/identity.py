@@ -44,9 +44,9 @@ def load_cluster(storage: Storage, folder: str, node: int, *, has_log: bool) -> 
         )
     if not has_log:
         raise DataFolderError(
-            f"{os.path.dirname(path)} was a broker's, and its log is gone: bring it back from a "
-            "copy made while the broker was stopped; or take the broker out of the quorum "
-            "(`penstock cluster remove`, at another one), move that folder away and start again"
+            f"{os.path.dirname(path)} was a broker's, and its log is gone: take the broker out of "
+            "the quorum (`penstock cluster remove`, at another one), move that folder away and "
+            "start again: its replicas are filled by the others"
         )
     try:
         return bytes.fromhex(record.cluster)

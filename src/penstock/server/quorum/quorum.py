@@ -142,7 +142,7 @@ class Quorum:
         self._requests = Requests(self._send_request)
         self._standing = Standing(
             node,
-            folder.uuid,
+            folder,
             config.rack,
             config.broker_session_timeout,
             self._asking,

@@ -23,6 +23,7 @@ from penstock.core.errors import (
     PenstockTimeout,
     StaleBrokerEpochError,
 )
+from penstock.server.datafolder import DataFolder
 from penstock.server.quorum.asking import Asking
 
 logger = logging.getLogger("penstock.quorum")
@@ -41,7 +42,7 @@ class Standing:
     def __init__(
         self,
         node: int,
-        folder: bytes,
+        folder: DataFolder,
         rack: str,
         session_timeout: float,
         asking: Asking,
@@ -84,11 +85,12 @@ class Standing:
     async def _register(self) -> int:
         incarnation = self._incarnation
         answer: Registered = await self._asking.ask(
-            "register", self._node, incarnation, self._folder, self._endpoints, self._rack,
-            was_clean=self._was_clean, timeout=TRY,
+            "register", self._node, incarnation, self._folder.uuid, self._endpoints, self._rack,
+            was_clean=self._was_clean, after=self._folder.record.broker_epoch, timeout=TRY,
         )  # fmt: skip
         if incarnation != self._incarnation:  # renewed meanwhile
             return await self._register()
+        self._folder.registered_as(answer.broker_epoch)  # before anybody is told that it is there
         self.broker_epoch = answer.broker_epoch
         self.is_fenced = True
         self._was_clean = True  # nothing is lost while this process lives

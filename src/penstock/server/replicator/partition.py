@@ -218,19 +218,20 @@ class Partition:
         """The log ends there, by the word of its writer. Raises where that is less than others were
         told of: the next life begins from what is there."""
         log = self.log
-        if end == log.log_end:
-            return
         if self.leader is not None:
             if end < log.log_end:
                 raise DataFolderError(
                     f"{self}: its log ends at {end}, and ended at {log.log_end} a moment ago"
                 )
             assert self.replica is not None
-            self.replica.appended(end)
+            if end > log.log_end:
+                self.replica.appended(end)
             return
-        # A follower's writer took another part of what came than was thought.
+        # A follower's writer may have taken another part of what came than was thought, also where
+        # that ends at the same place: a log that was begun anew, and filled up to there again.
         log.truncate(min(end, log.log_end))
         log.epochs = self._epochs(end)
+        log.log_start = min(self.state.log_start, end)
         log.log_end = end
 
     # --- leading ---
