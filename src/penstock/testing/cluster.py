@@ -86,7 +86,11 @@ class ClusterBroker(Housed):
         self._signal(signal.SIGCONT, ())
 
     def _signal(self, number: int, kinds: Sequence[str]) -> None:
-        for pid in self.processes(*kinds):
+        found = self.processes(*kinds)
+        if kinds and not found:  # one that died is being replaced
+            what = f"a process of {', '.join(kinds)} at broker {self.number}"
+            found = wait_until(lambda: self.processes(*kinds), what=what)
+        for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
