@@ -28,14 +28,16 @@ def processes_of(folder: str) -> list[int]:
 
 
 def processes_on(data: str) -> list[int]:
-    """The same of a data folder."""
+    """The same of a data folder, and whoever was started with its configuration."""
     wanted = os.fsencode(data)
+    quoted = b'"%b"' % wanted
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{entry}/cmdline", "rb") as file:
                 # A zombie's command line is empty, so it counts as gone.
-                if wanted in file.read().split(b"\0"):
+                line = file.read()
+                if quoted in line or wanted in line.split(b"\0"):
                     found.append(int(entry))
     return found
 
