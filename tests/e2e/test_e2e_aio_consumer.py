@@ -201,7 +201,7 @@ def test_what_is_cancelled_at_any_moment_has_brought_nothing_and_loses_nothing(
 
 
 def test_a_backlog_leaves_others_their_turns(node: Broker, topic: str):
-    produce(node, topic, numbers(10_000))
+    produce(node, topic, numbers(40_000))
 
     async def main() -> tuple[int, int]:
         seen = 0
@@ -218,7 +218,7 @@ def test_a_backlog_leaves_others_their_turns(node: Broker, topic: str):
             return seen, ticker.count - before
 
     seen, ticks = run(main())
-    assert seen == 10_000
+    assert seen == 40_000
     assert ticks >= 5
 
 

@@ -8,6 +8,7 @@ import signal
 import struct
 import subprocess
 import time
+from typing import Any
 
 import pytest
 from cli_runner import COMMAND, call_cli, cli_process, environment, run_cli
@@ -80,8 +81,13 @@ def test_keys_nulls_headers_and_compression(produce, consume):
 
 def test_one_key_is_one_partition(produce, consume):
     assert produce("-k", "same", "--acks", "0", stdin=b"1\n2\n3\n").code == 0
-    places = {(entry["partition"], entry["key"]) for entry in consume("--format", "json").objects}
-    assert len(places) == 1
+
+    def found() -> list[Any]:
+        entries: list[Any] = consume("--format", "json").objects
+        return entries if len(entries) == 3 else []
+
+    entries = wait_until(found, what="what was only in the ring to be in the log")
+    assert len({(entry["partition"], entry["key"]) for entry in entries}) == 1
 
 
 def test_json_lines_make_the_round_trip(client, node, topic, produce, consume):
