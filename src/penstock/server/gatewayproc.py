@@ -16,7 +16,6 @@ import logging
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Final
@@ -25,24 +24,23 @@ import msgspec
 
 from penstock.core import errors as er
 from penstock.ipc import messages as ms
-from penstock.ipc.channel import Channel, close_fds
-from penstock.server.childproc import ChildProcess
 from penstock.server.config import NodeConfig
 from penstock.server.datafolder import DataFolder
+from penstock.server.listeningchild import ListeningChild
 
 logger = logging.getLogger("penstock.node")
 
 GATEWAY_COMMAND: Final = (sys.executable, "-m", "penstock.server.gateway_main")
-START_TIMEOUT: Final = 15.0
-LOOKS_A_STALL: Final = 4
 TELL_AGAIN: Final = 0.05
 """Seconds until one that did not read what it was told is told again."""
 
 
-class GatewayProcess(ChildProcess):
+class GatewayProcess(ListeningChild):
     """See the module."""
 
     name = "gateway"
+    inbound = ms.GatewayReport
+    start_timeout = 15.0
 
     def __init__(
         self,
@@ -55,10 +53,6 @@ class GatewayProcess(ChildProcess):
         super().__init__(config, folder, lock_fd, command)
         self._on_listening = on_listening
         self._settings = config
-        self._channel: Channel | None = None
-        self._first: asyncio.Future[str] = self._loop.create_future()
-        self._heard_at = 0.0
-        self._looking: asyncio.TimerHandle | None = None
         self.url = ""
         """Where it listens, with the real port; empty before the first time."""
         self.metrics = ""
@@ -86,15 +80,11 @@ class GatewayProcess(ChildProcess):
         """Wait until it listens for the first time: the URL. Raises what keeps it from that."""
         if not self.is_needed:
             return ""
-        try:
-            return await asyncio.wait_for(asyncio.shield(self._first), START_TIMEOUT)
-        except er.PenstockError:
-            raise
-        except TimeoutError:
-            raise er.PenstockTimeout(
-                f"the gateway does not listen at {self._config.listen or self._config.metrics} "
-                f"after {START_TIMEOUT:g} s"
-            ) from None
+        return await super().listening()
+
+    @property
+    def _place(self) -> str:
+        return f" at {self._config.listen or self._config.metrics}"
 
     def tell(self, cluster: ms.GatewayCluster) -> None:
         """How the cluster is now; successors are told, too."""
@@ -114,36 +104,8 @@ class GatewayProcess(ChildProcess):
             logger.warning("the gateway (pid %d) is not told of the cluster: %s", self.pid, error)
 
     def _begun(self, lifeline: socket.socket) -> None:
-        self._channel = Channel(lifeline, inbound=ms.GatewayReport)
+        super()._begun(lifeline)
         self._tell()
-        self._heard_at = time.monotonic()
-        self._loop.add_reader(lifeline.fileno(), self._read)
-        self._look()
-
-    def _ended(self) -> None:
-        self._read()
-        self._channel = None
-        if self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
-
-    def _read(self) -> None:
-        while self._channel is not None and not self._channel.closed:
-            try:
-                received = self._channel.recv_nowait()
-            except BlockingIOError:
-                return
-            except (er.PenstockError, OSError) as error:
-                logger.error("the gateway (pid %d) says %s: it is killed", self.pid, error)
-                self.kill()
-                received = None
-            if received is None:
-                self._loop.remove_reader(self._channel.fileno())
-                return
-            report, fds = received
-            close_fds(fds)
-            self._heard_at = time.monotonic()
-            self._take(report)
 
     def _take(self, report: ms.GatewayReport) -> None:
         if isinstance(report, ms.GatewayListens):
@@ -151,28 +113,12 @@ class GatewayProcess(ChildProcess):
             self._settings = replace(
                 self._config, listen=report.url or None, metrics=report.metrics or None
             )
-            if not self._first.done():
-                self._first.set_result(report.url)
+            self._listens(report.url)
             self._on_listening(report.url)
-        elif isinstance(report, ms.GatewayFailed) and not self._first.done():
-            kind = getattr(er, report.error, er.PenstockError)
-            self._first.set_exception(kind(report.message))
-            self._first.exception()  # nobody may be waiting any more
-
-    def _look(self) -> None:
-        """Stopped is not dead: kill one that gives no sign of life (rule 8)."""
-        bound = self._config.gateway_stall_timeout
-        silent = time.monotonic() - self._heard_at
-        if silent > bound:
-            logger.error(
-                "the gateway (pid %d) has given no sign of life for %.1f s: it is killed",
-                self.pid, silent, extra={"pid": self.pid, "reason": "stalled"},
-            )  # fmt: skip
-            self.kill()
-        self._looking = self._loop.call_later(bound / LOOKS_A_STALL, self._look)
+        elif isinstance(report, ms.GatewayFailed):
+            self._failed(report.error, report.message)
 
     def close(self) -> None:
-        for timer in (self._looking, self._telling):
-            if timer is not None:
-                timer.cancel()
+        if self._telling is not None:
+            self._telling.cancel()
         super().close()

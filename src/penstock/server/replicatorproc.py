@@ -10,12 +10,10 @@ one is in lanes any more. A successor knows nothing: `on_begun` is to tell it ev
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import socket
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -25,27 +23,26 @@ import msgspec
 
 from penstock.core import errors as er
 from penstock.ipc import layout as lo
-from penstock.ipc.channel import Channel, close_fds
-from penstock.server.childproc import ChildProcess
 from penstock.server.config import NodeConfig
 from penstock.server.datafolder import DataFolder
+from penstock.server.listeningchild import ListeningChild
 from penstock.server.replicator import messages as rm
 
 logger = logging.getLogger("penstock.node")
 
 REPLICATOR_COMMAND: Final = (sys.executable, "-m", "penstock.server.replicator_main")
-START_TIMEOUT: Final = 20.0
-LOOKS_A_STALL: Final = 4
 START_RETRY: Final = 0.05
 """Seconds between two looks whether a successor may start."""
 UNREAD_MAX: Final = 4 * lo.PAGES_MAX
 """Messages that wait for it. One that leaves more unread is stuck."""
 
 
-class ReplicatorProcess(ChildProcess):
+class ReplicatorProcess(ListeningChild):
     """See the module."""
 
     name = "replicator"
+    inbound = rm.Report
+    start_timeout = 20.0
 
     def __init__(
         self,
@@ -64,11 +61,7 @@ class ReplicatorProcess(ChildProcess):
         self._on_report = on_report
         self._on_end = on_end
         self._may_start = may_start
-        self._channel: Channel | None = None
         self._unsent: deque[rm.Order] = deque()
-        self._first: asyncio.Future[str] = self._loop.create_future()
-        self._heard_at = 0.0
-        self._looking: asyncio.TimerHandle | None = None
         self.url = ""
         """Where it is fetched from; empty while there is none."""
         self.lives = rm.Lives()
@@ -88,17 +81,6 @@ class ReplicatorProcess(ChildProcess):
     def counts(self) -> dict[str, int]:
         """For `node describe`."""
         return {"pid": self.pid, "restarts": self.restarts, **self.lives.counts}
-
-    async def listening(self) -> str:
-        """Wait until it listens for the first time: the URL. Raises what keeps it from that."""
-        try:
-            return await asyncio.wait_for(asyncio.shield(self._first), START_TIMEOUT)
-        except er.PenstockError:
-            raise
-        except TimeoutError:
-            raise er.PenstockTimeout(
-                f"the replicator does not listen after {START_TIMEOUT:g} s"
-            ) from None
 
     # --- saying ---
     def tell(self, order: rm.Order) -> None:
@@ -143,72 +125,27 @@ class ReplicatorProcess(ChildProcess):
         super()._start()
 
     def _begun(self, lifeline: socket.socket) -> None:
-        self._channel = Channel(lifeline, inbound=rm.Report)
-        self._heard_at = time.monotonic()
-        self._loop.add_reader(lifeline.fileno(), self._read)
-        self._look()
+        super()._begun(lifeline)
         self._on_begun()
 
     def _ended(self) -> None:
-        self._read()
-        if self._channel is not None and not self._channel.closed:
-            self._loop.remove_writer(self._channel.fileno())
-        self._channel = None
+        channel = self._channel
+        super()._ended()
+        if channel is not None and not channel.closed:
+            self._loop.remove_writer(channel.fileno())
         self._unsent.clear()
         self.url = ""
-        if self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
         if not self._is_closed:
             self._on_end()
-
-    def _read(self) -> None:
-        while self._channel is not None and not self._channel.closed:
-            try:
-                received = self._channel.recv_nowait()
-            except BlockingIOError:
-                return
-            except (er.PenstockError, OSError) as error:
-                logger.error("the replicator (pid %d) says %s: it is killed", self.pid, error)
-                self.kill()
-                received = None
-            if received is None:
-                self._loop.remove_reader(self._channel.fileno())
-                return
-            report, fds = received
-            close_fds(fds)
-            self._heard_at = time.monotonic()
-            self._take(report)
 
     def _take(self, report: rm.Report) -> None:
         if isinstance(report, rm.Failed):
             logger.error("the replicator (pid %d) leaves: %s", self.pid, report.message)
-            if not self._first.done():
-                kind = getattr(er, report.error, er.PenstockError)
-                self._first.set_exception(kind(report.message))
-                self._first.exception()  # nobody may be waiting any more
+            self._failed(report.error, report.message)
             return
         if isinstance(report, rm.Lives):
             self.lives = report
         elif isinstance(report, rm.Listens):
             self.url = report.url
-            if not self._first.done():
-                self._first.set_result(report.url)
+            self._listens(report.url)
         self._on_report(report)
-
-    def _look(self) -> None:
-        """Stopped is not dead: kill one that gives no sign of life (rule 8)."""
-        bound = self._config.gateway_stall_timeout
-        silent = time.monotonic() - self._heard_at
-        if silent > bound:
-            logger.error(
-                "the replicator (pid %d) has given no sign of life for %.1f s: it is killed",
-                self.pid, silent, extra={"pid": self.pid, "reason": "stalled"},
-            )  # fmt: skip
-            self.kill()
-        self._looking = self._loop.call_later(bound / LOOKS_A_STALL, self._look)
-
-    def close(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
-        super().close()
