@@ -50,6 +50,8 @@ PAGES = 8
 CLUSTER = b"cluster of a test"
 PUMP = 0.005
 HEARTBEAT = 0.1
+GENERATIONS = itertools.count(1)
+"""Of writers, over all worlds."""
 
 _numbers = itertools.count()
 
@@ -150,7 +152,7 @@ class Broker:
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders = Channel(near, inbound=ms.WriterReport)
         self._writer_bell = Doorbell()
-        self._generation = time.monotonic_ns() & 0xFFFFFFFF
+        self._generation = next(GENERATIONS)
         storage = Storage()
 
         def open_role(order: ms.OpenPartition) -> Any:

@@ -11,6 +11,7 @@ the line is rough, routes lead over other devices, between which a process loses
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import os
@@ -33,6 +34,9 @@ _OTHER: Final = {NODE: CLIENT, CLIENT: NODE}
 _NUMBERS: Final = itertools.count()
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _CLONE_NEWNET: Final = 0x40000000
+_SO_RCVBUFFORCE: Final = 33
+RECEIVED_MAX: Final = 4 << 20
+"""Bytes that wait for a busy receiver: by default there is room for some 200 small datagrams."""
 
 
 def _run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -104,6 +108,8 @@ class Hosts:
                 if _LIBC.setns(namespace.fileno(), _CLONE_NEWNET):
                     raise OSError(ctypes.get_errno(), "setns")
             found = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            with contextlib.suppress(OSError):  # only what a host gives to root
+                found.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, RECEIVED_MAX)
             found.bind((ADDRESSES[host], 0))
             return found
 

@@ -163,7 +163,9 @@ class Seen(NamedTuple):
 
 
 ANY = 1 << 30
-NUMBERED, AHEAD_MAX = 2_000, 300
+NUMBERED = 2_000
+AHEAD_MAX = 100
+"""On the way at a time."""
 
 
 @pytest.mark.parametrize(
