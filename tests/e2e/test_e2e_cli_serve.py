@@ -8,6 +8,9 @@ import socket
 
 import pytest
 from cli_runner import call_cli, cli_process, run_cli
+from node_helpers import NodeProcess, shared_objects
+
+from penstock.ipc import layout as lo
 
 
 def test_a_node_from_ready_to_a_clean_end(tmp_path):
@@ -50,12 +53,57 @@ def test_the_port_that_remote_clients_got_is_told(tmp_path):
         assert process.wait(20) == 0
 
 
-def test_a_port_that_is_taken_is_said_at_the_start(tmp_path):
+def test_a_port_that_is_taken_is_said_at_the_start_which_leaves_nothing(tmp_path):
+    data = tmp_path / "data"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        ended = run_cli("serve", "--data", tmp_path / "data", "--listen", url)
+        ended = run_cli("serve", "--data", data, "--listen", url)
     assert ended.code == 1
     assert f"cannot listen at {url}" in ended.err
+    assert shared_objects(data) == []
+    assert json.loads((data / "node.json").read_text())["clean"] is True
+
+
+def test_a_broker_whose_own_port_is_taken_leaves_nothing_either(tmp_path):
+    data = tmp_path / "data"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        ended = run_cli(
+            "serve", "--data", data, "--node-id", "1", "--listen", "tcp://127.0.0.1:0",
+            "--controller-quorum", f"1@{place}",
+        )  # fmt: skip
+    assert ended.code == 1
+    assert f"cannot listen at tcp://{place}" in ended.err
+    assert shared_objects(data) == []
+
+
+def test_a_start_that_fails_leaves_what_is_another_nodes(tmp_path):
+    data = tmp_path / "data"
+    impatient = _config(tmp_path, "lock_timeout = 0.1")
+    with cli_process("serve", "--data", data, "--format", "json", "-q") as process:
+        url = json.loads(process.stdout.readline())["url"]
+        before = shared_objects(data)
+        assert len(before) == 2
+        assert run_cli("serve", "--data", data, "--config", impatient).code == 1
+        assert shared_objects(data) == before
+        assert call_cli("topic", "create", "t", url=url).code == 0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def test_a_start_that_fails_leaves_the_lanes_of_living_producers(tmp_path):
+    """What they wait for to be taken is there when the node comes back."""
+    data = tmp_path / "data"
+    with NodeProcess(data).start() as node, node.attach(lo.KIND_PRODUCER) as producer:
+        producer.open_lane()
+        before = shared_objects(data)
+        assert len(before) == 3
+        node.kill()
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+            ended = run_cli("serve", "--data", data, "--listen", url)
+        assert ended.code == 1
+        assert shared_objects(data) == before
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:9640", "tcp://", "tcp://host", "tcp://h:99999"])

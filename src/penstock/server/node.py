@@ -79,7 +79,7 @@ class Node:
         self._gateway_command = gateway_command
         self._broker: ClusterBroker | None = None
         """None: this node is alone."""
-        self._failure: PenstockError | None = None
+        self._failure: PenstockError | OSError | None = None
         self._stop = asyncio.Event()
         self._stopping = False
         self._started_at = time.time()
@@ -94,11 +94,9 @@ class Node:
         Raises `DataFolderError` and its like when the node cannot start.
         """
         raise_descriptor_limit()
-        warning = remove_ipc_warning()
-        if warning:
+        if warning := remove_ipc_warning():
             logger.warning("%s", warning)
-        lock = await acquire_lock(self.config, self._stop)
-        if lock is None:
+        if (lock := await acquire_lock(self.config, self._stop)) is None:
             return
         self._server = AttachServer(self, self.config.hello_timeout)
         try:
@@ -123,9 +121,12 @@ class Node:
             self._attached.adopt(left, ground.book.boot_hash)
             for writer in self._partitions.writers_needed().union(lane.writer for lane in left):
                 self._supervisor.ensure(writer)
-            await settle(ground, self._partitions, self.config.drain_timeout, self._stop)
-            if not self._stop.is_set():
-                await self._admit(ready)
+            try:
+                await settle(ground, self._partitions, self.config.drain_timeout, self._stop)
+                if not self._stop.is_set():
+                    await self._admit(ready)
+            except (PenstockError, OSError) as error:
+                self._failed(error)  # what has begun ends as any run does, and leaves as little
             await self._stop.wait()
             await self._end()
         finally:
@@ -239,8 +240,8 @@ class Node:
         )  # fmt: skip
         return broker.topics_here
 
-    def _failed(self, error: PenstockError) -> None:
-        """The broker cannot go on: others take over, and whoever runs it starts it again."""
+    def _failed(self, error: PenstockError | OSError) -> None:
+        """It cannot go on: it ends, and whoever runs it starts it again; brokers take over."""
         self._failure = error
         self._stop.set()
 
@@ -460,7 +461,6 @@ class Node:
             raise NotConnectedError("this node is stopping: connect again when it is back")
 
     def _describe(self) -> ms.NodeDescription:
-        seats = self._supervisor.seats
         owners = [self._partitions.writer_of(page) for page in self._partitions.live]
         lanes = self._ground.book.lanes.values()
         writers = [
@@ -472,7 +472,7 @@ class Node:
                 partitions=owners.count(index),
                 lanes=sum(lane.writer == index for lane in lanes),
             )
-            for index, seat in sorted(seats.items())
+            for index, seat in sorted(self._supervisor.seats.items())
         ]
         return ms.NodeDescription(
             pid=os.getpid(),
