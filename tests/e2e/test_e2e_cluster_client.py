@@ -15,6 +15,7 @@ import pytest
 import penstock
 from penstock import aio
 from penstock.core import errors as er
+from penstock.remote.wire import CONNECT_WITHIN
 from penstock.testing import Cluster, wait_until
 
 WITHIN = 30.0
@@ -116,6 +117,23 @@ def test_an_event_loop_goes_by_the_same_carrier(cluster: Cluster) -> None:
             return found
 
     assert set(asyncio.run(work())) == set(numbers(9))
+
+
+def test_a_broker_that_is_stopped_keeps_no_newcomer_waiting(cluster: Cluster) -> None:
+    """Its kernel takes their connections, and nobody answers."""
+    topic = cluster.create_topic(partitions=3)
+    stopped = cluster.broker(1)
+    assert cluster.url.startswith(f"{stopped.tcp_url},"), "the first that a client tries"
+    stopped.pause()
+    within = 0.9 * CONNECT_WITHIN
+    with penstock.connect(cluster.url, timeout=within) as client:
+        assert topic in client.admin(timeout=WITHIN).list_topics()
+
+    async def come() -> str:
+        async with await aio.connect(cluster.url, timeout=within) as client:
+            return client.transport
+
+    assert asyncio.run(come()) == "tcp"
 
 
 def test_an_admin_reaches_every_partition(cluster: Cluster, client: penstock.Client) -> None:

@@ -133,6 +133,10 @@ class Wire:
         """Whether it can be used."""
         return self.is_accepted and self.failed is None
 
+    @property
+    def is_closed(self) -> bool:
+        return self._monitor is None
+
     def filenos(self) -> list[int]:
         """Readable (once) when there may be something new: `look`, then `messages`."""
         assert self._monitor is not None

@@ -5,9 +5,10 @@
               and one at least, which tells of the home broker what that cannot tell of itself
 
 Each connection is a `Wire` for one try. Owns which hosts are tried and when: at first those that
-the client named, in a cluster then also the brokers that it has heard of. A broker that the others
-count as gone is left, also while it is silent still. Used by the carrier's thread only; never
-blocks.
+the client named, in a cluster then also the brokers that it has heard of. For a home the next one
+is tried beside one that keeps silent, which may be stopped: the first that greets is taken. A
+broker that the others count as gone is left, also while it is silent still. Used by the carrier's
+thread only; never blocks.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ HEALTHY_AFTER: Final = 1.0
 WITNESS_AFTER: Final = 1.0
 """Seconds after which who has only a home connection opens another one. Who is done by then spares
 it."""
+NEXT_AFTER: Final = 0.5
+"""Seconds without a greeting after which the next host is tried beside those that are under way."""
 MESSAGES_A_TURN: Final = 256
 REASONS_MAX: Final = 8
 
@@ -109,7 +112,7 @@ class Wires:
         self.home: Wire | None = None
         """The one that stands, and goes by at large."""
         self.brokers = Brokers()
-        self._coming: Wire | None = None  # what may become the home connection
+        self._coming: list[Wire] = []  # what may become the home connection
         self._ways: dict[int, _Way] = {}
         self._at = 0  # the host that is tried
         self._tried: list[str] = []
@@ -123,8 +126,7 @@ class Wires:
     # --- what others ask ---
     def why(self) -> str:
         """Which brokers were tried last, and what came of it."""
-        coming = self._coming
-        trying = [] if coming is None else [f"{host_text(coming.host)}: no answer yet"]
+        trying = [f"{host_text(wire.host)}: no answer yet" for wire in list(self._coming)]
         return "; ".join(self._reasons or [*self._tried, *trying])
 
     def hopeless(self) -> str:
@@ -162,8 +164,7 @@ class Wires:
         for way in list(self._ways.values()):
             if way.wire is not None:
                 yield way.wire
-        if self._coming is not None:
-            yield self._coming
+        yield from list(self._coming)
         home = self.home
         if home is not None and home.broker == NOBODY:
             yield home
@@ -177,7 +178,7 @@ class Wires:
     def due(self, now: float, *, wanted: bool) -> float:
         """When `mind` has to be called next, at the latest; `now` is as good as never."""
         times = [wire.due() for wire in self._all()]
-        if wanted and self.home is None and self._coming is None:
+        if wanted and self.home is None and self._has_next:
             times.append(self._retry_at)
         times += [way.retry_at for way in self._ways.values() if way.is_needed and way.wire is None]
         return min(times, default=now)
@@ -185,8 +186,8 @@ class Wires:
     def mind(self, now: float, *, wanted: bool) -> None:
         """Connect where need be, hear what came, notice ends. `wanted`: so is a home."""
         is_homeless = wanted and self.home is None and not self._move_in()
-        if is_homeless and self._coming is None and now >= self._retry_at:
-            self._coming = self._connect(self._hosts[self._at % len(self._hosts)])
+        if is_homeless and self._has_next and now >= self._retry_at:
+            self._try_next(now)
         if wanted and self.home is not None and now - self._up_since > WITNESS_AFTER:
             self._have_witness(self.home)
         for broker, way in list(self._ways.items()):
@@ -195,6 +196,8 @@ class Wires:
                 host = self.brokers.hosts.get(broker)
                 way.wire = None if host is None else self._connect(host, broker)
         for wire in list(self._all()):
+            if wire.is_closed:
+                continue  # another one was taken
             wire.look(now)
             for message, payload in wire.messages(MESSAGES_A_TURN):
                 self._hear(wire, message, payload)
@@ -221,7 +224,7 @@ class Wires:
             wire.failed = message.reason
         elif isinstance(message, fr.Leaders):
             self._told(wire, message)
-        elif wire is not self._coming:
+        elif wire not in self._coming:
             self._user.hear(wire, message, payload)
 
     # --- coming ---
@@ -239,12 +242,26 @@ class Wires:
                 return True
         return False
 
+    @property
+    def _has_next(self) -> bool:
+        """Whether a host is left to be tried for a home in this round, which takes each once."""
+        return not self._coming or len(self._tried) + len(self._coming) < len(self._hosts)
+
+    def _try_next(self, now: float) -> None:
+        self._retry_at = now + NEXT_AFTER
+        hosts = self._hosts
+        host = hosts[self._at % len(hosts)]
+        self._at = (self._at + 1) % len(hosts)
+        wire = self._connect(host)
+        if wire is not None:
+            self._coming.append(wire)
+
     def _connect(self, host: Host, broker: int = NOBODY) -> Wire | None:
         try:
             wire = Wire(self._context, host, self._key, self._hello)
         except (zmq.ZMQError, PenstockError) as error:
             if broker == NOBODY:
-                self._next_host(host, str(error))
+                self._came_to_nothing(host, str(error))
             else:
                 self._put_off(broker, f"{host_text(host)}: {error}")
             return None
@@ -254,7 +271,7 @@ class Wires:
         return wire
 
     def _greeted(self, wire: Wire, welcome: fr.Welcome) -> None:
-        known, is_coming = self._user.identity, wire is self._coming
+        known, is_coming = self._user.identity, wire in self._coming
         identity = identity_of(welcome)
         if known is not None and known != identity and not (is_coming and self._takes_other):
             self._met_other |= is_coming  # the one before may answer at another of the addresses
@@ -280,7 +297,7 @@ class Wires:
         wire.is_accepted = True
         logger.info("connected to %s", host_text(wire.host))
         if is_coming:
-            self._coming = None
+            self._coming.remove(wire)
             self._up_since = now
             self._settle(wire, welcome)
         else:
@@ -304,6 +321,11 @@ class Wires:
 
     def _settle(self, wire: Wire, welcome: fr.Welcome) -> None:
         self.home = wire
+        for other in self._coming:
+            self._drop(other)
+        self._coming.clear()
+        if wire.host in self._hosts:
+            self._at = self._hosts.index(wire.host)  # the first to be tried when it is lost
         self._tried, self._reasons = [], []
         self._met_other = self._takes_other = False
         self._user.connected(wire, welcome)
@@ -336,9 +358,9 @@ class Wires:
 
     def _lose(self, wire: Wire, why: str) -> None:
         """A connection is over, or did not come to be."""
-        is_home, is_coming = wire is self.home, wire is self._coming
+        is_home, is_coming = wire is self.home, wire in self._coming
         if is_coming:
-            self._coming = None
+            self._coming.remove(wire)
         refused = wire.refused
         self._drop(wire)
         now = time.monotonic()
@@ -348,7 +370,7 @@ class Wires:
         if not wire.is_accepted:
             self.counts["failed_connects"] += 1
             if is_coming:
-                self._next_host(wire.host, why, refused)
+                self._came_to_nothing(wire.host, why, refused)
             else:
                 self._put_off(wire.broker, f"{host_text(wire.host)}: {why}")
             return
@@ -372,12 +394,13 @@ class Wires:
         way.retry_at = time.monotonic() + way.retries.next()
         logger.info("broker %d: %s", broker, why)
 
-    def _next_host(self, host: Host, why: str, refused: fr.Refused | None = None) -> None:
-        """That one was nothing: try the next, and after the last tell those who wait."""
+    def _came_to_nothing(self, host: Host, why: str, refused: fr.Refused | None = None) -> None:
+        """Try the next at once, and after the last tell those who wait."""
         self._tried.append(f"{host_text(host)}: {why}")
-        self._at = (self._at + 1) % len(self._hosts)
         if len(self._tried) < len(self._hosts):
             self._retry_at = 0.0
+            return
+        if self._coming:
             return
         self._reasons, self._tried = self._tried[:REASONS_MAX], []
         self._met_other, self._takes_other = False, self._met_other

@@ -7,6 +7,7 @@ import gc
 import os
 import socket
 import threading
+import time
 
 import pytest
 from gateway_double import PRODUCER_ID, WITHIN, GatewayDouble
@@ -15,6 +16,7 @@ import penstock
 from penstock.cluster.frames import messages as fr
 from penstock.core import errors as er
 from penstock.ipc import messages as ms
+from penstock.remote import wire, wires
 from penstock.testing.waiting import wait_until
 
 
@@ -89,6 +91,46 @@ def test_hosts_are_tried_in_turn(gateway):
     with penstock.connect(url, transport="tcp", timeout=WITHIN) as client:
         assert client.transport == "tcp"
         assert client.metrics()["failed_connects"] == 1
+
+
+@pytest.fixture
+def patience(monkeypatch):
+    """Seconds for a broker that keeps silent: more than any test waits."""
+    monkeypatch.setattr(wire, "CONNECT_WITHIN", 60.0)
+    monkeypatch.setattr(wire, "WELCOME_WITHIN", 60.0)
+
+
+@pytest.mark.usefixtures("patience")
+def test_beside_hosts_that_keep_silent_the_next_is_tried(gateway):
+    """As where a broker is stopped: its kernel takes connections, and nobody greets."""
+    with socket.create_server(("127.0.0.1", 0)) as stopped, GatewayDouble() as mute:
+        mute.greets = False
+        ports = (stopped.getsockname()[1], mute.port, gateway.port)
+        url = "tcp://" + ",".join(f"127.0.0.1:{port}" for port in ports)
+        with penstock.connect(url, transport="tcp", timeout=WITHIN) as client:
+            assert client.metrics()["connects"] == 1
+            assert client.metrics()["failed_connects"] == 0
+            with client.producer(timeout=WITHIN):
+                assert client.metrics()["reconnects"] == 0
+
+
+@pytest.mark.usefixtures("patience")
+def test_who_greets_late_is_taken_where_no_other_does(gateway):
+    """The others were tried in the meantime, and came to nothing."""
+    gateway.greets = False
+    ports = (gateway.port, unused_port(), unused_port())
+    url = "tcp://" + ",".join(f"127.0.0.1:{port}" for port in ports)
+
+    def greet():
+        peer, _, _ = gateway.next(fr.Hello)
+        time.sleep(2 * wires.NEXT_AFTER)
+        gateway.say(peer, gateway.welcome)
+
+    greeting = threading.Thread(target=greet)
+    greeting.start()
+    with penstock.connect(url, transport="tcp", timeout=WITHIN) as client:
+        assert client.metrics()["connects"] == 1
+    greeting.join(WITHIN)
 
 
 def test_a_broker_that_does_not_greet_is_named(gateway):
