@@ -14,7 +14,7 @@ Only heartbeats are not in the log: a new active controller gives every broker a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from penstock.cluster.controller import elections as el
 from penstock.cluster.controller import records as rec
+from penstock.cluster.controller.draft import Draft
 from penstock.cluster.controller.image import Image, Place
 from penstock.cluster.controller.placement import place
 from penstock.cluster.controller.records import Broker, Partition, Topic
@@ -111,7 +112,7 @@ class Controller:
                     f"broker {broker} is up at {', '.join(known.endpoints)} with another data "
                     "folder: give this one another --node-id"
                 )
-        draft = _Draft(self.image)
+        draft = Draft(self.image)
         epoch = draft.count(rec.BROKER_EPOCHS)
         is_other = known is not None and known.folder != folder
         if known is not None and after is not None:
@@ -136,7 +137,7 @@ class Controller:
         `StaleBrokerEpochError`."""
         known = self._broker(broker, epoch)
         self._heard_at[broker] = now
-        draft = _Draft(self.image)
+        draft = Draft(self.image)
         if is_leaving and not known.is_leaving:
             known = replace(known, is_leaving=True)
             draft.put_broker(broker, known)
@@ -167,7 +168,7 @@ class Controller:
         ]
         if not silent:
             return _NOTHING
-        draft = _Draft(self.image)
+        draft = Draft(self.image)
         for broker in silent:
             self.counts["fenced"] += 1
             draft.put_broker(broker, replace(self.image.brokers[broker], is_fenced=True))
@@ -219,7 +220,7 @@ class Controller:
                 f"min_insync_replicas={min_insync} of {name!r} must be from 1 to its "
                 f"replication_factor={replication_factor}"
             )
-        draft = _Draft(self.image)
+        draft = Draft(self.image)
         topic = Topic(name, partitions, min_insync, config, is_synced)
         draft.add(rec.record(rec.TOPIC, topic_id, value=topic))
         self._add_partitions(draft, topic_id, name, range(partitions), replication_factor)
@@ -234,7 +235,7 @@ class Controller:
                 "cannot be taken away"
             )
         factor = len(self.image.partitions[topic_id, 0].replicas)
-        draft = _Draft(self.image)
+        draft = Draft(self.image)
         draft.add(rec.record(rec.TOPIC, topic_id, value=replace(topic, partitions=total)))
         self._add_partitions(draft, topic_id, name, range(topic.partitions, total), factor)
         return Decision(draft.records(), None)
@@ -254,7 +255,7 @@ class Controller:
             raise ConfigError(
                 f"min_insync_replicas={min_insync} of {name!r} must be from 1 to {factor}"
             )
-        draft = _Draft(self.image)
+        draft = Draft(self.image)
         value = replace(topic, min_insync=min_insync, config=config)
         draft.add(rec.record(rec.TOPIC, topic_id, value=value))
         for at in self.image.partitions_of(topic_id):  # brokers hear of it by a new epoch
@@ -271,7 +272,7 @@ class Controller:
         return Decision((*gone, rec.record(rec.TOPIC, topic_id, value=None)), None)
 
     def _add_partitions(
-        self, draft: _Draft, topic_id: bytes, name: str, numbers: range, factor: int
+        self, draft: Draft, topic_id: bytes, name: str, numbers: range, factor: int
     ) -> None:
         total = len(self.image.partitions) + len(numbers)
         if total > self.config.partitions_max:
@@ -296,7 +297,7 @@ class Controller:
             return Decision((), IsrChanged(it.partition_epoch, it.isr, Refusal.OLD_EPOCH))
         if it.partition_epoch != asked.partition_epoch:
             return Decision((), IsrChanged(it.partition_epoch, it.isr, Refusal.OLD_PARTITION_EPOCH))
-        draft = _Draft(self.image)
+        draft = Draft(self.image)
         why = self._unfit(it, asked)
         if why is not None:
             self.counts["isr_refused"] += 1
@@ -322,7 +323,7 @@ class Controller:
         """Have preferred leaders lead, or, where nobody leads, whoever is there (`is_unclean`):
         what it does not have is lost. The answer is how many changed, of those that are there."""
         step = el.unclean if is_unclean else el.preferred
-        draft = _Draft(self.image)
+        draft = Draft(self.image)
         known = [at for at in places if at in self.image.partitions]
         count = sum(draft.change(at, lambda it: step(it, draft.may_lead)) for at in known)
         self.counts["unclean_elections" if is_unclean else "preferred_elections"] += count
@@ -341,7 +342,7 @@ class Controller:
                 f"{target} cannot be the replicas of a partition: name brokers that are there, "
                 f"each once (unknown: {strangers})"
             )
-        draft = _Draft(self.image)
+        draft = Draft(self.image)
         both = (*target, *(broker for broker in it.replicas if broker not in target))
         wanted = el.changed(it, draft.may_lead, isr=it.isr, replicas=both, target=target)
         draft.put(at, el.progressed(wanted, draft.may_lead))
@@ -363,19 +364,19 @@ class Controller:
 
     def producer_ids(self, count: int) -> Decision[int]:
         """The first of so many ids that nobody gets again."""
-        draft = _Draft(self.image)
+        draft = Draft(self.image)
         first = draft.count(rec.PRODUCER_IDS, count)
         return Decision(draft.records(), first)
 
     def coordinator_epoch(self) -> Decision[int]:
         """A number that is higher than all that were given before (rule 17)."""
-        draft = _Draft(self.image)
+        draft = Draft(self.image)
         epoch = draft.count(rec.COORDINATOR_EPOCHS)
         return Decision(draft.records(), epoch)
 
     def pages(self, count: int) -> Decision[int]:
         """The same for numbers of pages, which brokers take round by round."""
-        draft = _Draft(self.image)
+        draft = Draft(self.image)
         first = draft.count(rec.PAGES, count)
         return Decision(draft.records(), first)
 
@@ -387,52 +388,3 @@ class Controller:
                 + ("register it" if known is None else f"its later life has {known.epoch}")
             )
         return known
-
-
-class _Draft:
-    """Records in the making, and the image as it will be with them."""
-
-    def __init__(self, image: Image) -> None:
-        self._image = image
-        self._brokers: dict[int, Broker] = {}
-        self._partitions: dict[Place, Partition] = {}
-        self._others: list[Record] = []
-
-    def add(self, record: Record) -> None:
-        self._others.append(record)
-
-    def put(self, at: Place, partition: Partition) -> None:
-        self._partitions[at] = partition
-
-    def put_broker(self, broker: int, value: Broker) -> None:
-        self._brokers[broker] = value
-
-    def partition(self, at: Place) -> Partition:
-        return self._partitions.get(at) or self._image.partitions[at]
-
-    def may_lead(self, broker: int) -> bool:
-        known = self._brokers.get(broker) or self._image.brokers.get(broker)
-        return known is not None and not known.is_fenced and not known.is_leaving
-
-    def each(self, broker: int, step: Callable[[Partition], Partition | None]) -> None:
-        """Do that with every partition that has a replica there."""
-        for at in sorted(self._image.places.get(broker, ())):
-            self.change(at, step)
-
-    def change(self, at: Place, step: Callable[[Partition], Partition | None]) -> bool:
-        now = step(self.partition(at))
-        if now is not None:
-            self._partitions[at] = now
-        return now is not None
-
-    def count(self, name: str, count: int = 1) -> int:
-        first = self._image.counters.get(name, 1)
-        self.add(rec.record(rec.COUNTER, name, value=first + count))
-        return first
-
-    def records(self) -> tuple[Record, ...]:
-        return (
-            *(rec.record(rec.BROKER, broker, value=it) for broker, it in self._brokers.items()),
-            *self._others,
-            *(rec.record(rec.PARTITION, *at, value=it) for at, it in self._partitions.items()),
-        )

@@ -1,0 +1,59 @@
+"""What the controller is about to decide: records in the making. Owns no state that lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.cluster.controller import records as rec
+from penstock.cluster.controller.image import Image, Place
+from penstock.cluster.controller.records import Broker, Partition
+from penstock.cluster.decisions import Record
+
+
+class Draft:
+    """Records in the making, and the image as it will be with them."""
+
+    def __init__(self, image: Image) -> None:
+        self._image = image
+        self._brokers: dict[int, Broker] = {}
+        self._partitions: dict[Place, Partition] = {}
+        self._others: list[Record] = []
+
+    def add(self, record: Record) -> None:
+        self._others.append(record)
+
+    def put(self, at: Place, partition: Partition) -> None:
+        self._partitions[at] = partition
+
+    def put_broker(self, broker: int, value: Broker) -> None:
+        self._brokers[broker] = value
+
+    def partition(self, at: Place) -> Partition:
+        return self._partitions.get(at) or self._image.partitions[at]
+
+    def may_lead(self, broker: int) -> bool:
+        known = self._brokers.get(broker) or self._image.brokers.get(broker)
+        return known is not None and not known.is_fenced and not known.is_leaving
+
+    def each(self, broker: int, step: Callable[[Partition], Partition | None]) -> None:
+        """Do that with every partition that has a replica there."""
+        for at in sorted(self._image.places.get(broker, ())):
+            self.change(at, step)
+
+    def change(self, at: Place, step: Callable[[Partition], Partition | None]) -> bool:
+        now = step(self.partition(at))
+        if now is not None:
+            self._partitions[at] = now
+        return now is not None
+
+    def count(self, name: str, count: int = 1) -> int:
+        first = self._image.counters.get(name, 1)
+        self.add(rec.record(rec.COUNTER, name, value=first + count))
+        return first
+
+    def records(self) -> tuple[Record, ...]:
+        return (
+            *(rec.record(rec.BROKER, broker, value=it) for broker, it in self._brokers.items()),
+            *self._others,
+            *(rec.record(rec.PARTITION, *at, value=it) for at, it in self._partitions.items()),
+        )
