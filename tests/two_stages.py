@@ -70,5 +70,10 @@ class TwoStages(LoadFileScheduling):  # type: ignore[misc]  # it has no types
                 self._reschedule(left)
         return crashed
 
+    def _reschedule(self, node: WorkerController) -> None:
+        """A worker that took the place of one that died gets nothing before it has collected."""
+        if node in self.registered_collections:
+            super()._reschedule(node)
+
     def _is_alone(self) -> bool:
         return bool(self.workqueue) and Path(next(iter(self.workqueue))).name in ALONE
