@@ -168,7 +168,9 @@ class Wire:
                 self._socket.send(payload, zmq.NOBLOCK, copy=copy)
                 self.bytes_sent += len(payload)
         except zmq.Again:
-            self.failed = f"{MESSAGES_UNSENT_MAX} messages wait to be read by it"
+            self._watch()  # with nobody at the other end there is no room either: that is told here
+            if self.failed is None:
+                self.failed = f"{MESSAGES_UNSENT_MAX} messages wait to be read by it"
 
     # --- in ---
     def messages(self, count: int) -> Iterator[tuple[fr.GatewayMessage, codec.Piece | None]]:

@@ -1,0 +1,73 @@
+"""One connection, and what it says of its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from penstock.cluster.frames import messages as fr
+from penstock.remote import wire
+from penstock.remote.wire import Wire
+from penstock.testing.waiting import wait_until
+
+HELLO = fr.Hello(fr.PROTOCOL_VERSION, fr.APIS, "test", b"i" * 16)
+WITHIN = 10.0
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield made
+    made.destroy(linger=0)
+
+
+@pytest.fixture
+def broker(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+    """Shakes hands, and reads nothing by itself."""
+    made = context.socket(zmq.ROUTER)
+    made.setsockopt(zmq.RCVHWM, 1)
+    return made
+
+
+@pytest.fixture
+def connected(context: zmq.Context[zmq.Socket[bytes]], broker: zmq.Socket[bytes]) -> Iterator[Wire]:
+    port = broker.bind_to_random_port("tcp://127.0.0.1")
+    made = Wire(context, ("127.0.0.1", port), None, HELLO)
+
+    def has_greeted() -> bool:
+        made.look(time.monotonic())
+        return made.bytes_sent > 0
+
+    wait_until(has_greeted, timeout=WITHIN)
+    yield made
+    made.close()
+
+
+def send_until_it_fails(sending: Wire, payload: bytes | None = None) -> str | None:
+    """Without a look at what became of the connection in between."""
+    deadline = time.monotonic() + WITHIN
+    while sending.failed is None and time.monotonic() < deadline:
+        sending.send(fr.Ping(0), payload)
+    return sending.failed
+
+
+def test_who_hung_up_is_not_said_to_read_too_slowly(
+    broker: zmq.Socket[bytes], connected: Wire
+) -> None:
+    broker.close(0)
+    assert send_until_it_fails(connected) == "it hung up"
+
+
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MESSAGES_UNSENT_MAX", 10)
+
+
+def test_who_reads_nothing_is_said_to_keep_messages_waiting(
+    little_room: None, connected: Wire
+) -> None:
+    said = send_until_it_fails(connected, bytes(256 << 10))
+    assert said == "10 messages wait to be read by it"
