@@ -53,8 +53,9 @@ class Sending:
             peer=SimpleNamespace(charge=self.charged.append),
         )  # fmt: skip
         self.page = self.endpoint.states.page(0)
+        self.counts = Counts()
         self.producing = Producing(
-            self.events, Counts(), membership or Membership(None), folder / "no.sock",
+            self.events, self.counts, membership or Membership(None), folder / "no.sock",
             may_write=lambda *_: None, allow=lambda *_: 0.0, watch_durable=lambda *_: None,
             failed=lambda *_: None,
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -208,6 +209,22 @@ def test_what_a_writer_sent_away_is_followed_by_nothing(sending: Sending) -> Non
     sending.append((0, NOT_LEADER, EPOCH))
     sending.send()
     assert sending.answers[1:] == [(1, NOT_LEADER), (2, NOT_LEADER)]
+
+
+def test_who_comes_to_the_wrong_broker_is_counted_and_no_line_in_its_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a failover all come, and may come again."""
+    caplog.set_level(logging.INFO)
+    sending = Sending(tmp_path, broker_1({0: 2, 1: 1}))
+    for _ in range(3):
+        sending.send()
+    assert sending.counts.refusals == {"not_leader": 3}
+    sending.endpoint.states.page(1).claim(b"o" * 16, 1, 1)
+    sending.send(page=1)
+    [line] = caplog.messages
+    assert "page 1 is of another partition" in line
+    sending.close()
 
 
 def test_a_page_that_is_not_open_here_is_another_brokers_or_not_yet_ours(tmp_path: Path) -> None:

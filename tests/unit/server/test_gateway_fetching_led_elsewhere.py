@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -53,12 +54,15 @@ def failed(gateway: Gateway, *readings: Any) -> None:
     assert gateway.counts.cursors == 0
 
 
-def test_a_cursor_on_a_page_that_follows_fails_at_once(at, gateway):
+def test_a_cursor_on_a_page_that_follows_fails_at_once(at, gateway, caplog):
+    caplog.set_level(logging.INFO)
     at.write(1, 5)
     at.page.publish_status(lo.STATUS_FOLLOWING)
     reading = gateway.fetch(gateway.client())
     assert reading.failed is not None
     assert reading.failed.error == "NotLeaderError"
+    assert gateway.counts.refusals == {"NotLeaderError": 1}
+    assert not caplog.messages, "all of a broker's consumers come with a failover"
 
 
 def test_cursors_end_when_their_page_begins_to_follow(at, gateway):

@@ -441,7 +441,10 @@ class Fetching:
     def _refuse(self, line: Line, cursor: int, offset: int, error: er.PenstockError) -> None:
         kind = type(error).__name__
         self._counts.refusals[kind] += 1
-        logger.info("%s: fetching ended at offset %d: %s", line.endpoint, offset, error)
+        logger.log(
+            logging.DEBUG if isinstance(error, er.NotLeaderError) else logging.INFO,
+            "%s: fetching ended at offset %d: %s", line.endpoint, offset, error,
+        )  # fmt: skip
         divergence = error.divergence if isinstance(error, er.LogTruncatedError) else None
         line.endpoint.post(
             fr.CursorFailed(line.endpoint.number, cursor, offset, kind, str(error), divergence)

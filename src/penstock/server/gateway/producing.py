@@ -147,7 +147,8 @@ class Producing:
             name = refusal.code.name.lower()
             self._counts.refusals[name] += 1
             logger.log(
-                logging.INFO if refusal.code is ErrorCode.NOT_LEADER else logging.WARNING,
+                # After a failover all come: the writers say once who leads, the counter how many.
+                logging.DEBUG if refusal.code is ErrorCode.NOT_LEADER else logging.WARNING,
                 "a batch of %s is refused: %s", endpoint, refusal,
                 extra={"principal": endpoint.principal, "reason": name},
             )  # fmt: skip
