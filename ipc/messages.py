@@ -227,6 +227,7 @@ class NodeDescription(msgspec.Struct, frozen=True, tag="node"):
     cluster: dict[str, int] = {}
     replicator: dict[str, int] = {}
     lags: list[tuple[int, int, int]] = []
+    controller: dict[str, int] = {}
 
 
 class Cleaned(msgspec.Struct, frozen=True, tag="cleaned"):

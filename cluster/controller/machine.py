@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from penstock.cluster.controller import elections as el
 from penstock.cluster.controller import records as rec
+from penstock.cluster.controller.balance import Balancer
 from penstock.cluster.controller.draft import Draft
 from penstock.cluster.controller.image import Image, Place
 from penstock.cluster.controller.placement import place
@@ -46,11 +47,13 @@ class ControllerConfig:
     session_timeout: seconds without a heartbeat after which a broker is fenced.
     partitions_max: of all topics together.
     brokers_max: registered at a time.
+    balance_interval: seconds between two looks at who could lead what is theirs; 0: never.
     """
 
     session_timeout: float = 2.0
     partitions_max: int = 100_000
     brokers_max: int = 250
+    balance_interval: float = 300.0
 
 
 class Registered(NamedTuple):
@@ -72,13 +75,15 @@ class Controller:
         self.image = Image()
         self.counts: Counter[str] = Counter()
         self._heard_at: dict[int, float] = {}
+        self._balancer = Balancer(self.config.balance_interval)
 
     def replay(self, record: Record) -> None:
         self.image.replay(record)
 
     def lead(self, now: float) -> None:
-        """This broker's controller is active from now on."""
+        """This broker's controller is active from now on, or was held up and heard nobody."""
         self._heard_at = dict.fromkeys(self.image.brokers, now)
+        self._balancer.unsettle()
 
     # --- brokers ---
     def register(
@@ -328,6 +333,16 @@ class Controller:
         count = sum(draft.change(at, lambda it: step(it, draft.may_lead)) for at in known)
         self.counts["unclean_elections" if is_unclean else "preferred_elections"] += count
         return Decision(draft.records(), count)
+
+    def balance(self, now: float) -> Decision[int]:
+        """Have preferred replicas lead again, some at a time and when it is due: how many do."""
+        places = self._balancer.due(now, self.image)
+        if not places:
+            return Decision((), 0)
+        decision = self.elect(places)
+        self.counts["balance_rounds"] += 1
+        self.counts["balanced"] += decision.answer
+        return decision
 
     def reassign(self, at: Place, target: tuple[int, ...]) -> Decision[None]:
         """Move a partition to these brokers: they join, catch up, and then the others leave. The

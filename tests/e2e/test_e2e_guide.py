@@ -173,7 +173,10 @@ def test_the_page_on_clusters_has_the_settings_of_a_broker_with_their_defaults()
         re.findall(r"^\| `(\w+)` \| (.+?) \|$", (GUIDE / "cluster.md").read_text(), re.MULTILINE)
     )
     assert {"node_id", *CLUSTER_ONLY} - set(rows) == {"advertise"}  # it stands beside `listen`
-    for name in ("election_timeout", "broker_session_timeout", "replica_lag_time"):
+    for name in (
+        "election_timeout", "broker_session_timeout", "replica_lag_time",
+        "leader_balance_interval",
+    ):  # fmt: skip
         (default,) = (field.default for field in fields(NodeConfig) if field.name == name)
         assert rows[name].startswith(f"{default:g} s "), name
 

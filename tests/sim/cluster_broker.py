@@ -218,7 +218,7 @@ class Broker(Node):
     def check_activity(self) -> None:
         assert self.raft is not None
         if self.raft.is_ready and self.controller is None:
-            self.controller = self.world.controller_type()
+            self.controller = self.world.controller_type(self.world.controller_config)
             for record in self.image.records():
                 self.controller.replay(record)
             self.controller.lead(self.sim.now)
@@ -417,6 +417,10 @@ class Broker(Node):
             self.heard_gone(number)
         if self.controller is not None:
             self.decide(self.controller.tick(now))
+        if self.controller is not None:
+            moves = self.controller.balance(now)
+            self.world.counts["balanced"] += moves.answer
+            self.decide(moves)
         for place, replica in list(self.replicas.items()):
             log = self.logs[place]
             log.checkpoint = min(replica.log.high_watermark, len(log.entries))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from sim.cluster_broker import Broker, Entry
 
-from penstock.cluster.controller import Controller
+from penstock.cluster.controller import Controller, ControllerConfig
 from penstock.cluster.controller.image import Place
 from penstock.cluster.raft import fresh
 from penstock.cluster.replica import Replica
@@ -44,6 +44,7 @@ class ClusterWorld:
         for number in self.numbers[3:]:
             self.brokers.append(Broker(self, number, fresh()))
         self.min_insync = draw.choice([1, 2])
+        self.controller_config = ControllerConfig(balance_interval=draw.choice([0.0, 0.5, 3.0]))
         self.places: list[Place] = [(b"a" * 16, 0), (b"a" * 16, 1), (b"f" * 16, 0)]
         self.visible: dict[Place, list[Entry]] = {place: [] for place in self.places}
         self.visible_in: dict[Place, list[int]] = {place: [] for place in self.places}

@@ -101,6 +101,7 @@ def _told(url: str, node: NodeDescription) -> dict[str, Any]:
         "cleaner": None,
         "coordinator": node.coordinator,
         "cluster": node.cluster,
+        "controller": node.controller,
         "replicator": node.replicator,
         "access": node.access,
         "producers": [],

@@ -50,6 +50,7 @@ _SECONDS: Final = {
     "election_timeout": (0.1, 60.0),
     "broker_session_timeout": (0.3, 600.0),
     "replica_lag_time": (0.1, 3600.0),
+    "leader_balance_interval": (0.0, 7 * 86_400.0),
 }
 DISK_BYTES_MAX: Final = 1 << 60
 
@@ -241,6 +242,10 @@ class NodeConfig:
 
     replica_lag_time: float = 5.0
     """A follower that did not reach its leader's log end for so long is in sync no more."""
+
+    leader_balance_interval: float = 300.0
+    """Seconds between two looks of the active controller at partitions whose first replica could
+    lead and does not: it does then, a bounded number of them at a time. 0: never."""
 
     log_format: str = "text"
     """How node and writers write log lines on stderr: `text`, or `json`, one object a line."""

@@ -83,12 +83,15 @@ class Quorum:
     def partition(self, number: int = 0):
         return self.controller.image.partitions[T, number]
 
-    def ask(self, *isr: int, leader: int | None = None, partition_epoch: int | None = None):
-        it = self.partition()
+    def ask(
+        self, *isr: int, leader: int | None = None, partition_epoch: int | None = None,
+        number: int = 0,
+    ):  # fmt: skip
+        it = self.partition(number)
         brokers = self.controller.image.brokers
         return self.do(
             self.controller.change_isr(
-                (T, 0),
+                (T, number),
                 IsrChange(
                     it.leader if leader is None else leader,
                     it.leader_epoch,

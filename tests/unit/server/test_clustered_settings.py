@@ -61,6 +61,7 @@ def test_others_reach_a_broker_behind_a_wildcard_at_its_place_in_the_quorum():
         ({"advertise": f"tcp://{'h' * 100}:1"}, "advertise is .* up to 100"),
         ({"replication_port": 70_000}, "replication_port is 70000"),
         ({"broker_session_timeout": 0}, "broker_session_timeout is 0"),
+        ({"leader_balance_interval": -1.0}, "leader_balance_interval is -1"),
     ],
 )
 def test_what_makes_no_broker_is_refused_by_name(changes, complaint):

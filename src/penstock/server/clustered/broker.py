@@ -278,7 +278,12 @@ class ClusterBroker:
             **health_of(self.quorum.image, self.broker),
         }
         counts = {name: n for name, n in self.replicator.counts().items() if name != "pid"}
-        return {"cluster": cluster, "replicator": counts, "lags": self.replicator.lives.lags}
+        return {
+            "cluster": cluster,
+            "replicator": counts,
+            "lags": self.replicator.lives.lags,
+            "controller": self.quorum.decided,
+        }
 
     # --- the end ---
     async def leave(self) -> None:

@@ -139,6 +139,9 @@ FAMILIES: Final = _named({
     "cluster_leaderless_partitions": (
         GAUGE, (), "Partitions of the cluster that nobody leads, as this broker has heard.",
     ),
+    "controller_events_total": (
+        COUNTER, ("event",), "What the controller decided here, since it became the active one.",
+    ),
     "replica_lag_offsets": (
         GAUGE, (*_PARTITION, "broker"),
         "Offsets that a follower is behind a partition led here: those furthest behind.",

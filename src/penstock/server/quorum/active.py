@@ -201,7 +201,7 @@ class Active:
 
     # --- time ---
     def look(self, gone: Iterable[int]) -> None:
-        """Fence who is silent; those that are `gone` at once."""
+        """Fence who is silent, those that are `gone` at once; and have preferred replicas lead."""
         self._consensus.look()
         controller = self.controller
         if controller is None:
@@ -212,10 +212,20 @@ class Active:
         self._looked_at = now
         for broker in gone:
             controller.gone(broker)
-        decision = controller.tick(now)
-        if not decision.records:
+        if not self._decided(controller.tick(now), "brokers that are silent cannot be fenced"):
             return
-        try:
-            self.decide(decision)
-        except (NotLeaderError, ResourceLimitError) as error:
-            logger.warning("brokers that are silent cannot be fenced now: %s", error)
+        if self.controller is not controller:
+            return
+        moves = controller.balance(now)
+        if self._decided(moves, "first replicas cannot lead again") and moves.answer:
+            logger.info("partitions that their first replica leads again: %d", moves.answer)
+
+    def _decided(self, decision: Decision[Any], otherwise: str) -> bool:
+        """What nobody asked for; whether it could be decided."""
+        if decision.records:
+            try:
+                self.decide(decision)
+            except (NotLeaderError, ResourceLimitError) as error:
+                logger.warning("%s now: %s", otherwise, error)
+                return False
+        return True

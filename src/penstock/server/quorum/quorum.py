@@ -124,7 +124,10 @@ class Quorum:
         self._membership = Membership(self._consensus, self._links, config.voters)
         self._active = Active(
             self._consensus,
-            ControllerConfig(session_timeout=config.broker_session_timeout),
+            ControllerConfig(
+                session_timeout=config.broker_session_timeout,
+                balance_interval=config.leader_balance_interval,
+            ),
             answer=self._answer,
             begins=self._begins,
             others={
@@ -241,6 +244,12 @@ class Quorum:
         """32 bytes that the brokers share and tell nobody; empty before, as the id."""
         return self.image.settings.get(CLUSTER_SECRET, b"")
 
+    @property
+    def decided(self) -> dict[str, int]:
+        """What this broker's controller decided since it became active; empty where it is not."""
+        controller = self._active.controller
+        return {} if controller is None else dict(controller.counts)
+
     def counts(self) -> dict[str, int]:
         """For metrics."""
         raft, active, storing = self._consensus.raft, self._active, self._consensus.storing
@@ -250,8 +259,7 @@ class Quorum:
             found |= {"log syncs": storing.syncs, "log syncs_refused": storing.refusals}
         if raft is not None:
             found |= {f"raft {name}": count for name, count in raft.counts.items()}
-        if active.controller is not None:
-            found |= {f"controller {n}": count for n, count in active.controller.counts.items()}
+        found |= {f"controller {name}": count for name, count in self.decided.items()}
         return found | {"asks waiting": self._asking.waiting, "answers held": active.held}
 
     def describe(self) -> dict[str, Any]:
