@@ -308,7 +308,9 @@ def _add_latency(commands: Any) -> None:
     parser.add_argument("--seconds", type=float, default=defaults.seconds, help="measured")
     parser.add_argument("--warmup", type=float, default=defaults.warmup, help="seconds before that")
     parser.add_argument("--spin", type=float, default=defaults.spin,
-                        help="seconds of spinning before each record is due")  # fmt: skip
+                        help="seconds of spinning before each record is due (None: 0.0001 through "
+                        "shared memory; 0 by TCP, where the producer's process has another thread "
+                        "to run)")  # fmt: skip
     parser.add_argument("--poll-spin", type=float, default=defaults.poll_spin,
                         help="seconds that writer and consumer look before they sleep")  # fmt: skip
     parser.add_argument("--acks-latency", action="store_true",

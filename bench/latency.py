@@ -103,7 +103,7 @@ def send_on_schedule(
     clock = time.monotonic_ns
     tail = payload.event_text(0, options.size - LATENCY_HEAD)
     period = 1e9 / options.rate
-    spin = int(options.spin * 1e9)
+    spin = int(options.spin_seconds * 1e9)
     begun = clock() + 1_000_000
     for number in range(options.warmup_records + options.records):
         due = begun + int(number * period)
@@ -170,7 +170,7 @@ def measure(
     """The same, each measured record's nanoseconds from when it was due, and those of the floor."""
     options.check()
     folder = Path(options.data or tempfile.gettempdir())
-    bare = floor.measure(folder, options.size, options.rate, options.spin)
+    bare = floor.measure(folder, options.size, options.rate, options.spin_seconds)
     arguments = ("--writer-spin", str(options.poll_spin)) if options.poll_spin else ()
     with (
         ground(options, options.bytes_needed, arguments) as place,

@@ -20,6 +20,8 @@ POOL_BYTES: Final = 8 << 20
 POOL_VALUES_MAX: Final = 1 << 16
 POOL_VALUES_MIN: Final = 1 << 8
 WARMUP_MAX: Final = 20_000
+SPIN: Final = 0.0001
+"""Seconds: Linux ends a sleep up to so much too late."""
 LATENCY_HEAD: Final = 24
 """Bytes of a latency record's number, intended and actual time of sending."""
 
@@ -202,7 +204,9 @@ class LatencyOptions(Options):
     """One producer at a steady rate, one consumer that iterates.
 
     rate: records a second. seconds: measured, after `warmup` seconds that are not. spin: the last
-    seconds before each record is due that the producer spends spinning instead of asleep.
+    seconds before each record is due that the producer spends spinning instead of asleep; None:
+    0.1 ms through shared memory, none by TCP: there another thread of its process has to send what
+    it hands over, and who spins keeps the interpreter from that thread for 5 ms at a time.
     poll_spin: seconds that writer and consumer look for the next record before they sleep.
     acks_latency: also time each record's acknowledgement.
     """
@@ -211,9 +215,17 @@ class LatencyOptions(Options):
     seconds: float = 10.0
     linger: float = 0.0
     warmup: float = 1.0
-    spin: float = 0.0001
+    spin: float | None = None
     poll_spin: float = 0.0
     acks_latency: bool = False
+
+    @property
+    def spin_seconds(self) -> float:
+        """`spin`, decided."""
+        if self.spin is not None:
+            return self.spin
+        by_tcp = self.brokers or self.transport != "shm" or (self.bootstrap or "").startswith("tcp")
+        return 0.0 if by_tcp else SPIN
 
     def check(self) -> None:
         Options.check(self)
@@ -227,6 +239,9 @@ class LatencyOptions(Options):
     @property
     def warmup_records(self) -> int:
         return int(self.rate * self.warmup)
+
+    def stated(self) -> dict[str, Any]:
+        return {**Where.stated(self), "spin": self.spin_seconds}
 
     @property
     def records(self) -> int:

@@ -6,13 +6,17 @@ Owns which boxes are open and when they are due. Never sends and never locks.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock import sealing
 from penstock.delivery import Box
 
 if TYPE_CHECKING:
     from penstock.producer import Producer
+
+GATHER_MAX: Final = 0.005
+"""Seconds for which records gather at most that were sent with linger 0 while others wait for their
+answers (see `penstock.outbox.IN_FLIGHT_EAGER`)."""
 
 
 class Boxes:
@@ -39,8 +43,9 @@ class Boxes:
         """A box that is not among the open ones."""
         now = time.monotonic()
         return Box(
-            self._owner, topic, self._room, time.time_ns() // 1000, now + self._linger,
-            now + self._delivery_timeout, self._owner.incarnation,
+            self._owner, topic, self._room, time.time_ns() // 1000,
+            now + (self._linger or GATHER_MAX), now + self._delivery_timeout,
+            self._owner.incarnation,
         )  # fmt: skip
 
     def add(self, topic: str, *, wide: bool) -> Box:
@@ -49,6 +54,11 @@ class Boxes:
         if wide or self._linger == 0:
             box.slow(wide=wide)
         return box
+
+    @property
+    def gather(self) -> bool:
+        """Whether records are kept that are to leave as soon as others are answered for."""
+        return not self._linger and bool(self.open)
 
     def due(self, now: float | None) -> list[Box]:
         """Boxes that have lingered enough (all, if `now` is None)."""

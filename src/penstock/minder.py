@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from penstock.core import errors as er
+from penstock.delivery import Box
 from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import Backoff, Doorbell, fence
 from penstock.ipc.messages import TopicInfo
@@ -96,7 +97,23 @@ class Minder:
         if moved:
             self._changed.notify_all()
             self._tell()
+            self._release()
         return moved
+
+    def gathered(self, box: Box) -> None:
+        """A record that is not to linger has joined others, which leave at once where little is in
+        flight, and else with the next answer: so there are as many batches as can be answered, and
+        not as many as there are records."""
+        if self._outbox.has_answers():
+            self.reap()
+        self._release()
+        if not box.sealed:
+            self.attend()
+            self.expect(box.linger_until)
+
+    def _release(self) -> None:
+        if self._producer.boxes.gather and self._outbox.is_eager:
+            self._producer.seal_open(None)
 
     def watch(self, condition: Callable[[], bool], callback: Callable[[], object]) -> None:
         """Call `callback` once, soon after `condition()` came true, with the lock held: it must
@@ -260,7 +277,7 @@ class Minder:
             if outbox.lost is not None:
                 bound = min(bound, max(self._retry_at - now, 0.001))
             assert self._session is not None
-            busy, self._busy = self._busy, False
+            busy, self._busy = self._busy and not producer.boxes.gather, False
             self._blind = busy
             if busy:
                 bound = min(bound, BLIND)

@@ -33,8 +33,8 @@ from penstock.session import Session
 logger = logging.getLogger("penstock.producer")
 
 IN_FLIGHT_EAGER: Final = 8
-"""With linger 0, batches of one record leave at once until so many are unacknowledged; then records
-gather until answers come (Nagle's rule, in batches)."""
+"""With linger 0, records leave at once until so many batches are unacknowledged; then they gather
+until answers come (Nagle's rule, in batches), or for `penstock.boxes.GATHER_MAX`."""
 
 OpenLane = Callable[[int], "LaneLink | None"]
 

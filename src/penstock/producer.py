@@ -194,8 +194,8 @@ class Producer(Elsewhere):
                 box = None
             box = box or self.boxes.add(topic, wide=wide)
             ordinal = box.add(size, value, key, pairs, stamp, partition)
-            if self._linger == 0 and self._outbox.is_eager:
-                self._seal(box)
+            if self._linger == 0:
+                self._minder.gathered(box)
             else:
                 self._minder.expect(box.linger_until)
         return Delivery(box, ordinal)

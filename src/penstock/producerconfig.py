@@ -24,7 +24,8 @@ class ProducerConfig:
     """Durations are in seconds. Raises `ConfigError` naming option, value and what is allowed.
 
     Attributes:
-        linger: how long a record may wait for company. 0 sends at once.
+        linger: how long a record may wait for company. 0 sends at once while few batches wait for
+            their answers; else with the next answer, 5 ms later at most.
         batch_bytes: a box is sealed at this size. At most a quarter of the lane.
         compression: "none", "lz4" or "zstd" (the extra `zstd`), per batch.
         acks: 0 = accepted into shared memory ("ring"), 1 = appended by the partition's leader,

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
 from crash.ground import NodeUnderTest
 
-from penstock import minder
+from penstock import boxes, minder
 from penstock.admin import TopicConfig
+from penstock.boxes import GATHER_MAX
+from penstock.outbox import IN_FLIGHT_EAGER
 
 WITHIN = 15.0
 FOR_EVER = 120.0
@@ -44,3 +47,56 @@ def test_a_box_is_sealed_in_time_while_another_thread_waits_for_an_answer(
                 os.kill(stopped, signal.SIGCONT)
                 waiter.join(WITHIN)
             assert waits.result(WITHIN).offset == 1
+
+
+@pytest.mark.over_tcp
+def test_records_that_do_not_linger_go_together_while_batches_wait_for_their_answers(
+    tmp_path: Path,
+) -> None:
+    count = 500
+    with (
+        NodeUnderTest(tmp_path, writers_max=1) as node,
+        node.connect() as client,
+        client.producer(linger=0, delivery_timeout=FOR_EVER) as producer,
+    ):
+        client.admin().create_topic("t")
+        producer.send_and_wait("t", b"before", timeout=WITHIN)
+        batches = producer.metrics()["batches"]
+        writer = client.admin().describe_node().writers[0].pid
+        os.kill(writer, signal.SIGSTOP)
+        begun = time.monotonic()
+        try:
+            for number in range(count):
+                last = producer.send("t", b"%d" % number)
+                time.sleep(0.0005)  # the producer's thread has its turn after each
+            took = time.monotonic() - begun
+            sent = producer.metrics()["batches"] - batches
+        finally:
+            os.kill(writer, signal.SIGCONT)
+        assert sent <= IN_FLIGHT_EAGER + took / GATHER_MAX + 1
+        assert last.result(WITHIN).offset == count
+
+
+def test_records_that_gather_leave_with_the_next_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boxes, "GATHER_MAX", FOR_EVER)
+    monkeypatch.setattr(minder, "WAIT_MAX", FOR_EVER)
+    with (
+        NodeUnderTest(tmp_path, writers_max=1) as node,
+        node.connect() as client,
+        client.producer(linger=0, delivery_timeout=FOR_EVER) as producer,
+    ):
+        client.admin().create_topic("t")
+        producer.send_and_wait("t", b"before", timeout=WITHIN)
+        writer = client.admin().describe_node().writers[0].pid
+        os.kill(writer, signal.SIGSTOP)
+        try:
+            sent = [producer.send("t", b"%d" % number) for number in range(100)]
+        finally:
+            os.kill(writer, signal.SIGCONT)
+        arrived = threading.Event()
+        sent[-1].add_done_callback(lambda _: arrived.set())
+        assert arrived.wait(WITHIN)
+        assert [each.result(WITHIN).offset for each in sent] == list(range(1, 101))
+        assert producer.metrics()["batches"] <= IN_FLIGHT_EAGER + 3

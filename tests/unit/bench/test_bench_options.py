@@ -54,6 +54,14 @@ def test_the_way_is_stated_once():
     assert not {"transport", "data", "key_file", "writers", "timeout"} & set(there)
 
 
+def test_a_producer_that_has_another_thread_to_run_does_not_spin_unless_told_to():
+    assert LatencyOptions().stated()["spin"] > 0
+    for by_tcp in ({"transport": "tcp"}, {"brokers": 3}, {"bootstrap": URL}):
+        assert LatencyOptions(**by_tcp).stated()["spin"] == 0
+        assert LatencyOptions(**by_tcp, spin=0.001).stated()["spin"] == 0.001
+    assert LatencyOptions(bootstrap="penstock://name").stated()["spin"] > 0
+
+
 @pytest.mark.parametrize(
     "options",
     [
