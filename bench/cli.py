@@ -474,8 +474,9 @@ def _add_suite(commands: Any) -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of the records, one run each")
     parser.add_argument("--only", default="", help="rows whose name contains this, unwritten")
     parser.add_argument(
-        "--page", default="", help="one page: README.md, groups.md, remote.md or spark.md"
-    )
+        "--page", default="",
+        help="one page: README.md, groups.md, remote.md, cluster.md or spark.md",
+    )  # fmt: skip
 
 
 def _acks(text: str) -> int | str:
