@@ -33,6 +33,7 @@ from penstock.server.quorum import messages as qm
 from penstock.server.quorum.links import Links
 
 CLUSTER = bytes(range(16))
+DOUBLE = b"another folder.."
 
 
 # --- bytes ---
@@ -83,14 +84,19 @@ class End:
     """One broker's links, and what it received."""
 
     def __init__(
-        self, node: int, key: Path | None = None, cluster: bytes = b"", url: str = ""
+        self,
+        node: int,
+        key: Path | None = None,
+        cluster: bytes = b"",
+        url: str = "",
+        folder: bytes = b"",
     ) -> None:
         self.node = node
         self.url = url or f"tcp://127.0.0.1:{free_port()}"
         self.got: list[tuple[int, qm.LinkMessage]] = []
         self.distrusts: set[int] = set()
         self.links = Links(
-            node, self.url, bytes([node]) * 16, os.urandom(16),
+            node, self.url, folder or bytes([node]) * 16, os.urandom(16),
             load_cluster_key(key) if key is not None else None,
             cluster=lambda: cluster, is_trusted=self._trust,
             received=lambda node, message: self.got.append((node, message)),
@@ -98,7 +104,7 @@ class End:
         self.links.listen(self.url)
 
     def _trust(self, node: int, folder: bytes) -> None:
-        assert folder == bytes([node]) * 16
+        assert folder in (bytes([node]) * 16, DOUBLE)
         if node in self.distrusts:
             raise AttachRefusedError(f"broker {node} has another folder")
 
@@ -171,6 +177,27 @@ def test_who_is_gone_is_told_when_two_attempts_were_refused():
         again = End(2, url=two.url)
         await eventually(lambda: not one.links.gone(), "it is back")
         await again.links.close()
+
+    linked(scene, lambda: End(1), lambda: End(2))
+
+
+def test_of_two_brokers_with_one_number_the_one_that_is_here_stays():
+    async def scene(one: End, two: End) -> None:
+        two.links.know({1: one.url})
+        await eventually(lambda: one.links.nodes() == {2}, "linked")
+        double = End(2, folder=DOUBLE)
+        try:
+            double.links.know({1: one.url})
+            await eventually(lambda: "another node_id" in double.links.trouble(1), "it is told")
+            assert two.url in double.links.trouble(1)
+            assert double.url in double.links.trouble(1)
+            assert one.links.send(2, qm.Response(4, b"to whom it was"))
+            await eventually(lambda: two.got, "it came")
+            assert two.count("links_lost") == 0
+            await two.links.close()
+            await eventually(lambda: double.links.nodes() == {1}, "its place is free")
+        finally:
+            await double.links.close()
 
     linked(scene, lambda: End(1), lambda: End(2))
 

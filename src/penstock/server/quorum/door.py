@@ -4,7 +4,8 @@
           +--anything else, nothing for HELLO_WITHIN, too many, too much--> shut down
 
 Nobody is heard before a Hello that `admits` lets pass; all others are told why if they speak this
-protocol, and are counted. ZeroMQ bounds the size of messages; connections that never say hello, or
+protocol, and are counted. Of two brokers with one number and two data folders the one that is here
+stays: else each would end the other's connection, and nobody would hear why. ZeroMQ bounds the size of messages; connections that never say hello, or
 send without end, are shut down by their descriptors.
 """
 
@@ -20,7 +21,7 @@ from typing import Final
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from penstock.core.errors import ConfigError, PenstockError
+from penstock.core.errors import AttachRefusedError, ConfigError, PenstockError
 from penstock.keys import ServerKey
 from penstock.server.gateway.line import NO_FD, Line, descriptor_of, property_of
 from penstock.server.quorum import messages as qm
@@ -49,9 +50,13 @@ MONITORED: Final = (
 
 @dataclass(slots=True)
 class _Caller:
-    node: int
+    hello: qm.Hello
     fd: int
     heard_at: float
+
+    @property
+    def node(self) -> int:
+        return self.hello.node
 
 
 class Door:
@@ -146,6 +151,7 @@ class Door:
             if len(self._callers) >= CALLERS_MAX and hello.node not in self._by_node:
                 raise qm.LinkError(f"{CALLERS_MAX} brokers are connected already")
             welcome = self._admits(hello)
+            self._check_double(hello)
         except PenstockError as error:
             self._refuse(identity, frame, "not admitted", error)
             return
@@ -154,9 +160,18 @@ class Door:
             self._end(older)
         fd = descriptor_of(frame)
         self._strangers.pop(fd, None)
-        self._callers[identity] = _Caller(hello.node, fd, self._loop.time())
+        self._callers[identity] = _Caller(hello, fd, self._loop.time())
         self._by_node[hello.node] = identity
         self._router.send([identity, qm.encode(welcome)])
+
+    def _check_double(self, hello: qm.Hello) -> None:
+        older = self._by_node.get(hello.node)
+        if older is None or (here := self._callers[older].hello).folder == hello.folder:
+            return
+        raise AttachRefusedError(
+            f"broker {hello.node} is here already, at {here.url} and with another data folder than "
+            f"the one at {hello.url}: give one of the two another node_id"
+        )
 
     def _refuse(self, identity: bytes, frame: zmq.Frame, kind: str, error: PenstockError) -> None:
         """Say why, and shut it down: at once where it does not speak this protocol."""
