@@ -215,6 +215,7 @@ def ensure_server_key(data_folder: str | os.PathLike[str]) -> ServerKey:
 
 def create_cluster_key(path: str | os.PathLike[str]) -> ServerKey:
     """Make the pair that all brokers of a cluster have, in a file that must not be there."""
+    _check_new(path)
     public, secret = new_pair()
     made = ServerKey(public=public, secret=secret)
     _write_new(os.fspath(path), made)
@@ -237,6 +238,7 @@ def create_key(
     place = authorized_file(data_folder, name)
     if os.path.lexists(place):
         raise ConfigError(f"a key {name!r} is authorized already: revoke it, or take another name")
+    _check_new(out)  # before the node's own key is made, which would keep everybody out
     for folder in (data_folder, keys_folder(data_folder), authorized_folder(data_folder)):
         private_folder(folder)
     server = ensure_server_key(data_folder)
@@ -267,6 +269,18 @@ def revoke_key(data_folder: str | os.PathLike[str], name: str) -> AuthorizedKey 
         return decode_key(data, AuthorizedKey, place)
     except ConfigError:
         return None
+
+
+def _check_new(path: str | os.PathLike[str]) -> None:
+    """Raise ConfigError where a file cannot be made there."""
+    place = os.path.abspath(path)
+    folder = os.path.dirname(place)
+    if os.path.lexists(place):
+        raise ConfigError(f"cannot write {place}: it exists; name another file, or move it away")
+    if not os.path.isdir(folder):
+        raise ConfigError(f"cannot write {place}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"cannot write {place}: this user may not write into {folder}")
 
 
 def _write_new(path: str, document: msgspec.Struct) -> None:

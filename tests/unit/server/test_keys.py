@@ -32,6 +32,23 @@ def test_a_key_is_made_for_its_owner_alone_and_never_shown(tmp_path):
     assert made.secret not in (data / "keys/authorized/ann.json").read_text()
 
 
+def test_a_key_that_finds_no_place_locks_nobody_out(tmp_path):
+    """The node's own key would: once it is there, everybody needs one."""
+    data = tmp_path / "data"
+    nowhere = tmp_path / "no" / "ann"
+    with pytest.raises(ConfigError, match=f"there is no folder {nowhere.parent}"):
+        keys.create_key(data, "ann", nowhere)
+    with pytest.raises(ConfigError, match=f"there is no folder {nowhere.parent}"):
+        keys.create_cluster_key(nowhere)
+    assert not data.exists()
+    (tmp_path / "there").touch()
+    with pytest.raises(ConfigError, match="it exists"):
+        keys.create_key(data, "ann", tmp_path / "there")
+    with pytest.raises(ConfigError, match="it exists"):
+        keys.create_cluster_key(tmp_path / "there")
+    assert not data.exists()
+
+
 def test_nothing_is_overwritten(tmp_path):
     keys.create_key(tmp_path, "ann", tmp_path / "a")
     with pytest.raises(ConfigError, match="already"):
