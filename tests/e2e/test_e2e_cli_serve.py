@@ -73,7 +73,7 @@ def test_a_broker_whose_own_port_is_taken_leaves_nothing_either(tmp_path):
             "--controller-quorum", f"1@{place}",
         )  # fmt: skip
     assert ended.code == 1
-    assert f"cannot listen at tcp://{place}" in ended.err
+    assert f"cannot listen at tcp://{place}: Address already in use; see who" in ended.err
     assert shared_objects(data) == []
 
 

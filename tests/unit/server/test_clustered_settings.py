@@ -45,7 +45,10 @@ def test_others_reach_a_broker_behind_a_wildcard_at_its_place_in_the_quorum():
         ({"listen": None}, "listen is missing"),
         ({"controller_quorum": None}, "controller_quorum is missing"),
         ({"controller_quorum": ""}, "write NODE_ID@HOST:PORT"),
-        ({"controller_quorum": "2@127.0.0.1"}, "write tcp://HOST:PORT"),
+        ({"controller_quorum": "2@127.0.0.1"}, "has '2@127.0.0.1': write NODE_ID@HOST:PORT"),
+        ({"controller_quorum": "2@h:1;3@h:2"}, "write NODE_ID@HOST:PORT"),
+        ({"controller_quorum": "2@::1:9650"}, "write NODE_ID@HOST:PORT"),
+        ({"controller_quorum": "2@0.0.0.0:9650"}, "no place to connect to: .* cluster_listen"),
         ({"controller_quorum": "2@127.0.0.1:0"}, "with its port"),
         ({"controller_quorum": "2@h:1,2@h:2"}, "once"),
         ({"controller_quorum": "2@h:1,3@h:1"}, "once"),
@@ -75,6 +78,7 @@ def test_a_key_lets_a_broker_listen_beyond_its_host():
 
 def test_voters_have_numbers_and_places():
     assert parse_quorum("7@a:1, 9@b:2") == {7: "tcp://a:1", 9: "tcp://b:2"}
+    assert parse_quorum("1@[::1]:9650") == {1: "tcp://[::1]:9650"}
 
 
 @pytest.mark.parametrize("field", ["replication_factor", "min_insync_replicas"])

@@ -267,11 +267,21 @@ def test_the_cluster_key_lets_in_and_nothing_else_does(tmp_path):
 
 def test_a_key_that_others_may_read_is_refused(tmp_path):
     create_cluster_key(tmp_path / "key")
-    with pytest.raises(ConfigError, match="File exists"):
+    with pytest.raises(ConfigError, match="it exists"):
         create_cluster_key(tmp_path / "key")
     (tmp_path / "key").chmod(0o644)
     with pytest.raises(ConfigError, match="others may read"):
         load_cluster_key(tmp_path / "key")
+
+
+def test_a_place_that_is_another_hosts_is_told_from_one_that_is_taken():
+    async def scene(one: End) -> None:
+        with pytest.raises(ConfigError, match=r"Address already in use; see who"):
+            one.links.listen(one.url)
+        with pytest.raises(ConfigError, match=r"no address of this host .* node_id"):
+            one.links.listen("tcp://192.0.2.1:9650")  # RFC 5737: nobody's
+
+    linked(scene, lambda: End(1))
 
 
 # --- strangers ---

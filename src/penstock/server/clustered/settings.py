@@ -5,6 +5,7 @@ Owns the spelling of `controller_quorum`. Reads no file and opens nothing.
 
 from __future__ import annotations
 
+import re
 from typing import Final, Protocol
 
 from penstock.core.errors import ConfigError
@@ -15,6 +16,8 @@ VOTERS_MAX: Final = 7
 RACK_MAX: Final = 100
 URL_MAX: Final = 100
 _WILDCARDS: Final = ("0.0.0.0", "*", "::", "[::]")
+_HOST: Final = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]")
+"""A name, or an address: in brackets if it has colons."""
 CLUSTER_ONLY: Final = (
     "cluster_listen", "controller_quorum", "advertise", "cluster_key", "rack", "replication_port",
 )  # fmt: skip
@@ -104,12 +107,20 @@ def parse_quorum(text: str) -> dict[int, str]:
     for word in text.split(","):
         number, at, place = word.strip().partition("@")
         if not at or not number.isascii() or not number.isdigit():
-            raise ConfigError(
-                f"controller_quorum has {word.strip()!r}: write NODE_ID@HOST:PORT for each broker "
-                "of it, with commas between them"
-            )
+            raise _no_place(word)
         url = f"tcp://{place.removeprefix('tcp://')}"
-        _, port = place_of("controller_quorum", url)
+        try:
+            host, port = place_of("controller_quorum", url)
+        except ConfigError:
+            raise _no_place(word) from None
+        if not _HOST.fullmatch(host):
+            raise _no_place(word)
+        if host in _WILDCARDS:
+            raise ConfigError(
+                f"controller_quorum has {word.strip()!r}, which is no place to connect to: name "
+                "the address under which the others reach that broker; cluster_listen may be "
+                "another one"
+            )
         broker = int(number)
         _check_number("a number in controller_quorum", broker, 1, NODE_ID_MAX)
         if not port or broker in voters or url in voters.values():
@@ -124,6 +135,13 @@ def parse_quorum(text: str) -> dict[int, str]:
             "cluster (3 or 5 are usual), all others only hear of it"
         )
     return voters
+
+
+def _no_place(word: str) -> ConfigError:
+    return ConfigError(
+        f"controller_quorum has {word.strip()!r:.120}: write NODE_ID@HOST:PORT for each broker of "
+        "it, with commas between them"
+    )
 
 
 def place_of(field: str, url: str) -> tuple[str, int]:

@@ -15,6 +15,7 @@ one is due on a connection that broke while its queue was full. The protocol has
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -120,10 +121,7 @@ class Line:
         try:
             self.socket.bind(url)
         except zmq.ZMQError as error:
-            raise ConfigError(
-                f"cannot listen at {url}: {error.strerror}; see who has that port "
-                "(`ss -ltnp`), or name another address"
-            ) from error
+            raise cannot_listen(url, error) from error
         self.url = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         return self.url
 
@@ -268,6 +266,17 @@ class Line:
         self.socket.disable_monitor()
         self._monitor.close(0)
         self.socket.close(int(linger * 1000))
+
+
+def cannot_listen(url: str, error: zmq.ZMQError) -> ConfigError:
+    """Why, and what to look at."""
+    remedy = "see who has that port (`ss -ltnp`), or name another address"
+    if error.errno == errno.EADDRNOTAVAIL:
+        remedy = (
+            "it is no address of this host (`ip -br address` lists them). Is node_id this broker's "
+            "own? Where others know this host by another address, listen at one that it has"
+        )
+    return ConfigError(f"cannot listen at {url}: {os.strerror(error.errno or 0)}; {remedy}")
 
 
 def _borrowed(fd: int) -> socket.socket:

@@ -5,8 +5,9 @@
 
 Nobody is heard before a Hello that `admits` lets pass; all others are told why if they speak this
 protocol, and are counted. Of two brokers with one number and two data folders the one that is here
-stays: else each would end the other's connection, and nobody would hear why. ZeroMQ bounds the size of messages; connections that never say hello, or
-send without end, are shut down by their descriptors.
+stays: else each would end the other's connection, and nobody would hear why. ZeroMQ bounds the size
+of messages; connections that never say hello, or send without end, are shut down by their
+descriptors.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from typing import Final
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from penstock.core.errors import AttachRefusedError, ConfigError, PenstockError
+from penstock.core.errors import AttachRefusedError, PenstockError
 from penstock.keys import ServerKey
-from penstock.server.gateway.line import NO_FD, Line, descriptor_of, property_of
+from penstock.server.gateway.line import NO_FD, Line, cannot_listen, descriptor_of, property_of
 from penstock.server.quorum import messages as qm
 from penstock.server.quorum.sockets import Context, Doorman, Watched, close_monitored, router
 
@@ -94,10 +95,7 @@ class Door:
             socket.close(0)
             if self._doorman is not None:
                 self._doorman.close()
-            raise ConfigError(
-                f"cannot listen at {url}: {error.strerror}; see who has that port "
-                "(`ss -ltnp`), or name another address"
-            ) from error
+            raise cannot_listen(url, error) from error
         self._router = Watched(socket, self._take)
         self._monitor = Watched(monitor, self._told)
         self._timer = self._loop.call_later(SWEEP, self._sweep)
