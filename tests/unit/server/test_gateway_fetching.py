@@ -244,6 +244,26 @@ def test_rule_15_a_cursor_that_waits_learns_of_another_epoch_without_new_records
     assert client.epochs[at.page.index] == [(1, 0), (2, 3)]
 
 
+@pytest.mark.parametrize(("end", "is_lost"), [(8, False), (4, True)])
+def test_rule_15_a_leader_of_before_makes_nobody_forget_the_epoch_in_which_he_read(
+    at, gateway, end, is_lost
+):
+    """It knows no newer one, and comes to lead again: what was read is judged by its own epoch."""
+    client = gateway.client()
+    at.write(1, 5)
+    save_epochs(at.storage, at.folder, EpochCache([(1, 0)]))
+    at.page.publish_epoch(1)
+    reading = gateway.fetch(client, 5, leader_epoch=2)
+    gateway.settle(client)
+    assert reading.failed is None
+    save_epochs(at.storage, at.folder, EpochCache([(1, 0), (2, 3), (3, end)]))
+    at.page.publish_epoch(3)
+    gateway.turn(after=BELT)
+    assert (reading.failed is not None) == is_lost
+    if is_lost:
+        assert error_of(reading) == local_error(at, 5, 2)
+
+
 def test_rule_15_a_cursor_knows_the_epoch_of_what_it_has_read(at, gateway):
     client = gateway.client()
     at.write(1, 5)
