@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
 from datetime import UTC, datetime
 
@@ -22,6 +23,7 @@ from penstock.core import errors as er
 from penstock.spark import columns
 from penstock.spark.batchreader import PenstockBatchReader
 from penstock.spark.positions import DataLossError
+from penstock.testing import Broker
 
 
 # --- columns ---
@@ -240,6 +242,36 @@ def test_a_node_that_is_not_there_says_what_to_set(monkeypatch):
     monkeypatch.setattr(clients, "AWAY_MAX", 0.5)
     with pytest.raises(er.NotConnectedError, match="Set the option bootstrap to a URL that every"):
         table({"bootstrap": "tcp://127.0.0.1:9", "subscribe": "t"})
+
+
+@pytest.mark.parametrize("url", ["shm://never-was", "shm:///never/was"])
+def test_a_node_that_never_was_on_this_host_is_asked_for_once(monkeypatch, url):
+    from penstock.spark import clients
+
+    monkeypatch.setattr(clients, "STARTED_WITHIN", 0.2)
+    monkeypatch.setattr(clients, "CONNECT_WITHIN", 600.0)
+    monkeypatch.setattr(clients, "AWAY_MAX", 600.0)
+    with pytest.raises(er.NotConnectedError, match="start one with `penstock serve") as caught:
+        table({"bootstrap": url, "subscribe": "t"})
+    assert "Set the option bootstrap" in str(caught.value)
+    with pytest.raises(er.NotConnectedError):
+        clients.client_of(clients.Address(url))
+
+
+def test_a_node_that_was_on_this_host_may_be_back(monkeypatch):
+    from penstock.spark import clients
+
+    monkeypatch.setattr(clients, "STARTED_WITHIN", 0.0)
+    with Broker() as made:
+        topic = filled(made, 4, 1)
+        made.stop()
+        starting = threading.Timer(0.3, made.start)
+        starting.start()
+        try:
+            assert values(table(given(made, topic, "shm"))) == list(range(4))
+        finally:
+            starting.join()
+            clients.forget()
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -24,14 +24,20 @@ from penstock.core.errors import (
     PenstockError,
     UnknownTopicError,
 )
+from penstock.ipc.paths import parse_url
+from penstock.observe.place import folder_for
 from penstock.reaching import Transport
+from penstock.server.datafolder import NODE_FILE
 from penstock.session import default_url
+from penstock.spark.errors import NoSuchNodeError
 
 logger = logging.getLogger("penstock.spark")
 
 CONNECT_WITHIN: Final = 15.0
 """Seconds for a node to answer: longer than users wait for one, since a task that fails is run
 again as a whole."""
+STARTED_WITHIN: Final = 5.0
+"""The same where no node has ever been: one that is being started, as `penstock.connect` waits."""
 AWAY_MAX: Final = 30.0
 """Seconds for a node that went away to be back, as long as a consumer waits for it."""
 PAUSE_FIRST, PAUSE_LAST = 0.05, 1.0
@@ -137,17 +143,26 @@ def patiently(ask: Callable[[], Answer]) -> Answer:
 
 
 def _connected(address: Address) -> Client:
+    is_nowhere = _is_nowhere(address.url)
     try:
         return penstock.connect(
             address.url,
             client_id=CLIENT_ID,
-            timeout=CONNECT_WITHIN,
+            timeout=STARTED_WITHIN if is_nowhere else CONNECT_WITHIN,
             transport=address.transport,
             keys=address.keys,
         )
     except NotConnectedError as error:
-        raise NotConnectedError(
+        kind = NoSuchNodeError if is_nowhere else NotConnectedError
+        raise kind(
             f"{os.uname().nodename} does not reach the node at {address.url!r}: {error}. Set the "
             "option bootstrap to a URL that every worker of Spark reaches; on other hosts than the "
             "node's that is tcp://HOST:PORT"
         ) from error
+
+
+def _is_nowhere(url: str) -> bool:
+    """Whether no node has ever been on this host where the URL says, that could be back soon."""
+    if parse_url(url).scheme == "tcp":
+        return False
+    return not os.path.exists(folder_for(url) / NODE_FILE)

@@ -1,8 +1,8 @@
-"""What is missing where Spark cannot be used, in one sentence each."""
+"""What is missing where Spark cannot be used, or has nobody to ask, in one sentence each."""
 
 from __future__ import annotations
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import NotConnectedError, PenstockError
 
 
 class SparkMissingError(PenstockError, ImportError):
@@ -11,3 +11,9 @@ class SparkMissingError(PenstockError, ImportError):
 
 class JavaMissingError(PenstockError):
     """No Java is here that Spark runs on."""
+
+
+class NoSuchNodeError(NotConnectedError):
+    """No node is there, and none has ever been: it is not waited for any longer."""
+
+    retriable = False
