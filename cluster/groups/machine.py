@@ -250,13 +250,19 @@ class Groups:
 
     # --- administration ---
     def seek(
-        self, now: float, group: str, offsets: Sequence[OffsetSeek], allow_redelivery: bool
-    ) -> Decision[None]:
-        """Set offsets. Members keep their partitions, under new grants. Makes a group that is not
-        there."""
+        self, now: float, group: str, offsets: Sequence[OffsetSeek], allow_redelivery: bool,
+        *, is_report: bool = False,
+    ) -> Decision[None]:  # fmt: skip
+        """Set offsets. Members keep their partitions, under new grants; a report is refused while
+        there are any. Makes a group that is not there."""
         requests.check_name("the group", group)
         requests.check_places(group, offsets)
         there = self._groups.get(group) or Group(group)
+        if is_report and there.members:
+            raise GroupError(
+                f"how far group {group!r} is was not taken from outside: it has "
+                f"{len(there.members)} members, who say so themselves; report under another name"
+            )
         if there.meta is None:
             admission.check_room(there, len(self._groups), self._limits)
         decided = kept.seek(there, offsets, allow_redelivery, self._catalogue, now)

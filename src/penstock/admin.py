@@ -255,7 +255,8 @@ class Admin(Closing):
     ) -> None:
         """Let a group without members say how far it is, by whoever works for it: offsets with the
         leader epochs of what stands before them, by partition. A group that is not there is made.
-        """
+        Like a commit it takes `read` of the group and the topic. Raises `GroupError` while the
+        group has members."""
         self._groups().report(group, topic, offsets)
 
     def delete_group(self, group: str, *, topic: str | None = None) -> None:

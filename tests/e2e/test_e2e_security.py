@@ -182,6 +182,7 @@ DENIED: list[ms.ClientMessage] = [
     co.ClaimOffsets("g", "m", 1, []),
     co.DescribeGroup("g"),
     co.SeekGroup("g", []),
+    co.SeekGroup("g", [], is_report=True),
     co.DeleteGroup("g"),
     co.InitTransactions("t", 10.0),
     co.AddPartitions("t", 1, 1, []),
@@ -362,6 +363,26 @@ def test_the_real_clients_say_what_is_denied(world: World) -> None:
         client.producer() as producer,
     ):
         producer.send("public.news", b"now").result(10)
+
+
+def test_who_reads_says_how_far_he_is_and_moves_no_members(world: World) -> None:
+    """As a stream of Spark does for its `groupId`, with what reading takes."""
+    file = world.key("query")
+    world.broker.create_topic("told.news")
+    world.allow("query allow read topic told.*", "query allow read group told.*")
+    with (
+        penstock.connect(world.broker.tcp_url, keys=file, transport="tcp") as client,
+        client.admin() as admin,
+    ):
+        admin.report_offsets("told.query", "told.news", {0: (0, 0)})
+        with pytest.raises(penstock.AccessDeniedError, match="may not alter group"):
+            admin.reset_offsets("told.query", "told.news", to="earliest")
+        with pytest.raises(penstock.AccessDeniedError, match="may not read group"):
+            admin.report_offsets("another", "told.news", {0: (0, 0)})
+        with client.consumer("told.news", group="told.members") as member:
+            member.poll(timeout=5)
+            with pytest.raises(penstock.GroupError, match="has 1 members"):
+                admin.report_offsets("told.members", "told.news", {0: (0, 0)})
 
 
 def test_entries_hold_for_connections_that_are_there(world: World) -> None:

@@ -268,7 +268,7 @@ class GroupAdmin:
         info = self._find(topic)
         seeks = [co.OffsetSeek(info.topic_id, number, *place) for number, place in offsets.items()]
         for part in _parts(seeks):
-            self._ask(co.SeekGroup(group, part), ms.Done)
+            self._ask(co.SeekGroup(group, part, is_report=True), ms.Done)
 
     def _resolved(self, info: ms.TopicInfo, number: int, to: Offset, here: int) -> int:
         page = self._session.page(info.pages[number])

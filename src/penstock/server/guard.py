@@ -66,7 +66,6 @@ _NAMED: Final[dict[type, tuple[Operation, Kind, str]]] = {
     co.CommitOffsets: (READ, GROUP, "group"),
     co.ClaimOffsets: (READ, GROUP, "group"),
     co.DescribeGroup: (DESCRIBE, GROUP, "group"),
-    co.SeekGroup: (ALTER, GROUP, "group"),
     co.DeleteGroup: (DELETE, GROUP, "group"),
     co.InitTransactions: (WRITE, TRANSACTIONAL_ID, "transactional_id"),
     co.AddPartitions: (WRITE, TRANSACTIONAL_ID, "transactional_id"),
@@ -99,12 +98,12 @@ LOCAL_ONLY: Final = (ms.SwapSegments,)
 def needs_of(message: ms.ClientMessage) -> Iterator[Need] | None:
     """All that a request needs; None: it is for local users only."""
     kind = type(message)
-    if kind in _NAMED or kind in _OF_CLUSTER or isinstance(message, (*FREE, *_BY_ID)):
+    if kind in _NAMED or kind in _OF_CLUSTER or isinstance(message, (*FREE, *_BY_CONTENT)):
         return _needs(message)
     return None
 
 
-_BY_ID: Final = (lk.LookUpTime, lk.LookUpAppends, lk.LookUpSegments)
+_BY_CONTENT: Final = (lk.LookUpTime, lk.LookUpAppends, lk.LookUpSegments, co.SeekGroup)
 
 
 def _needs(message: ms.ClientMessage) -> Iterator[Need]:
@@ -125,6 +124,11 @@ def _needs(message: ms.ClientMessage) -> Iterator[Need]:
         case co.EndTransaction():
             for consumed in message.offsets:
                 yield Need(READ, GROUP, consumed.group)
+        case co.SeekGroup():
+            yield Need(READ if message.is_report else ALTER, GROUP, message.group)
+            if message.is_report:
+                for topic_id in {offset.topic_id for offset in message.offsets}:
+                    yield Need(READ, TOPIC, "", topic_id)
         case lk.LookUpTime():
             yield Need(READ, TOPIC, "", message.topic_id)
         case lk.LookUpAppends():

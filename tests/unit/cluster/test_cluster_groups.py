@@ -336,6 +336,17 @@ def test_seek_makes_a_group_and_needs_a_partition_that_there_is():
     assert shell.join("new").partitions[0].offset == 10
 
 
+def test_a_report_is_taken_while_a_group_has_no_members():
+    shell = Shell(t=1)
+    there = [OffsetSeek(T, 0, 10)]
+    shell.take(shell.machine.seek(shell.now, "g", there, False, is_report=True))
+    assert set(shell.offsets().values()) == {10}
+    shell.join()
+    with pytest.raises(GroupError, match="1 members, who say so themselves"):
+        shell.machine.seek(shell.now, "g", [OffsetSeek(T, 0, 5)], False, is_report=True)
+    assert set(shell.offsets().values()) == {10}
+
+
 def test_deleting_offsets_is_refused_under_an_owner_and_deleting_a_group_under_members():
     shell = Shell(t=1)
     told = shell.join()

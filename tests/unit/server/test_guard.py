@@ -137,6 +137,23 @@ def test_joining_needs_the_group_each_topic_and_all_that_a_pattern_may_match(gua
         watch.check_request("ann", co.SyncGroup("other", "m", []))
 
 
+def test_saying_how_far_a_group_is_needs_what_a_commit_does_and_moving_it_more(guard):
+    watch = guard("ann allow read group g", "ann allow read topic orders")
+    there = [co.OffsetSeek(ORDERS, 0, 7)]
+    watch.check_request("ann", co.SeekGroup("g", there, is_report=True))
+    for refused in (
+        co.SeekGroup("g", there),
+        co.SeekGroup("h", there, is_report=True),
+        co.SeekGroup("g", [*there, co.OffsetSeek(SECRET, 0, 7)], is_report=True),
+    ):
+        with pytest.raises((AccessDeniedError, UnknownTopicError)):
+            watch.check_request("ann", refused)
+    watch = guard("ann allow alter group g")
+    watch.check_request("ann", co.SeekGroup("g", there))
+    with pytest.raises(AccessDeniedError):
+        watch.check_request("ann", co.SeekGroup("g", there, is_report=True))
+
+
 def test_ending_a_transaction_needs_the_groups_whose_offsets_it_commits(guard):
     watch = guard("ann allow write transactional_id t", "ann allow read group g")
     end = [co.EndTransaction("t", 1, 1, True, [co.GroupOffsets(group, "m", [])]) for group in "gh"]

@@ -183,7 +183,9 @@ class GroupRequests:
         check_count("offsets", len(request.offsets), co.PARTITIONS_MAX)
         offsets = [gr.OffsetSeek(*_fields(each)) for each in request.offsets]
         return Plan(
-            lambda now: self._groups.seek(now, request.group, offsets, request.allow_redelivery),
+            lambda now: self._groups.seek(
+                now, request.group, offsets, request.allow_redelivery, is_report=request.is_report
+            ),
             _done,
         )
 
