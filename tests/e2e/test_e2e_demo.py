@@ -18,7 +18,7 @@ from penstock.core.columns import decode
 from penstock.core.encode import encode_batch
 from penstock.core.header import parse
 from penstock.demo.consumer import Judge
-from penstock.demo.stage import Outcome
+from penstock.demo.stage import NodeOutcome
 from penstock.records import Chunk
 from penstock.testing import wait_until
 
@@ -255,11 +255,11 @@ def test_a_judge_notices_a_broken_promise(chunks, expected, complaint):
     verdict = judged(*chunks, expected=expected)
     assert verdict[complaint] > 0
     produced = {"records": expected, "acknowledged": expected, "checksum": verdict["checksum"]}
-    outcome = Outcome(2, produced=produced, consumed=verdict, log_end=expected)
+    outcome = NodeOutcome(2, produced=produced, consumed=verdict, log_end=expected)
     assert outcome.complaints()
     good = judged(*GOOD, expected=5)
     produced = {"records": 5, "acknowledged": 5, "checksum": good["checksum"]}
-    assert Outcome(2, produced=produced, consumed=good, log_end=5).complaints() == []
+    assert NodeOutcome(2, produced=produced, consumed=good, log_end=5).complaints() == []
     produced["checksum"] += 1
-    assert Outcome(2, produced=produced, consumed=good, log_end=5).complaints()
-    assert Outcome(2, produced=produced, consumed=good, log_end=6).complaints()
+    assert NodeOutcome(2, produced=produced, consumed=good, log_end=5).complaints()
+    assert NodeOutcome(2, produced=produced, consumed=good, log_end=6).complaints()

@@ -4,40 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.cli.output import human_bytes, human_seconds
+from penstock.cli.output import human_seconds
 from penstock.demo.clusterstage import ClusterOutcome, Killed
-from penstock.demo.report import print_rows
-
-Row = tuple[str, str]
+from penstock.demo.report import Row, fields_of, latency_row, print_rows, sent_row, stock_rows
 
 
 def as_fields(outcome: ClusterOutcome) -> dict[str, Any]:
     """The outcome as one JSON object. Seconds, bytes, records a second."""
-    produced, consumed, killed = outcome.produced, outcome.consumed, outcome.killed
-    complaints = outcome.complaints()
     return {
-        "ok": not complaints,
-        "complaints": complaints,
+        **fields_of(outcome),
         "brokers": outcome.brokers,
         "replicas": outcome.replicas,
-        "records": produced["records"],
-        "value_bytes": produced["value_bytes"],
-        "partitions": outcome.partitions,
-        "aircraft": consumed["aircraft"],
-        "producer_seconds": produced["seconds"],
-        "producer_rate": produced["records"] / max(produced["seconds"], 1e-9),
-        "consumer_seconds": consumed["seconds"],
-        "consumer_rate": consumed["records"] / max(consumed["seconds"], 1e-9),
-        **{name: consumed[name] for name in (
-            "latency_p50", "latency_p99", "latency_max", "lost", "doubled", "out_of_order",
-        )},
-        "failover": None if killed is None else _failover(killed),
-        "batches": outcome.batches,
-        "data_bytes": outcome.data_bytes,
-        "data_folder": outcome.kept,
+        "failover": None if outcome.killed is None else _failover(outcome.killed),
         "started_seconds": outcome.started_in,
-        "total_seconds": outcome.total_seconds,
-    }  # fmt: skip
+    }
 
 
 def _failover(killed: Killed) -> dict[str, Any]:
@@ -74,20 +54,15 @@ def _rows(outcome: ClusterOutcome) -> list[Row]:
     rows = [
         ("cluster", f"{outcome.brokers} brokers, up in {human_seconds(outcome.started_in)}; every "
          f"record on {outcome.replicas} of them"),
-        ("flights", f"{fields['records']:,} records of {fields['aircraft']:,} aircraft, "
-         f"{human_bytes(fields['value_bytes'])}, {outcome.partitions} partitions"),
+        sent_row(fields),
         ("producer", f"{fields['producer_rate']:,.0f} records/s, each acknowledged once it is "
          "committed (acks=all)"),
-        ("end to end", f"p50 {human_seconds(fields['latency_p50'])}, p99 "
-         f"{human_seconds(fields['latency_p99'])}, at full speed and across the failover"),
+        latency_row(fields, "failover"),
     ]  # fmt: skip
     if outcome.killed is not None:
         rows += _story(outcome.killed)
     rows += [
-        ("check", f"lost {fields['lost']}, doubled {fields['doubled']}, out of order "
-         f"{fields['out_of_order']}; {outcome.batches:,} batches in the files verified"),
-        ("data folders", human_bytes(outcome.data_bytes)
-         + (f", kept in {outcome.kept}" if outcome.kept else ", removed")),
+        *stock_rows(fields, "data folders"),
         ("time", f"{human_seconds(outcome.total_seconds)} in all"),
     ]  # fmt: skip
     return rows

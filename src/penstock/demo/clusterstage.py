@@ -1,14 +1,11 @@
 """The demo on a cluster: the broker that leads a partition is killed half-way, and comes back.
 
-Owns the brokers and their folders, and gives all of it back whatever happens. When what happened is
-told by a lookout and by a pulse: records that are sent one after the other to the partition whose
-leader dies.
+Owns the brokers, and ends them whatever happens. When what happened is told by a lookout and by a
+pulse: records that are sent one after the other to the partition whose leader dies.
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -18,10 +15,9 @@ from typing import Final
 
 from penstock.admin import TopicConfig
 from penstock.core.errors import PenstockError, PenstockTimeout
-from penstock.demo.directing import TOPIC, Director, Heard, Plan, Progress, Stopping
+from penstock.demo.directing import TOPIC, Director, Outcome, Plan, Progress, Stopping
 from penstock.embeddedcluster import EmbeddedCluster
 from penstock.failover import Failover, failover
-from penstock.logcheck import check_partition, find_partitions
 from penstock.lookout import Lookout, View
 from penstock.pulse import Pulse
 
@@ -53,7 +49,7 @@ class Killed:
 
 
 @dataclass(slots=True)
-class ClusterOutcome(Heard):
+class ClusterOutcome(Outcome):
     """Everything that was measured."""
 
     brokers: int = 0
@@ -62,13 +58,12 @@ class ClusterOutcome(Heard):
     killed: Killed | None = None
     log_ends: dict[int, int] = field(default_factory=dict)
     """By broker: offsets of all flights in its logs."""
-    batches: int = 0
-    data_bytes: int = 0
-    log_findings: list[str] = field(default_factory=list)
-    kept: str | None = None
+
+    @property
+    def struck(self) -> Killed | None:
+        return self.killed
 
     def complaints(self) -> list[str]:
-        """What is wrong; empty when every promise was kept."""
         found = self.missteps()
         if self.replicas == self.brokers:
             found += [
@@ -81,38 +76,28 @@ class ClusterOutcome(Heard):
         return found + self.log_findings
 
 
-class ClusterStage(Director):
+class ClusterStage(Director[ClusterOutcome]):
     """One run of the demo."""
 
     def __init__(self, plan: Plan, stopping: Stopping, show: Callable[[Progress], None]) -> None:
         replicas = min(plan.brokers, REPLICAS_MAX)
-        self._outcome = ClusterOutcome(plan.partitions, brokers=plan.brokers, replicas=replicas)
-        super().__init__(plan, stopping, show, self._outcome)
+        outcome = ClusterOutcome(plan.partitions, brokers=plan.brokers, replicas=replicas)
+        super().__init__(plan, stopping, show, outcome)
 
-    def run(self) -> ClusterOutcome:
-        """Raises `PenstockError` when the show cannot go on; cleans up in any case."""
-        begun = time.monotonic()
-        folder = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
-        with ExitStack() as stack:
-            if self._plan.keep:
-                self._outcome.kept = str(folder)
-            else:
-                stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            self._cluster = stack.enter_context(EmbeddedCluster(self._plan.brokers, folder=folder))
-            self._outcome.started_in = self._cluster.started_in
-            self._make_topics()
-            nodes = self._cluster.nodes.values()
-            self._lookout = stack.enter_context(
-                Lookout([node.connect_tcp for node in nodes], [TOPIC, PULSE])
-            )
-            self._pulse = stack.enter_context(Pulse(self._cluster.connect, PULSE))
-            self._hire(stack, self._cluster.url, "all")
-            self._direct()
-            self._pulse.stop()
-            self._lookout.stop()
-            self._take_stock()
-        self._outcome.total_seconds = time.monotonic() - begun
-        return self._outcome
+    def perform(self, stack: ExitStack, folder: Path) -> None:
+        self._cluster = stack.enter_context(EmbeddedCluster(self._plan.brokers, folder=folder))
+        self._outcome.started_in = self._cluster.started_in
+        self._make_topics()
+        nodes = self._cluster.nodes.values()
+        self._lookout = stack.enter_context(
+            Lookout([node.connect_tcp for node in nodes], [TOPIC, PULSE])
+        )
+        self._pulse = stack.enter_context(Pulse(self._cluster.connect, PULSE))
+        self._hire(stack, self._cluster.url, "all")
+        self._direct()
+        self._pulse.stop()
+        self._lookout.stop()
+        self._take_stock()
 
     def _make_topics(self) -> None:
         replicas = self._outcome.replicas
@@ -123,12 +108,6 @@ class ClusterStage(Director):
                 )
 
     # --- while it runs ---
-    def has_struck(self) -> bool:
-        return self._outcome.killed is not None
-
-    def is_over(self) -> bool:
-        return self._outcome.killed is not None and self._outcome.killed.is_complete
-
     def check_alive(self) -> None:
         away = self._outcome.killed.broker if self._outcome.killed is not None else None
         for number, node in self._cluster.nodes.items():
@@ -183,16 +162,7 @@ class ClusterStage(Director):
             status = node.stop()
             if status:
                 outcome.log_findings.append(f"broker {number} ended with exit status {status}")
-            outcome.data_bytes += sum(
-                path.stat().st_blocks * 512 for path in node.data.rglob("*") if path.is_file()
+            ends = self._examine(node.data, f"broker {number}, ")
+            outcome.log_ends[number] = sum(
+                end for name, end in ends.items() if name.startswith(f"{TOPIC}-")
             )
-            outcome.log_ends[number] = 0
-            for partition in find_partitions(str(node.data)):
-                checked = check_partition(partition)
-                outcome.batches += checked.batches
-                if partition.name.startswith(f"{TOPIC}-"):
-                    outcome.log_ends[number] += checked.log_end
-                outcome.log_findings += [
-                    f"broker {number}, {partition.name} {finding.file}: {finding.message}"
-                    for finding in checked.errors
-                ]

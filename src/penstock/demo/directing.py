@@ -1,22 +1,27 @@
 """What every demo's parent does: hears the producer and the consumer, and strikes half-way.
 
     starting --both ready--> running --producer done--> finishing --consumer done--> stopped
-                               │ half acknowledged: `strike`, then `watch` until `is_over`
+                               │ half acknowledged: `strike`, then `watch` until it is over
 
-Owns the two children and what they told. What is struck, and what is judged of it, is the stages'.
+Owns the two children and what they told, the folder, which it gives back whatever happens, and what
+the files in it say. What is struck, and what is judged of it, is the stages'.
 """
 
 from __future__ import annotations
 
 import selectors
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from pathlib import Path
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from penstock.core.errors import PenstockError, PenstockTimeout
 from penstock.demo.children import Child
+from penstock.logcheck import check_partition, find_partitions
 
 TOPIC: Final = "flights"
 STALL_MAX: Final = 30.0
@@ -60,15 +65,35 @@ class Progress:
     note: str = ""
 
 
+class Struck(Protocol):
+    """What was killed, and its way back."""
+
+    @property
+    def is_complete(self) -> bool: ...
+
+
 @dataclass(slots=True)
-class Heard:
-    """What producer and consumer told in the end."""
+class Outcome:
+    """What producer and consumer told in the end, and what the files say."""
 
     partitions: int
     prepared_in: float = 0.0
     total_seconds: float = 0.0
     produced: dict[str, Any] = field(default_factory=dict)
     consumed: dict[str, Any] = field(default_factory=dict)
+    batches: int = 0
+    data_bytes: int = 0
+    log_findings: list[str] = field(default_factory=list)
+    kept: str | None = None
+
+    @property
+    def struck(self) -> Struck | None:
+        """None: not yet."""
+        raise NotImplementedError
+
+    def complaints(self) -> list[str]:
+        """What is wrong; empty when every promise was kept."""
+        raise NotImplementedError
 
     def missteps(self) -> list[str]:
         """What is wrong with the records; empty when every promise was kept."""
@@ -85,30 +110,30 @@ class Heard:
         return [f"{count} {text}" for count, text in wrong if count]
 
 
-class Director:
+Told = TypeVar("Told", bound=Outcome)
+
+
+class Director(Generic[Told]):
     """See the module. `show` is called whenever something moved."""
 
     def __init__(
-        self, plan: Plan, stopping: Stopping, show: Callable[[Progress], None], heard: Heard
+        self, plan: Plan, stopping: Stopping, show: Callable[[Progress], None], outcome: Told
     ) -> None:
         self._plan = plan
         self._stopping = stopping
         self._show = show
-        self._heard = heard
+        self._outcome = outcome
         self._progress = Progress()
         self._ready = 0
         self._moved_at = time.monotonic()
 
     # --- what each stage says ---
-    def has_struck(self) -> bool:
+    def perform(self, stack: ExitStack, folder: Path) -> None:
+        """Set it up in that folder, hire the children, direct them, and look what is there."""
         raise NotImplementedError
 
     def strike(self) -> None:
         """Half of the records are acknowledged."""
-        raise NotImplementedError
-
-    def is_over(self) -> bool:
-        """Whether all that follows from it is seen."""
         raise NotImplementedError
 
     def watch(self) -> None:
@@ -119,7 +144,46 @@ class Director:
         """Raises `PenstockError` where something died that was not to."""
         raise NotImplementedError
 
+    # --- all of it ---
+    def run(self) -> Told:
+        """Raises `PenstockError` when the show cannot go on; cleans up in any case."""
+        begun = time.monotonic()
+        folder = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
+        with ExitStack() as stack:
+            if self._plan.keep:
+                self._outcome.kept = str(folder)
+            else:
+                stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            self.perform(stack, folder)
+        self._outcome.total_seconds = time.monotonic() - begun
+        return self._outcome
+
+    def _examine(self, folder: Path, whose: str = "") -> dict[str, int]:
+        """Check all files there, whose node has stopped; the log ends of its partitions."""
+        outcome, ends = self._outcome, {}
+        outcome.data_bytes += sum(
+            path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file()
+        )
+        for partition in find_partitions(str(folder)):
+            checked = check_partition(partition)
+            ends[partition.name] = checked.log_end
+            outcome.batches += checked.batches
+            outcome.log_findings += [
+                f"{whose}{partition.name} {finding.file}: {finding.message}"
+                for finding in checked.errors
+            ]
+        return ends
+
     # --- while it runs ---
+    @property
+    def _has_struck(self) -> bool:
+        return self._outcome.struck is not None
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether all that follows from it is seen."""
+        return self._outcome.struck is not None and self._outcome.struck.is_complete
+
     def _hire(self, stack: ExitStack, url: str, *how: str) -> None:
         """The two children; `how` is what the producer is told beside the number of records."""
         limit = "all" if self._plan.records is None else str(self._plan.records)
@@ -134,12 +198,12 @@ class Director:
             selector.register(self._stopping, selectors.EVENT_READ)
             selector.register(self._producer, selectors.EVENT_READ)
             selector.register(self._consumer, selectors.EVENT_READ)
-            while not self._heard.consumed:
-                waiting = self.has_struck() and not self.is_over()
+            while not self._outcome.consumed:
+                waiting = self._has_struck and not self._is_over
                 for key, _ in selector.select(TICK_WHILE_WATCHED if waiting else TICK):
                     if isinstance(key.fileobj, Child):
                         self._hear(key.fileobj)
-                        if key.fileobj is self._producer and self._heard.produced:
+                        if key.fileobj is self._producer and self._outcome.produced:
                             selector.unregister(self._producer)
                 if waiting:
                     self.watch()
@@ -150,7 +214,7 @@ class Director:
     def _await_end(self) -> None:
         """Everything may have gone another way while what was struck is still on its way back."""
         deadline = time.monotonic() + STALL_MAX
-        while self.has_struck() and not self.is_over() and time.monotonic() < deadline:
+        while self._has_struck and not self._is_over and time.monotonic() < deadline:
             self.watch()
             self._show(self._progress)
             self._check()
@@ -175,15 +239,15 @@ class Director:
             elif event == "progress":
                 self._advance(message)
             elif child is self._producer:
-                self._heard.produced = message
+                self._outcome.produced = message
                 self._consumer.tell(f"finish {message['records']}")
             else:
-                self._heard.consumed = message
+                self._outcome.consumed = message
 
     def _child_ready(self, message: dict[str, Any]) -> None:
         if "records" in message:
             self._progress.total = message["records"]
-            self._heard.prepared_in = message["seconds"]
+            self._outcome.prepared_in = message["seconds"]
         self._ready += 1
         self._moved_at = time.monotonic()
         if self._ready == 2:
@@ -197,6 +261,6 @@ class Director:
         progress.received = message.get("received", progress.received)
         if before != (progress.sent, progress.acknowledged, progress.received):
             self._moved_at = time.monotonic()
-        is_due = self._plan.kill and not self.has_struck()
+        is_due = self._plan.kill and not self._has_struck
         if is_due and 2 * progress.acknowledged >= progress.total > 0:
             self.strike()

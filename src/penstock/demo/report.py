@@ -15,8 +15,10 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from penstock.cli.output import human_bytes, human_seconds
-from penstock.demo.directing import Progress
-from penstock.demo.stage import Outcome
+from penstock.demo.directing import Outcome, Progress
+from penstock.demo.stage import NodeOutcome
+
+Row = tuple[str, str]
 
 LINE_EVERY: Final = 1.0
 WIDTH_WITHOUT_TERMINAL: Final = 100
@@ -79,9 +81,28 @@ class Watcher:
             print(f"{time.monotonic() - self._begun:5.1f} s  {text}", file=sys.stderr, flush=True)
 
 
-def as_fields(outcome: Outcome) -> dict[str, Any]:
+def as_fields(outcome: NodeOutcome) -> dict[str, Any]:
     """The outcome as one JSON object. Seconds, bytes, records a second."""
-    produced, consumed, killed = outcome.produced, outcome.consumed, outcome.killed
+    killed = outcome.killed
+    return {
+        **fields_of(outcome),
+        "killed": None if killed is None else {
+            "writer": killed.writer,
+            "pid": killed.pid,
+            "at_record": killed.at_record,
+            "new_pid": killed.new_pid,
+            "respawned_seconds": killed.respawned,
+            "appending_seconds": killed.appending,
+        },
+        "duplicates_refused": outcome.duplicates_refused,
+        "node_started_seconds": outcome.node_started_in,
+        "prepared_seconds": outcome.prepared_in,
+    }  # fmt: skip
+
+
+def fields_of(outcome: Outcome) -> dict[str, Any]:
+    """What is told of every demo."""
+    produced, consumed = outcome.produced, outcome.consumed
     complaints = outcome.complaints()
     return {
         "ok": not complaints,
@@ -97,30 +118,19 @@ def as_fields(outcome: Outcome) -> dict[str, Any]:
         **{name: consumed[name] for name in (
             "latency_p50", "latency_p99", "latency_max", "lost", "doubled", "out_of_order",
         )},
-        "killed": None if killed is None else {
-            "writer": killed.writer,
-            "pid": killed.pid,
-            "at_record": killed.at_record,
-            "new_pid": killed.new_pid,
-            "respawned_seconds": killed.respawned,
-            "appending_seconds": killed.appending,
-        },
-        "duplicates_refused": outcome.duplicates_refused,
         "batches": outcome.batches,
         "data_bytes": outcome.data_bytes,
         "data_folder": outcome.kept,
-        "node_started_seconds": outcome.node_started_in,
-        "prepared_seconds": outcome.prepared_in,
         "total_seconds": outcome.total_seconds,
     }  # fmt: skip
 
 
-def print_table(outcome: Outcome) -> None:
+def print_table(outcome: NodeOutcome) -> None:
     """The outcome for people, on stdout."""
     print_rows(_rows(outcome), outcome.complaints())
 
 
-def print_rows(rows: Iterable[tuple[str, str]], complaints: Sequence[str], good: str = "") -> None:
+def print_rows(rows: Iterable[Row], complaints: Sequence[str], good: str = "") -> None:
     """A table of names and texts, and whether all is good."""
     width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
     console = Console(width=width, highlight=False)
@@ -139,17 +149,15 @@ def print_rows(rows: Iterable[tuple[str, str]], complaints: Sequence[str], good:
         )
 
 
-def _rows(outcome: Outcome) -> list[tuple[str, str]]:
+def _rows(outcome: NodeOutcome) -> list[Row]:
     fields = as_fields(outcome)
     rows = [
-        ("flights", f"{fields['records']:,} records of {fields['aircraft']:,} aircraft, "
-         f"{human_bytes(fields['value_bytes'])}, {outcome.partitions} partitions"),
+        sent_row(fields),
         ("producer", f"{fields['producer_rate']:,.0f} records/s: {fields['records']:,} by single "
          f"send() calls, all acknowledged in {human_seconds(fields['producer_seconds'])}"),
         ("consumer", f"{fields['consumer_rate']:,.0f} records/s in "
          f"{human_seconds(fields['consumer_seconds'])}"),
-        ("end to end", f"p50 {human_seconds(fields['latency_p50'])}, p99 "
-         f"{human_seconds(fields['latency_p99'])}, at full speed and across the crash"),
+        latency_row(fields, "crash"),
     ]  # fmt: skip
     killed = outcome.killed
     if killed is not None:
@@ -160,12 +168,34 @@ def _rows(outcome: Outcome) -> list[tuple[str, str]]:
     rows += [
         ("duplicates", f"{outcome.duplicates_refused:,} batches came again out of the ring, and "
          "were refused"),
-        ("check", f"lost {fields['lost']}, doubled {fields['doubled']}, out of order "
-         f"{fields['out_of_order']}; {outcome.batches:,} batches in the files verified"),
-        ("data folder", human_bytes(outcome.data_bytes)
-         + (f", kept in {outcome.kept}" if outcome.kept else ", removed")),
+        *stock_rows(fields, "data folder"),
         ("time", f"{human_seconds(outcome.total_seconds)} in all: node up in "
          f"{human_seconds(outcome.node_started_in)}, flights read in "
          f"{human_seconds(outcome.prepared_in)}"),
     ]  # fmt: skip
     return rows
+
+
+def sent_row(fields: dict[str, Any]) -> Row:
+    return (
+        "flights", f"{fields['records']:,} records of {fields['aircraft']:,} aircraft, "
+        f"{human_bytes(fields['value_bytes'])}, {fields['partitions']} partitions",
+    )  # fmt: skip
+
+
+def latency_row(fields: dict[str, Any], across: str) -> Row:
+    return (
+        "end to end", f"p50 {human_seconds(fields['latency_p50'])}, p99 "
+        f"{human_seconds(fields['latency_p99'])}, at full speed and across the {across}",
+    )  # fmt: skip
+
+
+def stock_rows(fields: dict[str, Any], folder: str) -> list[Row]:
+    """What is there afterwards; `folder`: what the data lies in is called."""
+    kept = fields["data_folder"]
+    where = f", kept in {kept}" if kept else ", removed"
+    return [
+        ("check", f"lost {fields['lost']}, doubled {fields['doubled']}, out of order "
+         f"{fields['out_of_order']}; {fields['batches']:,} batches in the files verified"),
+        (folder, human_bytes(fields["data_bytes"]) + where),
+    ]  # fmt: skip

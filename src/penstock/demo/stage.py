@@ -1,25 +1,22 @@
 """The demo on one node: a writer is killed half-way, and replaced.
 
-Owns the node and its folder, and gives both back whatever happens.
+Owns the node, and ends it whatever happens.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.admin import Admin, TopicConfig, TopicDescription
 from penstock.core.errors import PenstockError
-from penstock.demo.directing import TOPIC, Director, Heard, Plan, Progress, Stopping
+from penstock.demo.directing import TOPIC, Director, Outcome, Plan, Progress, Stopping
 from penstock.embedded import EmbeddedNode
-from penstock.logcheck import check_partition, find_partitions
 
 
 @dataclass(slots=True)
@@ -41,20 +38,19 @@ class Replacement:
 
 
 @dataclass(slots=True)
-class Outcome(Heard):
+class NodeOutcome(Outcome):
     """Everything that was measured."""
 
     node_started_in: float = 0.0
     killed: Replacement | None = None
     duplicates_refused: int = 0
     log_end: int = 0
-    batches: int = 0
-    data_bytes: int = 0
-    log_findings: list[str] = field(default_factory=list)
-    kept: str | None = None
+
+    @property
+    def struck(self) -> Replacement | None:
+        return self.killed
 
     def complaints(self) -> list[str]:
-        """What is wrong; empty when every promise was kept."""
         found = self.missteps()
         if too_many := abs(self.log_end - self.produced["records"]):
             found.append(f"{too_many} offsets too many or too few in the logs")
@@ -63,39 +59,22 @@ class Outcome(Heard):
         return found + self.log_findings
 
 
-class Stage(Director):
+class Stage(Director[NodeOutcome]):
     """One run of the demo."""
 
     def __init__(self, plan: Plan, stopping: Stopping, show: Callable[[Progress], None]) -> None:
-        self._outcome = Outcome(plan.partitions)
-        super().__init__(plan, stopping, show, self._outcome)
+        super().__init__(plan, stopping, show, NodeOutcome(plan.partitions))
 
-    def run(self) -> Outcome:
-        """Raises `PenstockError` when the show cannot go on; cleans up in any case."""
-        begun = time.monotonic()
-        folder = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
-        with ExitStack() as stack:
-            if self._plan.keep:
-                self._outcome.kept = str(folder)
-            else:
-                stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            self._node = stack.enter_context(EmbeddedNode(folder))
-            self._outcome.node_started_in = self._node.started_in
-            self._admin = stack.enter_context(Admin(folder / "attach.sock", client_id="demo"))
-            self._admin.create_topic(TOPIC, TopicConfig(partitions=self._plan.partitions))
-            self._hire(stack, self._node.url)
-            self._direct()
-            self._take_stock(folder)
-        self._outcome.total_seconds = time.monotonic() - begun
-        return self._outcome
+    def perform(self, stack: ExitStack, folder: Path) -> None:
+        self._node = stack.enter_context(EmbeddedNode(folder))
+        self._outcome.node_started_in = self._node.started_in
+        self._admin = stack.enter_context(Admin(folder / "attach.sock", client_id="demo"))
+        self._admin.create_topic(TOPIC, TopicConfig(partitions=self._plan.partitions))
+        self._hire(stack, self._node.url)
+        self._direct()
+        self._take_stock(folder)
 
     # --- while it runs ---
-    def has_struck(self) -> bool:
-        return self._outcome.killed is not None
-
-    def is_over(self) -> bool:
-        return self._outcome.killed is not None and self._outcome.killed.is_complete
-
     def check_alive(self) -> None:
         if not self._node.is_running:
             raise PenstockError("the node of the demo died")
@@ -149,12 +128,4 @@ class Stage(Director):
         status = self._node.stop()
         if status:
             outcome.log_findings.append(f"the node ended with exit status {status}")
-        outcome.data_bytes = sum(
-            path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file()
-        )
-        for partition in find_partitions(str(folder)):
-            checked = check_partition(partition)
-            outcome.batches += checked.batches
-            outcome.log_findings += [
-                f"{partition.name} {finding.file}: {finding.message}" for finding in checked.errors
-            ]
+        self._examine(folder)
