@@ -53,6 +53,7 @@ _OPTIONS = {
     "--election-timeout": (float, "seconds of silence after which a controller is elected"),
     "--broker-session-timeout": (float, "seconds of silence after which a broker is fenced"),
     "--replica-lag-time": (float, "seconds behind after which a follower is not in sync"),
+    "--leader-balance-interval": (float, "seconds between looks whether first replicas lead"),
     "--gateway-stall-timeout": (float, "seconds after which a silent gateway is replaced"),
 }
 

@@ -1,0 +1,76 @@
+"""Leaders come back by themselves on three real brokers, and nobody loses a record by it."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import pytest
+from brokers_ground import ClusterUnderTest
+from brokers_trial import EVERYTHING, BrokersTrial, Misfortune
+from crash.nursery import Nursery
+from crash.trial import Upheaval
+from seeds import tell
+
+from penstock.core.errors import PenstockError
+from penstock.testing import wait_until
+
+INTERVAL = 1.0
+WANTED = os.environ.get("PENSTOCK_CLUSTER", "")
+STEPS = ["bounce leader", "see leaders back", "crash controller", "see leaders back"]
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
+
+
+class AndBack(Misfortune):
+    """Misfortunes, and a look whether all is led again by whoever comes first."""
+
+    def _see_leaders_back(self) -> str:
+        cluster = self._ground.cluster
+
+        def strays() -> object:
+            try:
+                placed = cluster.look(*self._topics).partitions
+            except PenstockError as error:
+                return error
+            return {name: it for name, it in placed.items() if it.leader != it.replicas[0]}
+
+        wait_until(lambda: not strays(), 30, lambda: f"leaders are back: {strays()}")
+        return "all of them"
+
+
+class BalancedTrial(BrokersTrial):
+    def _make_faults(self, args: tuple[Any, ...]) -> Upheaval:
+        return AndBack(self, *args)
+
+
+def test_leaders_come_back_in_the_middle_of_traffic(capsys):
+    seed = random.SystemRandom().randrange(1 << 40)
+    nursery = Nursery()
+    try:
+        with ClusterUnderTest(options={"leader_balance_interval": INTERVAL}) as ground:
+            trial = BalancedTrial(ground, nursery, EVERYTHING, seed, "back")
+            try:
+                report = trial.play(STEPS * 2 if WANTED == "all" else STEPS)
+            except Exception as error:
+                trial.keep()
+                raise AssertionError(
+                    f"{error}\n--- seed {seed}, kept in {ground.keep()}\n--- trace\n"
+                    f"{trial.trace_text()}\n--- brokers\n{ground.tail()}"
+                ) from error
+            finally:
+                trial.close()
+            logs = "\n".join(each.log_tail(100_000) for each in ground.cluster.brokers)
+            assert "partitions that their first replica leads again: " in logs
+            assert balanced(ground) > 0, "the controller of now saw the last ones back"
+    finally:
+        nursery.close()
+    with capsys.disabled():
+        tell(f"\nleaders that come back, seed {seed}: {report.figures}")
+
+
+def balanced(ground: ClusterUnderTest) -> int:
+    """Partitions that the controller of now has moved."""
+    with ground.controller().connect() as client, client.admin() as admin:
+        return admin.describe_node().controller.get("balanced", 0)
