@@ -81,11 +81,14 @@ class ElectLeaders(msgspec.Struct, frozen=True, tag="elect_leaders"):
 
 
 class ReassignPartition(msgspec.Struct, frozen=True, tag="reassign_partition"):
-    """Move a partition to these brokers, the preferred leader first. It goes on meanwhile."""
+    """Move a partition to these brokers, the preferred leader first. It goes on meanwhile.
+    `partition` None: all of the topic, and each broker comes first in turn. `replication_factor`
+    instead of brokers: have so many replicas, wherever there is least."""
 
     topic: str
-    partition: int
-    replicas: Annotated[list[int], msgspec.Meta(max_length=REPLICAS_MAX)]
+    partition: int | None = None
+    replicas: Annotated[list[int], msgspec.Meta(max_length=REPLICAS_MAX)] = []
+    replication_factor: Annotated[int, msgspec.Meta(ge=0, le=REPLICAS_MAX)] = 0
 
 
 class RemoveBroker(msgspec.Struct, frozen=True, tag="remove_broker"):

@@ -494,7 +494,7 @@ class World:
         with self.lock:
             it = self.controller.image.partitions[TOPIC, page]
             rest = tuple(each for each in it.replicas if each != broker)
-            self._decide(self.controller.reassign((TOPIC, page), (broker, *rest)))
+            self._decide(self.controller.reassign([(TOPIC, page)], (broker, *rest)))
             self._decide(self.controller.elect([(TOPIC, page)]))
 
     def wait_committed(self, offset: int, page: int = 0, *brokers: Broker) -> None:

@@ -100,6 +100,18 @@ def unclean(partition: Partition, may_lead: MayLead) -> Partition | None:
     return changed(partition, may_lead, isr=(chosen,), last_isr=())
 
 
+def reassigned(
+    partition: Partition, target: tuple[int, ...], may_lead: MayLead
+) -> Partition | None:
+    """These are to be its replicas: they join, catch up, and then the others leave. The present
+    ones as a target take an unfinished reassignment back."""
+    if target == (partition.target or partition.replicas):
+        return None
+    both = (*target, *(broker for broker in partition.replicas if broker not in target))
+    wanted = changed(partition, may_lead, isr=partition.isr, replicas=both, target=target)
+    return progressed(wanted, may_lead)
+
+
 def progressed(partition: Partition, may_lead: MayLead) -> Partition:
     """A reassignment whose target is in sync has come to its end."""
     target = partition.target

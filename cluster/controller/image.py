@@ -114,6 +114,12 @@ class Image:
             raise UnknownTopicError(f"there is no topic {name!r}")
         return topic_id, self.topics[topic_id]
 
+    def replication_factor(self, topic_id: bytes) -> int:
+        """How many replicas each of its partitions has, or is to have once its reassignment is
+        through, at least."""
+        found = (self.partitions[place] for place in self.partitions_of(topic_id))
+        return min(len(it.target or it.replicas) for it in found)
+
     def partitions_of(self, topic_id: bytes) -> list[Place]:
         return [(topic_id, number) for number in range(self.topics[topic_id].partitions)]
 

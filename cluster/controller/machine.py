@@ -26,6 +26,7 @@ from penstock.cluster.controller.balance import Balancer
 from penstock.cluster.controller.draft import Draft
 from penstock.cluster.controller.image import Image, Place
 from penstock.cluster.controller.placement import place
+from penstock.cluster.controller.reassigning import targets
 from penstock.cluster.controller.records import Broker, Partition, Topic
 from penstock.cluster.decisions import Decision, Record
 from penstock.cluster.replica.messages import IsrChange, IsrChanged, Refusal
@@ -35,7 +36,6 @@ from penstock.core.errors import (
     ResourceLimitError,
     StaleBrokerEpochError,
     TopicExistsError,
-    UnknownTopicError,
 )
 
 _NOTHING: Final = Decision((), None)
@@ -239,7 +239,7 @@ class Controller:
                 f"{name!r} has {topic.partitions} partitions; {total} is not more, and partitions "
                 "cannot be taken away"
             )
-        factor = len(self.image.partitions[topic_id, 0].replicas)
+        factor = self.image.replication_factor(topic_id)
         draft = Draft(self.image)
         draft.add(rec.record(rec.TOPIC, topic_id, value=replace(topic, partitions=total)))
         self._add_partitions(draft, topic_id, name, range(topic.partitions, total), factor)
@@ -255,10 +255,11 @@ class Controller:
             return _NOTHING
         if was is not None and was != topic.config:
             raise ConfigError(f"somebody else changed {name!r} just now: look at it, and try again")
-        factor = len(self.image.partitions[topic_id, 0].replicas)
+        factor = self.image.replication_factor(topic_id)
         if not 1 <= min_insync <= factor:
             raise ConfigError(
-                f"min_insync_replicas={min_insync} of {name!r} must be from 1 to {factor}"
+                f"min_insync_replicas={min_insync} of {name!r} must be from 1 to its "
+                f"replication_factor={factor}"
             )
         draft = Draft(self.image)
         value = replace(topic, min_insync=min_insync, config=config)
@@ -344,23 +345,15 @@ class Controller:
         self.counts["balanced"] += decision.answer
         return decision
 
-    def reassign(self, at: Place, target: tuple[int, ...]) -> Decision[None]:
-        """Move a partition to these brokers: they join, catch up, and then the others leave. The
-        present replicas as a target take an unfinished one back. Raises `ConfigError`,
-        `UnknownTopicError`."""
-        it = self.image.partitions.get(at)
-        if it is None:
-            raise UnknownTopicError(f"there is no partition {at[1]} of topic {at[0].hex()}")
-        strangers = [broker for broker in target if broker not in self.image.brokers]
-        if not target or len(set(target)) != len(target) or strangers:
-            raise ConfigError(
-                f"{target} cannot be the replicas of a partition: name brokers that are there, "
-                f"each once (unknown: {strangers})"
-            )
+    def reassign(
+        self, places: Iterable[Place], target: tuple[int, ...] = (), *, replication_factor: int = 0
+    ) -> Decision[None]:
+        """Move partitions to these brokers, or have so many replicas of each: who is new joins and
+        catches up, and then the others leave. The present replicas as a target take an unfinished
+        one back. Raises `ConfigError`, `UnknownTopicError`."""
         draft = Draft(self.image)
-        both = (*target, *(broker for broker in it.replicas if broker not in target))
-        wanted = el.changed(it, draft.may_lead, isr=it.isr, replicas=both, target=target)
-        draft.put(at, el.progressed(wanted, draft.may_lead))
+        for at, wanted in targets(self.image, places, target, replication_factor).items():
+            draft.change(at, lambda it, to=wanted: el.reassigned(it, to, draft.may_lead))  # type: ignore[misc]
         return Decision(draft.records(), None)
 
     # --- the rest ---

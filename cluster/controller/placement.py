@@ -1,4 +1,4 @@
-"""Which brokers get the replicas of a new partition.
+"""Which brokers get the replicas of a new partition, or of one that is to have more or fewer.
 
 Replicas of a partition are on different brokers, and on different racks as long as there are racks
 left; over all partitions of a topic every broker leads as many as any other, give or take one, and
@@ -30,8 +30,24 @@ def place(
         step = ((first + number) // len(ring)) % max(1, len(ring) - 1)
         rest = [*ring[lead + 1 :], *ring[:lead]]
         rest = [*rest[step:], *rest[:step]]
-        found.append(_spread(ring[lead], rest, brokers, replication_factor))
+        found.append(_spread((ring[lead],), rest, brokers, replication_factor))
     return found
+
+
+def resize(
+    held: Sequence[int], others: Sequence[int], racks: Mapping[int, str], replication_factor: int
+) -> tuple[int, ...]:
+    """So many replicas for a partition that lies on `held`. What is there stays as far as it can,
+    the first ones before the last ones; what is missing goes to the first ones of `others`. Racks
+    come before that order."""
+    if replication_factor <= len(held):
+        return _spread(held[:1], held[1:], racks, replication_factor)
+    if replication_factor > len(held) + len(others):
+        raise ConfigError(
+            f"replication_factor={replication_factor}: a partition lies on {sorted(held)}, and "
+            f"beside those {sorted(others)} are there; use a smaller one, or add brokers"
+        )
+    return _spread(held, others, racks, replication_factor)
 
 
 def _by_rack(brokers: Mapping[int, str]) -> list[int]:
@@ -45,13 +61,14 @@ def _by_rack(brokers: Mapping[int, str]) -> list[int]:
 
 
 def _spread(
-    leader: int, rest: Sequence[int], brokers: Mapping[int, str], count: int
+    first: Sequence[int], rest: Sequence[int], racks: Mapping[int, str], count: int
 ) -> tuple[int, ...]:
-    chosen, racks = [leader], {brokers[leader]}
+    """So many: those, then the rest in its order, as far as possible where there is none yet."""
+    chosen, used = list(first), {racks[broker] for broker in first}
     for broker in rest:
-        if len(chosen) < count and brokers[broker] not in racks:
+        if len(chosen) < count and racks[broker] not in used:
             chosen.append(broker)
-            racks.add(brokers[broker])
+            used.add(racks[broker])
     for broker in rest:
         if len(chosen) < count and broker not in chosen:
             chosen.append(broker)

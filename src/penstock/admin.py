@@ -206,10 +206,29 @@ class Admin(Closing):
         have any replica lead that is; records that it does not have are lost."""
         return ClusterAdmin(self._ask).elect(topic, partition, unclean=unclean)
 
-    def reassign_partition(self, topic: str, partition: int, replicas: Sequence[int]) -> None:
-        """Move a partition to these brokers, the preferred leader first. It goes on in the
-        background: `describe_partitions` shows it as `target` until then."""
-        ClusterAdmin(self._ask).reassign(as_topic(topic), partition, replicas)
+    def reassign_partition(
+        self,
+        topic: str,
+        partition: int,
+        replicas: Sequence[int] | None = None,
+        *,
+        replication_factor: int | None = None,
+    ) -> None:
+        """Move a partition to these brokers, the preferred leader first, or have so many replicas
+        of it: those that it has stay as far as they can. It goes on in the background:
+        `describe_partitions` shows it as `target` until then. Raises `ConfigError`, also for fewer
+        replicas than `min_insync_replicas`."""
+        ClusterAdmin(self._ask).reassign(as_topic(topic), partition, replicas, replication_factor)
+
+    def reassign_topic(
+        self,
+        topic: str,
+        replicas: Sequence[int] | None = None,
+        *,
+        replication_factor: int | None = None,
+    ) -> None:
+        """The same for all partitions of a topic. Each of the brokers comes first in turn."""
+        ClusterAdmin(self._ask).reassign(as_topic(topic), None, replicas, replication_factor)
 
     def remove_broker(self, broker: int) -> None:
         """Take a broker that is stopped for good out of the quorum, and off the list if it has no

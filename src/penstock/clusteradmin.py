@@ -49,13 +49,27 @@ class ClusterAdmin:
         answer: cg.LeadersElected = self._ask(request, cg.LeadersElected)
         return answer.changed
 
-    def reassign(self, topic: str, partition: int, replicas: Sequence[int]) -> None:
-        if not 1 <= len(replicas) <= cg.REPLICAS_MAX:
+    def reassign(
+        self,
+        topic: str,
+        partition: int | None,
+        replicas: Sequence[int] | None,
+        replication_factor: int | None,
+    ) -> None:
+        if (replicas is None) == (replication_factor is None):
             raise ConfigError(
-                f"{len(replicas)} replicas: name the brokers of the partition, 1 to "
-                f"{cg.REPLICAS_MAX}, the preferred leader first"
+                "give replicas, the brokers by their numbers, or replication_factor: one of both"
             )
-        self._ask(cg.ReassignPartition(topic, partition, list(replicas)), ms.Done)
+        number = len(replicas) if replicas is not None else replication_factor or 0
+        if not 1 <= number <= cg.REPLICAS_MAX:
+            raise ConfigError(
+                f"{number} replicas: a partition has 1 to {cg.REPLICAS_MAX}. Name its brokers, the "
+                "preferred leader first, or say how many there are to be"
+            )
+        request = cg.ReassignPartition(
+            topic, partition, list(replicas or ()), replication_factor or 0
+        )
+        self._ask(request, ms.Done)
 
     def remove(self, broker: int) -> None:
         self._ask(cg.RemoveBroker(broker), ms.Done)

@@ -48,7 +48,7 @@ class TopicConfig:
     min_dirty_ratio: the share of a partition that must be new before it is compacted again
         (default 0.5).
     replication_factor: on how many brokers of a cluster each partition lies (default: 3, or as many
-        as there are). It stays: `penstock cluster reassign` gives a partition other replicas.
+        as there are). `penstock cluster reassign` changes it later.
     min_insync_replicas: with fewer in-sync replicas nothing is committed (default: 2 of 3 and more,
         else 1).
     """

@@ -23,7 +23,7 @@ from penstock.testing.sim import FAIR, FOUL, Network, Simulation
 KINDS = (
     *("kill", "kill", "power", "stop", "stop", "cut", "cut", "cut", "leave"),
     *("kill all", "kill all", "power all"),
-    *("prefer", "reassign"),
+    *("prefer", "reassign", "resize"),
 )
 
 
@@ -222,8 +222,12 @@ class ClusterWorld:
                 self.decide(lambda controller: controller.elect(self.places))
             case "reassign":
                 place = draw.choice(self.places)
-                target = tuple(draw.sample(list(self.numbers), 3))
-                self.decide(lambda controller: controller.reassign(place, target))
+                target = tuple(draw.sample(list(self.numbers), draw.choice([1, 2, 3, 3])))
+                self.decide(lambda controller: controller.reassign([place], target))
+            case "resize":
+                factor = draw.choice([1, 2, 3])
+                places = draw.choice([self.places[:2], self.places[:1], self.places[2:]])
+                self.decide(lambda c: c.reassign(places, replication_factor=factor))
         self.next_fault()
 
     def decide(self, what: Callable[[Controller], object]) -> None:

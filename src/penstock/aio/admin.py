@@ -100,9 +100,35 @@ class Admin(AsyncClosing):
         """Have the first replica of each partition lead. See `penstock.Admin.elect_leaders`."""
         return await self._do(partial(self._core.elect_leaders, topic, partition, unclean=unclean))
 
-    async def reassign_partition(self, topic: str, partition: int, replicas: Sequence[int]) -> None:
+    async def reassign_partition(
+        self,
+        topic: str,
+        partition: int,
+        replicas: Sequence[int] | None = None,
+        *,
+        replication_factor: int | None = None,
+    ) -> None:
         """Move a partition to these brokers. See `penstock.Admin.reassign_partition`."""
-        await self._do(partial(self._core.reassign_partition, topic, partition, replicas))
+        await self._do(
+            partial(
+                self._core.reassign_partition, topic, partition, replicas,
+                replication_factor=replication_factor,
+            )
+        )  # fmt: skip
+
+    async def reassign_topic(
+        self,
+        topic: str,
+        replicas: Sequence[int] | None = None,
+        *,
+        replication_factor: int | None = None,
+    ) -> None:
+        """Move all partitions of a topic. See `penstock.Admin.reassign_topic`."""
+        await self._do(
+            partial(
+                self._core.reassign_topic, topic, replicas, replication_factor=replication_factor
+            )
+        )
 
     async def remove_broker(self, broker: int) -> None:
         """Take a broker that is stopped for good out. See `penstock.Admin.remove_broker`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
@@ -16,6 +16,7 @@ from penstock.core import errors as er
 if TYPE_CHECKING:
     from penstock.admin import ClusterDescription, PartitionPlace
 
+ALL: Final = "all"
 _PLACES = ("topic", "partition", "leader", "epoch", "replicas", "in_sync", "target")
 
 
@@ -120,18 +121,40 @@ def elect(
 def reassign(
     env: Env,
     topic: Annotated[str, typer.Argument(metavar="TOPIC")],
-    partition: Annotated[int, typer.Argument(metavar="PARTITION", min=0)],
-    replicas: Annotated[
-        str,
-        typer.Argument(metavar="BROKERS", help="Like 2,3,4: the preferred leader comes first."),
-    ],
+    partition: Annotated[
+        str, typer.Argument(metavar="[PARTITION]", help="Its number, or all of the topic.")
+    ] = ALL,
+    brokers: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[BROKERS]",
+            help="Like 2,3,4: the preferred leader comes first; of all partitions, each in turn.",
+        ),
+    ] = None,
+    replication_factor: Annotated[
+        int | None,
+        typer.Option(
+            "--replication-factor",
+            min=1,
+            help="Instead of BROKERS: so many replicas, the present ones among them.",
+        ),
+    ] = None,
 ) -> None:
-    """Move a partition to other brokers: they catch up first, then those before let go of it."""
+    """Give partitions other replicas, or more or fewer of them: those that are new catch up first,
+    then the others let go."""
+    replicas = None if brokers is None else _brokers(brokers)
     with env.admin() as admin:
-        admin.reassign_partition(topic, partition, _brokers(replicas))
+        if partition == ALL:
+            admin.reassign_topic(topic, replicas, replication_factor=replication_factor)
+        else:
+            admin.reassign_partition(
+                topic, _partition(partition), replicas, replication_factor=replication_factor
+            )
+    what = topic if partition == ALL else f"{topic}-{partition}"
+    to = f"to {brokers}" if brokers else f"to {output.counted(replication_factor or 0, 'replica')}"
     env.say(
-        f"{topic}-{partition} moves to {replicas}: `penstock cluster health` says when all "
-        "replicas are in sync"
+        f"{what} moves {to}: `penstock cluster describe {topic}` shows targets while it does, and "
+        "`penstock cluster health` says when all replicas are in sync"
     )
 
 
@@ -144,6 +167,12 @@ def remove(
     with env.admin() as admin:
         admin.remove_broker(broker)
     env.say(f"broker {broker} is out of the quorum")
+
+
+def _partition(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise er.ConfigError(f"{text!r} is no partition: write its number, or {ALL}")
+    return int(text)
 
 
 def _brokers(text: str) -> list[int]:

@@ -76,7 +76,7 @@ class Quorum:
         self.do(self.controller.create_topic("t", T, partitions, factor, 1, b"c", **options))
         replicas = (1, 2, 3)[:factor]
         if partitions == 1:
-            self.do(self.controller.reassign((T, 0), replicas))
+            self.do(self.controller.reassign([(T, 0)], replicas))
             self.do(self.controller.elect([(T, 0)]))
         return self.partition()
 
@@ -327,7 +327,7 @@ def test_partitions_are_bounded():
 def test_a_reassignment_joins_before_it_leaves():
     at = Quorum(5)
     at.create()
-    at.do(at.controller.reassign((T, 0), (4, 5, 1)))
+    at.do(at.controller.reassign([(T, 0)], (4, 5, 1)))
     it = at.partition()
     assert set(it.replicas) == {1, 2, 3, 4, 5}
     assert set(it.isr) == {1, 2, 3}
@@ -338,9 +338,9 @@ def test_a_reassignment_joins_before_it_leaves():
     assert (it.replicas, set(it.isr), it.target) == ((4, 5, 1), {4, 5, 1}, ())
     assert it.leader == 1  # it is in the target, and stays
     with pytest.raises(ConfigError, match="unknown"):
-        at.controller.reassign((T, 0), (1, 9))
+        at.controller.reassign([(T, 0)], (1, 9))
     with pytest.raises(UnknownTopicError):
-        at.controller.reassign((b"x" * 16, 0), (1,))
+        at.controller.reassign([(b"x" * 16, 0)], (1,))
 
 
 def test_a_snapshot_says_the_same():

@@ -113,7 +113,7 @@ CLIENT = [
     cg.DescribeCluster(4095),
     cg.DescribePartitions(NAME, 4095),
     cg.ElectLeaders(NAME, 4095, True),
-    cg.ReassignPartition(NAME, 4095, [65_535] * cg.REPLICAS_MAX),
+    cg.ReassignPartition(NAME, 4095, [65_535] * cg.REPLICAS_MAX, cg.REPLICAS_MAX),
     cg.RemoveBroker(65_535),
 ]  # fmt: skip
 NODE = [

@@ -211,7 +211,7 @@ def test_places_of_a_topic_come_in_pages(run):
 def test_leaders_are_elected_and_partitions_move(run):
     async def test(quorum: Decided, host: Told) -> None:
         describing = Describing(1, Described(quorum), 1.0)
-        topic = (await create(host, "t", partitions=3)).topic
+        topic = (await create(host, "t", partitions=3, min_insync_replicas=1)).topic
         place = (topic.topic_id, 1)
         before = quorum.image.partitions[place].replicas
         await ask(describing, cg.ReassignPartition("t", 1, [*before[1:], before[0]]))
@@ -220,10 +220,23 @@ def test_leaders_are_elected_and_partitions_move(run):
             changed = (await ask(describing, request)).changed
             assert changed == (request.partition is not None)
         assert quorum.image.partitions[place].leader == before[1]
-        for wrong in (cg.ElectLeaders("t", 3), cg.ReassignPartition("no", 0, [1])):
+        first = [quorum.image.partitions[topic.topic_id, n].replicas[0] for n in range(3)]
+        await ask(describing, cg.ReassignPartition("t", replication_factor=1))
+        for number, leader in enumerate(first):
+            assert quorum.image.partitions[topic.topic_id, number].replicas == (leader,)
+        await ask(describing, cg.ReassignPartition("t", 0, [*before]))
+        places = (await ask(describing, cg.DescribePartitions("t"))).partitions
+        assert [place.target for place in places] == [[*before], [], []]
+        for wrong in (
+            cg.ElectLeaders("t", 3), cg.ReassignPartition("no", 0, [1]),
+            cg.ReassignPartition("t", 3, [1]),
+        ):  # fmt: skip
             with pytest.raises(UnknownTopicError):
                 await ask(describing, wrong)
-        for wrong in (cg.ElectLeaders("", 1), cg.ReassignPartition("t", 0, [9])):
+        for wrong in (
+            cg.ElectLeaders("", 1), cg.ReassignPartition("t", 0, [9]), cg.ReassignPartition("t"),
+            cg.ReassignPartition("t", 0, [1], 1), cg.ReassignPartition("t", replication_factor=4),
+        ):  # fmt: skip
             with pytest.raises(ConfigError):
                 await ask(describing, wrong)
 

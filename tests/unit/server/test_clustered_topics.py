@@ -154,9 +154,12 @@ def test_growth_that_was_cut_off_keeps_its_pages_for_the_next_one(world):
     ("changes", "complaint"),
     [
         ({"partitions": 1}, "cannot shrink to 1"),
-        ({"partitions": 2, "replication_factor": 2}, "replication_factor=3, which stays"),
+        (
+            {"partitions": 2, "replication_factor": 2},
+            "replication_factor=3: .* `penstock cluster reassign t ",
+        ),
         ({"partitions": 2, "durability": "fsync"}, "neither given nor taken later"),
-        ({"partitions": 2, "min_insync_replicas": 4}, "must be from 1 to 3"),
+        ({"partitions": 2, "min_insync_replicas": 4}, "must be from 1 to its replication_factor=3"),
         ({"partitions": 2, "segment_bytes": 1}, "segment_bytes is 1"),
     ],
 )
@@ -205,6 +208,28 @@ def test_more_replicas_than_brokers_are_refused(world):
     world(test)
 
 
+def test_a_topic_shows_how_many_replicas_its_partitions_have(world):
+    async def test(quorum: Decided, hosts: list[Host]) -> None:
+        topic = (await create(hosts[0], "t", partitions=2, replication_factor=1)).topic
+        places = tuple((topic.topic_id, number) for number in range(2))
+        await quorum.ask("reassign", places[:1], replication_factor=3, timeout=1.0)
+        for host in hosts:
+            await host.settled()
+            assert (await host.topics.find("t")).topic.settings.replication_factor == 1
+        await quorum.ask("reassign", places[1:], replication_factor=2, timeout=1.0)
+        for host in hosts:
+            await host.settled()
+            assert (await host.topics.find("t")).topic.settings.replication_factor == 2
+        changed = {"partitions": 3, "replication_factor": 2, "min_insync_replicas": 2}
+        settings = (await alter(hosts[1], "t", **changed)).topic.settings
+        assert (settings.replication_factor, settings.min_insync_replicas) == (2, 2)
+        assert len(quorum.image.partitions[topic.topic_id, 2].replicas) == 2
+        with pytest.raises(ConfigError, match="cluster reassign t --replication-factor 1"):
+            await alter(hosts[1], "t", partitions=3, replication_factor=1)
+
+    world(test)
+
+
 def test_a_deleted_topic_is_gone_from_all_brokers(world):
     async def test(quorum: Decided, hosts: list[Host]) -> None:
         pages = (await create(hosts[0], "t", partitions=3)).topic.pages
@@ -234,7 +259,7 @@ def test_a_partition_that_moves_away_is_closed_and_removed_and_may_come_back(wor
         for host in hosts:
             await host.settled()
         hosts[old - 1].is_stuck = True
-        await quorum.ask("reassign", place, (new,), timeout=1.0)
+        await quorum.ask("reassign", (place,), (new,), timeout=1.0)
         it = quorum.image.partitions[place]
         isr = tuple((b, quorum.image.brokers[b].epoch) for b in (old, new))
         change = IsrChange(old, it.leader_epoch, it.partition_epoch, isr)
@@ -242,7 +267,7 @@ def test_a_partition_that_moves_away_is_closed_and_removed_and_may_come_back(wor
         assert quorum.image.partitions[place].replicas == (new,)
         await hosts[new - 1].settled()
         assert hosts[new - 1].open == {"t-0"}
-        await quorum.ask("reassign", place, (old, new), timeout=1.0)  # while it is being removed
+        await quorum.ask("reassign", (place,), (old, new), timeout=1.0)  # while it is being removed
         await asyncio.sleep(0.05)
         left = hosts[old - 1]
         assert left.forgotten == topic.pages

@@ -44,7 +44,14 @@ from penstock.server.catalog import (
     check_topic_name,
 )
 from penstock.server.clustered.topics import ClusterTopic, cluster_topic
-from penstock.server.clustered.view import TopicsView, hosts, pages_in_use, place_of, resolved
+from penstock.server.clustered.view import (
+    TopicsView,
+    hosts,
+    pages_in_use,
+    place_of,
+    resolved,
+    settings_of,
+)
 from penstock.server.config import NodeConfig
 from penstock.server.datafolder import DataFolder
 from penstock.server.partitions import Partitions
@@ -282,7 +289,8 @@ class ClusterTopics(Topics):
         check_settings(request.settings, self._config)
         topic_id, known = self._quorum.image.topic(request.name)
         kept = cluster_topic(known.config)
-        settings = self._altered(request, kept.settings, known.partitions)
+        factor = self._quorum.image.replication_factor(topic_id)
+        settings = self._altered(request, settings_of(kept, known.partitions, factor))
         more = settings.partitions - known.partitions
         self._check_limits(request.name, Tally(0, more))
         self._check_room(more)
@@ -314,19 +322,18 @@ class ClusterTopics(Topics):
         return ms.TopicFound(topic.info)
 
     @staticmethod
-    def _altered(
-        request: ms.AlterTopic, known: ms.TopicSettings, partitions: int
-    ) -> ms.TopicSettings:
+    def _altered(request: ms.AlterTopic, known: ms.TopicSettings) -> ms.TopicSettings:
         settings, name = request.settings, request.name
-        if settings.partitions < partitions:
+        if settings.partitions < known.partitions:
             raise ConfigError(
-                f"topic {name!r} has {partitions} partitions and cannot shrink to "
+                f"topic {name!r} has {known.partitions} partitions and cannot shrink to "
                 f"{settings.partitions}: create another topic and copy"
             )
         if settings.replication_factor not in (None, known.replication_factor):
             raise ConfigError(
-                f"topic {name!r} has replication_factor={known.replication_factor}, which stays: "
-                "give its partitions other replicas one by one (`penstock cluster reassign`)"
+                f"topic {name!r} has replication_factor={known.replication_factor}: its partitions "
+                f"get more or fewer by `penstock cluster reassign {name} --replication-factor "
+                f"{settings.replication_factor}`"
             )
         if "fsync" in (settings.durability, known.durability) and (
             settings.durability != known.durability

@@ -47,11 +47,7 @@ class Describing:
             case cg.ElectLeaders():
                 return await self._elect(request)
             case cg.ReassignPartition():
-                place = self._place(request.topic, request.partition)
-                await self._quorum.ask(
-                    "reassign", place, tuple(request.replicas), timeout=self._timeout
-                )
-                return ms.Done()
+                return await self._reassign(request)
             case cg.RemoveBroker():
                 return await self._remove(request.broker)
 
@@ -107,14 +103,20 @@ class Describing:
             if request.partition is not None:
                 raise ConfigError(f"partition {request.partition} of which topic? Name it")
             places = sorted(image.partitions)
-        elif request.partition is None:
-            places = image.partitions_of(image.topic(request.topic)[0])
         else:
-            places = [self._place(request.topic, request.partition)]
+            places = self._places(request.topic, request.partition)
         changed = await self._quorum.ask(
             "elect", tuple(places), is_unclean=request.unclean, timeout=self._timeout
         )
         return cg.LeadersElected(changed)
+
+    async def _reassign(self, request: cg.ReassignPartition) -> ms.Done:
+        places = self._places(request.topic, request.partition)
+        await self._quorum.ask(
+            "reassign", tuple(places), tuple(request.replicas),
+            replication_factor=request.replication_factor, timeout=self._timeout,
+        )  # fmt: skip
+        return ms.Done()
 
     async def _remove(self, broker: int) -> ms.Done:
         await self._quorum.ask("remove_member", broker, timeout=self._timeout)
@@ -123,14 +125,17 @@ class Describing:
             await self._quorum.ask("forget", broker, timeout=self._timeout)
         return ms.Done()
 
-    def _place(self, name: str, partition: int) -> Place:
+    def _places(self, name: str, partition: int | None) -> list[Place]:
+        """That partition of a topic; None: all of them."""
         image = self._quorum.image
         topic_id, topic = image.topic(name)
+        if partition is None:
+            return image.partitions_of(topic_id)
         if not 0 <= partition < topic.partitions:
             raise UnknownTopicError(
                 f"topic {name!r} has partitions 0 to {topic.partitions - 1}, not {partition}"
             )
-        return topic_id, partition
+        return [(topic_id, partition)]
 
 
 def _is_ill(image: Image, place: Place, it: Partition) -> bool:

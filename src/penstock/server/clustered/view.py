@@ -47,14 +47,19 @@ class TopicsView:
         return [record for _, _, record in made.values()]
 
     def _of(self, topic_id: bytes, image: Image) -> tuple[Topic, ClusterTopic, TopicRecord]:
-        topic = image.topics[topic_id]
+        topic, factor = image.topics[topic_id], image.replication_factor(topic_id)
         known = self._made.get(topic_id)
-        if known is not None and known[0] is topic:
+        if known and known[0] is topic and known[2].settings.replication_factor == factor:
             return known
         kept = cluster_topic(topic.config)
-        settings = replace(kept.settings, partitions=topic.partitions)
+        settings = settings_of(kept, topic.partitions, factor)
         record = TopicRecord(topic.name, topic_id.hex(), kept.pages[: topic.partitions], settings)
         return topic, kept, record
+
+
+def settings_of(kept: ClusterTopic, partitions: int, replication_factor: int) -> TopicSettings:
+    """A topic's settings with what its partitions are now, which they may not have begun with."""
+    return replace(kept.settings, partitions=partitions, replication_factor=replication_factor)
 
 
 def place_of(topic: TopicRecord, index: int) -> Place:

@@ -98,8 +98,9 @@ class Elect(Asked, frozen=True):
 
 
 class Reassign(Asked, frozen=True):
-    at: Place
-    target: Annotated[tuple[NodeId, ...], msgspec.Meta(max_length=REPLICAS_MAX)]
+    places: Annotated[tuple[Place, ...], msgspec.Meta(max_length=PLACES_MAX)]
+    target: Annotated[tuple[NodeId, ...], msgspec.Meta(max_length=REPLICAS_MAX)] = ()
+    replication_factor: Annotated[int, msgspec.Meta(ge=0, le=REPLICAS_MAX)] = 0
 
 
 class Set(Asked, frozen=True):
