@@ -35,6 +35,7 @@ from penstock.bench.cluster import ClusterOptions
 from penstock.bench.clusterpartitions import ClusterPartitionsOptions
 from penstock.bench.compare import CompareOptions
 from penstock.bench.connections import ConnectionsOptions
+from penstock.bench.footprint import FootprintOptions
 from penstock.bench.groups import GroupsOptions
 from penstock.bench.options import (
     LatencyOptions,
@@ -87,77 +88,18 @@ def _terminate_like_exit() -> Any:
         return None
 
 
-def _throughput(arguments: argparse.Namespace) -> int:
-    options = _options(ThroughputOptions, arguments)
-    title = f"{options.api} {options.size} B"
-    return _finish(throughput.run(options, Progress(title, quiet=arguments.quiet)), arguments)
+def _measuring(
+    run: Callable[[Any, Progress], Result], kind: type[Any], title: str
+) -> Callable[[argparse.Namespace], int]:
+    """What a command does that measures. `title` may name options of that kind."""
 
+    def measure(arguments: argparse.Namespace) -> int:
+        given = vars(arguments)
+        options = kind(**{name: given[name] for name in kind.__dataclass_fields__ if name in given})
+        progress = Progress(title.format(options=options), quiet=arguments.quiet)
+        return _finish(run(options, progress), arguments)
 
-def _latency(arguments: argparse.Namespace) -> int:
-    options = _options(LatencyOptions, arguments)
-    title = f"latency at {options.rate:g}/s"
-    return _finish(latency.run(options, Progress(title, quiet=arguments.quiet)), arguments)
-
-
-def _footprint(arguments: argparse.Namespace) -> int:
-    options = footprint.FootprintOptions(
-        starts=arguments.starts, idle=arguments.idle, data=arguments.data
-    )
-    return _finish(footprint.run(options, Progress("footprint", quiet=arguments.quiet)), arguments)
-
-
-def _partitions(arguments: argparse.Namespace) -> int:
-    options = _options(PartitionsOptions, arguments)
-    return _finish(
-        partitions.run(options, Progress("partitions", quiet=arguments.quiet)), arguments
-    )
-
-
-def _recovery(arguments: argparse.Namespace) -> int:
-    options = _options(RecoveryOptions, arguments)
-    return _finish(recovery.run(options, Progress("recovery", quiet=arguments.quiet)), arguments)
-
-
-def _backlog(arguments: argparse.Namespace) -> int:
-    options = _options(BacklogOptions, arguments)
-    return _finish(backlog.run(options, Progress("backlog", quiet=arguments.quiet)), arguments)
-
-
-def _groups(arguments: argparse.Namespace) -> int:
-    options = _options(GroupsOptions, arguments)
-    return _finish(groups.run(options, Progress("groups", quiet=arguments.quiet)), arguments)
-
-
-def _connections(arguments: argparse.Namespace) -> int:
-    options = _options(ConnectionsOptions, arguments)
-    title = f"{options.connections} connections"
-    return _finish(connections.run(options, Progress(title, quiet=arguments.quiet)), arguments)
-
-
-def _cluster(arguments: argparse.Namespace) -> int:
-    options = _options(ClusterOptions, arguments)
-    title = f"{options.brokers} brokers"
-    return _finish(cluster.run(options, Progress(title, quiet=arguments.quiet)), arguments)
-
-
-def _cluster_partitions(arguments: argparse.Namespace) -> int:
-    options = _options(ClusterPartitionsOptions, arguments)
-    title = f"{options.partitions:,} partitions on {options.brokers} brokers"
-    return _finish(
-        clusterpartitions.run(options, Progress(title, quiet=arguments.quiet)), arguments
-    )
-
-
-def _compare(arguments: argparse.Namespace) -> int:
-    options = _options(CompareOptions, arguments)
-    title = f"{options.transport} against {options.against}"
-    return _finish(compare.run(options, Progress(title, quiet=arguments.quiet)), arguments)
-
-
-def _spark(arguments: argparse.Namespace) -> int:
-    options = _options(SparkOptions, arguments)
-    title = f"Spark, {options.size} B"
-    return _finish(spark.run(options, Progress(title, quiet=arguments.quiet)), arguments)
+    return measure
 
 
 def _plots(arguments: argparse.Namespace) -> int:
@@ -195,11 +137,6 @@ def _finish(result: Result, arguments: argparse.Namespace) -> int:
     return 0 if report.is_clean(result) else EXIT_FAILED
 
 
-def _options(kind: type[Any], arguments: argparse.Namespace) -> Any:
-    given = vars(arguments)
-    return kind(**{name: given[name] for name in kind.__dataclass_fields__ if name in given})
-
-
 # --- arguments ----------------------------------------------------------------------------------
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -235,21 +172,45 @@ def _command(commands: Any, name: str, run: Callable[..., int], text: str) -> An
     return parser
 
 
+def _measurement(
+    commands: Any, name: str, run: Callable[[Any, Progress], Result], defaults: Any, title: str,
+    text: str, **fields: str,
+) -> Any:  # fmt: skip
+    """A command that measures, with these of its options; see `_measuring` and `_add`."""
+    parser = _command(commands, name, _measuring(run, type(defaults), title), text)
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    _add(parser, defaults, **fields)
+    return parser
+
+
+def _add(parser: Any, defaults: Any, **fields: str) -> None:
+    """An option for each of these fields, of its type and with its default; the text is its help
+    (empty: none). What is None by default is a number of processes."""
+    for name, text in fields.items():
+        value = getattr(defaults, name)
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=int if value is None else type(value),
+            default=value, help=text or None,
+        )  # fmt: skip
+
+
+def _add_api(parser: Any, defaults: Any, *, arrow: bool = True, text: str | None = None) -> None:
+    choices = ("send", "batch", "arrow") if arrow else ("send", "batch")
+    parser.add_argument("--api", choices=choices, default=defaults.api, help=text)
+
+
 def _add_common(parser: Any, defaults: Options) -> None:
-    parser.add_argument("--size", type=int, default=defaults.size, help="bytes of a value")
+    _add(
+        parser, defaults, size="bytes of a value", linger="seconds", batch_bytes="",
+        timeout="seconds for it all",
+    )  # fmt: skip
     parser.add_argument("--acks", type=_acks, default=defaults.acks, help="0, 1 or all")
     parser.add_argument("--codec", choices=tuple(CODECS), default=defaults.codec)
-    parser.add_argument("--linger", type=float, default=defaults.linger, help="seconds")
-    parser.add_argument("--batch-bytes", type=int, default=defaults.batch_bytes)
     parser.add_argument(
         "--durability", choices=("os", "interval", "fsync"), default=defaults.durability,
         help="the topic's",
     )  # fmt: skip
     _add_where(parser, defaults)
-    parser.add_argument(
-        "--timeout", type=float, default=defaults.timeout, help="seconds for it all"
-    )
-    parser.add_argument("--format", choices=("text", "json"), default="text")
 
 
 def _add_where(parser: Any, defaults: Where) -> None:
@@ -264,195 +225,155 @@ def _add_where(parser: Any, defaults: Where) -> None:
         "--transport", choices=get_args(Transport), default=defaults.transport,
         help="how to reach the own node: shared memory, TCP, or TCP with keys",
     )  # fmt: skip
-    parser.add_argument(
-        "--writers", type=int, default=None, help="writer processes of the own node"
-    )
-    parser.add_argument("--brokers", type=int, default=defaults.brokers,
-                        help="a cluster of so many instead of one node (0: one node)")  # fmt: skip
-    parser.add_argument("--replicas", type=int, default=None, help="of each partition there")
+    _add(
+        parser, defaults, writers="writer processes of the own node",
+        brokers="a cluster of so many instead of one node (0: one node)",
+        replicas="of each partition there",
+    )  # fmt: skip
 
 
 def _add_throughput(commands: Any) -> None:
-    text = "records a second, from the first send to the last record checked"
-    parser = _command(commands, "throughput", _throughput, text)
     defaults = ThroughputOptions()
-    _add_common(parser, defaults)
-    parser.add_argument("--records", type=int, default=defaults.records, help="in all")
-    parser.add_argument(
-        "--api", choices=("send", "batch", "arrow"), default=defaults.api,
-        help="a loop over records on both sides, lists and columns, or Arrow tables",
+    parser = _measurement(
+        commands, "throughput", throughput.run, defaults, "{options.api} {options.size} B",
+        "records a second, from the first send to the last record checked",
+        records="in all", producers="processes", consumers="processes, sharing the partitions",
+        partitions="", keys="different keys (0: none)",
+        list_records="values in one send_batch or table (0: a batch, 1 MiB)",
+        transaction_records="records of each transaction (0: none)",
+        warmup="records before the clock starts",
     )  # fmt: skip
-    parser.add_argument("--producers", type=int, default=1, help="processes")
-    parser.add_argument(
-        "--consumers", type=int, default=1, help="processes, sharing the partitions"
-    )
-    parser.add_argument("--partitions", type=int, default=1)
-    parser.add_argument("--keys", type=int, default=0, help="different keys (0: none)")
-    parser.add_argument("--list-records", type=int, default=0,
-                        help="values in one send_batch or table (0: a batch, 1 MiB)")  # fmt: skip
+    _add_common(parser, defaults)
+    _add_api(
+        parser, defaults,
+        text="a loop over records on both sides, lists and columns, or Arrow tables",
+    )  # fmt: skip
     parser.add_argument(
         "--guarantee", choices=("none", "manual", "at-least-once", "at-most-once"),
         default=defaults.guarantee, help="the consumer is a group's one member",
     )  # fmt: skip
-    parser.add_argument("--transaction-records", type=int, default=0,
-                        help="records of each transaction (0: none)")  # fmt: skip
-    parser.add_argument("--warmup", type=int, default=None, help="records before the clock starts")
 
 
 def _add_latency(commands: Any) -> None:
-    parser = _command(commands, "latency", _latency,
-                      "microseconds from when a record is due to when it is iterated")  # fmt: skip
     defaults = LatencyOptions()
+    parser = _measurement(
+        commands, "latency", latency.run, defaults, "latency at {options.rate:g}/s",
+        "microseconds from when a record is due to when it is iterated",
+        rate="records a second", seconds="measured", warmup="seconds before that",
+        poll_spin="seconds that writer and consumer look before they sleep",
+    )  # fmt: skip
     _add_common(parser, defaults)
-    parser.add_argument("--rate", type=float, default=defaults.rate, help="records a second")
-    parser.add_argument("--seconds", type=float, default=defaults.seconds, help="measured")
-    parser.add_argument("--warmup", type=float, default=defaults.warmup, help="seconds before that")
     parser.add_argument("--spin", type=float, default=defaults.spin,
                         help="seconds of spinning before each record is due (None: 0.0001 through "
                         "shared memory; 0 by TCP, where the producer's process has another thread "
                         "to run)")  # fmt: skip
-    parser.add_argument("--poll-spin", type=float, default=defaults.poll_spin,
-                        help="seconds that writer and consumer look before they sleep")  # fmt: skip
     parser.add_argument("--acks-latency", action="store_true",
                         help="also from send to acknowledgement")  # fmt: skip
 
 
 def _add_footprint(commands: Any) -> None:
-    parser = _command(commands, "footprint", _footprint,
-                      "start-up time, idle CPU and memory of a node")  # fmt: skip
-    parser.add_argument("--starts", type=int, default=5, help="starts to take the median of")
-    parser.add_argument("--idle", type=float, default=10.0, help="seconds to watch an idle node")
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    _measurement(
+        commands, "footprint", footprint.run, FootprintOptions(), "footprint",
+        "start-up time, idle CPU and memory of a node",
+        starts="starts to take the median of", idle="seconds to watch an idle node",
+    )  # fmt: skip
 
 
 def _add_partitions(commands: Any) -> None:
-    text = "what many partitions take: start-up time, memory, descriptors, idle CPU"
-    parser = _command(commands, "partitions", _partitions, text)
-    defaults = PartitionsOptions()
-    parser.add_argument("--partitions", type=int, default=defaults.partitions)
-    parser.add_argument("--idle", type=float, default=defaults.idle, help="seconds to watch")
-    parser.add_argument("--writers", type=int, default=None, help="writer processes")
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    _measurement(
+        commands, "partitions", partitions.run, PartitionsOptions(), "partitions",
+        "what many partitions take: start-up time, memory, descriptors, idle CPU",
+        partitions="", idle="seconds to watch", writers="writer processes",
+    )  # fmt: skip
 
 
 def _add_recovery(commands: Any) -> None:
-    text = "seconds to open a large log, after a clean stop and after a kill"
-    parser = _command(commands, "recovery", _recovery, text)
-    defaults = RecoveryOptions()
-    parser.add_argument("--gb", type=float, default=defaults.gb, help="of the log, 10^9 bytes")
-    parser.add_argument(
-        "--tail-mb", type=int, default=defaults.tail_mb, help="appended before the kill, 10^6 bytes"
-    )
-    parser.add_argument("--starts", type=int, default=defaults.starts, help="after a clean stop")
-    parser.add_argument("--segment-mb", type=int, default=defaults.segment_mb, help="MiB")
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    _measurement(
+        commands, "recovery", recovery.run, RecoveryOptions(), "recovery",
+        "seconds to open a large log, after a clean stop and after a kill",
+        gb="of the log, 10^9 bytes", tail_mb="appended before the kill, 10^6 bytes",
+        starts="after a clean stop", segment_mb="MiB",
+    )  # fmt: skip
 
 
 def _add_backlog(commands: Any) -> None:
-    text = "throughput with a backlog and without, in pairs"
-    parser = _command(commands, "backlog", _backlog, text)
     defaults = BacklogOptions()
-    parser.add_argument("--gb", type=float, default=defaults.gb, help="of the backlog, 10^9 bytes")
-    parser.add_argument("--records", type=int, default=defaults.records, help="of each turn")
-    parser.add_argument("--turns", type=int, default=defaults.turns, help="pairs")
-    parser.add_argument("--size", type=int, default=defaults.size, help="bytes of a value")
-    parser.add_argument("--api", choices=("send", "batch"), default=defaults.api)
-    parser.add_argument("--timeout", type=float, default=defaults.timeout, help="seconds of a turn")
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser = _measurement(
+        commands, "backlog", backlog.run, defaults, "backlog",
+        "throughput with a backlog and without, in pairs",
+        gb="of the backlog, 10^9 bytes", records="of each turn", turns="pairs",
+        size="bytes of a value", timeout="seconds of a turn",
+    )  # fmt: skip
+    _add_api(parser, defaults, arrow=False)
 
 
 def _add_groups(commands: Any) -> None:
-    text = "groups: rebalance, failover after a kill, commits a second"
-    parser = _command(commands, "groups", _groups, text)
     defaults = GroupsOptions()
-    parser.add_argument("--members", type=int, default=defaults.members)
-    parser.add_argument("--partitions", type=int, default=defaults.partitions)
-    parser.add_argument("--processes", type=int, default=defaults.processes, help="of members")
-    parser.add_argument("--rate", type=int, default=defaults.rate, help="records a second")
-    parser.add_argument("--rounds", type=int, default=defaults.rounds, help="kills")
-    parser.add_argument("--seconds", type=float, default=defaults.seconds, help="of commits")
-    parser.add_argument("--session-timeout", type=float, default=defaults.session_timeout,
-                        help="of members that are killed, in seconds")  # fmt: skip
+    parser = _measurement(
+        commands, "groups", groups.run, defaults, "groups",
+        "groups: rebalance, failover after a kill, commits a second",
+        members="", partitions="", processes="of members", rate="records a second",
+        rounds="kills", seconds="of commits",
+        session_timeout="of members that are killed, in seconds",
+    )  # fmt: skip
     _add_where(parser, defaults)
-    parser.add_argument("--format", choices=("text", "json"), default="text")
 
 
 def _add_connections(commands: Any) -> None:
-    text = "many connections: their memory and CPU, records a second, a request among them"
-    parser = _command(commands, "connections", _connections, text)
     defaults = ConnectionsOptions()
-    parser.add_argument("--connections", type=int, default=defaults.connections)
-    parser.add_argument("--processes", type=int, default=defaults.processes, help="that share them")
-    parser.add_argument("--partitions", type=int, default=defaults.partitions)
-    parser.add_argument("--rate", type=float, default=defaults.rate, help="requests a second")
-    parser.add_argument("--size", type=int, default=defaults.size, help="bytes of a value")
-    parser.add_argument("--list-records", type=int, default=defaults.list_records,
-                        help="values in one list, where as much is sent as goes")  # fmt: skip
-    parser.add_argument("--seconds", type=float, default=defaults.seconds, help="of each phase")
+    parser = _measurement(
+        commands, "connections", connections.run, defaults, "{options.connections} connections",
+        "many connections: their memory and CPU, records a second, a request among them",
+        connections="", processes="that share them", partitions="", rate="requests a second",
+        size="bytes of a value",
+        list_records="values in one list, where as much is sent as goes",
+        seconds="of each phase", timeout="seconds for it all",
+    )  # fmt: skip
     _add_where(parser, defaults)
-    parser.add_argument(
-        "--timeout", type=float, default=defaults.timeout, help="seconds for it all"
-    )
-    parser.add_argument("--format", choices=("text", "json"), default="text")
 
 
 def _add_cluster(commands: Any) -> None:
-    text = "a cluster: how long a leader's death is felt, what a follower's return costs"
-    parser = _command(commands, "cluster", _cluster, text)
-    defaults = ClusterOptions()
-    parser.add_argument("--brokers", type=int, default=defaults.brokers)
-    parser.add_argument("--writers", type=int, default=None, help="writer processes of each")
-    parser.add_argument("--rounds", type=int, default=defaults.rounds, help="kills of a leader")
-    parser.add_argument("--mb", type=int, default=defaults.mb, help="to catch up, 10^6 bytes")
-    parser.add_argument("--rate", type=int, default=defaults.rate, help="records a second beside")
-    parser.add_argument("--size", type=int, default=defaults.size, help="bytes of a value")
-    parser.add_argument("--seconds", type=float, default=defaults.seconds, help="before that")
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    _measurement(
+        commands, "cluster", cluster.run, ClusterOptions(), "{options.brokers} brokers",
+        "a cluster: how long a leader's death is felt, what a follower's return costs",
+        brokers="", writers="writer processes of each", rounds="kills of a leader",
+        mb="to catch up, 10^6 bytes", rate="records a second beside", size="bytes of a value",
+        seconds="before that",
+    )  # fmt: skip
 
 
 def _add_cluster_partitions(commands: Any) -> None:
-    text = "what many partitions take on several brokers: start-up, memory, failover"
-    parser = _command(commands, "cluster-partitions", _cluster_partitions, text)
-    defaults = ClusterPartitionsOptions()
-    parser.add_argument("--partitions", type=int, default=defaults.partitions)
-    parser.add_argument("--brokers", type=int, default=defaults.brokers)
-    parser.add_argument("--idle", type=float, default=defaults.idle, help="seconds to watch")
-    parser.add_argument("--writers", type=int, default=None, help="writer processes of each")
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    _measurement(
+        commands, "cluster-partitions", clusterpartitions.run, ClusterPartitionsOptions(),
+        "{options.partitions:,} partitions on {options.brokers} brokers",
+        "what many partitions take on several brokers: start-up, memory, failover",
+        partitions="", brokers="", idle="seconds to watch", writers="writer processes of each",
+    )  # fmt: skip
 
 
 def _add_compare(commands: Any) -> None:
-    text = "the same throughput by two transports, in pairs"
-    parser = _command(commands, "compare", _compare, text)
     defaults = CompareOptions()
+    parser = _measurement(
+        commands, "compare", compare.run, defaults, "{options.transport} against {options.against}",
+        "the same throughput by two transports, in pairs",
+        records="of each run", turns="pairs", size="bytes of a value", timeout="seconds of a run",
+    )  # fmt: skip
     ways = get_args(Transport)
     parser.add_argument("--transport", choices=ways, default=defaults.transport)
     parser.add_argument("--against", choices=ways, default=defaults.against)
-    parser.add_argument("--records", type=int, default=defaults.records, help="of each run")
-    parser.add_argument("--turns", type=int, default=defaults.turns, help="pairs")
-    parser.add_argument("--size", type=int, default=defaults.size, help="bytes of a value")
-    parser.add_argument("--api", choices=("send", "batch", "arrow"), default=defaults.api)
-    parser.add_argument("--timeout", type=float, default=defaults.timeout, help="seconds of a run")
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    _add_api(parser, defaults)
 
 
 def _add_spark(commands: Any) -> None:
-    text = "Spark reading a topic and writing to one, beside Spark reading Parquet"
-    parser = _command(commands, "spark", _spark, text)
     defaults = SparkOptions()
-    parser.add_argument("--size", type=int, default=defaults.size, help="bytes of a value")
-    parser.add_argument("--records", type=int, default=defaults.records, help="of the topic")
-    parser.add_argument("--partitions", type=int, default=defaults.partitions)
-    parser.add_argument("--turns", type=int, default=defaults.turns, help="counted, of each query")
-    parser.add_argument("--triggers", type=int, default=defaults.triggers,
-                        help="small batches of a stream")  # fmt: skip
-    parser.add_argument("--rows", type=int, default=defaults.rows, help="records of each of these")
-    parser.add_argument("--master", default=defaults.master, help="where Spark runs")
+    parser = _measurement(
+        commands, "spark", spark.run, defaults, "Spark, {options.size} B",
+        "Spark reading a topic and writing to one, beside Spark reading Parquet",
+        size="bytes of a value", records="of the topic", partitions="",
+        turns="counted, of each query", triggers="small batches of a stream",
+        rows="records of each of these", master="where Spark runs", timeout="seconds for it all",
+    )  # fmt: skip
     _add_where(parser, defaults)
-    parser.add_argument(
-        "--timeout", type=float, default=defaults.timeout, help="seconds for it all"
-    )
-    parser.add_argument("--format", choices=("text", "json"), default="text")
 
 
 def _add_plots(commands: Any) -> None:
