@@ -8,27 +8,20 @@ lock.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 import os
-import signal
 import socket
 import sys
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from penstock.core.errors import PenstockError
 from penstock.ipc import messages as ms
 from penstock.ipc.channel import Channel, close_fds
-from penstock.ipc.liveness import raise_descriptor_limit
-from penstock.server.childlife import die_with, keep_memory
+from penstock.server.childlife import begin
 from penstock.server.config import NodeConfig
 from penstock.server.gateway.loop import Gateway
 from penstock.server.health.address import check_http_address
-from penstock.server.logformat import configure
-from penstock.server.logpace import Pace
 
 if TYPE_CHECKING:
     from penstock.server.health.service import HealthService
@@ -41,21 +34,7 @@ BEAT: Final = 0.5
 
 def main(argv: list[str] | None = None) -> int:
     """Run until told to leave (0), or until it cannot go on (1)."""
-    parser = argparse.ArgumentParser(prog="penstock-gateway")
-    parser.add_argument("--config", required=True, help="the node's, as JSON")
-    parser.add_argument("--uuid", required=True)
-    parser.add_argument("--lifeline-fd", type=int, required=True)
-    parser.add_argument("--node-pid", type=int, required=True)
-    parser.add_argument("--log-level", default="INFO")
-    options = parser.parse_args(argv)
-    config = NodeConfig(**msgspec.json.decode(options.config))
-    configure("gateway", options.log_level, config.log_format)
-    logger.addFilter(Pace())
-    for number in (signal.SIGINT, signal.SIGTERM):  # the node decides when it ends
-        signal.signal(number, signal.SIG_IGN)
-    die_with(options.node_pid)
-    raise_descriptor_limit()
-    keep_memory()
+    options, config = begin("gateway", argv, ["--uuid"])
     line: Channel = Channel(socket.socket(fileno=options.lifeline_fd), inbound=ms.GatewayOrder)
     try:
         gateway = Gateway(config, bytes.fromhex(options.uuid))

@@ -7,27 +7,20 @@ controller. It is a client of its node too, for lanes, pages and a doorbell.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 import os
-import signal
 import socket
 import sys
 from typing import Final
 
-import msgspec
-
 from penstock.core.errors import PenstockError
 from penstock.ipc import layout as lo
 from penstock.ipc.channel import Channel
-from penstock.ipc.liveness import raise_descriptor_limit
 from penstock.ipc.paths import socket_in
 from penstock.keys import load_cluster_key
-from penstock.server.childlife import die_with, keep_memory
+from penstock.server.childlife import begin
 from penstock.server.config import NodeConfig
-from penstock.server.logformat import configure
-from penstock.server.logpace import Pace
 from penstock.server.replicator import messages as rm
 from penstock.server.replicator.loop import Replicator
 from penstock.session import Session
@@ -39,20 +32,7 @@ ATTACH_TIMEOUT: Final = 15.0
 
 def main(argv: list[str] | None = None) -> int:
     """Run until told to leave (0), or until it cannot go on (1)."""
-    parser = argparse.ArgumentParser(prog="penstock-replicator")
-    parser.add_argument("--config", required=True, help="the node's, as JSON")
-    parser.add_argument("--lifeline-fd", type=int, required=True)
-    parser.add_argument("--node-pid", type=int, required=True)
-    parser.add_argument("--log-level", default="INFO")
-    options = parser.parse_args(argv)
-    config = NodeConfig(**msgspec.json.decode(options.config))
-    configure("replicator", options.log_level, config.log_format)
-    logger.addFilter(Pace())
-    for number in (signal.SIGINT, signal.SIGTERM):  # the node decides when it ends
-        signal.signal(number, signal.SIG_IGN)
-    die_with(options.node_pid)
-    raise_descriptor_limit()
-    keep_memory()
+    options, config = begin("replicator", argv)
     line: Channel = Channel(socket.socket(fileno=options.lifeline_fd), inbound=rm.Order)
     try:
         return _serve(config, line)
