@@ -7,10 +7,12 @@ on a broker of a cluster: the test also says who leads, in which epoch, and what
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 from penstock.cluster.decisions import Record
 from penstock.core.log import Log, LogConfig
@@ -34,6 +36,10 @@ from penstock.server.tables import Tables
 BOOT = liveness.boot_id()
 TOPIC_ID = b"c" * 16
 COORDINATOR = 7 << lo.PRODUCER_COUNTER_BITS
+
+
+class Closing(Protocol):
+    def close(self) -> None: ...
 
 
 class Seats:
@@ -231,3 +237,33 @@ class BrokerWorld(World):
 
 def some(count: int, start: int = 0) -> Sequence[Record]:
     return [Record(b"\x92\xa1k%c" % (start + number), b"value") for number in range(count)]
+
+
+# --- running a test on one ---
+def running(make: Callable[..., Closing]) -> Callable[..., None]:
+    """What runs a coroutine function on what `make` makes of the options, and closes that."""
+
+    def run(scenario: Callable[[Any], Awaitable[None]], **options: Any) -> None:
+        async def main() -> None:
+            world = make(**options)
+            try:
+                await asyncio.wait_for(scenario(world), 20.0)
+            finally:
+                world.close()
+
+        asyncio.run(main())
+
+    return run
+
+
+async def turns(count: int = 20) -> None:
+    """So many turns of the loop, in which whatever is ready comes true."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def waiting(
+    journal: Journal, *, durable: bool = False, timeout: float = 10.0
+) -> asyncio.Future[None]:
+    """Somebody who waits until all that was decided is settled."""
+    return asyncio.ensure_future(journal.settled(durable=durable, timeout=timeout))

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 
 import pytest
-from coordinator_world import COORDINATOR, TOPIC_ID, BrokerWorld
+from coordinator_world import COORDINATOR, TOPIC_ID, BrokerWorld, running, turns
 
 from penstock.core.control import ControlType, encode_control
 from penstock.core.errors import CorruptBatchError, ErrorCode, PenstockTimeout, ResourceLimitError
@@ -114,22 +115,7 @@ class Net:
 
 @pytest.fixture
 def run(tmp_path):
-    def run(scenario):
-        async def main():
-            net = Net(tmp_path)
-            try:
-                await asyncio.wait_for(scenario(net), 20.0)
-            finally:
-                net.close()
-
-        asyncio.run(main())
-
-    return run
-
-
-async def turns(count=20):
-    for _ in range(count):
-        await asyncio.sleep(0)
+    return running(partial(Net, tmp_path))
 
 
 def test_a_batch_goes_to_the_leader_and_is_answered_once_it_is_committed_there(run):

@@ -6,9 +6,10 @@ Who leads and what is committed is in the test's hand; log, lanes, tables and do
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
-from coordinator_world import BrokerWorld, some
+from coordinator_world import BrokerWorld, running, some, turns, waiting
 
 from penstock.core.errors import ErrorCode, NotLeaderError, ResourceLimitError
 from penstock.ipc import layout as lo
@@ -19,27 +20,7 @@ from penstock.server.coordinator.loading import fence
 @pytest.fixture
 def run(tmp_path):
     """Run a coroutine function on a world of its own."""
-
-    def run(scenario, **options):
-        async def main():
-            world = BrokerWorld(tmp_path, **options)
-            try:
-                await asyncio.wait_for(scenario(world), 20.0)
-            finally:
-                world.close()
-
-        asyncio.run(main())
-
-    return run
-
-
-async def turns(count=5):
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
-def waiting(journal, *, durable=False, timeout=10.0):
-    return asyncio.ensure_future(journal.settled(durable=durable, timeout=timeout))
+    return running(partial(BrokerWorld, tmp_path))
 
 
 def test_an_answer_waits_until_the_high_watermark_has_passed_it(run):

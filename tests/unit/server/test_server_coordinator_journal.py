@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 
 import pytest
-from coordinator_world import World, some
+from coordinator_world import World, running, some, turns, waiting
 
 from penstock.cluster.decisions import Record
 from penstock.core.errors import ErrorCode, PenstockError, PenstockTimeout, ResourceLimitError
@@ -20,28 +21,7 @@ from penstock.server.coordinator.loading import FENCE_KEY, fence, replay
 @pytest.fixture
 def run(tmp_path):
     """Run a coroutine function on a world of its own."""
-
-    def run(scenario, **options):
-        async def main():
-            world = World(tmp_path, **options)
-            try:
-                await asyncio.wait_for(scenario(world), 20.0)
-            finally:
-                world.close()
-
-        asyncio.run(main())
-
-    return run
-
-
-async def turns(count=5):
-    """So many turns of the loop, in which whatever is ready comes true."""
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
-def waiting(journal, *, durable=False, timeout=10.0):
-    return asyncio.ensure_future(journal.settled(durable=durable, timeout=timeout))
+    return running(partial(World, tmp_path))
 
 
 def test_an_answer_waits_for_everything_that_was_decided_before_it(run):

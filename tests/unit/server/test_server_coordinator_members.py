@@ -9,6 +9,7 @@ import subprocess
 import time
 
 import pytest
+from coordinator_world import running
 
 from penstock.cluster.groups import ClientIdentity
 from penstock.ipc import layout as lo
@@ -77,17 +78,7 @@ class Ground:
 
 @pytest.fixture
 def run():
-    def run(scenario, **options):
-        async def main():
-            ground = Ground(**options)
-            try:
-                await scenario(ground)
-            finally:
-                ground.close()
-
-        asyncio.run(main())
-
-    return run
+    return running(Ground)
 
 
 def pidfds():
