@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import sys
 
+from quick_java import QUICK_JAVA
+
 from penstock.spark import session
 
 
@@ -18,7 +20,7 @@ def main() -> None:
     spark = session(
         "streaming-copy",
         master="local[2]",
-        conf={"spark.sql.shuffle.partitions": 2, "spark.driver.memory": "512m"},
+        conf={"spark.sql.shuffle.partitions": 2, "spark.driver.memory": "512m", **QUICK_JAVA},
     )
     spark.sparkContext.setLogLevel("ERROR")
     rows = (

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from quick_java import QUICK_JAVA
 
 from penstock.spark.clients import forget
 from penstock.spark.errors import JavaMissingError
@@ -37,6 +38,7 @@ def spark() -> Iterator[SparkSession]:
             "spark.sql.shuffle.partitions": 2,
             "spark.default.parallelism": 2,
             "spark.driver.memory": "1g",
+            **QUICK_JAVA,
         },
     )
     made.sparkContext.setLogLevel("ERROR")

@@ -34,6 +34,8 @@ conf = {
     "spark.log.level": "ERROR",
     "spark.sql.shuffle.partitions": 2,
     "spark.scheduler.minRegisteredResourcesRatio": 1,  # both executors before the first task
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 if shipped:
     conf["spark.executorEnv.PYTHONPATH"] = ""
