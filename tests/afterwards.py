@@ -7,7 +7,7 @@ import contextlib
 import subprocess
 from typing import Final
 
-WITHIN: Final = 20.0
+WITHIN: Final = 45.0
 
 
 class Afterwards:

@@ -19,7 +19,7 @@ from penstock.core.errors import PenstockError
 from penstock.testing import Cluster, wait_until
 from penstock.testing.cluster import ClusterBroker
 
-READY_TIMEOUT = 30.0
+READY_TIMEOUT = 45.0
 QUICK = {
     "election_timeout": 0.5,
     "broker_session_timeout": 1.0,

@@ -16,7 +16,7 @@ from cli_runner import Running, cli_process
 from penstock.group.consumer import GroupConsumer
 from penstock.testing.waiting import wait_until
 
-TIMEOUT = 20.0
+TIMEOUT = 45.0
 
 
 def fill(broker: Any, topic: str, start: int, count: int) -> None:

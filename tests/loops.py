@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
-WITHIN = 20.0
+WITHIN = 45.0
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

@@ -35,7 +35,7 @@ from penstock.server.node import Node
 from penstock.testing import reaper, remains
 
 ROOT = Path(__file__).resolve().parents[1]
-TIMEOUT = 20.0
+TIMEOUT = 45.0
 _T = TypeVar("_T")
 
 

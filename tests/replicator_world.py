@@ -203,7 +203,7 @@ class Broker:
         """Its process dies, and another one takes its place; lanes are drained by that."""
         self._orders.close()
         self._writer_bell.ring()
-        self._writer.join(20)
+        self._writer.join(45)
         assert not self._writer.is_alive()
         bell = self._writer_bell
         self._start_writer()
@@ -233,7 +233,7 @@ class Broker:
         self._orders.close()
         self._writer_bell.ring()
         for thread in (self._thread, self._writer):
-            thread.join(20)
+            thread.join(45)
             assert not thread.is_alive()
         for name in self.lanes:
             shm.unlink(name)
@@ -531,7 +531,7 @@ class World:
 
     def close(self) -> None:
         self._stop.set()
-        self._pump.join(20)
+        self._pump.join(45)
         for broker in self.brokers.values():
             if broker.is_up:
                 broker.kill()
@@ -593,7 +593,7 @@ class Proxy:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(20)
+        self._thread.join(45)
         self._context.term()
 
 

@@ -35,7 +35,7 @@ BATCH: Final = 64
 """Frames of one end before it is the other's turn."""
 WAITING_MAX: Final = 20_000
 """Frames that wait at one time; more are lost."""
-READY_WITHIN: Final = 10.0
+READY_WITHIN: Final = 45.0
 
 
 @dataclass(frozen=True, slots=True)

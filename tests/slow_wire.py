@@ -92,7 +92,7 @@ class SlowWire:
     def close(self) -> None:
         self._stopping = True
         for thread in self._threads:
-            thread.join(5.0)
+            thread.join(45)
         self._listening.close()
 
     def __enter__(self) -> SlowWire:

@@ -20,17 +20,15 @@ WORKERS_MAX: Final = 6
 TOGETHER: Final = ("tests/spark",)
 """Folders whose files go to one process, before all others: they share a machine of Java."""
 ALONE: Final = {
-    "test_e2e_linger.py": "batches filled by what comes within milliseconds",
     "test_e2e_quotas.py": "bytes a second",
-    "test_e2e_spin.py": "who spins, and for how long",
     "test_fuzz_gateway.py": "how long others wait beside hostile clients",
 }
 """Files, and why nothing may run beside them."""
 
 
 def workers_of(processors: int) -> int:
-    """Tests wait for two thirds of their time, so twice as many as there are processors."""
-    return min(2 * processors, WORKERS_MAX)
+    """A test computes for a third of its time and waits for the rest of it."""
+    return min(2 * processors + 1, WORKERS_MAX)
 
 
 def in_stages(items: Iterable[pytest.Item]) -> list[pytest.Item]:

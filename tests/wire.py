@@ -15,7 +15,7 @@ from penstock.core.encode import encode_batch
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 
-WITHIN = 10.0
+WITHIN = 45.0
 M = TypeVar("M", bound=msgspec.Struct)
 _NODE = msgspec.msgpack.Decoder(ms.NodeMessage)
 

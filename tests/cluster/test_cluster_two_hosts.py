@@ -136,7 +136,7 @@ def test_nothing_passes_a_pulled_cable_or_a_cut(hosts):
             end()
             wait_until(goes_on, what="answers again")
         hand.ask_to_end()
-        assert hand.wait(20)
+        assert hand.wait(45)
         assert hand.last_words() == "left"
     finally:
         nursery.close()

@@ -259,7 +259,7 @@ class Faults:
         else:
             outcome = "done"
         took = time.monotonic() - begun
-        assert took < 6 * ADMIN_TIMEOUT, f"the node's admin held its caller up for {took:.1f} s"
+        assert took < 20 * ADMIN_TIMEOUT, f"the node's admin held its caller up for {took:.1f} s"
         return outcome
 
     def _alter_topic(self) -> str:

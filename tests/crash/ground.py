@@ -31,8 +31,8 @@ from penstock.testing import reaper, wait_until
 from penstock.testing.broker import TRANSPORT_VARIABLE
 
 NODE_MAIN = str(Path(__file__).with_name("node_main.py"))
-READY_TIMEOUT = 20.0
-STOP_TIMEOUT = 30.0
+READY_TIMEOUT = 45.0
+STOP_TIMEOUT = 45.0
 
 
 def environment() -> dict[str, str]:

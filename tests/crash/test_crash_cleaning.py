@@ -22,7 +22,7 @@ from penstock.testing import wait_until
 pytestmark = pytest.mark.crash
 
 SEED = 11
-STEP_TIMEOUT = 20.0
+STEP_TIMEOUT = 45.0
 SEGMENT = 16384
 TOPICS = {
     "compacted": TopicConfig(segment_bytes=SEGMENT, cleanup="compact", min_dirty_ratio=0.0),

@@ -120,7 +120,7 @@ def read_and_cut(
     node.clear(uuid=uuid)
     for reader in readers:
         reader.stop.set()
-        reader.join(30.0)
+        reader.join(45)
     for consumer in consumers:
         consumer.close()
     producer._leave()  # its host is gone: nothing to flush, nobody to say goodbye to

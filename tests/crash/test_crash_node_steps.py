@@ -81,7 +81,7 @@ def check_whole(node: NodeUnderTest) -> None:
         admin.create_topic("after")
         for topic in admin.list_topics():
             with client.producer() as producer:
-                receipt = producer.send_and_wait(topic, b"after", timeout=10.0)
+                receipt = producer.send_and_wait(topic, b"after", timeout=45)
             assert receipt.offset is not None
             assert receipt.offset <= len(KEPT)
             with client.consumer(topic, start=receipt.offset, follow=False) as consumer:
@@ -114,7 +114,7 @@ def test_crash_of_the_node_at_work(node: NodeUnderTest, step: str) -> None:
     worker = multiprocessing.get_context("fork").Process(target=work, args=[node.url])
     worker.start()
     expect_death(node)
-    worker.join(20.0)
+    worker.join(45)
     assert not worker.is_alive()
     check_whole(node)
 

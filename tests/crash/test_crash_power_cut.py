@@ -120,7 +120,7 @@ def run_and_cut(
     node.clear(uuid=uuid)
     for sender in senders:
         sender.stop.set()
-        sender.join(30.0)
+        sender.join(45)
         sender._producer._leave()  # its host is gone: nothing to flush, nobody to say goodbye to
     client.close()
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.crash
 
 SEED = int(os.environ.get("PENSTOCK_CRASH_SEED", "0")) or random.SystemRandom().randrange(1 << 40)
 CALLS = min(int(os.environ.get("PENSTOCK_CRASH_ROUNDS", "30")), 500)
-STEP_TIMEOUT = 15.0
+STEP_TIMEOUT = 45.0
 TOPICS = {
     # Small segments: rolls and snapshots come every few batches. Those of the first topic are just
     # large enough for entries in their indexes.

@@ -96,7 +96,7 @@ def test_a_table_comes_back_row_by_row(client, topic, batch_bytes, compression):
     table = table_of(3000)
     with client.producer(batch_bytes=batch_bytes, compression=compression) as producer:
         chunks = pa.concat_tables([table.slice(0, 10), table.slice(10, 2000), table.slice(2010)])
-        receipts = producer.send_arrow(topic, chunks, **ROUND_TRIP).result(10.0)
+        receipts = producer.send_arrow(topic, chunks, **ROUND_TRIP).result(45)
     assert sum(receipt.count for receipt in receipts) == 3000
     back = read_all(client, topic)
     assert sorted(rows_of(back)) == rows_of(table)
@@ -113,7 +113,7 @@ def test_what_was_read_can_be_sent_on(client, topic):
     table = table_of(500)
     client.admin().create_topic("copy", TopicConfig(partitions=2))
     with client.producer() as producer:
-        producer.send_arrow(topic, table, **ROUND_TRIP).result(10.0)
+        producer.send_arrow(topic, table, **ROUND_TRIP).result(45)
         with client.consumer(topic, follow=False) as consumer:
             for batch in consumer.batches(max_records=100):
                 producer.send_arrow("copy", batch, **ROUND_TRIP)
@@ -126,7 +126,7 @@ def test_frames_and_relations_of_others(client, topic, maker):
     table = table_of(300).drop_columns(["headers"])
     data = module.from_arrow(table)
     with client.producer() as producer:
-        producer.send_arrow(topic, data, key_column="key", timestamp_column="timestamp").result(10)
+        producer.send_arrow(topic, data, key_column="key", timestamp_column="timestamp").result(45)
     assert [row[:3] for row in sorted(rows_of(read_all(client, topic)))] == [
         row[:3] for row in rows_of(table.append_column("headers", table_of(300)["headers"]))
     ]
@@ -135,7 +135,7 @@ def test_frames_and_relations_of_others(client, topic, maker):
 def test_without_keys_batches_take_turns(client, topic):
     table = pa.table({"value": [b"x" * 100] * 1000})
     with client.producer(batch_bytes=10 << 10) as producer:
-        receipts = producer.send_arrow(topic, table).result(10.0)
+        receipts = producer.send_arrow(topic, table).result(45)
     assert {receipt.partition for receipt in receipts} == {0, 1, 2, 3}
     assert max(receipt.count for receipt in receipts) < 110
 
@@ -143,7 +143,7 @@ def test_without_keys_batches_take_turns(client, topic):
 def test_an_explicit_partition_takes_it_all(client, topic):
     table = table_of(200)
     with client.producer() as producer:
-        producer.send_arrow(topic, table, partition=2, **ROUND_TRIP).result(10.0)
+        producer.send_arrow(topic, table, partition=2, **ROUND_TRIP).result(45)
         with pytest.raises(UnknownTopicError, match="partitions 0 to 3, not 4"):
             producer.send_arrow(topic, table, partition=4)
     back = read_all(client, topic)
@@ -194,7 +194,7 @@ def test_a_record_that_is_too_large_stops_there(client, topic):
         with pytest.raises(RecordTooLargeError, match=topic) as caught:
             producer.send_arrow(topic, large)
         assert "0 rows had been handed over" in caught.value.__notes__[0]
-        producer.send_arrow(topic, pa.table({"value": [b"later"]})).result(10.0)
+        producer.send_arrow(topic, pa.table({"value": [b"later"]})).result(45)
     assert read_all(client, topic)["value"].to_pylist() == [b"later"]
 
 

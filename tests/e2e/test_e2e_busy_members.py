@@ -21,7 +21,7 @@ def test_a_busy_exactly_once_member_comes_back_to_a_restarted_node() -> None:
 
             def is_back() -> bool:
                 """A transaction that is aborted again and again."""
-                batch = consumer.poll(1, timeout=10.0)
+                batch = consumer.poll(1, timeout=45)
                 consumer.rewind(batch)
                 with broker.connect() as other, other.admin() as admin:
                     members = admin.describe_group("billing").members

@@ -29,7 +29,7 @@ def original(tmp_path_factory):
             for batch in range(BATCHES):
                 values = [b"%06d" % (batch * PER_BATCH + row) * 400 for row in range(PER_BATCH)]
                 keys = [b"key-%d" % row for row in range(PER_BATCH)]
-                producer.send_batch("events", values, keys=keys).result(10.0)
+                producer.send_batch("events", values, keys=keys).result(45)
     return folder
 
 

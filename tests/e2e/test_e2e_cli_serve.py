@@ -33,7 +33,7 @@ def test_a_node_from_ready_to_a_clean_end(tmp_path):
         assert str(process.pid) in second.err
 
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(45) == 0
         assert process.stderr.read() == b""
     assert json.loads((data / "node.json").read_text())["clean"] is True
 
@@ -50,7 +50,7 @@ def test_the_port_that_remote_clients_got_is_told(tmp_path):
         [node] = call_cli("node", "describe", "--format", "json", url=ready["url"]).objects
         assert node["listen"] == ready["listen"]
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(45) == 0
 
 
 def test_a_port_that_is_taken_is_said_at_the_start_which_leaves_nothing(tmp_path):
@@ -88,7 +88,7 @@ def test_a_start_that_fails_leaves_what_is_another_nodes(tmp_path):
         assert shared_objects(data) == before
         assert call_cli("topic", "create", "t", url=url).code == 0
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(45) == 0
 
 
 def test_a_start_that_fails_leaves_the_lanes_of_living_producers(tmp_path):
@@ -134,7 +134,7 @@ def test_a_named_node_with_a_configuration_file(tmp_path):
         assert big.code == 1
         assert "262" in big.err or "261" in big.err
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(45) == 0
     assert (tmp_path / "data" / "node.json").is_file()
 
 

@@ -79,7 +79,7 @@ def test_serve_writes_nothing_but_objects_on_stderr(tmp_path):
         assert (first["pid"], first["folder"]) == (process.pid, str(data))
         assert call_cli("topic", "create", "t", url=f"shm://{data}").code == 0
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(45) == 0
         rest = [json.loads(line) for line in process.stderr.read().splitlines()]
     assert any(line.get("topic") == "t" for line in rest)
 

@@ -192,7 +192,7 @@ def test_memory_stays_bounded_whatever_stdin_brings(node, client, topic):
         resident = process.resident_max()
         process.stdin.close()
         counts = json.loads(process.stdout.read())
-        assert process.wait(20) == 4
+        assert process.wait(45) == 4
     assert (counts["acknowledged"], counts["refused"]) == (96 * 1024, 1)
     assert resident < 200 << 20, f"{resident >> 20} MiB resident"
 
@@ -204,7 +204,7 @@ def test_a_signal_ends_produce_with_everything_read_acknowledged(node, client, t
         process.stdin.flush()
         wait_until(lambda: records_in(client, topic) == 3, 20.0)
         process.send_signal(stop)
-        assert process.wait(20) == 4
+        assert process.wait(45) == 4
         said = process.stderr.read()
     assert b"3 records acknowledged" in said
     assert b"Traceback" not in said
@@ -238,7 +238,7 @@ def test_mistakes_before_anything_is_read(node, client, topic, arguments, code):
 
 def test_an_unknown_topic_is_told_before_stdin_is_read(node):
     with cli_process("produce", "nobody", url=node.url) as process:
-        assert process.wait(20) == 1  # its stdin is still open
+        assert process.wait(45) == 1  # its stdin is still open
         assert b"nobody" in process.stderr.read()
     assert call_cli("consume", "nobody", url=node.url).code == 1
 
@@ -347,7 +347,7 @@ def test_following_shows_what_comes_until_a_signal(node, client, topic, stop):
                 producer.send_and_wait(topic, b"%d" % number)
                 assert process.stdout.readline() == b"%d\n" % number
         process.send_signal(stop)
-        assert process.wait(20) == 0
+        assert process.wait(45) == 0
         assert process.stderr.read() == b""
 
 
@@ -357,7 +357,7 @@ def test_a_reader_that_has_enough_is_no_error(node, client, topic):
     with cli_process("consume", topic, url=node.url) as process:
         assert process.stdout.read(10) == b"x" * 10
         process.stdout.close()
-        assert process.wait(20) == 0
+        assert process.wait(45) == 0
         assert process.stderr.read() == b""
 
 

@@ -79,7 +79,7 @@ def test_rates_add_up_to_what_was_sent(node):
         [mine] = [row for row in report["producers"] if row["pid"] == os.getpid()]
         assert (mine["state"], mine["bytes_waiting"], mine["lane_use"]) == ("attached", 0, 0)
         top.send_signal(signal.SIGINT)
-        assert top.wait(20) == 0
+        assert top.wait(45) == 0
         assert top.stderr.read() == b""
 
 
@@ -210,7 +210,7 @@ def _home(tmp_path, *arguments):
         assert process.stdout.readline()
         yield places
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(45) == 0
 
 
 def test_a_named_node_is_found_by_its_name(tmp_path):
@@ -271,7 +271,7 @@ def test_on_a_terminal_it_draws_until_a_signal_and_leaves_the_screen_as_it_was(n
         assert b"\x1b[?1049h" in shown
         process.send_signal(signal.SIGINT)
         eventually(lambda: read() and b"\x1b[?1049l" in shown, "the screen as it was")
-        assert process.wait(20) == 0
+        assert process.wait(45) == 0
     finally:
         process.kill()
         process.wait()

@@ -79,7 +79,7 @@ def test_a_signal_ends_both_with_their_last_words(node):
             acknowledged += event["name"] == "producer_send_success"
         producer.send_signal(signal.SIGTERM)
         rest = [json.loads(line) for line in producer.stdout]
-        assert producer.wait(20) == 0
+        assert producer.wait(45) == 0
         acknowledged += len(named(rest, "producer_send_success"))
         assert [event["name"] for event in rest[-2:]] == ["shutdown_complete", "tool_data"]
         assert rest[-1]["sent"] == rest[-1]["acked"] == acknowledged
@@ -90,7 +90,7 @@ def test_a_signal_ends_both_with_their_last_words(node):
             consumed += json.loads(consumer.stdout.readline()).get("count", 0)
         consumer.send_signal(signal.SIGTERM)
         rest = [json.loads(line) for line in consumer.stdout]
-        assert consumer.wait(20) == 0
+        assert consumer.wait(45) == 0
         assert [event["name"] for event in rest[-1:]] == ["shutdown_complete"]
     assert consumed == acknowledged
 
@@ -124,7 +124,7 @@ def test_failed_sends_are_events_too():
                 pass
             process.send_signal(signal.SIGTERM)
             rest = [json.loads(line) for line in process.stdout]
-            assert process.wait(30) == 4
+            assert process.wait(45) == 4
     assert set(event) == {"timestamp", "name", "key", "value", "topic", "exception", "message"}
     assert (event["topic"], event["exception"]) == ("gone", "DeliveryTimeout")
     told = rest[-1]
@@ -136,7 +136,7 @@ def test_a_reader_that_leaves_ends_the_producer(node):
     with cli_process("verify", "producer", "--topic", "dying", url=node.url) as process:
         process.stdout.readline()
         process.stdout.close()
-        assert process.wait(20) == 0
+        assert process.wait(45) == 0
         assert process.stderr.read() == b""
 
 

@@ -42,7 +42,7 @@ def churn(client: Client, topic: str, seed: int, count: int, table: Table) -> No
         for number in range(0, count, 20):
             keys = [b"k%d" % rng.randrange(50) for _ in range(20)]
             values = [None if rng.random() < 0.1 else b"%d-%d " % (seed, number) * 20 for _ in keys]
-            producer.send_batch(topic, values, keys=keys).result(20)
+            producer.send_batch(topic, values, keys=keys).result(45)
             for key, value in zip(keys, values, strict=True):
                 table.pop(key, None)
                 if value is not None:
@@ -106,12 +106,12 @@ def test_tombstones_go_when_their_time_is_over(node, client):
         ),
     )
     with client.producer() as producer:
-        producer.send_batch("t", [b"x"], keys=[b"gone"]).result(10)
-        producer.send_batch("t", [None], keys=[b"gone"]).result(10)
+        producer.send_batch("t", [b"x"], keys=[b"gone"]).result(45)
+        producer.send_batch("t", [None], keys=[b"gone"]).result(45)
 
         def has_gone() -> bool:
             """More comes, since compaction looks only at what is new."""
-            producer.send_batch("t", [b"y" * 2000] * 10, keys=[b"key"] * 10).result(10)
+            producer.send_batch("t", [b"y" * 2000] * 10, keys=[b"key"] * 10).result(45)
             with client.consumer("t", start="earliest", follow=False) as consumer:
                 return b"gone" not in {record.key for record in consumer}
 
@@ -149,7 +149,7 @@ def test_compact_and_delete_do_both(node, client):
     with client.producer() as producer:
         for number in range(200):  # no key twice: only retention makes room
             keys = [b"%d-%d" % (number, each) for each in range(20)]
-            producer.send_batch("t", [b"v" * 100] * 20, keys=keys).result(10)
+            producer.send_batch("t", [b"v" * 100] * 20, keys=keys).result(45)
     eventually(lambda: admin.describe_topic("t").partitions[0].log_start > 2000)
     eventually(lambda: len(files(node, admin, "t")) < 30)
 

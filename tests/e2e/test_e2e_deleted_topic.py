@@ -23,14 +23,14 @@ def test_a_deleted_topic_is_told_to_its_consumer(node, read, successors):
     with node.connect() as client, client.producer() as producer:
         admin = client.admin()
         admin.create_topic("old", TopicConfig(partitions=1))
-        producer.send_batch("old", [b"x"] * 5).result(10)
+        producer.send_batch("old", [b"x"] * 5).result(45)
         with client.consumer("old", start="earliest") as consumer:
-            assert len(consumer.poll(read, timeout=10)) == read
+            assert len(consumer.poll(read, timeout=45)) == read
             admin.delete_topic("old")
             names = [f"new-{number}" for number in range(successors)]
             for name in names:
                 admin.create_topic(name, TopicConfig(partitions=1))
-                producer.send_batch(name, [b"y"] * 20).result(10)
+                producer.send_batch(name, [b"y"] * 20).result(45)
             with pytest.raises(UnknownTopicError, match="'old' was deleted"):
                 read_on(consumer)
         for name in names:

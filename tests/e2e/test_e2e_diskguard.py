@@ -56,7 +56,7 @@ with EmbeddedNode(mounted / "data", writers=1, arguments=options, log=log) as no
             high = described.partitions[0].high_watermark
             read = 0
             while read < high:  # consumers go on
-                batch = consumer.poll(timeout=10)
+                batch = consumer.poll(timeout=45)
                 assert batch
                 for record in batch:
                     assert record.value == value(record.offset)
@@ -66,7 +66,7 @@ with EmbeddedNode(mounted / "data", writers=1, arguments=options, log=log) as no
             eventually(lambda: admin.describe_topic("t").partitions[0].status == "online")
             assert admin.describe_topic("t").disk["level"] != "full"
             while read < sent:
-                batch = consumer.poll(timeout=10)
+                batch = consumer.poll(timeout=45)
                 assert batch
                 read += sum(record.value != b"too late" for record in batch)
     assert node.stop() == 0

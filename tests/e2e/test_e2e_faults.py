@@ -35,8 +35,8 @@ from penstock.ipc.waits import Waits
 from penstock.session import Session
 from penstock.testing import wait_until
 
-WITHIN = 15.0
-SLACK = 1.5
+WITHIN = 45.0
+SLACK = 10.0
 """Seconds by which a bound may be overrun on a machine that is busy."""
 
 
@@ -543,4 +543,4 @@ def test_a_node_that_is_replaced_between_two_look_ups_leaves_no_page_of_the_old_
         with client.consumer(timeout=30.0) as consumer:
             monkeypatch.setattr(Session, "finding_topic", replaced)
             consumer.assign([("a", 0), ("b", 0)])
-            assert {record.value for record in consumer.poll(timeout=10.0)} == {b"a", b"b"}
+            assert {record.value for record in consumer.poll(timeout=45)} == {b"a", b"b"}

@@ -17,7 +17,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.testing import Broker
 
-WITHIN = 20.0
+WITHIN = 45.0
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ def test_a_partition_that_is_not_open_yet_is_read_once_it_is() -> None:
                     consumer.poll(timeout=0.2)
             finally:
                 os.kill(writer, signal.SIGCONT)
-                adding.join(20.0)
+                adding.join(45)
             seen: list[bytes | None] = []
             with client.producer() as producer:
                 for partition in range(4):

@@ -16,7 +16,7 @@ from penstock.admin import TopicConfig
 from penstock.boxes import GATHER_MAX
 from penstock.outbox import IN_FLIGHT_EAGER
 
-WITHIN = 15.0
+WITHIN = 45.0
 FOR_EVER = 120.0
 """Seconds: a record that leaves only when such a sleep ends has missed its time."""
 

@@ -19,7 +19,7 @@ from penstock.testing import Broker
 
 pytestmark = pytest.mark.over_tcp
 
-WITHIN = 20.0
+WITHIN = 45.0
 
 
 @pytest.fixture(scope="module")

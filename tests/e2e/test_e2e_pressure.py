@@ -21,7 +21,7 @@ from penstock.testing import wait_until
 
 pytestmark = pytest.mark.over_tcp
 
-WITHIN = 20.0
+WITHIN = 45.0
 LANE = 64 << 10
 BUFFER = 128 << 10
 OPTIONS: dict[str, Any] = {"batch_bytes": 4 << 10, "buffer_bytes_max": BUFFER}

@@ -55,7 +55,7 @@ def connect(broker: Broker, file: Path, **options: str) -> penstock.Client:
 def send(client: penstock.Client, topic: str, nbytes: int) -> float:
     """Seconds until so much is acknowledged."""
     with client.producer(linger=0.0, batch_bytes=PIECE, delivery_timeout=60) as producer:
-        producer.send(topic, b"first").result(10)
+        producer.send(topic, b"first").result(45)
         began = time.monotonic()
         for _ in range(nbytes // PIECE):
             producer.send(topic, bytes(PIECE - 256))
@@ -157,6 +157,6 @@ def test_a_consumer_that_is_held_goes_on_when_its_quota_goes(broker: Broker, fol
             got = len(consumer.poll(timeout=10))
             admin.set_quota(QuotaSetting("reader"))
             while got < RATE // PIECE + 1:
-                records = consumer.poll(timeout=10)
+                records = consumer.poll(timeout=45)
                 assert records, "nothing came for 10 s after the quota was taken away"
                 got += len(records)

@@ -21,7 +21,7 @@ from penstock.testing import Broker, wait_until
 
 pytestmark = pytest.mark.over_tcp
 
-WITHIN = 10.0
+WITHIN = 45.0
 
 
 def in_log(node: Broker | NodeUnderTest, topic: str = "t") -> list[bytes]:

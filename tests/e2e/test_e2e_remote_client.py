@@ -18,7 +18,7 @@ from penstock.client import Client
 from penstock.core import errors as er
 from penstock.testing import Broker, wait_until
 
-WITHIN = 20.0
+WITHIN = 45.0
 
 
 @pytest.fixture(scope="module")

@@ -20,9 +20,9 @@ from penstock.ipc.liveness import state
 from penstock.producer import Producer
 from penstock.testing import Broker, wait_until
 
-WITHIN = 20.0
+WITHIN = 45.0
 QUICK = {"client_heartbeat": 0.25, "client_silence_max": 1.5}
-SLACK = 2.0
+SLACK = 10.0
 """Seconds by which a bound may be overrun on a machine that is busy."""
 
 

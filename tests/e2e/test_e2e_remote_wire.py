@@ -13,7 +13,7 @@ import penstock
 from penstock.consumer import Consumer
 from penstock.testing import Broker, wait_until
 
-WITHIN = 30.0
+WITHIN = 45.0
 QUICK = {"client_heartbeat": 0.25, "client_silence_max": 1.5}
 
 

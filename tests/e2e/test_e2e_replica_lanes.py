@@ -30,7 +30,7 @@ from penstock.ipc.shm import Region
 from penstock.ipc.state import StatePage
 from penstock.testing import wait_until
 
-WITHIN = 20.0
+WITHIN = 45.0
 CAPACITY = 1 << 20
 PRODUCER = (9 << lo.PRODUCER_COUNTER_BITS) + 1
 REPLICATOR = PRODUCER + 1

@@ -51,7 +51,7 @@ def send(client: Client, topic: str, first: int, count: int) -> None:
     with client.producer() as producer:
         for start in range(first, first + count, 50):
             values = [value(number) for number in range(start, start + 50)]
-            producer.send_batch(topic, values).result(20)
+            producer.send_batch(topic, values).result(45)
 
 
 def segments(node: NodeProcess, admin: Admin, topic: str) -> list[Path]:

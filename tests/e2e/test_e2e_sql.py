@@ -80,10 +80,10 @@ def test_an_empty_topic_is_an_empty_table(url):
 def test_a_relation_reads_the_span_of_its_call_again_and_again(client, url):
     client.admin().create_topic("growing", TopicConfig(partitions=2))
     with client.producer() as producer:
-        producer.send_batch("growing", [b"a"] * 10, partition=0).result(10.0)
+        producer.send_batch("growing", [b"a"] * 10, partition=0).result(45)
         counted = penstock.sql("select count(*) from growing", url=url)
-        producer.send_batch("growing", [b"b"] * 10, partition=0).result(10.0)
-        producer.send_batch("growing", [b"b"] * 10, partition=1).result(10.0)
+        producer.send_batch("growing", [b"b"] * 10, partition=0).result(45)
+        producer.send_batch("growing", [b"b"] * 10, partition=1).result(45)
     assert counted.fetchall() == counted.fetchall() == [(10,)]
     assert penstock.sql("select count(*) from growing", url=url).fetchall() == [(30,)]
     both = "select count(*) from growing a, growing b"
@@ -103,7 +103,7 @@ def test_batches_are_cut_at_the_high_watermark_of_the_call(client, node):
     """Records in the same log batch as the last one of the span do not come."""
     client.admin().create_topic("cut")
     with client.producer() as producer:
-        producer.send_batch("cut", [b"%d" % n for n in range(100)]).result(10.0)
+        producer.send_batch("cut", [b"%d" % n for n in range(100)]).result(45)
     [scan] = scans(place_of(node.url), ["cut"], "earliest", 5.0).values()
     assert sum(map(len, scan.chunks())) == 100
     short = Scan(place_of(node.url), "cut", {("cut", 0): (20, 75)}, 5.0)
@@ -114,7 +114,7 @@ def test_scans_stream(client, node):
     """A scan that is left early has read no more than it gave, and attaches only when read."""
     client.admin().create_topic("long")
     with client.producer(batch_bytes=16 << 10) as producer:
-        producer.send_arrow("long", pa.table({"value": [b"x" * 1000] * 5000})).result(20.0)
+        producer.send_arrow("long", pa.table({"value": [b"x" * 1000] * 5000})).result(45)
     [scan] = scans(place_of(node.url), ["long"], "earliest", 5.0).values()
     reader = pa.RecordBatchReader.from_stream(scan)
     first = reader.read_next_batch()

@@ -48,7 +48,7 @@ def fill(client: Client, topic: str, batches: int, partitions: int = 1, size: in
     with client.producer() as producer:
         for _ in range(batches):
             for number in range(partitions):
-                producer.send_batch(topic, [b"x" * size] * 10, partition=number).result(10)
+                producer.send_batch(topic, [b"x" * size] * 10, partition=number).result(45)
     return admin
 
 
@@ -88,7 +88,7 @@ def test_a_trim_to_the_end_gives_all_room_back_and_writing_goes_on(node, client)
     [done] = admin.trim("end", before="latest")
     assert (done.log_start, len(files(node, admin, "end"))) == (300, 1)
     with client.producer() as producer:
-        assert producer.send_and_wait("end", b"next", timeout=10).offset == 300
+        assert producer.send_and_wait("end", b"next", timeout=45).offset == 300
     with client.consumer("end", start="earliest", follow=False) as consumer:
         assert [record.value for record in consumer] == [b"next"]
 
@@ -98,7 +98,7 @@ def test_a_trim_by_time_keeps_what_is_not_older(client):
     time.sleep(0.002)  # a moment that lies between two records
     moment = datetime.now().astimezone()
     with client.producer() as producer:
-        producer.send_batch("timed", [b"later"]).result(10)
+        producer.send_batch("timed", [b"later"]).result(45)
     [done] = admin.trim("timed", before=moment)
     assert done.log_start == 50
 
@@ -124,7 +124,7 @@ def test_a_consumer_that_was_overtaken_is_told_and_one_with_a_policy_goes_on(cli
         client.consumer("overtaken", prefetch_bytes=few, on_out_of_range="earliest") as lenient,
     ):
         for consumer in (strict, lenient):
-            assert len(consumer.poll(5, timeout=10)) == 5
+            assert len(consumer.poll(5, timeout=45)) == 5
         admin.trim("overtaken", before=200)
         with pytest.raises(OffsetOutOfRangeError, match="the log starts at 200; seek"):
             read_on(strict)
@@ -141,7 +141,7 @@ def test_a_trim_survives_the_writer_and_the_node(node, client):
     os.kill(writer.pid, signal.SIGKILL)
     eventually(lambda: admin.describe_node().writers[0].pid not in (0, writer.pid), "a successor")
     with client.producer() as producer:
-        assert producer.send_and_wait("kept", b"x", timeout=10).offset == 300
+        assert producer.send_and_wait("kept", b"x", timeout=45).offset == 300
     assert start_of(admin, "kept") == 77
     node.kill()
     node.start()

@@ -15,7 +15,7 @@ from penstock.ipc.doorbell import fence
 from penstock.session import Session, place_of
 from penstock.testing import Broker, wait_until
 
-WITHIN = 10.0
+WITHIN = 45.0
 
 
 def passes(session, writer):

@@ -69,7 +69,7 @@ def kill_when(out: Path, url: str, has_come: Callable[[], bool], batch: int) -> 
         return process.poll() is None
     finally:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30.0)
+        process.wait(45)
 
 
 @pytest.mark.slow

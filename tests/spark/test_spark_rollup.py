@@ -26,7 +26,7 @@ def test_windows_have_counts_sizes_unread_and_drops(spark, broker, tmp_path):
                     timestamp=NOON + number * 1_000_000,
                 )  # fmt: skip
         with client.consumer("rolled", group="readers", guarantee="manual") as member:
-            batch = member.poll(20, timeout=10.0)
+            batch = member.poll(20, timeout=45)
             member.commit(batch)
     ledger = tmp_path / "ledger.jsonl"
     events = [

@@ -15,7 +15,7 @@ from penstock.bench import crew as crew_module
 from penstock.bench.crew import Crew, Station
 from penstock.bench.errors import BenchTimeout, MemberFailed
 
-TIMEOUT = 30.0
+TIMEOUT = 45.0
 
 
 def echo(task: str, station: Station) -> None:

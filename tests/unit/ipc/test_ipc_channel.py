@@ -23,7 +23,7 @@ from penstock.core.errors import (
 from penstock.ipc import channel
 from penstock.ipc.channel import Channel, ChannelError
 
-WAIT = 20.0
+WAIT = 45.0
 
 
 class Text(msgspec.Struct, frozen=True, tag="text"):

@@ -19,7 +19,7 @@ from penstock.core.errors import ConfigError, DataFolderError, NotConnectedError
 from penstock.ipc import channel
 from penstock.ipc.channel import Channel
 
-WAIT = 20.0
+WAIT = 45.0
 
 NAMESPACE = ("--pid", "--fork", "--mount-proc")
 

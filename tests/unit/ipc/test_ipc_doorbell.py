@@ -17,7 +17,7 @@ from penstock.core.errors import ClosedError, ResourceLimitError
 from penstock.ipc import shm
 from penstock.ipc.doorbell import Backoff, Doorbell
 
-WAIT = 20.0
+WAIT = 45.0
 ROUNDS = 20_000
 
 # One side of a ping-pong by the protocol that doorbell.py documents. Prints rounds, misses, sleeps.

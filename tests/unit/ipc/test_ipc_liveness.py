@@ -15,7 +15,7 @@ import pytest
 from penstock.core.errors import AttachRefusedError
 from penstock.ipc import liveness
 
-WAIT = 20.0
+WAIT = 45.0
 
 
 @pytest.fixture

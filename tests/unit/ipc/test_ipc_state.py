@@ -319,7 +319,7 @@ def test_rule_10_a_reader_that_spins_goes_on_when_the_lock_is_repaired(table):
     assert reader.log_end == 1
     assert found == []
     replacement.claim(TOPIC, 0, 2)
-    thread.join(10)
+    thread.join(45)
     assert found == [(0, 0)]
 
 
@@ -328,7 +328,7 @@ def test_invariant_10_the_spin_is_bounded(table):
     started = time.monotonic()
     with pytest.raises(PenstockTimeout, match=r"within 2\.0 s"):
         StatePage(table, 0).segment()
-    assert 1.9 < time.monotonic() - started < 10
+    assert 1.9 < time.monotonic() - started < 30
 
 
 # --- claiming -----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from penstock.server.gateway.synfilter import keep_waiting, program
 from penstock.testing import Broker
 
 RATE = 2 * RATE_MIN
-SOON = 5.0
+SOON = 30.0
 BLOCKED = 0.3
 
 

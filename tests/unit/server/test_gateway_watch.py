@@ -82,7 +82,7 @@ def test_one_doorbell_rings_for_all_pages_that_are_waited_for(world: World) -> N
     world.attached()
     with world.broker.connect() as client, client.producer() as producer:
         for lane, topic in reversed([*zip(lanes, topics, strict=True)]):
-            producer.send(topic, b"x").result(5.0)
+            producer.send(topic, b"x").result(45)
             world.until(lambda: world.moved, "that its page has moved")
             assert world.moved.pop(0) == [lane]
             world.commits.forget(lane)
@@ -97,12 +97,12 @@ def test_only_who_waits_for_no_more_than_there_is_hears_of_it(world: World) -> N
     world.commits.wait(far, page, 3)
     world.attached()
     with world.broker.connect() as client, client.producer() as producer:
-        producer.send(topic, b"x").result(5.0)
+        producer.send(topic, b"x").result(45)
         world.until(lambda: world.moved, "that its page has moved")
         assert world.moved.pop(0) == [near]
         world.commits.forget(near)
         for _ in range(2):
-            producer.send(topic, b"x").result(5.0)
+            producer.send(topic, b"x").result(45)
         world.until(lambda: world.moved, "that its page has moved")
         assert world.moved.pop(0) == [far]
 
@@ -131,7 +131,7 @@ def test_without_a_node_it_looks_again_and_again(tmp_path: Path, world: World) -
     world.events.poll(2 * UNWATCHED_EVERY)
     assert world.moved == [], "nothing has moved"
     with world.broker.connect() as client, client.producer() as producer:
-        producer.send(topic, b"x").result(5.0)
+        producer.send(topic, b"x").result(45)
     world.until(lambda: world.moved, "that its page has moved")
     lone.forget(lane)
     lone.close()

@@ -40,7 +40,7 @@ def serving(**timeouts: float):
         yield server, where
     finally:
         server.stop()
-        thread.join(10)
+        thread.join(45)
         assert not thread.is_alive()
 
 

@@ -45,7 +45,7 @@ def node(tmp_path):
 
 def connection(node: NodeThread) -> socket.socket:
     sock = channel.connect(paths.socket_in(node.folder), 5.0)
-    sock.settimeout(10.0)
+    sock.settimeout(45.0)
     return sock
 
 
@@ -113,7 +113,7 @@ def test_who_says_nothing_is_dropped(node):
     sock = connection(node)
     begun = time.monotonic()
     assert sock.recv(100) == b""
-    assert 0.25 < time.monotonic() - begun < 5.0
+    assert 0.25 < time.monotonic() - begun < 30.0
     sock.close()
 
 
