@@ -17,8 +17,9 @@ from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
 WORKERS_MAX: Final = 6
-TOGETHER: Final = ("tests/spark",)
-"""Folders whose files go to one process, before all others: they share a machine of Java."""
+TOGETHER: Final = ("tests/spark", "tests/cluster")
+"""Folders each of which goes to one process as a whole, before all others: the first one's files
+share a machine of Java, and of three brokers there is one set at a time on the machine."""
 ALONE: Final = {
     "test_e2e_quotas.py": "bytes a second",
     "test_fuzz_gateway.py": "how long others wait beside hostile clients",
