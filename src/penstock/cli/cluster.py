@@ -50,8 +50,9 @@ def describe(
         f"cluster {found.cluster_id.hex()}  controller {_broker(found.controller)} in term "
         f"{found.term}  seen by broker {found.broker}"
     )
+    when = "" if found.controller >= 0 else "as it was while there was a controller: "
     output.write_line(
-        f"  {output.counted(found.topics, 'topic')}, "
+        f"  {when}{output.counted(found.topics, 'topic')}, "
         f"{output.counted(found.partitions, 'partition')}: {_summary(found)}"
     )
     output.write_columns(
@@ -208,7 +209,12 @@ def _troubles(found: ClusterDescription) -> list[str]:
             troubles.append(f"broker {each.broker} is {each.state} ({each.url})")
     for member in found.quorum:
         if member.trouble:
-            troubles.append(f"member {member.node} of the quorum: {member.trouble}")
+            who = (
+                f"broker {member.node} does not hear the controller"
+                if member.role == "learner"
+                else f"member {member.node} of the quorum"
+            )
+            troubles.append(f"{who}: {member.trouble}")
     if found.ill_partitions:
         troubles.append(f"{output.counted(found.partitions, 'partition')}: {_summary(found)}")
     return troubles

@@ -234,7 +234,8 @@ class Guard:
     def _refused(self, principal: str, operation: str, kind: str, name: str) -> AccessDeniedError:
         self.audit.refused(self._clock(), principal, operation, kind, name)
         what = f"the {kind}" if kind == Kind.cluster else f"{kind} {name[:NAME_SHOWN]!r}"
+        named = "'*'" if kind == Kind.cluster else "..."
         return AccessDeniedError(
             f"principal {principal!r} may not {operation} {what}: ask the node's operator for "
-            f"access (`penstock acl add {principal} {operation} {kind} ...`)"
+            f"access (`penstock acl add {principal} {operation} {kind} {named}`)"
         )

@@ -192,6 +192,15 @@ def test_a_cluster_is_described_by_what_is_not_well_in_it(run):
     run(test)
 
 
+def test_a_broker_that_nobody_knows_is_not_removed(run):
+    async def test(quorum: Decided, host: Told) -> None:
+        describing = Describing(1, Described(quorum), 1.0)
+        with pytest.raises(ConfigError, match="there is no broker 9: there are 1, 2, 3"):
+            await ask(describing, cg.RemoveBroker(9))
+
+    run(test)
+
+
 def test_places_of_a_topic_come_in_pages(run):
     async def test(quorum: Decided, host: Told) -> None:
         describing = Describing(1, Described(quorum), 1.0)

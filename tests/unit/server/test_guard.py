@@ -162,6 +162,14 @@ def test_ending_a_transaction_needs_the_groups_whose_offsets_it_commits(guard):
         watch.check_request("ann", end[1])
 
 
+def test_a_refusal_names_the_command_that_would_help(guard):
+    watch = guard("bob allow read topic x")
+    with pytest.raises(AccessDeniedError, match=r"acl add ann describe cluster '\*'`"):
+        watch.check("ann", "describe", "cluster", "cluster")
+    with pytest.raises(AccessDeniedError, match=r"acl add ann write topic \.\.\.`"):
+        watch.check("ann", "write", "topic", "y")
+
+
 def test_nobody_writes_to_the_nodes_own_topics(guard):
     everything = guard()
     assert everything.allows("anonymous", "read", "topic", "__coordinator")

@@ -114,6 +114,7 @@ def test_the_last_broker_that_leaves_waits_for_nobody(tmp_path):
                 await world.stop(node)
             async with asyncio.timeout(10):
                 assert not await world.quorums[3].leave(60)
+                assert world.quorums[3].is_hopeless
 
     run(main())
 

@@ -294,9 +294,12 @@ class ClusterBroker:
         if await self.quorum.leave(timeout):
             logger.info("broker %d leads nothing any more", self.broker)
         else:
+            why = f"it was not given within {timeout:g} s (drain_timeout)"
+            if self.quorum.is_hopeless:
+                why = "most of controller_quorum are gone"
             logger.warning(
-                "broker %d stops without leave of the controller, which did not give it within %g "
-                "s (drain_timeout): others lead once it is missed", self.broker, timeout,
+                "broker %d stops without leave of the controller: %s; others lead once it is "
+                "missed", self.broker, why,
             )  # fmt: skip
 
     async def stop(self) -> None:

@@ -119,6 +119,10 @@ class Describing:
         return ms.Done()
 
     async def _remove(self, broker: int) -> ms.Done:
+        members = [member.node for member in _members(self._quorum.describe())]
+        if broker not in self._quorum.image.brokers and broker not in members:
+            there = ", ".join(str(number) for number in sorted(self._quorum.image.brokers))
+            raise ConfigError(f"there is no broker {broker}: there are {there or 'none'}")
         await self._quorum.ask("remove_member", broker, timeout=self._timeout)
         image = self._quorum.image
         if broker in image.brokers and not image.places.get(broker):

@@ -127,7 +127,7 @@ class Asking:
                 return answer, tries
             why = answer.message
             await asyncio.wait((turn,), timeout=min(rest, PAUSE))
-        raise PenstockTimeout(f"{ask.name}: no answer of the controller in time: {why}")
+        raise PenstockTimeout(f"the controller did not answer in time ({ask.name}): {why}")
 
 
 def _would_change(image: Image, asked: asks.Asked) -> bool:

@@ -316,7 +316,7 @@ class Quorum:
         most of the quorum are gone."""
         end = self._loop.time() + timeout
         leaving = asyncio.create_task(self._standing.leave(timeout), name="leave")
-        while not leaving.done() and not self._is_hopeless():
+        while not leaving.done() and not self.is_hopeless:
             await asyncio.wait((leaving,), timeout=LOOK)
         if not leaving.done():
             leaving.cancel()
@@ -325,7 +325,8 @@ class Quorum:
         await self._hand_over(min(HAND_OVER, max(0.0, end - self._loop.time())))
         return leaving.result()
 
-    def _is_hopeless(self) -> bool:
+    @property
+    def is_hopeless(self) -> bool:
         """Whether most members with a vote are gone for certain, or this broker's part is over."""
         members, gone = self._consensus.members, self._links.gone()
         left = sum(voter not in gone for voter in members.voters)
