@@ -5,12 +5,16 @@
 | a broker is fenced or leaves | without it, if somebody of it is there | another of it, or nobody |
 | a broker comes back and lost data (rule 23) | without it, in any case | the same |
 | a broker may lead again | as it is | if nobody leads and it is in the ISR: it |
+| a replica's log goes offline (decision 0046) | without it, if somebody of it is there | likewise |
+| that log is open again | as it is | if nobody leads and it is in the ISR: it |
 | the leader asks for another ISR | that one | as it is |
 | all of a reassignment's target are in it | those of the target | one of the target |
 | an unclean election, and nobody leads | the one who leads | one who is there |
 
 Each change makes the partition epoch one more, and each election the leader epoch. While nobody of
 the ISR is there it stays as it is: each of them has all that counts, and may lead when it is back.
+An offline log elects nobody to it. Its broker goes on leading only while nobody else of the ISR is
+there: then it can still be read, and others that catch up from it join the ISR, which it leaves.
 """
 
 from __future__ import annotations
@@ -35,15 +39,22 @@ def changed(
     """The partition with these, and a leader of its ISR, the same one where that is possible."""
     among = set(partition.isr if isr is None else isr)
     replicas = partition.replicas if replicas is None else replicas
+    ill = others.pop("offline", partition.offline)
+    offline = tuple(broker for broker in replicas if broker in ill)
+    fit = {broker for broker in among if broker not in offline and may_lead(broker)}
+    if fit:
+        among.difference_update(offline)
     order = [broker for broker in replicas if broker in among]
     leader = partition.leader
-    if leader not in among or not may_lead(leader):
-        leader = next((broker for broker in order if may_lead(broker)), None)
+    stays = leader in fit or (not fit and leader in among and may_lead(leader))
+    if not stays:
+        leader = next((broker for broker in order if broker in fit), None)
     return replace(
         partition,
         replicas=replicas,
         isr=tuple(order),
         leader=leader,
+        offline=offline,
         leader_epoch=partition.leader_epoch + (leader != partition.leader),
         partition_epoch=partition.partition_epoch + 1,
         **others,
@@ -53,7 +64,7 @@ def changed(
 def without(partition: Partition, broker: int, may_lead: MayLead) -> Partition | None:
     """It is fenced, or on its way out; None: that changes nothing here."""
     others = [member for member in partition.isr if member != broker]
-    if not any(map(may_lead, others)):
+    if not any(may_lead(member) and member not in partition.offline for member in others):
         others = list(partition.isr)
     if partition.leader != broker and len(others) == len(partition.isr):
         return None
@@ -73,13 +84,27 @@ def revived(partition: Partition, broker: int, may_lead: MayLead) -> Partition |
     """It may lead again."""
     if partition.leader is not None or broker not in partition.isr or not may_lead(broker):
         return None
-    return changed(partition, may_lead)
+    return None if broker in partition.offline else changed(partition, may_lead)
+
+
+def noted(
+    partition: Partition, broker: int, may_lead: MayLead, *, is_offline: bool
+) -> Partition | None:
+    """Its log is offline, or open again."""
+    if broker not in partition.replicas or is_offline == (broker in partition.offline):
+        return None
+    if is_offline:
+        return changed(partition, may_lead, offline=(*partition.offline, broker))
+    left = tuple(member for member in partition.offline if member != broker)
+    return changed(partition, may_lead, offline=left)
 
 
 def preferred(partition: Partition, may_lead: MayLead) -> Partition | None:
     """Have the first replica lead, if it can."""
     first = partition.replicas[0]
     if partition.leader == first or first not in partition.isr or not may_lead(first):
+        return None
+    if first in partition.offline:
         return None
     return replace(
         partition,
@@ -90,11 +115,13 @@ def preferred(partition: Partition, may_lead: MayLead) -> Partition | None:
 
 
 def unclean(partition: Partition, may_lead: MayLead) -> Partition | None:
-    """Let somebody lead who may miss what counted: those of the last ISR first."""
-    if partition.leader is not None:
+    """Let somebody lead who may miss what counted, where nobody leads, or one whose log is offline:
+    those of the last ISR first."""
+    if partition.leader is not None and partition.leader not in partition.offline:
         return None
     order = (*partition.isr, *partition.last_isr, *partition.replicas)
-    chosen = next((broker for broker in order if may_lead(broker)), None)
+    there = (broker for broker in order if broker not in partition.offline)
+    chosen = next((broker for broker in there if may_lead(broker)), None)
     if chosen is None:
         return None
     return changed(partition, may_lead, isr=(chosen,), last_isr=())

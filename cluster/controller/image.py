@@ -97,7 +97,7 @@ class Image:
             return None
         return Assignment(
             partition.leader, partition.leader_epoch, partition.partition_epoch,
-            partition.replicas, partition.isr, topic.min_insync,
+            partition.replicas, partition.isr, topic.min_insync, partition.offline,
         )  # fmt: skip
 
     def living(self) -> dict[int, int]:

@@ -97,11 +97,14 @@ class Controller:
         *,
         was_clean: bool,
         after: int | None = None,
+        lost: Iterable[Place] = (),
+        offline: Iterable[Place] = (),
     ) -> Decision[Registered]:
         """A broker starts. `was_clean`: all that its logs ever said to others is still in them;
         after a power cut only what was synced is. `after`: the epoch of the last life that its
         folder knows of (0: none); one that misses a life in which it spoke to others is an older
-        copy, and what was synced later is not in it either (KIP-966 has the idea).
+        copy, and what was synced later is not in it either (KIP-966 has the idea). `lost`: logs
+        that were there in an earlier life and are gone; `offline`: those that take nothing.
 
         Raises `AttachRefusedError` where another one with the same id, of another folder, is alive;
         `ResourceLimitError`."""
@@ -124,15 +127,18 @@ class Controller:
             is_other = is_other or after < known.kept
         kept = 0 if known is None else epoch if is_other else known.kept
         draft.put_broker(broker, Broker(epoch, incarnation, folder, endpoints, rack, kept=kept))
+        gone, ill = set(lost), set(offline)
         for at in sorted(self.image.places.get(broker, ())):
             is_trusted = was_clean or self.image.topics[at[0]].is_synced
-            if is_other or not is_trusted:
+            if is_other or not is_trusted or at in gone:
                 draft.change(at, lambda it: el.distrusted(it, broker, draft.may_lead))
+            self._note(draft, broker, at, is_offline=at in ill)
             # Also a member that stays as the last one does not lead until its new life is up.
             draft.change(at, lambda it: el.without(it, broker, draft.may_lead))
         self._heard_at[broker] = now
         self.counts["registrations"] += 1
         self.counts["unclean_registrations"] += not was_clean
+        self.counts["logs_lost"] += len(gone)
         return Decision(draft.records(), Registered(epoch))
 
     def heartbeat(
@@ -156,6 +162,25 @@ class Controller:
         held = [draft.partition(at) for at in self.image.places.get(broker, ())]
         may_stop = known.is_leaving and all(it.leader != broker for it in held)
         return Decision(draft.records(), Heard(known.is_fenced, may_stop))
+
+    def logs(
+        self, broker: int, epoch: int, offline: Iterable[Place] = (), online: Iterable[Place] = ()
+    ) -> Decision[None]:
+        """Logs of that broker take nothing any more (`offline`), or are open again (`online`).
+        Raises `StaleBrokerEpochError`."""
+        self._broker(broker, epoch)
+        draft = Draft(self.image)
+        held = self.image.places.get(broker, set())
+        for places, is_offline in ((offline, True), (online, False)):
+            for at in sorted(held.intersection(places)):
+                self._note(draft, broker, at, is_offline=is_offline)
+        return Decision(draft.records(), None)
+
+    def _note(self, draft: Draft, broker: int, at: Place, *, is_offline: bool) -> None:
+        is_news = draft.change(
+            at, lambda it: el.noted(it, broker, draft.may_lead, is_offline=is_offline)
+        )
+        self.counts["logs_offline" if is_offline else "logs_online"] += is_news
 
     def gone(self, broker: int) -> None:
         """Its host says that nothing listens for it any more: it is not waited for. Unless it is
@@ -322,6 +347,8 @@ class Controller:
             if known.epoch != epoch:
                 return Refusal.OLD_BROKER
             if not self.image.may_lead(member):
+                return Refusal.NOT_ELIGIBLE
+            if member in it.offline and member not in it.isr:
                 return Refusal.NOT_ELIGIBLE
         return None if asked.leader in dict(asked.isr) else Refusal.NOT_A_REPLICA
 

@@ -59,7 +59,8 @@ class Topic(msgspec.Struct, frozen=True, array_like=True):
 class Partition(msgspec.Struct, frozen=True, array_like=True):
     """See `penstock.cluster.replica.Assignment`. `target`: the replicas that a reassignment is to
     end with, empty without one. `last_isr`: who was in the ISR when nobody was left in it that
-    could be trusted; only an unclean election makes one of them lead."""
+    could be trusted; only an unclean election makes one of them lead. `offline`: replicas whose log
+    takes nothing, by the word of their brokers."""
 
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
@@ -68,6 +69,7 @@ class Partition(msgspec.Struct, frozen=True, array_like=True):
     partition_epoch: int = 0
     target: tuple[int, ...] = ()
     last_isr: tuple[int, ...] = ()
+    offline: tuple[int, ...] = ()
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode

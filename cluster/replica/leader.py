@@ -177,7 +177,7 @@ class Leader:
     # --- inside ---
     def _take(self, now: float, word: Assignment) -> None:
         self.isr, self.partition_epoch = word.isr, word.partition_epoch
-        self.replicas = word.replicas
+        self.replicas, self._offline = word.replicas, word.offline
         self._min_insync = min(word.min_insync, len(word.replicas))
         for member in self.isr:
             if member != self.broker and member not in self._progress:
@@ -211,11 +211,13 @@ class Leader:
             self._want((*self.isr, request.broker))
 
     def _fits(self, request: FetchRequest) -> bool:
-        """Into the ISR: it has all that may count, and its life is the one that the controller
-        knows."""
+        """Into the ISR: it has all that may count, its log takes more, and its life is the one that
+        the controller knows."""
         enough = max(self._log.high_watermark, self.first_offset)
         return (
-            request.stored >= enough and self._brokers.get(request.broker) == request.broker_epoch
+            request.stored >= enough
+            and request.broker not in self._offline
+            and self._brokers.get(request.broker) == request.broker_epoch
         )
 
     def _lags(self, now: float, member: int) -> bool:

@@ -31,13 +31,14 @@ class Refusal(IntEnum):
     OLD_PARTITION_EPOCH = 6
     """The partition was changed in between: look at what it is now."""
     NOT_ELIGIBLE = 7
-    """A broker that is fenced or shutting down joins no ISR."""
+    """A broker that is fenced or shutting down joins no ISR, nor does one whose log is offline."""
 
 
 class Assignment(msgspec.Struct, frozen=True, array_like=True):
     """What the controller says of a partition. `leader` is None while it has none. Epochs only
     grow: `leader_epoch` with each election, `partition_epoch` with each change of any field.
-    `replicas`, `isr`: brokers; the first replica is the preferred leader."""
+    `replicas`, `isr`: brokers; the first replica is the preferred leader. `offline`: replicas whose
+    log takes nothing."""
 
     leader: int | None
     leader_epoch: int
@@ -45,6 +46,7 @@ class Assignment(msgspec.Struct, frozen=True, array_like=True):
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     min_insync: int = 1
+    offline: tuple[int, ...] = ()
 
 
 class FetchRequest(msgspec.Struct, frozen=True, array_like=True):

@@ -117,6 +117,10 @@ class Broker(Node):
         self.logs: dict[Place, StoredLog] = {}
         self.lost_power = False
         """Since it last registered."""
+        self.lost: set[Place] = set()
+        """Logs that went since it last registered."""
+        self.broken: set[Place] = set()
+        """Logs whose disk fails."""
         self.known_epoch = 0
         """Of its last life, on its disk."""
         self.raft: Raft | None = None
@@ -160,6 +164,23 @@ class Broker(Node):
             del log.entries[keep:]
             log.checkpoint = min(log.checkpoint, keep)
         self.lost_power = True
+
+    def disk_fails(self, place: Place) -> None:
+        """Its log takes nothing any more, and can be read."""
+        if place in self.logs:
+            self.broken.add(place)
+            self.nack(place)
+
+    def folder_goes(self, place: Place) -> None:
+        """While it is down, and with it all that was in it."""
+        self.crash()
+        if self.logs.pop(place, None) is not None:
+            self.lost.add(place)
+        self.broken.discard(place)
+
+    @property
+    def offline(self) -> tuple[Place, ...]:
+        return tuple(sorted(self.broken & self.logs.keys()))
 
     def replica(self, place: Place, log: StoredLog) -> Replica:
         synced = log.synced if self.world.is_synced(place) else None
@@ -283,7 +304,8 @@ class Broker(Node):
         assert self.raft is not None
         self.after(HEARTBEAT, "beats", self.beat)
         if self.broker_epoch is None:
-            clean = {"was_clean": not self.lost_power, "after": self.known_epoch}
+            clean = {"was_clean": not self.lost_power, "after": self.known_epoch,
+                     "lost": tuple(sorted(self.lost)), "offline": self.offline}  # fmt: skip
             self.ask_controller(
                 "register", self.number, self.incarnation, b"folder", (), "", clean,
                 then=self.registered,
@@ -299,6 +321,7 @@ class Broker(Node):
             return
         self.broker_epoch = self.known_epoch = answer.broker_epoch
         self.lost_power = False
+        self.lost.clear()
         self.heard_metadata(())
 
     def heard(self, answer: Any) -> None:
@@ -337,6 +360,7 @@ class Broker(Node):
                 self.nack(place)
                 if replica.role is None:
                     del self.replicas[place], self.logs[place]
+                    self.broken.discard(place)
                 elif isinstance(replica.role, Leader):
                     self.world.leads(self, place, replica)
                 else:
@@ -346,7 +370,7 @@ class Broker(Node):
     def produce(self, place: Place, value: str, done: Callable[[bool], None]) -> None:
         """acks=all, idempotent: what is in the log already is answered when it counts."""
         replica = self.replicas.get(place)
-        if self.is_paused or not self.is_up or replica is None:
+        if self.is_paused or not self.is_up or replica is None or place in self.broken:
             done(False)
             return
         try:
@@ -421,6 +445,7 @@ class Broker(Node):
             moves = self.controller.balance(now)
             self.world.counts["balanced"] += moves.answer
             self.decide(moves)
+        self.tell_of_logs()
         for place, replica in list(self.replicas.items()):
             log = self.logs[place]
             log.checkpoint = min(replica.log.high_watermark, len(log.entries))
@@ -434,6 +459,20 @@ class Broker(Node):
                     self.change_isr(place, role, change)
             elif place not in self.fetching:
                 self.fetch(place)
+
+    def tell_of_logs(self) -> None:
+        """The controller is told where it believes something else of logs here."""
+        if not self.is_current or self.broker_epoch is None:
+            return
+        held = {p: it for p, it in self.image.partitions.items() if self.number in it.replicas}
+        wrong = {
+            place for place, it in held.items()
+            if (self.number in it.offline) != (place in self.broken)
+        }  # fmt: skip
+        if wrong:
+            told = {"offline": tuple(sorted(wrong & self.broken)),
+                    "online": tuple(sorted(wrong - self.broken))}  # fmt: skip
+            self.ask_controller("logs", self.number, self.broker_epoch, told, then=lambda _: None)
 
     def heard_gone(self, number: int) -> None:
         """Its host says that nothing listens there."""
@@ -471,6 +510,8 @@ class Broker(Node):
         replica = self.replicas.get(place)
         if replica is None or not isinstance(replica.role, Follower) or self.broker_epoch is None:
             return
+        if place in self.broken:
+            return
         role = replica.role
         request = role.request(self.sim.number(), self.broker_epoch)
         if request is None or role.leader is None:
@@ -487,7 +528,7 @@ class Broker(Node):
 
     def answered(self, came: Answered) -> None:
         replica = self.replicas.get(came.place)
-        if replica is None or not isinstance(replica.role, Follower):
+        if replica is None or not isinstance(replica.role, Follower) or came.place in self.broken:
             return
         log, role = self.logs[came.place], replica.role
         before = replica.log.log_end

@@ -9,6 +9,7 @@ from sim.cluster_broker import Broker
 
 from penstock.cluster.controller import Image
 from penstock.cluster.controller import elections as el
+from penstock.cluster.controller.image import Place
 from penstock.cluster.controller.records import Partition
 from penstock.cluster.replica import Follower, Leader, LogEnds
 
@@ -71,6 +72,15 @@ def _trusts(partition: Partition, broker: int, may_lead: el.MayLead) -> Partitio
     return None
 
 
+def _goes_unnoticed(self: Broker, place: Place) -> None:
+    self.crash()
+    self.logs.pop(place, None)
+
+
+def _stays(*_: Any, **__: Any) -> None:
+    return None
+
+
 def _agrees(self: LogEnds, epoch: int) -> tuple[int, int]:
     return epoch, 1 << 60
 
@@ -86,6 +96,8 @@ MUTANTS = (
     Mutant("elections from outside the ISR", el, "changed", _elects_anybody),
     Mutant("assignments of earlier lives", Image, "is_current", _always),
     Mutant("trust in who lost power", el, "distrusted", _trusts),
+    Mutant("trust in who lost a folder", Broker, "folder_goes", _goes_unnoticed),
+    Mutant("leaders that stay with their logs offline", el, "noted", _stays),
     Mutant("logs that are not compared by epochs", LogEnds, "end_of", _agrees),
     Mutant("records that count before they are synced", LogEnds, "stored",
            property(lambda self: self.log_end)),

@@ -24,6 +24,7 @@ KINDS = (
     *("kill", "kill", "power", "stop", "stop", "cut", "cut", "cut", "leave"),
     *("kill all", "kill all", "power all"),
     *("prefer", "reassign", "resize"),
+    *("disk", "disk", "folder"),
 )
 
 
@@ -52,6 +53,8 @@ class ClusterWorld:
         self.acknowledged: dict[Place, dict[str, int]] = {place: {} for place in self.places}
         self.leaders: dict[tuple[Place, int], int] = {}
         self.was_unclean: set[Place] = set()
+        self.lost: set[Place] = set()
+        """Of which a folder went."""
         self.is_healed = False
         self.sent: dict[Place, list[str]] = {place: [] for place in self.places}
 
@@ -216,6 +219,13 @@ class ClusterWorld:
                 for each in self.brokers:
                     each.power_cut()
                     self.sim.after(draw.uniform(0.1, 1.0), "restart", each.start)
+            case "disk":
+                broker.disk_fails(draw.choice(self.places))
+                self.sim.after(draw.uniform(1.0, 6.0), "a disk", lambda: self.mend(broker))
+            case "folder":
+                self.lost.add(place := draw.choice(self.places))
+                broker.folder_goes(place)
+                self.sim.after(draw.uniform(0.01, 3.0), "restart", broker.start)
             case "leave" if broker.is_up:
                 broker.is_leaving = True
             case "prefer":
@@ -229,6 +239,13 @@ class ClusterWorld:
                 places = draw.choice([self.places[:2], self.places[:1], self.places[2:]])
                 self.decide(lambda c: c.reassign(places, replication_factor=factor))
         self.next_fault()
+
+    def mend(self, broker: Broker) -> None:
+        """Its disk is replaced, and it is started again."""
+        if broker.broken and not self.is_healed:
+            broker.crash()
+            broker.broken.clear()
+            self.sim.after(self.sim.random.uniform(0.01, 1.0), "restart", broker.start)
 
     def decide(self, what: Callable[[Controller], object]) -> None:
         active = self.active()
@@ -246,6 +263,24 @@ class ClusterWorld:
             broker.resume()
             broker.start()
         self.sim.after(10.0, "an operator", self.look_for_offline)
+        self.sim.after(20.0, "an operator", self.mend_disks)
+
+    def mend_disks(self) -> None:
+        """Others lead by now what is on disks that failed, where others have it."""
+        active = self.active()
+        if active is None or active.controller is None:
+            self.sim.after(1.0, "an operator", self.mend_disks)
+            return
+        for place, partition in active.controller.image.partitions.items():
+            ill = {b.number for b in self.brokers if place in b.offline}
+            if partition.leader in ill or set(partition.isr) & ill:
+                assert set(partition.isr) <= ill, f"{place}: {sorted(ill)} cannot lead {partition}"
+            self.counts["logs offline"] += len(ill)
+        for broker in self.brokers:
+            if broker.broken:
+                broker.crash()
+                broker.broken.clear()
+                self.sim.after(0.1, "restart", broker.start)
 
     def look_for_offline(self) -> None:
         """What has lost everybody who could be trusted comes back by an unclean election alone."""
@@ -253,7 +288,8 @@ class ClusterWorld:
         if active is not None and active.controller is not None:
             for place, partition in active.controller.image.partitions.items():
                 if partition.leader is None and not partition.isr:
-                    assert not self.is_synced(place), f"{place} has no ISR: {partition}"
+                    is_safe = self.is_synced(place) and place not in self.lost
+                    assert not is_safe, f"{place} has no ISR: {partition}"
                     self.counts["unclean elections"] += 1
                     self.was_unclean.add(place)
                     self.decide(lambda controller, p=place: controller.elect([p], is_unclean=True))  # type: ignore[misc]

@@ -40,7 +40,7 @@ class Quorum:
 
     def start(
         self, broker: int, *, was_clean: bool = True, folder: bytes = b"f", beat=True,
-        after: int | None = None,
+        after: int | None = None, lost: Any = (), offline: Any = (),
     ) -> Any:  # fmt: skip
         life = self.lives[broker] = self.lives.get(broker, 0) + 1
         answer = self.do(
@@ -52,6 +52,8 @@ class Quorum:
                 ("tcp://x",),
                 was_clean=was_clean,
                 after=after,
+                lost=lost,
+                offline=offline,
             )
         )
         if beat:
@@ -63,6 +65,10 @@ class Quorum:
         return self.do(
             self.controller.heartbeat(self.now, broker, epoch, is_current=True, is_leaving=leaving)
         )
+
+    def logs(self, broker: int, **places: Any) -> None:
+        epoch = self.controller.image.brokers[broker].epoch
+        self.do(self.controller.logs(broker, epoch, **places))
 
     def lose(self, *brokers: int) -> None:
         """Nothing is heard of these any more."""
@@ -197,6 +203,125 @@ def test_rule_23_who_lost_power_leaves_every_isr_before_it_may_lead():
     assert at.do(at.controller.elect([(T, 0)])) == 0
     assert at.do(at.controller.elect([(T, 0)], is_unclean=True)) == 1
     assert (at.partition().leader, at.partition().isr) == (3, (3,))
+
+
+def test_a_leader_whose_log_is_offline_gives_its_partition_to_another_in_sync_replica():
+    at = Quorum()
+    before = at.create()
+    at.logs(1, offline=[(T, 0), (b"x" * 16, 0)])
+    it = at.partition()
+    assert (it.leader, it.isr, it.offline) == (2, (2, 3), (1,))
+    assert it.leader_epoch == before.leader_epoch + 1
+    word = at.controller.image.assignment((T, 0))
+    assert word is not None
+    assert word.offline == (1,)
+    at.logs(1, offline=[(T, 0)])
+    assert at.partition() == it, "said again, it is no news"
+
+
+def test_an_offline_log_is_not_let_into_the_isr_nor_to_lead_until_it_is_open_again():
+    at = Quorum()
+    at.create()
+    at.logs(1, offline=[(T, 0)])
+    assert at.ask(2, 3, 1).refused is Refusal.NOT_ELIGIBLE
+    assert at.do(at.controller.elect([(T, 0)])) == 0
+    at.lose(2, 3)
+    assert at.partition().leader is None
+    assert at.do(at.controller.elect([(T, 0)], is_unclean=True)) == 0
+    at.start(2)
+    at.start(3)
+    at.start(1, offline=[(T, 0)])
+    assert at.partition().offline == (1,), "a new life does not open a log"
+    at.logs(1, online=[(T, 0)])
+    assert at.partition().offline == ()
+    assert at.ask(2, 3, 1).refused is None
+    assert at.do(at.controller.elect([(T, 0)])) == 1
+    assert at.partition().leader == 1
+
+
+def test_a_new_life_whose_log_is_open_is_offline_no_more():
+    at = Quorum()
+    at.create()
+    at.logs(1, offline=[(T, 0)])
+    at.start(1)
+    assert at.partition().offline == ()
+    assert at.ask(2, 3, 1).refused is None
+
+
+def test_the_last_of_the_isr_leads_on_with_its_log_offline_until_another_has_caught_up():
+    at = Quorum()
+    at.create()
+    at.ask(1)
+    before = at.partition()
+    at.logs(1, offline=[(T, 0)])
+    it = at.partition()
+    assert (it.leader, it.isr, it.leader_epoch) == (1, (1,), before.leader_epoch)
+    answer = at.ask(1, 2)  # it has read all of what can still be read
+    assert (answer.refused, answer.isr) == (None, (2,))
+    assert (at.partition().leader, at.partition().isr) == (2, (2,))
+
+
+def test_a_last_one_that_is_offline_and_comes_back_so_leads_only_once_its_log_is_open():
+    at = Quorum()
+    at.create()
+    at.ask(1)
+    at.logs(1, offline=[(T, 0)])
+    at.start(1, offline=[(T, 0)])
+    assert (at.partition().leader, at.partition().isr) == (None, (1,))
+    at.logs(1, online=[(T, 0)])
+    assert (at.partition().leader, at.partition().isr) == (1, (1,))
+
+
+def test_an_operator_may_take_a_partition_from_a_last_one_that_is_offline():
+    at = Quorum()
+    at.create()
+    at.ask(1)
+    at.logs(1, offline=[(T, 0)])
+    assert at.do(at.controller.elect([(T, 0)], is_unclean=True)) == 1
+    assert (at.partition().leader, at.partition().isr) == (2, (2,))
+
+
+def test_a_follower_whose_log_is_offline_leaves_the_isr_and_others_that_are_fenced_stay():
+    at = Quorum()
+    at.create()
+    at.logs(3, offline=[(T, 0)])
+    assert (at.partition().leader, at.partition().isr) == (1, (1, 2))
+    at.lose(2)
+    at.logs(1, offline=[(T, 0)])
+    assert (at.partition().leader, at.partition().isr) == (1, (1,)), "the last one"
+    at.start(2)
+    assert at.ask(1, 2).isr == (2,)
+
+
+def test_only_the_present_life_of_a_broker_speaks_of_its_logs():
+    at = Quorum()
+    at.create()
+    old = at.controller.image.brokers[1].epoch
+    at.start(1)
+    with pytest.raises(StaleBrokerEpochError):
+        at.controller.logs(1, old, offline=[(T, 0)])
+
+
+def test_a_log_that_is_gone_is_distrusted_and_the_others_of_that_broker_are_not():
+    at = Quorum()
+    at.create(2, is_synced=True)
+    lost, kept = at.partition(0), at.partition(1)
+    at.start(1, lost=[(T, 0), (b"x" * 16, 7)])
+    assert 1 not in at.partition(0).isr
+    assert set(at.partition(0).isr) == set(lost.isr) - {1}
+    at.lose(2, 3)
+    at.start(1)
+    assert at.partition(0).leader is None
+    assert at.partition(1).leader in (None, *kept.isr)
+
+
+def test_a_log_that_is_gone_and_was_the_last_one_waits_for_an_operator():
+    at = Quorum(1)
+    at.do(at.controller.create_topic("t", T, 1, 1, 1, b"c"))
+    at.start(1, lost=[(T, 0)])
+    it = at.partition()
+    assert (it.leader, it.isr, it.last_isr) == (None, (), (1,))
+    assert at.do(at.controller.elect([(T, 0)], is_unclean=True)) == 1
 
 
 def test_records_that_were_synced_outlive_power_cuts():

@@ -32,6 +32,7 @@ TopicId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Token = Annotated[bytes, msgspec.Meta(max_length=64)]
 Config = Annotated[bytes, msgspec.Meta(max_length=CONFIG_BYTES_MAX)]
 Place = tuple[TopicId, Count]
+Places = Annotated[tuple[Place, ...], msgspec.Meta(max_length=PLACES_MAX)]
 
 
 class Asked(msgspec.Struct, frozen=True, array_like=True):
@@ -46,6 +47,8 @@ class Register(Asked, frozen=True):
     rack: Name
     was_clean: bool
     after: Epoch | None = None
+    lost: Places = ()
+    offline: Places = ()
 
 
 class Heartbeat(Asked, frozen=True):
@@ -53,6 +56,13 @@ class Heartbeat(Asked, frozen=True):
     epoch: Epoch
     is_current: bool
     is_leaving: bool
+
+
+class Logs(Asked, frozen=True):
+    broker: NodeId
+    epoch: Epoch
+    offline: Places = ()
+    online: Places = ()
 
 
 class Forget(Asked, frozen=True):
@@ -93,7 +103,7 @@ class ChangeIsr(Asked, frozen=True):
 
 
 class Elect(Asked, frozen=True):
-    places: Annotated[tuple[Place, ...], msgspec.Meta(max_length=PLACES_MAX)]
+    places: Places
     is_unclean: bool = False
 
 
@@ -142,6 +152,7 @@ class Method(NamedTuple):
 METHODS: Final[dict[str, Method]] = {
     "register": Method(Register, Registered, takes_time=True),
     "heartbeat": Method(Heartbeat, Heard, takes_time=True),
+    "logs": Method(Logs, None),
     "forget": Method(Forget, None),
     "create_topic": Method(CreateTopic, bytes),
     "add_partitions": Method(AddPartitions, None),
