@@ -32,11 +32,10 @@ class SegmentFacts:
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """Let the log start at `log_start`. `rolls`: that is the log's end, so that the trim closes the
-    active segment first."""
+    """Let the log start at `log_start`; where that is its end, the trim closes the active segment
+    first."""
 
     log_start: int
-    rolls: bool
     segments: int
     nbytes: int
     by_time: int
@@ -112,4 +111,4 @@ def expired(
         gone.append(fact)
     if not gone:
         return None
-    return Expiry(gone[-1].end, gone[-1].is_active, len(gone), nbytes, by_time, by_size)
+    return Expiry(gone[-1].end, len(gone), nbytes, by_time, by_size)

@@ -26,7 +26,7 @@ from penstock.core.header import (
     checked,
 )
 from penstock.core.index import IndexWriter, index_paths, lookup_offset
-from penstock.core.storage import READ, Buffer, Storage
+from penstock.core.storage import READ, Storage
 
 LOG_SUFFIX: Final = ".log"
 READ_BODIES: Final = 2 << 20
@@ -78,23 +78,6 @@ def remove_orphans(storage: Storage, folder: str) -> bool:
 def batch_time(head: BatchHeader) -> int:
     """The newest time in a batch, as time indexes and look-ups by time see it."""
     return head.append_timestamp if head.flags & FLAG_APPEND_TIME else head.max_timestamp
-
-
-def scan_headers(
-    buffer: Buffer, start: int = 0, end: int | None = None
-) -> Iterator[tuple[int, BatchHeader]]:
-    """(position, header) of the batches that stand back to back in a buffer or mapping from
-    `start`, up to the first place below `end` that holds no whole batch. Bodies are not checked."""
-    end = len(buffer) if end is None else min(end, len(buffer))
-    while start + HEADER_BYTES <= end:
-        try:
-            head = checked(buffer, start)
-        except (CorruptBatchError, UnsupportedVersionError):
-            return
-        if start + head.length > end:
-            return
-        yield start, head
-        start += head.length
 
 
 class Stop(Enum):

@@ -12,7 +12,6 @@ import math
 import os
 import resource
 import select
-import signal
 from functools import cache
 
 from penstock.core.errors import AttachRefusedError, PenstockError, ResourceLimitError
@@ -143,24 +142,3 @@ def wait_dead(pidfd: int, timeout: float | None) -> bool:
             raise OSError(errno.EBADF, f"descriptor {pidfd} is not open")
         return True
     return False
-
-
-def kill_and_wait(pidfd: int, timeout: float) -> bool:
-    """SIGKILL, then wait. True only once the pidfd says dead; False: not yet, ask again."""
-    try:
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    except ProcessLookupError:  # ended and reaped
-        return True
-    return wait_dead(pidfd, timeout)
-
-
-def is_same_process_alive(pid: int, start_time: int) -> bool:
-    """Whether the process that `pid` and `start_time` name (in this boot) runs; zombies are dead.
-
-    Raises AttachRefusedError rather than answering for a process that cannot be seen from here.
-    """
-    try:
-        os.close(open_pidfd(pid, start_time))
-    except ProcessLookupError:
-        return False
-    return True

@@ -4,6 +4,7 @@ protocol. What is posted goes through the codec, as it would over the wire."""
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from dying import memory
@@ -13,7 +14,8 @@ from unit.core.log_helpers import TOPIC
 from penstock.cluster.frames import codec
 from penstock.cluster.frames import messages as fr
 from penstock.core.columns import decode
-from penstock.core.segment import scan_headers
+from penstock.core.header import BatchHeader, checked
+from penstock.core.storage import Buffer
 from penstock.ipc import clients as client_table
 from penstock.ipc import layout as lo
 from penstock.ipc.clients import ClientSlot
@@ -29,6 +31,16 @@ SLOTS = 64
 def folder_in(root: object) -> str:
     """Where the partition's log lies in a data folder."""
     return f"{root}/{TOPIC.hex()}-0"
+
+
+def heads_of(payload: Buffer) -> Iterator[tuple[int, BatchHeader]]:
+    """(position, header) of the batches that stand back to back there, each of them whole."""
+    at = 0
+    while at < len(payload):
+        head = checked(payload, at)
+        assert at + head.length <= len(payload), "not whole batches"
+        yield at, head
+        at += head.length
 
 
 class Session:
@@ -115,16 +127,13 @@ class Reading:
         self.messages += 1
         self.aborted += message.aborted
         assert (self.credit > 0) or not payload, "sent without credit"
-        at = 0
-        for at, head in scan_headers(payload):
+        for at, head in heads_of(payload):
             columns = decode(memoryview(payload), at, head)
             start = columns.first_at(self.offset)
             rows = zip(
                 columns.offsets[start:].tolist(), columns.values[start:].to_list(), strict=True
             )
             self.records += [row for row in rows if row[0] < message.next_offset]
-            at += head.length
-        assert at == len(payload), "not whole batches"
         if payload:
             last = head.length
             self.credit -= len(payload)

@@ -76,7 +76,6 @@ def disk_files() -> dict[str, bytes]:
     return files
 
 
-ONE_VOTER: Final = b"\x92\x91\x01\x90"
 SNAPSHOT: Final = Snapshot(3, 2, Members(VOTERS, (4,)), b"all of it")
 MESSAGES: Final[dict[str, qm.LinkMessage]] = {
     "hello": qm.Hello(1, 2, CLUSTER, FOLDER, URL, LIFE),

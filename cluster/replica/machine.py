@@ -25,7 +25,6 @@ from penstock.cluster.replica.messages import (
     Refusal,
     ReplicaConfig,
 )
-from penstock.core.errors import NotLeaderError, ResourceLimitError
 
 Role = Leader | Follower | None
 
@@ -74,23 +73,6 @@ class Replica:
             self.role = Leader(self.broker, self.log, self.config, self._brokers, now, word)
             self.role.appended()
         return True
-
-    def check_append(self, *, acks_all: bool) -> int:
-        """The leader epoch to append in. Raises `NotLeaderError`, and `ResourceLimitError` where
-        acks=all could not be kept."""
-        role = self.role
-        if not isinstance(role, Leader):
-            leader = role.leader if isinstance(role, Follower) else None
-            raise NotLeaderError(
-                f"broker {self.broker} does not lead this partition: "
-                + (f"{leader} does" if leader is not None else "nobody does now")
-            )
-        if acks_all and role.is_short:
-            raise ResourceLimitError(
-                f"{len(role.isr)} replicas are in sync ({sorted(role.isr)}), fewer than "
-                "min_insync_replicas: acks=all waits until others are back"
-            )
-        return role.epoch
 
     def appended(self, log_end: int) -> None:
         """The leader's log has grown up to there."""

@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from fetch_world import heads_of
 from wire import Dealer
 
 import penstock
 from penstock.cluster.frames import codec
 from penstock.cluster.frames import messages as fr
 from penstock.core.columns import decode
-from penstock.core.segment import scan_headers
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.testing import Broker
@@ -48,7 +48,7 @@ def fetch(
 
 def values(payload: codec.Piece | None) -> list[bytes | None]:
     view = memoryview(payload or b"")
-    batches = (decode(view, at, head) for at, head in scan_headers(view))
+    batches = (decode(view, at, head) for at, head in heads_of(view))
     return [value for batch in batches for value in batch.values.to_list()]
 
 

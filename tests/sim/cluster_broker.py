@@ -373,12 +373,12 @@ class Broker(Node):
         if self.is_paused or not self.is_up or replica is None or place in self.broken:
             done(False)
             return
-        try:
-            epoch = replica.check_append(acks_all=True)
-        except PenstockError as error:
-            self.world.counts[type(error).__name__] += 1
+        role = replica.role
+        if not isinstance(role, Leader) or role.is_short:
+            self.world.counts["too few in sync" if isinstance(role, Leader) else "no leader"] += 1
             done(False)
             return
+        epoch = role.epoch
         log = self.logs[place]
         offset = next((o for o, e in enumerate(log.entries) if e.value == value), None)
         if offset is None:

@@ -38,7 +38,6 @@ class Child:
             start_new_session=True,
         )
         self._held = b""
-        self.has_ended = False
 
     @property
     def pid(self) -> int:

@@ -20,8 +20,6 @@ U32 = st.integers(0, (1 << 32) - 1)
 U64 = st.integers(0, (1 << 64) - 1)
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
 CODES = {"B": st.integers(0, 255), "H": U16, "I": U32, "Q": U64, "q": I64}
-STAMPED = ("magic", "version", "header_units", "flags", "base_offset", "leader_epoch",
-           "generation", "append_timestamp", "delete_horizon")  # fmt: skip
 
 
 def strategy(name):

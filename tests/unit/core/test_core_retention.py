@@ -85,17 +85,16 @@ def test_rule_11_time_is_the_newest_append(now, age, start):
     found = judge(ROW, now, age=age)
     assert (found and found.log_start) == start
     if found:
-        assert not found.rolls
         assert (found.segments, found.by_time, found.by_size) == (start // 10, start // 10, 0)
 
 
 def test_the_active_segment_expires_by_rolling_and_by_time_only():
     found = judge(ROW, 1000, age=10)
     assert found is not None
-    assert (found.log_start, found.rolls, found.segments, found.nbytes) == (40, True, 4, 400)
+    assert (found.log_start, found.segments, found.nbytes) == (40, 4, 400)
     found = judge(ROW, 1000, bytes_kept=0)
     assert found is not None
-    assert (found.log_start, found.rolls, found.by_size) == (30, False, 3)
+    assert (found.log_start, found.by_size) == (30, 3)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +135,6 @@ def test_what_retention_says_the_trim_does():
     assert log.trim(found.log_start) == 8
     found = judge(facts_of(storage, log), 30 * HOUR, age=7 * HOUR)
     assert found is not None
-    assert found.rolls
     assert log.trim(found.log_start) == log.log_end == 20
     assert list_segments(storage, FOLDER) == [20]
     assert judge(facts_of(storage, log), 99 * HOUR, age=1) is None
