@@ -157,7 +157,7 @@ class Minder:
             left = WAIT_MAX if deadline is None else deadline - time.monotonic()
             if left <= 0:
                 return False
-            if self._leading or self._session is None:
+            if self._leading or self._session is None or self._outbox.lost is not None:
                 self._changed.wait(min(left, WAIT_MAX))
                 continue
             self._leading = True
@@ -166,7 +166,12 @@ class Minder:
             finally:
                 self._leading = False
                 self._changed.notify_all()
-            self._expire(time.monotonic())
+            now = time.monotonic()
+            self._expire(now)
+            if not self._outbox.has_answers():
+                self._look_for_node(now)
+                if self._outbox.lost is not None:
+                    self.nudge()  # it was the thread's ring
 
     def find_topic(self, topic: str, timeout: float) -> TopicInfo:
         """What the node says of a topic, within `timeout` seconds also across its restart."""
@@ -265,16 +270,19 @@ class Minder:
         self._expire(now)
         self._tell()
         self._look_for_node(now)
-        if self._leading:
+        away = outbox.lost is not None
+        if away and now >= self._retry_at:
+            pass  # that comes first
+        elif self._leading:
             if moved:
                 self.nudge()  # this thread may have taken a ring that was meant for the caller
-            bound = self._nap(now, WAIT_MAX)
+            bound = self._nap(now, self._retry_at - now if away else WAIT_MAX)
             self._asleep_until, self._napping = now + bound, True
             self._changed.wait(bound)
             self._asleep_until, self._napping = 0.0, False
         elif not moved and not producer.callbacks:
             bound = self._nap(now, backoff.bound())
-            if outbox.lost is not None:
+            if away:
                 bound = min(bound, max(self._retry_at - now, 0.001))
             assert self._session is not None
             busy, self._busy = self._busy and not producer.boxes.gather, False
@@ -329,6 +337,7 @@ class Minder:
             self._session = session
             self.reconnects += 1
             self._outbox.resume(session, same=same)
+            old.caller_bell.ring()  # a caller that sleeps on it is to sleep on the new one
             old.close(polite=False)
             self._changed.notify_all()
         logger.info("back at the node at %s", producer.socket)

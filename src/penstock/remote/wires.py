@@ -28,7 +28,7 @@ from penstock.keys import ClientKey
 from penstock.remote.address import Host, host_text
 from penstock.remote.brokers import Brokers
 from penstock.remote.wire import LINGER_MAX, Wire
-from penstock.retrying import Retries
+from penstock.retrying import SOON, Retries
 
 logger = logging.getLogger("penstock.remote")
 
@@ -85,7 +85,7 @@ class _Way:
         self.was_up = False
         self.up_since = 0.0
         self.retry_at = 0.0
-        self.retries = Retries(RETRY_FIRST, RETRY_LAST)
+        self.retries = Retries(RETRY_FIRST, RETRY_LAST, growth=SOON)
 
 
 class Wires:
@@ -119,7 +119,7 @@ class Wires:
         self._up_since = 0.0
         self._met_other = self._takes_other = False  # another node than the one before
         self._reasons: list[str] = []
-        self._retries = Retries(RETRY_FIRST, RETRY_LAST)
+        self._retries = Retries(RETRY_FIRST, RETRY_LAST, growth=SOON)
         self._retry_at = 0.0
         self.counts = dict.fromkeys(COUNTED, 0)
 

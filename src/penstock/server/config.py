@@ -106,8 +106,9 @@ class NodeConfig:
     restart_backoff_max: float = 5.0
     """The longest wait before a dead writer is replaced."""
 
-    restart_healthy_after: float = 10.0
-    """A writer that lived for so long makes the next wait `restart_backoff` again."""
+    restart_healthy_after: float = 2.0
+    """A process of the node that lived for so long makes the wait for its next successor
+    `restart_backoff` again."""
 
     drain_timeout: float = 10.0
     """At start: how long clients wait until lanes of the run before are drained and partitions are

@@ -15,7 +15,7 @@ from outbox_world import World
 
 from penstock.core.errors import ConfigError, ErrorCode, NotConnectedError
 from penstock.producerconfig import ProducerConfig
-from penstock.retrying import Retries
+from penstock.retrying import SOON, Retries
 from penstock.routes import LaneLink
 
 
@@ -31,6 +31,21 @@ def test_each_wait_lies_below_a_bound_that_doubles(seed, first, factor):
         bound *= 2
     retries.reset()
     assert retries.bound() == first
+
+
+@pytest.mark.parametrize("away", [0.5, 1.0, 3.0, 5.0])
+def test_what_may_be_back_soon_is_tried_soon_after(away):
+    """Late by half of the time it was away at most, however the waits are drawn; with waits that
+    double, by all of it."""
+
+    def late(growth: float) -> float:
+        retries, tried = Retries(0.05, 60.0, growth=growth), 0.0
+        while tried < away:
+            tried += retries.bound()
+            retries.next()
+        return retries.bound()
+
+    assert late(SOON) <= 0.5 * away < late(2.0)
 
 
 def test_jitter_is_full():

@@ -17,7 +17,7 @@ from typing import Final
 import zmq
 
 from penstock.cluster.replica import FetchRequest
-from penstock.retrying import Retries
+from penstock.retrying import SOON, Retries
 from penstock.server.replicator import wire
 
 logger = logging.getLogger("penstock.replicator")
@@ -68,7 +68,7 @@ class Link:
         self._watch = watch
         self._unwatch = unwatch
         self._socket: zmq.Socket[bytes] | None = None
-        self._retries = Retries(RETRY_FIRST, RETRY_LAST)
+        self._retries = Retries(RETRY_FIRST, RETRY_LAST, growth=SOON)
         self._retry_at = 0.0
         self._has_greeted = False
         self._has_rung = False
