@@ -1,5 +1,6 @@
 """The guarantees on three real brokers under faults at random: kill -9, clean stops and SIGSTOP of
-brokers and of their parts, of clients, of most brokers and of all, one fault after the other.
+brokers and of their parts, of clients, of most brokers and of all, one fault after the other, while
+leaders come back by themselves.
 
 Each trial is a seed. By default one runs; `PENSTOCK_BROKERS_SECONDS` is how long it goes on, and
 `PENSTOCK_CRASH_SEED=n` begins with that seed; `make cluster` gives more.
@@ -33,7 +34,7 @@ def test_histories_of_a_cluster_under_faults(capsys):
     while not trials or time.monotonic() - begun < SECONDS:
         nursery = Nursery()
         try:
-            with ClusterUnderTest() as ground:
+            with ClusterUnderTest(options={"leader_balance_interval": 3.0}) as ground:
                 for turn in range(TRIALS_PER_CLUSTER):
                     if trials and time.monotonic() - begun >= SECONDS:
                         break

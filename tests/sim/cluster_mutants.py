@@ -68,6 +68,23 @@ def _always(*_: Any) -> bool:
     return True
 
 
+def _prefers_anybody(partition: Partition, may_lead: el.MayLead) -> Partition | None:
+    first = partition.replicas[0]
+    if partition.leader == first or not may_lead(first):
+        return None
+    return replace(
+        partition, leader=first, leader_epoch=partition.leader_epoch + 1,
+        partition_epoch=partition.partition_epoch + 1,
+    )  # fmt: skip
+
+
+def _ends_at_once(partition: Partition, may_lead: el.MayLead) -> Partition:
+    target = partition.target
+    if not target:
+        return partition
+    return el.changed(partition, may_lead, isr=target, replicas=target, target=())
+
+
 def _trusts(partition: Partition, broker: int, may_lead: el.MayLead) -> Partition | None:
     return None
 
@@ -94,6 +111,8 @@ MUTANTS = (
     ),
     Mutant("a high watermark without followers", Leader, "_advance", _counts_itself_alone),
     Mutant("elections from outside the ISR", el, "changed", _elects_anybody),
+    Mutant("first replicas that lead out of sync", el, "preferred", _prefers_anybody),
+    Mutant("reassignments that end before anybody caught up", el, "progressed", _ends_at_once),
     Mutant("assignments of earlier lives", Image, "is_current", _always),
     Mutant("trust in who lost power", el, "distrusted", _trusts),
     Mutant("trust in who lost a folder", Broker, "folder_goes", _goes_unnoticed),

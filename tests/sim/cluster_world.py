@@ -2,7 +2,8 @@
 
 Followed at every step: a partition has one leader in a leader epoch; what was visible to a reader
 (below a high watermark) is in the log of every later leader, at the same offset, for ever. At the
-end, after healing: everything that was sent is acknowledged, and once in every replica.
+end, after healing: everything that was sent is acknowledged, and once in every replica; and the
+first replicas lead, where they are to come back.
 """
 
 from __future__ import annotations
@@ -311,6 +312,8 @@ class ClusterWorld:
             word = leader.image.partitions[place]
             if set(word.isr) != set(word.replicas):
                 found.append(f"{place}: ISR {word.isr} of {word.replicas}")
+            if self.controller_config.balance_interval and word.leader != word.replicas[0]:
+                found.append(f"{place}: {word.leader} leads, and not the first of {word.replicas}")
             there = Counter(entry.value for entry in log)
             if place not in self.was_unclean:
                 left = [v for v in self.sent[place] if v not in self.acknowledged[place]]

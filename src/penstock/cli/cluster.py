@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
@@ -171,7 +172,7 @@ def remove(
 
 
 def _partition(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
+    if not re.fullmatch(r"[0-9]{1,9}", text):
         raise er.ConfigError(f"{text!r} is no partition: write its number, or {ALL}")
     return int(text)
 
