@@ -148,6 +148,8 @@ def test_a_named_node_with_a_configuration_file(tmp_path):
         ("lane_capacity = 'much'", "size"),
         ("lane_capacity = 100000", "4096"),
         ("drain_timeout = 'soon'", "duration"),
+        ("node_id = '1'", "node_id is '1': write it without quotes"),
+        ("insecure = 'true'", "without quotes"),
         ("data = 7", "data_folder"),
         ("name = '../up'", "name"),
     ],

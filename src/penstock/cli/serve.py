@@ -181,17 +181,16 @@ def node_config(settings: dict[str, Any]) -> NodeConfig:
     from penstock.ipc.paths import DEFAULT_NODE, default_data_folder
     from penstock.server.config import NodeConfig
 
-    known = {field.name for field in fields(NodeConfig)}
+    known = {field.name: str(field.type) for field in fields(NodeConfig)}
     found: dict[str, Any] = {}
     for key, value in settings.items():
         field = _ALIASES.get(key, key).replace("-", "_")
         if field not in known:
             raise ConfigError(
-                f"a node has no setting {key!r}; there are "
-                f"{', '.join(sorted(known | set(_ALIASES)))}"
+                f"a node has no setting {key!r}; there are {', '.join(sorted({*known, *_ALIASES}))}"
             )
         if isinstance(value, str) and field not in _TEXTS:
-            value = _read(field, value)
+            value = _read(field, value, known[field])
         found[field] = value
     for field in _TEXTS:
         if not isinstance(found.get(field, ""), str):
@@ -203,8 +202,10 @@ def node_config(settings: dict[str, Any]) -> NodeConfig:
     return NodeConfig(**found)
 
 
-def _read(field: str, text: str) -> float:
-    """A setting that was written in quotes."""
+def _read(field: str, text: str, kind: str) -> float:
+    """A setting of that type that was written in quotes."""
+    if kind == "bool" or (kind.startswith("int") and field not in _SIZES):
+        raise ConfigError(f"{field} is {text!r}: write it without quotes")
     if field in _ROOMS:
         return values.ratio(text) if text.strip().endswith("%") else values.size(text)
     return values.size(text) if field in _SIZES else values.seconds(text)

@@ -57,6 +57,8 @@ def test_others_reach_a_broker_behind_a_wildcard_at_its_place_in_the_quorum():
         ({"node_id": 4, "cluster_listen": "tcp://0.0.0.0:9650", "insecure": True}, "one address"),
         ({"cluster_listen": "tcp://127.0.0.1:0"}, "needs a port"),
         ({"cluster_listen": "tcp://10.0.0.5:9650"}, "cluster_key is missing"),
+        ({"cluster_key": ""}, "cluster_key is empty"),
+        ({"listen": "tcp://127.0.0.1:9651"}, "come in at two ports"),
         ({"listen": "tcp://0.0.0.0:9640"}, "say by advertise"),
         ({"advertise": "somewhere"}, "advertise is 'somewhere'"),
         ({"rack": "r" * 101}, "rack is"),

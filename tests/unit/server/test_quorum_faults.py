@@ -85,6 +85,22 @@ def test_a_question_outlives_the_leader_and_is_decided_once(tmp_path):
 
 
 # --- members ---
+def test_a_quorum_that_was_written_shorter_than_it_is_says_whom_it_lacks(tmp_path):
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            await world.agreed()
+            for node in (1, 2, 3):
+                await world.stop(node)
+            world.text = f"1@127.0.0.1:{world.ports[1]}"
+            lone = await world.start(1, registers=False)
+            with pytest.raises(PenstockTimeout) as told:
+                await lone.ask("describe", timeout=0.3)
+            for other in (2, 3):
+                assert f" {other} (nobody knows where it is; it has a vote" in str(told.value)
+
+    run(main())
+
+
 def test_a_broker_without_a_vote_joins_and_is_removed(tmp_path):
     async def main() -> None:
         async with World(tmp_path) as world:

@@ -89,6 +89,12 @@ def check_clustered(config: ClusterSettings) -> None:
             "speak as a broker. Give all brokers the same key file, or say insecure where the "
             "network itself is safe"
         )
+    if config.cluster_key == "":
+        raise ConfigError("cluster_key is empty: name the key file that all brokers have")
+    if config.listen == own:
+        raise ConfigError(
+            f"listen and cluster_listen are both {own!r}: clients and brokers come in at two ports"
+        )
     if config.advertise is not None:
         place_of("advertise", config.advertise)
     elif place_of("listen", config.listen)[0] in _WILDCARDS:

@@ -380,8 +380,12 @@ class Quorum:
 
     def _trouble(self) -> str:
         """Why no controller is known, as far as this broker can tell."""
-        here = self._links.nodes() | {self.node}
-        away = [f"{n} ({self._links.trouble(n)})" for n in self._config.voters if n not in here]
+        here, named = self._links.nodes() | {self.node}, self._config.voters
+        away = [
+            f"{node} ({self._links.trouble(node)}"
+            f"{'' if node in named else '; it has a vote, and controller_quorum does not name it'})"
+            for node in sorted({*named, *self._consensus.members.voters} - here)
+        ]
         return (
             "no controller is active; most brokers of controller_quorum must be up and reach each "
             f"other. Not connected: {', '.join(away) or 'none'}"
