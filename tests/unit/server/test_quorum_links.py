@@ -202,6 +202,16 @@ def test_of_two_brokers_with_one_number_the_one_that_is_here_stays():
     linked(scene, lambda: End(1), lambda: End(2))
 
 
+def test_a_broker_that_stands_still_is_not_suspected_of_another_key():
+    async def scene(one: End) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as still:
+            one.links.know({2: f"tcp://127.0.0.1:{still.getsockname()[1]}"})
+            await eventually(lambda: one.links.trouble(2), "it is told")
+            assert "does it stand still?" in one.links.trouble(2)
+
+    linked(scene, lambda: End(1))
+
+
 def test_another_cluster_is_refused_on_both_sides():
     async def scene(one: End, two: End) -> None:
         one.links.know({2: two.url})

@@ -125,7 +125,10 @@ class Dial:
         self._timer = self._loop.call_later(WELCOME_WITHIN, self._late)
 
     def _late(self) -> None:
-        self._fail(f"no welcome within {WELCOME_WITHIN:g} s")
+        self._fail(
+            f"something listens there, and says no welcome within {WELCOME_WITHIN:g} s: does it "
+            "stand still?"
+        )
 
     def _fail(self, why: str) -> None:
         """Hang up, and try again after a while."""
@@ -152,7 +155,11 @@ class Dial:
         what = zmq.Event(int(event["event"]))
         is_refused = what == zmq.EVENT_CLOSED and self._loop.time() - self._began_at < AT_ONCE
         self._refusals = self._refusals + 1 if is_refused else 0
-        self._fail(_ENDS[what])
+        waited = self._loop.time() - self._began_at
+        if what == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and waited > WELCOME_WITHIN / 2:
+            self._late()  # no refusal: nobody said anything
+        else:
+            self._fail(_ENDS[what])
 
     def _take(self, frames: list[zmq.Frame]) -> None:
         self._heard_at = self._loop.time()
