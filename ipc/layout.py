@@ -91,8 +91,8 @@ FRAME_SHARE: Final = 4
 """A frame takes at most capacity / FRAME_SHARE bytes, so that a lane always streams."""
 
 PRODUCER_COUNTER_BITS: Final = 40
-"""A producer id is 24 bits of the data folder's uuid and a counter; the node's own coordinator has
-the counter 0."""
+"""A producer id is 24 bits of the data folder's uuid, or of a broker's block, and a counter; the
+node's own coordinator has the counter 0."""
 
 FRAME_BYTES: Final = 64
 FRAME_ALIGN: Final = 64

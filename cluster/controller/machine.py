@@ -58,6 +58,7 @@ class ControllerConfig:
 
 class Registered(NamedTuple):
     broker_epoch: int
+    id_block: int
 
 
 class Heard(NamedTuple):
@@ -99,12 +100,16 @@ class Controller:
         after: int | None = None,
         lost: Iterable[Place] = (),
         offline: Iterable[Place] = (),
+        keeps_count: bool = False,
     ) -> Decision[Registered]:
         """A broker starts. `was_clean`: all that its logs ever said to others is still in them;
         after a power cut only what was synced is. `after`: the epoch of the last life that its
         folder knows of (0: none); one that misses a life in which it spoke to others is an older
         copy, and what was synced later is not in it either (KIP-966 has the idea). `lost`: logs
         that were there in an earlier life and are gone; `offline`: those that take nothing.
+        `keeps_count`: the folder counts on where its last run left off, having been closed since;
+        any other may be a copy that was made while a broker ran. That one, a new one and an older
+        one give producer ids of a new block, whatever they counted.
 
         Raises `AttachRefusedError` where another one with the same id, of another folder, is alive;
         `ResourceLimitError`."""
@@ -114,7 +119,7 @@ class Controller:
         if known is not None:
             if known.incarnation == incarnation:  # a repetition
                 self._heard_at[broker] = now
-                return Decision((), Registered(known.epoch))
+                return Decision((), Registered(known.epoch, known.id_block))
             if known.folder != folder and not known.is_fenced:
                 raise AttachRefusedError(
                     f"broker {broker} is up at {', '.join(known.endpoints)} with another data "
@@ -126,7 +131,12 @@ class Controller:
         if known is not None and after is not None:
             is_other = is_other or after < known.kept
         kept = 0 if known is None else epoch if is_other else known.kept
-        draft.put_broker(broker, Broker(epoch, incarnation, folder, endpoints, rack, kept=kept))
+        keeps_block = known is not None and known.id_block and keeps_count and not is_other
+        id_block = known.id_block if known is not None and keeps_block else _new_block(draft)
+        draft.put_broker(
+            broker,
+            Broker(epoch, incarnation, folder, endpoints, rack, kept=kept, id_block=id_block),
+        )
         gone, ill = set(lost), set(offline)
         for at in sorted(self.image.places.get(broker, ())):
             is_trusted = was_clean or self.image.topics[at[0]].is_synced
@@ -139,7 +149,7 @@ class Controller:
         self.counts["registrations"] += 1
         self.counts["unclean_registrations"] += not was_clean
         self.counts["logs_lost"] += len(gone)
-        return Decision(draft.records(), Registered(epoch))
+        return Decision(draft.records(), Registered(epoch, id_block))
 
     def heartbeat(
         self, now: float, broker: int, epoch: int, *, is_current: bool, is_leaving: bool
@@ -397,12 +407,6 @@ class Controller:
             raise ConfigError(f"somebody else changed {kind} just now: look at it, and try again")
         return Decision((rec.record(rec.SETTING, kind, name, value=value),), None)
 
-    def producer_ids(self, count: int) -> Decision[int]:
-        """The first of so many ids that nobody gets again."""
-        draft = Draft(self.image)
-        first = draft.count(rec.PRODUCER_IDS, count)
-        return Decision(draft.records(), first)
-
     def coordinator_epoch(self) -> Decision[int]:
         """A number that is higher than all that were given before (rule 17)."""
         draft = Draft(self.image)
@@ -423,3 +427,14 @@ class Controller:
                 + ("register it" if known is None else f"its later life has {known.epoch}")
             )
         return known
+
+
+def _new_block(draft: Draft) -> int:
+    """Of producer ids. Raises `ResourceLimitError`."""
+    block = draft.count(rec.PRODUCER_IDS)
+    if block >= rec.ID_BLOCKS:
+        raise ResourceLimitError(
+            f"the {rec.ID_BLOCKS} blocks of producer ids of this cluster are used up: brokers that "
+            "were not closed, and new ones, cannot join it any more. Copy its topics to another"
+        )
+    return block

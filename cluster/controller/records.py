@@ -26,6 +26,8 @@ SETTING: Final = "setting"
 COUNTER: Final = "counter"
 BROKER_EPOCHS: Final = "broker epochs"
 PRODUCER_IDS: Final = "producer ids"
+"""Blocks of them: a block is the upper 24 bits of 2**40 ids, and 0 is none."""
+ID_BLOCKS: Final = 1 << 24
 COORDINATOR_EPOCHS: Final = "coordinator epochs"
 PAGES: Final = "pages"
 
@@ -33,7 +35,8 @@ PAGES: Final = "pages"
 class Broker(msgspec.Struct, frozen=True, array_like=True):
     """One registration. `epoch` is new with each life of the broker (`incarnation`); `folder` is
     its data folder's uuid. A fenced broker leads nothing. `kept`: the newest life of which this one
-    was in touch with others, so that its folder has to know of it."""
+    was in touch with others, so that its folder has to know of it. `id_block`: what the producer
+    ids that it gives are of; nobody gets a block again."""
 
     epoch: int
     incarnation: bytes
@@ -43,6 +46,7 @@ class Broker(msgspec.Struct, frozen=True, array_like=True):
     is_fenced: bool = True
     is_leaving: bool = False
     kept: int = 0
+    id_block: int = 0
 
 
 class Topic(msgspec.Struct, frozen=True, array_like=True):

@@ -94,18 +94,6 @@ class Leader:
         """How far each is that has fetched or is in the ISR."""
         return {broker: each.stored for broker, each in self._progress.items()}
 
-    @property
-    def deadline(self) -> float:
-        """When `tick` is due."""
-        if self._asked is not None:
-            return self._asked_at + self._config.retry
-        times = [
-            self._progress[member].caught_up_at
-            for member in self.isr
-            if member in self._progress and self._progress[member].stored < self._log.log_end
-        ]
-        return min(times, default=float("inf")) + self._config.lag_time
-
     # --- events ---
     def appended(self) -> None:
         """The log has grown here, or more of it is on stable storage."""

@@ -90,6 +90,42 @@ def test_a_broker_with_an_empty_folder_is_filled_by_the_others(ground):
     assert sorted(int(record.value or -1) for record in drain(cluster, topic)) == list(range(300))
 
 
+def test_an_older_copy_of_a_folder_gives_no_producer_id_that_was_given_before(ground):
+    """The broker lived once more after the copy was made, and gave ids beyond all that the copy
+    knows to be reserved. A producer that got one of them again would have its records taken for
+    repetitions: acknowledged, and lost. What it voted is not in the copy: it keeps that."""
+    cluster = ground.cluster
+    topic = cluster.create_topic(**SAFE)
+    broker = next(each for each in cluster.brokers if each is not ground.leader(topic))
+    copy = broker.data.with_name("older-copy")
+    left_out = {"attach.sock", "raft"}
+    shutil.copytree(broker.data, copy, ignore=lambda _, names: left_out & set(names))
+
+    def block() -> int:
+        return int(json.loads((broker.data / "node.json").read_bytes())["id_block"])
+
+    def send(values: range) -> None:
+        for value in values:  # each by a producer of its own, whose home is that broker
+            with broker.connect() as client, client.producer(acks="all") as producer:
+                producer.send(topic, b"%d" % value).result(30)
+
+    ground.leaves(broker, clean=False)
+    ground.returns(broker)
+    ground.await_in_sync()
+    before = block()
+    send(range(5))
+    ground.leaves(broker, clean=False)
+    unlink_all(json.loads((copy / "node.json").read_bytes())["uuid"])  # as at another host
+    (broker.data / "raft").rename(copy / "raft")
+    shutil.rmtree(broker.data)
+    copy.rename(broker.data)
+    ground.returns(broker)
+    ground.await_in_sync()
+    assert block() > before
+    send(range(5, 10))
+    assert sorted(int(record.value or -1) for record in drain(cluster, topic)) == list(range(10))
+
+
 def test_topics_that_change_while_a_broker_is_away(ground):
     """It learns of all of it when it comes back: what is new, what has more partitions, what is
     gone, and what was made again under its name."""

@@ -183,7 +183,7 @@ class Attached:
         """The absent or stale client that comes back, when there is one."""
         if hello.resume is None:
             return None
-        if hello.kind != lo.KIND_PRODUCER or not self._may_resume(hello.resume, hello.remote):
+        if hello.kind != lo.KIND_PRODUCER or not self._folder.may_be_ours(hello.resume):
             raise AttachRefusedError(
                 f"producer id {hello.resume} was not given by this node: attach without `resume`"
             )
@@ -204,15 +204,6 @@ class Attached:
             client.connection.hang_up()  # the client has given that one up
             client.connection = None
         return client
-
-    def _may_resume(self, producer_id: int, remote: ms.RemotePeer | None) -> bool:
-        """Whether that id was given to a producer here. In a cluster any broker may have given it:
-        the gateway has seen the token, which they all make with one secret."""
-        if lo.is_replicators(producer_id):
-            return False
-        if remote is not None and self._config.node_id is not None:
-            return not lo.is_coordinators(producer_id)
-        return self._folder.may_be_ours(producer_id)
 
     def _check_remote(self, producer_id: int, client: Client | None) -> None:
         """The gateway has seen the token: what the producer had by another connection is over."""

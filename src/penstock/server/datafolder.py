@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from penstock.core.errors import DataFolderError
+from penstock.core.errors import DataFolderError, NotConnectedError
 from penstock.core.storage import Storage
 from penstock.ipc import layout as lo
 from penstock.ipc.paths import private_folder
@@ -36,7 +36,8 @@ class NodeRecord(msgspec.Struct, frozen=True):
     first numbers beyond the reserved blocks. `listen`: where remote clients were admitted last.
     `node_id`: of the broker whose folder it is, 0 of a node that is alone. `losses_told`: the
     cluster knows of every end after which records may be missing here. `broker_epoch`: of its last
-    life in that cluster, by which an older copy of the folder is known."""
+    life in that cluster, by which an older copy of the folder is known. `id_block`: the block that
+    the producer ids of a broker are of, which its controller gave."""
 
     schema: int
     uuid: str
@@ -50,6 +51,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     node_id: int = 0
     losses_told: bool = True
     broker_epoch: int = 0
+    id_block: int = 0
 
 
 class FolderLock:
@@ -110,6 +112,8 @@ class DataFolder:
         self._generation = record.generations
         self._producer = record.producers
         self._coordinator = record.coordinators
+        self._may_give_ids = False
+        """Whether the controller said in this run which block its producer ids are of."""
 
     @classmethod
     def open(cls, path: str, boot_id: str, storage: Storage | None = None) -> DataFolder:
@@ -168,10 +172,11 @@ class DataFolder:
         if url != self.record.listen:
             self._write(listen=url)
 
-    def registered_as(self, broker_epoch: int) -> None:
-        """It is this life of a broker from now on."""
-        if broker_epoch > self.record.broker_epoch:
-            self._write(broker_epoch=broker_epoch)
+    def registered_as(self, broker_epoch: int, id_block: int) -> None:
+        """It is this life of a broker from now on, and gives producer ids of that block."""
+        if broker_epoch > self.record.broker_epoch or id_block != self.record.id_block:
+            self._write(broker_epoch=broker_epoch, id_block=id_block)
+        self._may_give_ids = id_block > 0
 
     def losses_are_told(self) -> None:
         """The controller knows what may be missing here."""
@@ -206,11 +211,18 @@ class DataFolder:
         return self._generation - 1
 
     def next_producer_id(self) -> int:
-        """A producer id that no run used before: 24 bits of the node's uuid, 40 of a counter."""
+        """A producer id that nobody used before: 24 bits of the node's uuid, or a broker's block,
+        and 40 of a counter. Raises `NotConnectedError`."""
+        if self.record.node_id and not self._may_give_ids:
+            raise NotConnectedError(
+                f"broker {self.record.node_id} has no producer ids to give: the controller has not "
+                "told it in this run which ones are its own. Ask again when it is registered"
+            )
         if self._producer >= self.record.producers:
             self._write(producers=self._producer + PRODUCER_BLOCK)
         self._producer += 1
-        return self._prefix | (self._producer - 1)
+        block = self.record.id_block << lo.PRODUCER_COUNTER_BITS
+        return (block if self.record.node_id else self._prefix) | (self._producer - 1)
 
     def next_coordinator_epoch(self) -> int:
         """An epoch that no coordinator of this folder has used before (rule 17)."""
@@ -232,7 +244,12 @@ class DataFolder:
         return lo.replicators_id(self._prefix)
 
     def may_be_ours(self, producer_id: int) -> bool:
-        """Whether this folder can have given out that producer id."""
+        """Whether this folder can have given out that producer id. In a cluster any broker may
+        have, or this one from the block that it had before: who holds an id keeps it."""
+        if self.record.node_id:
+            return 0 < producer_id < 1 << 64 and not (
+                lo.is_coordinators(producer_id) or lo.is_replicators(producer_id)
+            )
         counter = producer_id - self._prefix
         return 0 < counter < self.record.producers
 
@@ -242,6 +259,7 @@ class DataFolder:
 
     @property
     def _prefix(self) -> int:
+        """Of the ids of its own processes; and of its clients', where it is alone."""
         return int(self.record.uuid[:6], 16) << lo.PRODUCER_COUNTER_BITS
 
     def _write(self, **changes: object) -> None:

@@ -6,9 +6,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from penstock.cluster.controller import Controller, ControllerConfig, pack, unpack
+from penstock.cluster.controller import Controller, ControllerConfig, Registered, pack, unpack
 from penstock.cluster.controller.placement import place
+from penstock.cluster.controller.records import BROKER, COUNTER, ID_BLOCKS, PRODUCER_IDS
+from penstock.cluster.controller.records import record as made
 from penstock.cluster.decisions import Decision
 from penstock.cluster.replica import IsrChange, Refusal
 from penstock.core.errors import (
@@ -41,6 +44,7 @@ class Quorum:
     def start(
         self, broker: int, *, was_clean: bool = True, folder: bytes = b"f", beat=True,
         after: int | None = None, lost: Any = (), offline: Any = (),
+        keeps_count: bool = False,
     ) -> Any:  # fmt: skip
         life = self.lives[broker] = self.lives.get(broker, 0) + 1
         answer = self.do(
@@ -54,6 +58,7 @@ class Quorum:
                 after=after,
                 lost=lost,
                 offline=offline,
+                keeps_count=keeps_count,
             )
         )
         if beat:
@@ -472,8 +477,8 @@ def test_a_snapshot_says_the_same():
     at = Quorum(5)
     at.create(partitions=7)
     at.do(at.controller.set("quota", "ann", b"q"))
-    assert at.do(at.controller.producer_ids(1000)) == 1
-    assert at.do(at.controller.producer_ids(1000)) == 1001
+    assert at.do(at.controller.pages(1000)) == 1
+    assert at.do(at.controller.pages(1000)) == 1001
     at.lose(2)
     other = Controller()
     for record in unpack(pack(tuple(at.controller.image.records()))):
@@ -574,6 +579,58 @@ def test_a_folder_that_did_not_hear_of_its_registration_lacks_nothing():
     at.start(1, after=heard, beat=False)
     at.start(1, after=heard)
     assert at.partition().leader == 1
+
+
+def id_block(at: Quorum, broker: int) -> int:
+    return at.controller.image.brokers[broker].id_block
+
+
+def test_producer_ids_are_of_a_block_that_nobody_else_has_had():
+    at = Quorum()
+    assert [id_block(at, broker) for broker in (1, 2, 3)] == [1, 2, 3]
+    first = at.start(1, after=at.controller.image.brokers[1].epoch, keeps_count=True)
+    assert id_block(at, 1) == 1, "it was closed, and counts on"
+    second = at.start(1, after=first)
+    assert id_block(at, 1) == 4, "what was not closed may be a copy of what went on"
+    at.start(1, after=second, keeps_count=True)
+    at.start(1, after=second, keeps_count=True)
+    assert id_block(at, 1) == 5, "an older copy"
+    at.lose(1)
+    at.start(1, folder=b"g", keeps_count=True)
+    assert id_block(at, 1) == 6, "another folder"
+    at.lose(1)
+    at.do(at.controller.forget(1))
+    at.start(1, folder=b"g", keeps_count=True)
+    assert id_block(at, 1) == 7, "nobody knows any more how far it counted"
+
+
+def test_who_registers_again_for_want_of_an_answer_hears_of_the_same_block():
+    at = Quorum(1)
+    known = at.controller.image.brokers[1]
+    again = at.controller.register(
+        at.now, 1, known.incarnation, known.folder, known.endpoints, was_clean=True
+    )
+    assert again == Decision((), Registered(known.epoch, known.id_block))
+
+
+def test_a_broker_of_a_time_before_the_blocks_gets_one():
+    at = Quorum(1)
+    known = at.controller.image.brokers[1]
+    at.controller.replay(made(BROKER, 1, value=replace(known, id_block=0)))
+    at.start(1, after=known.epoch, keeps_count=True)
+    assert id_block(at, 1) == 2
+
+
+def test_blocks_of_producer_ids_have_an_end():
+    at = Quorum(1)
+    at.controller.replay(made(COUNTER, PRODUCER_IDS, value=ID_BLOCKS - 1))
+    epoch = at.start(1)
+    assert id_block(at, 1) == ID_BLOCKS - 1
+    with pytest.raises(ResourceLimitError, match="used up"):
+        at.start(1)
+    assert at.controller.image.brokers[1].epoch == epoch
+    at.start(1, after=epoch, keeps_count=True)
+    assert id_block(at, 1) == ID_BLOCKS - 1
 
 
 def alone(at: Quorum) -> IsrChange:

@@ -204,12 +204,12 @@ def test_registering_waits_for_a_controller_and_ends_with_the_quorum(tmp_path):
         quorum = await world.start(1, registers=False)
         registered = asyncio.create_task(quorum.register((), was_clean=True))
         with pytest.raises(PenstockTimeout, match="Not connected: 2"):
-            await quorum.ask("producer_ids", 5, timeout=0.2)
+            await quorum.ask("pages", 5, timeout=0.2)
         assert not registered.done()
         await world.stop(1)
         with pytest.raises(ClosedError):
             await registered
         with pytest.raises(ClosedError):
-            await quorum.ask("producer_ids", 5)
+            await quorum.ask("pages", 5)
 
     run(main())

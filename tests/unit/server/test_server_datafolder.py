@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.errors import DataFolderError, StorageError
+from penstock.core.errors import DataFolderError, NotConnectedError, StorageError
 from penstock.core.storage import Storage
 from penstock.server.datafolder import (
     COORDINATOR_BLOCK,
@@ -112,6 +112,69 @@ def test_a_producer_id_tells_its_node_and_ids_of_others_are_not_ours(tmp_path):
     assert not data.may_be_ours(producer_id ^ (1 << 40))
     assert not data.may_be_ours(producer_id + PRODUCER_BLOCK)
     assert not data.may_be_ours(0)
+
+
+def broker(folder: Path) -> DataFolder:
+    opened = DataFolder.open(str(folder), BOOT)
+    opened.begin(BOOT, 2, node_id=3)
+    return opened
+
+
+def test_a_broker_gives_no_producer_id_before_the_controller_said_of_which_block(tmp_path):
+    for _ in range(2):  # also one that was told in the run before: it may be an older copy
+        data = broker(tmp_path)
+        with pytest.raises(NotConnectedError, match="broker 3 has no producer ids") as refusal:
+            data.next_producer_id()
+        assert refusal.value.retriable
+        data.registered_as(5, 7)
+        assert data.next_producer_id() >> 40 == 7
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from(["go on", "close", "copy"])),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_rule_3_whatever_copy_of_its_folder_a_broker_starts_on_its_ids_are_new(
+    tmp_path_factory, runs
+):
+    """With a block as the controller gives them: a new one, unless the folder was closed and is no
+    older copy."""
+    folder = tmp_path_factory.mktemp("data")
+    block = 0
+    copied: bytes | None = None
+    given_out: list[int] = []
+    for count, then in runs:
+        data = broker(folder)
+        if copied is not None or not data.was_clean or not block:
+            block, copied = block + 1, None
+        data.registered_as(data.record.broker_epoch + 1, block)
+        assert on_disk(folder)["id_block"] == block
+        if then == "copy":
+            copied = (folder / "node.json").read_bytes()
+        given_out += [data.next_producer_id() for _ in range(count)]
+        if then == "close":
+            data.mark_clean()
+        if copied is not None:
+            (folder / "node.json").write_bytes(copied)
+    assert len(given_out) == len(set(given_out))
+    assert {producer_id >> 40 for producer_id in given_out} <= set(range(1, block + 1))
+
+
+def test_in_a_cluster_who_holds_a_producer_id_keeps_it_whoever_gave_it(tmp_path):
+    data = broker(tmp_path)
+    data.registered_as(5, 7)
+    held = data.next_producer_id()
+    data.registered_as(6, 8)
+    assert data.next_producer_id() >> 40 == 8
+    assert data.may_be_ours(held)
+    assert data.may_be_ours(9 << 40 | 1), "of another broker"
+    for of_the_node in (0, 7 << 40, data.coordinator_id, data.replicator_id):
+        assert not data.may_be_ours(of_the_node)
+    assert not data.may_be_ours(1 << 64 | 1)
+    assert not data.may_be_ours(-1)
 
 
 def test_the_clean_mark_is_gone_from_the_start_of_a_run_to_its_clean_end(tmp_path):

@@ -49,6 +49,7 @@ class Register(Asked, frozen=True):
     after: Epoch | None = None
     lost: Places = ()
     offline: Places = ()
+    keeps_count: bool = False
 
 
 class Heartbeat(Asked, frozen=True):
@@ -125,10 +126,6 @@ class Pages(Asked, frozen=True):
     count: Annotated[int, msgspec.Meta(ge=1, le=PLACES_MAX)]
 
 
-class ProducerIds(Asked, frozen=True):
-    count: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
-
-
 class CoordinatorEpoch(Asked, frozen=True):
     pass
 
@@ -163,7 +160,6 @@ METHODS: Final[dict[str, Method]] = {
     "reassign": Method(Reassign, None),
     "set": Method(Set, None),
     "pages": Method(Pages, int),
-    "producer_ids": Method(ProducerIds, int),
     "coordinator_epoch": Method(CoordinatorEpoch, int),
 }
 """Of `Controller`."""

@@ -62,6 +62,8 @@ class Standing:
         self._incarnation = os.urandom(16)
         self._endpoints: tuple[str, ...] = ()
         self._was_clean = False
+        self._keeps_count = folder.was_clean
+        """Whether what the folder counts is where it was: it was closed, or is of this process."""
         self._is_leaving = False
         self._may_stop = asyncio.Event()
         self._kick = asyncio.Event()
@@ -86,11 +88,14 @@ class Standing:
         incarnation = self._incarnation
         answer: Registered = await self._asking.ask(
             "register", self._node, incarnation, self._folder.uuid, self._endpoints, self._rack,
-            was_clean=self._was_clean, after=self._folder.record.broker_epoch, timeout=TRY,
+            was_clean=self._was_clean, after=self._folder.record.broker_epoch,
+            keeps_count=self._keeps_count, timeout=TRY,
         )  # fmt: skip
         if incarnation != self._incarnation:  # renewed meanwhile
             return await self._register()
-        self._folder.registered_as(answer.broker_epoch)  # before anybody is told that it is there
+        # Before anybody is told that it is there:
+        self._folder.registered_as(answer.broker_epoch, answer.id_block)
+        self._keeps_count = True
         self.broker_epoch = answer.broker_epoch
         self.is_fenced = True
         self._was_clean = True  # nothing is lost while this process lives
