@@ -11,9 +11,11 @@
     HighWatermark e        taken, at most the log's end             the same
 
 Of an epoch that is over everything is refused as STALE_LEADER_EPOCH, and all but Lead and Follow of
-one that is not known yet. Each answer has the log's end as its base offset. Frames that are done
-twice, since their writer died before it answered, leave the log as they left it before: what stood
-behind them in the lane stands there still.
+one that is not known yet; as CORRUPT_BATCH whatever names another partition, which had the page
+before. Refusals are counted, and the log names each reason once in a role. Each answer has the
+log's end as its base offset. Frames that are done twice, since their writer died before it
+answered, leave the log as they left it before: what stood behind them in the lane stands there
+still.
 
 What compaction took between two batches is passed over only by who follows and has refused nothing
 since it was told to: behind a batch that was refused, a gap may be that batch.
@@ -69,6 +71,9 @@ class ReplicaRole(LogRole):
         self._epoch = max(log.leader_epoch, state.leader_epoch)
         self._high_watermark = max(log.log_start, min(state.high_watermark, log.log_end))
         self._trim_to = 0
+        self._complaints: set[ErrorCode] = set()
+        """What the log names of this role's refusals."""
+        self._owner = order.topic_id, order.partition
         log.note_committed(self._high_watermark)
         super().__init__(log, state, order, storage, shown)
 
@@ -144,7 +149,7 @@ class ReplicaRole(LogRole):
                     continue
                 if frame.kind != lo.KIND_ROLE:
                     raise CorruptBatchError("a producer's batch in a replication lane")
-                order = ro.decode_order(frame.batch)
+                order = ro.decode_order(frame.batch, *self._owner)
                 if self._syncing and isinstance(order, ro.Truncate | ro.BeginAnew):
                     break  # until that sync has ended, which takes no longer than the device
                 results.append(self._obey(order, now_us))
@@ -152,6 +157,9 @@ class ReplicaRole(LogRole):
                 results.append(self._refused(ErrorCode.CORRUPT_BATCH, str(error)))
             except StorageError as error:
                 results.append(self._failed(error))
+        refusals = sum(result.error != ErrorCode.NONE for result in results)
+        if refusals:
+            self._state.count(0, 0, 0, refusals=refusals)
         self._show()
         return results
 
@@ -160,7 +168,9 @@ class ReplicaRole(LogRole):
         return AppendResult(end, end, 0, ErrorCode.NONE, False, "")
 
     def _refused(self, code: ErrorCode, why: str) -> AppendResult:
-        logger.warning("%s: a frame of its replication lane is refused: %s", self.name, why)
+        level = logging.DEBUG if code in self._complaints else logging.WARNING
+        logger.log(level, "%s: a frame of its replication lane is refused: %s", self.name, why)
+        self._complaints.add(code)
         self._may_pass_over = False
         end = self._log.log_end
         return AppendResult(end, end, 0, code, False, why)
@@ -261,9 +271,14 @@ class ReplicaRole(LogRole):
         self._may_pass_over = True  # what was refused stood before this in the lane
         return self._done()
 
+    def _go_on(self) -> None:
+        self._complaints.discard(ErrorCode.STORAGE_FULL)
+        super()._go_on()
+
     def _take_role(self, mode: Mode, epoch: int) -> None:
         logger.info("%s: %s in epoch %d", self.name, mode.value, epoch)
         self._mode, self._epoch, self._is_held = mode, epoch, False
+        self._complaints.clear()
         if mode is not Mode.LEADING:
             self._state.publish_status(self._usual_status)
         self._state.publish_epoch(epoch)

@@ -1,14 +1,16 @@
 """What a replication lane tells a replicated partition besides batches: the control frames.
 
-One struct a frame of `layout.KIND_ROLE`, packed; they are obeyed in the order in which they and the
-batches stand in their lane (rule 22). All of them name the leader epoch of the role that they were
-written for: one whose epoch is over is refused, and one that comes twice changes nothing.
+One struct a frame of `layout.KIND_ROLE`, packed, behind the topic and the partition that it is for,
+as a batch has them in its header: pages are used again. They are obeyed in the order in which they
+and the batches stand in their lane (rule 22). All of them name the leader epoch of the role that
+they were written for: one whose epoch is over is refused, and one that comes twice changes nothing.
 
 Owns these structs and their bytes. What they do to a partition is `replicated`'s business.
 """
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import Annotated, Final
 
 import msgspec
@@ -63,19 +65,28 @@ class Trim(msgspec.Struct, frozen=True, array_like=True, tag=6):
 
 RoleOrder = Lead | Follow | Truncate | BeginAnew | HighWatermark | Trim
 
+_OWNER: Final = Struct("<16sI")  # topic id, partition
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(RoleOrder)
 
 
-def encode_order(order: RoleOrder) -> bytes:
+def encode_order(order: RoleOrder, topic_id: bytes, partition: int) -> bytes:
     """The payload of a control frame."""
-    return _encoder.encode(order)
+    return _OWNER.pack(topic_id, partition) + _encoder.encode(order)
 
 
-def decode_order(payload: memoryview) -> RoleOrder:
-    """Raises `CorruptBatchError` for bytes that are none."""
+def decode_order(payload: memoryview, topic_id: bytes, partition: int) -> RoleOrder:
+    """Raises `CorruptBatchError` for bytes that are none, or are for another partition."""
+    if len(payload) < _OWNER.size:
+        raise CorruptBatchError(f"a control frame of {len(payload)} bytes: it names no partition")
+    owner = _OWNER.unpack_from(payload)
+    if owner != (topic_id, partition):
+        raise CorruptBatchError(
+            f"a control frame for partition {owner[1]} of topic {owner[0].hex()}, on the page of "
+            f"partition {partition} of {topic_id.hex()}"
+        )
     try:
-        order: RoleOrder = _decoder.decode(payload)
+        order: RoleOrder = _decoder.decode(payload[_OWNER.size :])
     except (msgspec.DecodeError, ValueError) as error:
         raise CorruptBatchError(f"a control frame of {len(payload)} bytes: {error}") from error
     return order

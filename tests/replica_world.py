@@ -66,9 +66,9 @@ class ReplicaPartition:
         self.start()
 
     # --- the lane ---
-    def say(self, *orders: ro.RoleOrder) -> None:
+    def say(self, *orders: ro.RoleOrder, topic_id: bytes = TOPIC, partition: int = 0) -> None:
         for order in orders:
-            packed = ro.encode_order(order)
+            packed = ro.encode_order(order, topic_id, partition)
             assert self.sender.try_write(PAGE, [packed], len(packed), kind=lo.KIND_ROLE) is not None
 
     def send(self, epoch: int, *batches: memoryview | bytes) -> None:

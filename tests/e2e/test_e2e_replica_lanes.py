@@ -117,7 +117,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 def say(host: Host, lane: LaneSender, page: int, *orders: ro.RoleOrder) -> None:
     for order in orders:
-        packed = ro.encode_order(order)
+        packed = ro.encode_order(order, TOPIC, 0)
         assert lane.try_write(page, [packed], len(packed), kind=lo.KIND_ROLE) is not None
     host.bell.ring()
 

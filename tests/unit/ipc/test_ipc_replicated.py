@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import logging
 
 import pytest
 from replica_world import ReplicaPartition
 from unit.core.log_helpers import (
+    TOPIC,
     Crash,
     MemoryStorage,
     abort,
@@ -119,6 +121,43 @@ def test_bytes_that_are_no_control_frame_are_refused(replica):
 
 
 # --- following ------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("topic_id", "partition"), [(bytes(16), 0), (TOPIC, 1)])
+def test_what_was_said_to_another_partition_that_had_the_page_is_refused_and_counted(
+    leader, replica, topic_id, partition
+):
+    leader.append(*numbered(3))
+    replica.follow(5, *leader.batches())
+    before = replica.ends()
+    other = {"topic_id": topic_id, "partition": partition}
+    replica.say(HighWatermark(5, 2), Truncate(5, 0), BeginAnew(5, 9), Lead(6), Follow(7), **other)
+    assert [result.error for result in replica.drain()] == [ErrorCode.CORRUPT_BATCH] * 5
+    assert (replica.ends(), replica.page.leader_epoch) == (before, 5)
+    assert replica.page.counters()["refusals"] == 5
+    assert replica.obey(HighWatermark(5, 2)) == [NONE]
+    assert replica.page.counters()["refusals"] == 5
+
+
+def test_a_reason_to_refuse_frames_is_logged_once_in_a_role_and_all_are_counted(leader, caplog):
+    def warnings() -> int:
+        found = [record for record in caplog.records if record.levelno == logging.WARNING]
+        caplog.clear()
+        return len(found)
+
+    leader.append(*numbered(1))
+    batch = leader.batches()[0]
+    caplog.set_level(logging.DEBUG, "penstock.writer")
+    assert leader.follow(5, *[batch] * 30) == [STALE] * 30
+    assert leader.obey(Truncate(5, 0), HighWatermark(4, 0)) == [STALE] * 2
+    assert warnings() == 1
+    leader.say(Lead(6), topic_id=bytes(16))
+    leader.say(Lead(7), partition=1)
+    leader.drain()
+    assert warnings() == 1, "another reason"
+    assert leader.obey(Lead(6), Truncate(6, 0), Truncate(6, 0)) == [NONE, STALE, STALE]
+    assert warnings() == 1, "another role"
+    assert leader.page.counters()["refusals"] == 36
+
+
 def test_a_follower_copies_its_leader(leader, replica):
     leader.append(*numbered(6, records=1))
     leader.append(begin(producer=2), within(0, producer=2), *numbered(3, 6))

@@ -257,7 +257,7 @@ class Copying:
                 "begins anew there", partition, log.log_start, log.log_end, fetched.log_start,
             )  # fmt: skip
             order = ro.BeginAnew(role.epoch, min(start, fetched.offset))
-            self._lanes.order(partition.page, order, lambda ack: self._written(copy, role, ack))
+            self._lanes.order(partition, order, lambda ack: self._written(copy, role, ack))
         if batches:
             self._counts.batches_in += len(batches)
             self._counts.bytes_in += sum(map(len, batches))
@@ -323,7 +323,7 @@ class Copying:
         )  # fmt: skip
         copy.is_busy = True
         order = ro.Truncate(role.epoch, end)
-        self._lanes.order(partition.page, order, lambda ack: self._cut(copy, role, ack))
+        self._lanes.order(partition, order, lambda ack: self._cut(copy, role, ack))
 
     def _cut(self, copy: Copy, role: Follower, ack: Ack) -> None:
         partition = copy.partition

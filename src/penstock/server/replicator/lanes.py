@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from penstock.core.errors import ResourceLimitError
 from penstock.ipc import layout as lo
@@ -27,6 +27,14 @@ UNANSWERED_MAX: Final = 1 << 16
 Answered = Callable[[Ack], None]
 Open = Callable[[int], tuple[LaneSender, Doorbell]]
 _Frame = tuple[int, Piece, int, int, Answered]
+
+
+class Addressed(Protocol):
+    """A partition as frames name it."""
+
+    page: int
+    topic_id: bytes
+    partition: int
 
 
 class Lane:
@@ -131,13 +139,15 @@ class Lanes:
             lane = self._lanes[writer] = Lane(*self._open(writer))
         return lane
 
-    def order(self, page: int, order: RoleOrder, done: Answered) -> None:
+    def order(self, to: Addressed, order: RoleOrder, done: Answered) -> None:
         """Tell a partition's writer what its replica is to do."""
-        self.of_page(page).put(page, encode_order(order), lo.KIND_ROLE, order.epoch, done)
+        packed = encode_order(order, to.topic_id, to.partition)
+        self.of_page(to.page).put(to.page, packed, lo.KIND_ROLE, order.epoch, done)
 
-    def note(self, page: int, order: RoleOrder, done: Answered) -> None:
+    def note(self, to: Addressed, order: RoleOrder, done: Answered) -> None:
         """Tell it what it is to know; the answer may come late."""
-        self.of_page(page).put_aside(page, encode_order(order), order.epoch, done)
+        packed = encode_order(order, to.topic_id, to.partition)
+        self.of_page(to.page).put_aside(to.page, packed, order.epoch, done)
 
     @property
     def are_full(self) -> bool:

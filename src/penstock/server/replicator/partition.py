@@ -154,7 +154,7 @@ class Partition:
         self._turning = word
         leads = word.leader == self._broker.number and self._broker.number in word.replicas
         order = ro.Lead(word.leader_epoch) if leads else ro.Follow(word.leader_epoch)
-        self._broker.lanes.order(self.page, order, self._turned)
+        self._broker.lanes.order(self, order, self._turned)
 
     def _is_another(self, replica: Replica) -> bool:
         """Whether `replica.assign` would change the role."""
@@ -285,10 +285,10 @@ class Partition:
         self._told = (log.high_watermark, log.log_start)
         if told != log.high_watermark:
             self._unheard += 1
-            lanes.note(self.page, ro.HighWatermark(epoch, log.high_watermark), self._heard)
+            lanes.note(self, ro.HighWatermark(epoch, log.high_watermark), self._heard)
         if told_start != log.log_start and self.follower is not None:
             self._unheard += 1
-            lanes.note(self.page, ro.Trim(epoch, log.log_start), self._heard)
+            lanes.note(self, ro.Trim(epoch, log.log_start), self._heard)
 
     def _heard(self, _: Ack) -> None:
         """What was refused is told again with the next role."""
