@@ -141,7 +141,7 @@ class Host:
 
     async def settled(self) -> None:
         """Until what the controller said last is carried out."""
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(45):
             while not self.topics.is_settled or self.partitions.opening():
                 await asyncio.sleep(0.001)
 

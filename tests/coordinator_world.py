@@ -247,7 +247,7 @@ def running(make: Callable[..., Closing]) -> Callable[..., None]:
         async def main() -> None:
             world = make(**options)
             try:
-                await asyncio.wait_for(scenario(world), 20.0)
+                await asyncio.wait_for(scenario(world), 25)
             finally:
                 world.close()
 

@@ -17,7 +17,7 @@ from penstock.cluster.frames import messages as fr
 from penstock.ipc import liveness
 from penstock.ipc import messages as ms
 
-WITHIN = 45.0
+WITHIN = 25.0
 PRODUCER_ID = 1 << 40 | 7
 
 

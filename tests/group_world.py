@@ -16,7 +16,8 @@ from cli_runner import Running, cli_process
 from penstock.group.consumer import GroupConsumer
 from penstock.testing.waiting import wait_until
 
-TIMEOUT = 45.0
+TIMEOUT = 25.0
+"""Seconds. A member's session lasts 30, and what is to come before its end has to come in time."""
 
 
 def fill(broker: Any, topic: str, start: int, count: int) -> None:

@@ -11,7 +11,8 @@ from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
-WITHIN = 45.0
+WITHIN = 25.0
+"""Seconds. A member's session lasts 30, and what is to come before its end has to come in time."""
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

@@ -35,7 +35,8 @@ from penstock.server.node import Node
 from penstock.testing import reaper, remains
 
 ROOT = Path(__file__).resolve().parents[1]
-TIMEOUT = 45.0
+TIMEOUT = 25.0
+"""Seconds. A member's session lasts 30, and what is to come before its end has to come in time."""
 _T = TypeVar("_T")
 
 

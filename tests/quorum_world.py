@@ -114,7 +114,7 @@ class World:
         await eventually(are_same, "all images are the same")
 
     async def __aenter__(self) -> Self:
-        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(45), asyncio.TaskGroup() as tasks:
             for node in list(self.ports):
                 tasks.create_task(self.start(node))
         return self

@@ -20,7 +20,7 @@ from penstock.ipc import layout as lo
 
 RETRIABLE = ("PenstockTimeout", "NotConnectedError", "ResourceLimitError", "LogOfflineError")
 ELSEWHERE = "NotLeaderError"
-TIMEOUT = 45.0
+TIMEOUT = 25.0
 
 _T = TypeVar("_T")
 

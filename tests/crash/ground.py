@@ -249,7 +249,7 @@ class NodeUnderTest:
     # --- the end ---
     def check_gone(self) -> None:
         """After a clean stop without clients nothing is left but the data."""
-        wait_until(lambda: not self.processes(), 5.0, lambda: f"left over: {self.processes()}")
+        wait_until(lambda: not self.processes(), 45.0, lambda: f"left over: {self.processes()}")
         assert self.shared_memory() == []
         assert not (self.data / "attach.sock").exists()
         assert list(self.data.rglob("*.tmp")) == []

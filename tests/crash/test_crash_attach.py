@@ -59,7 +59,7 @@ def test_invariant_11_attach_and_crash_rounds_leak_nothing(
         with node.connect() as client:
             client.admin().create_topic("t", TopicConfig(partitions=PARTITIONS))
         acknowledged = run_rounds(node, 0, WARM_UP)
-        wait_until(lambda: is_quiet(node), 10.0, lambda: f"lanes: {node.shared_memory()}")
+        wait_until(lambda: is_quiet(node), 45.0, lambda: f"lanes: {node.shared_memory()}")
         before = held(node)
         memory = node.shared_memory()
         acknowledged += run_rounds(node, WARM_UP, ROUNDS)

@@ -117,7 +117,7 @@ def test_rule_17_crash_of_the_node_while_it_loads(node: NodeUnderTest, step: str
     node.kill()
     node.config["step"] = [step, 0]
     os.close(node.launch())
-    wait_until(lambda: node.process.poll() is not None, 10.0, "it dies")
+    wait_until(lambda: node.process.poll() is not None, 45.0, "it dies")
     del node.config["step"]
     node.start()
     check_end(node, work)

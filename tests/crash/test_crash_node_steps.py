@@ -48,7 +48,7 @@ def armed(node: NodeUnderTest, step: str, skip: int = 0) -> None:
 
 def expect_death(node: NodeUnderTest) -> None:
     process = node.process
-    wait_until(lambda: process.poll() is not None, 10.0, lambda: f"it dies:\n{node.tail()}")
+    wait_until(lambda: process.poll() is not None, 45.0, lambda: f"it dies:\n{node.tail()}")
     assert process.returncode == -signal.SIGKILL, node.tail()
     del node.config["step"]
 

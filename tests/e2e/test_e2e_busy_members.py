@@ -21,10 +21,10 @@ def test_a_busy_exactly_once_member_comes_back_to_a_restarted_node() -> None:
 
             def is_back() -> bool:
                 """A transaction that is aborted again and again."""
-                batch = consumer.poll(1, timeout=45)
+                batch = consumer.poll(1, timeout=25)
                 consumer.rewind(batch)
                 with broker.connect() as other, other.admin() as admin:
                     members = admin.describe_group("billing").members
                 return [one.is_connected for one in members] == [True] and bool(batch)
 
-            wait_until(is_back, 10.0, "the member is attached to the new node")
+            wait_until(is_back, 20.0, "the member is attached to the new node")

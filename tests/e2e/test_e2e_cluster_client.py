@@ -18,7 +18,7 @@ from penstock.core import errors as er
 from penstock.remote.wire import CONNECT_WITHIN
 from penstock.testing import Cluster, wait_until
 
-WITHIN = 45.0
+WITHIN = 30.0
 pytestmark = [pytest.mark.timeout(180)]
 
 

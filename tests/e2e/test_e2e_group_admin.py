@@ -54,7 +54,7 @@ def test_drain_time_from_two_looks(node):
         def position():
             return admin.describe_group("drains").partitions[0].position
 
-        wait_until(lambda: position() == 100, 5.0, "its position")  # over tcp it is told in a while
+        wait_until(lambda: position() == 100, what="its position")  # over tcp: in a while
         group = admin.describe_group("drains")
         [member] = group.members
         assert (member.member_id, member.partitions) == (consumer.member_id, 1)
@@ -92,10 +92,10 @@ def test_a_reset_under_the_feet_of_a_member_moves_it_and_refuses_its_commit(node
         client.admin() as admin,
         client.consumer(topic, group="under", guarantee="manual") as consumer,
     ):
-        batch = consumer.poll(timeout=45)
+        batch = consumer.poll(timeout=25)
         while {chunk.partition for chunk in batch.chunks} != {0, 1}:  # one came first
             consumer.rewind()
-            batch = consumer.poll(timeout=45)
+            batch = consumer.poll(timeout=25)
         first = {chunk.partition: chunk.next_offset for chunk in batch.chunks}
         consumer.commit(batch)
         admin.reset_offsets("under", topic, to="earliest", partitions=1)
@@ -199,10 +199,10 @@ def test_members_are_told_that_an_admin_sought_their_group(node, caplog):
         client.admin() as admin,
         client.consumer(topic, group="moved", on_lost=lost.extend) as consumer,
     ):
-        assert len(consumer.poll(timeout=45)) == 10
+        assert len(consumer.poll(timeout=25)) == 10
         consumer.commit()
         admin.reset_offsets("moved", topic, to="earliest")
-        assert offsets(consumer.poll(timeout=45)) == list(range(10))
+        assert offsets(consumer.poll(timeout=25)) == list(range(10))
     assert lost == [(topic, 0)]
     assert f"group moved: sought elsewhere by an admin, or given anew: {topic}-0" in caplog.text
     assert "lost to others" not in caplog.text

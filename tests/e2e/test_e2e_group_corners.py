@@ -138,7 +138,7 @@ def test_what_a_torn_poll_fetched_is_committed_by_nobody(node, guarantee, monkey
     options = {"group": f"torn-{guarantee}", "guarantee": guarantee}
     with node.connect() as client:
         with client.consumer(topic, **options) as consumer:
-            assert offsets(consumer.poll(4, timeout=45)) == [0, 1, 2, 3]
+            assert offsets(consumer.poll(4, timeout=25)) == [0, 1, 2, 3]
             tear(monkeypatch)
             with pytest.raises(KeyboardInterrupt):
                 consumer.poll(4)

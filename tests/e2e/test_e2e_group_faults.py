@@ -93,7 +93,7 @@ def test_rule_18_a_claim_without_an_answer_is_dropped_and_counted(broker):
         assert consumer.metrics()["skipped"] == 5
         assert poll_until(consumer, 9) == list(range(5, 10))
         fill(broker, topic, 10, 1)
-        assert consumer.poll(timeout=45).offsets.tolist() == [10]
+        assert consumer.poll(timeout=25).offsets.tolist() == [10]
         assert client.admin().describe_group("hangs").skipped == 5
 
 
@@ -102,7 +102,7 @@ def test_no_commit_is_lost_to_a_node_that_is_away_for_a_while(broker):
     fill(broker, topic, 0, 10)
     with broker.connect() as client:
         with client.consumer(topic, group="away", commit_interval=0.01) as consumer:
-            assert len(consumer.poll(timeout=45)) == 10
+            assert len(consumer.poll(timeout=25)) == 10
             broker.kill()
             wait_until(
                 lambda: (consumer.poll(), consumer.metrics()["commit_failures"])[1],
@@ -140,7 +140,7 @@ def test_a_member_that_the_group_forgot_joins_anew(broker):
             topic, group="forgot", session_timeout=0.1, node_timeout=30, on_lost=lost.extend
         )
         with consumer:
-            assert len(consumer.poll(timeout=45)) == 10
+            assert len(consumer.poll(timeout=25)) == 10
             first = consumer.member_id
             broker.restart(kill=True)
             admin = client.admin()
@@ -155,7 +155,7 @@ def test_rule_7_a_forked_child_is_told_and_its_parent_goes_on(broker):
     topic = broker.create_topic()
     fill(broker, topic, 0, 10)
     with broker.connect() as client, client.consumer(topic, group="forked") as consumer:
-        assert len(consumer.poll(5, timeout=45)) == 5
+        assert len(consumer.poll(5, timeout=25)) == 5
         child = os.fork()
         if child == 0:
             code = 1
@@ -167,7 +167,7 @@ def test_rule_7_a_forked_child_is_told_and_its_parent_goes_on(broker):
             finally:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert len(consumer.poll(timeout=45)) == 5
+        assert len(consumer.poll(timeout=25)) == 5
         consumer.commit()
         assert len(client.admin().describe_group("forked").members) == 1
 
@@ -228,7 +228,7 @@ def test_rule_15_a_group_behind_a_power_cut_is_told_where_the_logs_parted(broker
         assert caught.value.divergence == 10
         assert consumer.metrics()["truncated"] == 1
         consumer.seek(topic, 0, 10)
-        assert consumer.poll(timeout=45).values.to_list() == [
+        assert consumer.poll(timeout=25).values.to_list() == [
             b"%d" % number for number in range(100, 100 + count)
         ]
         consumer.commit()

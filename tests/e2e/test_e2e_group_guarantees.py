@@ -63,10 +63,10 @@ def test_at_least_once_a_polled_batch_is_done_when_more_is_asked_for(node):
     fill(node, topic, 0, 10)
     with node.connect() as client:
         with client.consumer(topic, group="polls") as consumer:
-            assert offsets(consumer.poll(4, timeout=45)) == [0, 1, 2, 3]
+            assert offsets(consumer.poll(4, timeout=25)) == [0, 1, 2, 3]
             assert offsets(consumer.poll(4)) == [4, 5, 6, 7]
         with client.consumer(topic, group="polls", follow=False) as consumer:
-            assert offsets(consumer.poll(timeout=45)) == [4, 5, 6, 7, 8, 9]
+            assert offsets(consumer.poll(timeout=25)) == [4, 5, 6, 7, 8, 9]
 
 
 def test_at_least_once_commits_by_itself_within_the_interval(node):
@@ -76,7 +76,7 @@ def test_at_least_once_commits_by_itself_within_the_interval(node):
         node.connect() as client,
         client.consumer(topic, group="interval", commit_interval=0.02) as consumer,
     ):
-        assert len(consumer.poll(timeout=45)) == 10
+        assert len(consumer.poll(timeout=25)) == 10
         admin = client.admin()
 
         def committed():
@@ -209,7 +209,7 @@ def test_at_most_once_claims_run_on_where_retention_moved_the_log_start(node):
     options = {"group": "trimmed", "guarantee": "at-most-once", "on_out_of_range": "earliest"}
     with node.connect() as client, client.admin() as admin:
         with client.consumer(topic, **options) as consumer:
-            assert len(consumer.poll(10, timeout=45)) == 10
+            assert len(consumer.poll(10, timeout=25)) == 10
         fill(node, topic, 100, 100)
         admin.trim(topic, before=150)
         with client.consumer(topic, **options, follow=False) as consumer:
@@ -226,7 +226,7 @@ def test_manual_commits_when_it_is_told(node):
     options = {"group": "manual", "guarantee": "manual", "follow": False}
     with node.connect() as client:
         with client.consumer(topic, **options) as consumer:
-            first = consumer.poll(3, timeout=45)
+            first = consumer.poll(3, timeout=25)
             consumer.poll(3)
             consumer.commit(first)
             consumer.rewind()
@@ -281,7 +281,7 @@ def test_exactly_once_never_commits_by_itself(node):
             [offset] = consumer.offsets_of().offsets
             assert offset.offset == 10
         with client.consumer(topic, **options) as consumer:
-            batch = consumer.poll(4, timeout=45)
+            batch = consumer.poll(4, timeout=25)
             consumer.poll(4)
             consumer.rewind(batch)
             assert offsets(consumer.poll(2)) == [0, 1]
@@ -323,7 +323,7 @@ def test_exactly_once_a_transaction_of_a_former_owner_is_aborted(node):
         client.producer(transactional_id="former-0") as producer,
         client.consumer(source, **options) as consumer,
     ):
-        batch = consumer.poll(timeout=45)
+        batch = consumer.poll(timeout=25)
         client.admin().reset_offsets("former", source, to=5)
         with pytest.raises((er.StaleGenerationError, er.TransactionError)):
             move(producer, batch, target)

@@ -24,7 +24,7 @@ def test_a_partition_that_is_not_open_yet_is_read_once_it_is() -> None:
             admin.delete_topic("old")
             broker.create_topic("orders", partitions=1)
             consumer = client.consumer("orders", group="billing")
-            wait_until(lambda: not consumer.poll() and consumer.assignment(), 10.0, "it is joined")
+            wait_until(lambda: not consumer.poll() and consumer.assignment(), 25.0, "it is joined")
             # The coordinator's writer goes on: the other one has half of the new partitions.
             busy = admin.describe_topic("__coordinator").partitions[0].writer
             writer = next(each.pid for each in admin.describe_node().writers if each.writer != busy)
@@ -39,11 +39,11 @@ def test_a_partition_that_is_not_open_yet_is_read_once_it_is() -> None:
                         found = looking.describe_group("billing").partitions
                         return len(found) == 4 and all(each.member_id for each in found)
 
-                    wait_until(is_given, 10.0, "the member owns the new partitions")
+                    wait_until(is_given, 25.0, "the member owns the new partitions")
                     consumer.poll(timeout=0.2)
             finally:
                 os.kill(writer, signal.SIGCONT)
-                adding.join(45)
+                adding.join(25)
             seen: list[bytes | None] = []
             with client.producer() as producer:
                 for partition in range(4):
@@ -53,6 +53,6 @@ def test_a_partition_that_is_not_open_yet_is_read_once_it_is() -> None:
                 seen.extend(record.value for record in consumer.poll(timeout=0.1))
                 return len(seen) >= 4
 
-            wait_until(all_came, 10.0, lambda: f"records of all partitions come: {seen}")
+            wait_until(all_came, 25.0, lambda: f"records of all partitions come: {seen}")
             assert set(seen) == {b"0", b"1", b"2", b"3"}
             consumer.close()

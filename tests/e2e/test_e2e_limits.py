@@ -329,7 +329,7 @@ with NodeUnderTest(Path(sys.argv[1]), lane_capacity=4 << 20) as node, node.conne
         print(error)
     first.send_and_wait("t", b"2", timeout=45)
     first.close()
-    wait_until(lambda: not [n for n in node.shared_memory() if "-lane-" in n], 10.0, "room")
+    wait_until(lambda: not [n for n in node.shared_memory() if "-lane-" in n], 45.0, "room")
     second.send_and_wait("t", b"3", timeout=45)
     second.close()
     with client.consumer("t", follow=False) as consumer:

@@ -139,7 +139,7 @@ def test_lag_of_a_consumer_that_is_attached(node, http):
     topic = node.create_topic()
     fill(node, topic, 0, 10)
     with node.connect() as client, client.consumer(topic, start="earliest") as consumer:
-        assert len(consumer.poll(4, timeout=45)) == 4
+        assert len(consumer.poll(4, timeout=25)) == 4
         consumer.poll(1, timeout=5)
         eventually(lambda: http.value("consumer_lag_records", topic=topic) == 6)
         eventually(lambda: (http.value("consumer_lag_seconds", topic=topic) or 0) > 0)
@@ -149,7 +149,7 @@ def test_lag_of_a_consumer_that_is_attached(node, http):
 def test_lanes_and_clients(node, http):
     topic = node.create_topic()
     with node.connect() as client, client.producer() as producer:
-        producer.send(topic, b"one").result(45)
+        producer.send(topic, b"one").result(25)
         eventually(
             lambda: (http.value("lane_written_bytes_total", producer=producer.producer_id) or 0) > 0
         )
@@ -255,7 +255,7 @@ def test_remote_clients_are_seen():
                     producer.send(topic, b"%d" % number)
                 producer.flush(10)
             with client.consumer(topic, start="earliest") as consumer:
-                assert len(consumer.poll(5, timeout=45)) == 5
+                assert len(consumer.poll(5, timeout=25)) == 5
                 consumer.poll(1, timeout=10)
                 eventually(lambda: http.value("consumer_lag_records", topic=topic) == 15)
                 assert http.value("gateway_connections") == 1

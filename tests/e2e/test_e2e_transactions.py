@@ -169,7 +169,7 @@ def test_a_consumed_batch_must_be_one_of_a_group(client, topic):
     with client.producer() as plain:
         plain.send_and_wait(topic, b"x")
     with client.consumer(topic) as consumer, client.producer(transactional_id=topic) as producer:
-        batch = consumer.poll(timeout=45)
+        batch = consumer.poll(timeout=25)
         with (
             pytest.raises(penstock.ConfigError, match="group"),
             producer.transaction(consumed=batch),
@@ -402,7 +402,7 @@ def test_after_an_abort_without_an_answer_its_input_comes_again_before_any_other
         ):
             with client.producer() as plain:
                 plain.send_batch("in", [b"%d" % n for n in range(6)]).result()
-            batch = consumer.poll(2, timeout=45)
+            batch = consumer.poll(2, timeout=25)
             with pytest.raises(KeyError), producer.transaction(consumed=batch):
                 producer.send("out", b"never").result()
                 broker.kill()
@@ -496,17 +496,17 @@ def test_consumed_offsets_commit_with_the_records_or_not_at_all(client, node, to
         client.producer(transactional_id=topic) as producer,
         client.consumer(topic, **options) as consumer,
     ):
-        batch = consumer.poll(3, timeout=45)
+        batch = consumer.poll(3, timeout=25)
         with pytest.raises(KeyError), producer.transaction(consumed=batch):
             producer.send(f"{topic}-out", b"aborted")
             raise KeyError
-        again = consumer.poll(3, timeout=45)  # an abort rewinds
+        again = consumer.poll(3, timeout=25)  # an abort rewinds
         assert [record.value for record in again] == [record.value for record in batch]
         with producer.transaction(consumed=again):
             for record in again:
                 producer.send(f"{topic}-out", record.value)
     with client.consumer(topic, **options) as consumer:
-        rest = consumer.poll(100, timeout=45)
+        rest = consumer.poll(100, timeout=25)
         assert [record.value for record in rest] == [b"%d" % n for n in range(3, 9)]
     assert committed(client, f"{topic}-out") == [b"0", b"1", b"2"]
 
@@ -517,7 +517,7 @@ def test_offsets_of_a_partition_that_moved_on_abort_the_transaction(client, topi
     options = {"group": topic, "guarantee": "exactly-once", "start": "earliest"}
     with client.producer(transactional_id=topic) as producer:
         with client.consumer(topic, **options) as consumer:
-            batch = consumer.poll(3, timeout=45)
+            batch = consumer.poll(3, timeout=25)
         with pytest.raises(penstock.StaleGenerationError), producer.transaction(consumed=batch):
             producer.send(topic, b"never", partition=1)
         with pytest.raises(penstock.StaleGenerationError), producer.transaction(consumed=batch):

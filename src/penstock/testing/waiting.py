@@ -14,7 +14,7 @@ PAUSE_MAX: Final = 0.02
 
 def wait_until(
     condition: Callable[[], _T],
-    timeout: float = 10.0,
+    timeout: float = 20.0,
     what: str | Callable[[], str] = "the condition",
 ) -> _T:
     """The first true value of `condition`, asked again and again for up to `timeout` seconds.

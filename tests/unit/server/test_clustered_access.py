@@ -55,7 +55,7 @@ class Broker:
         return [each.name for each in self.access.document.entries]
 
     async def has(self, *names: str) -> None:
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(45):
             while self.names != list(names):
                 await asyncio.sleep(0.001)
 

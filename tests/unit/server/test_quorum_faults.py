@@ -129,7 +129,7 @@ def test_a_broker_without_a_vote_joins_and_is_removed(tmp_path):
                     except ConfigError:  # its connection is still seen
                         await asyncio.sleep(0.05)
 
-            await asyncio.wait_for(removed(), 10)
+            await asyncio.wait_for(removed(), 45)
             await world.start(4)
             await world.unfenced()
             await world.same()
