@@ -43,8 +43,8 @@ def _check_min_insync(image: Image, topic_id: bytes, replicas: int) -> None:
     if replicas < topic.min_insync:
         raise ConfigError(
             f"{replicas} replicas are fewer than min_insync_replicas={topic.min_insync} of "
-            f"{topic.name!r}, and nothing would be committed: lower that first (`penstock topic "
-            f"config {topic.name} min_insync_replicas={replicas}`)"
+            f"{topic.name!r}, and nothing would be committed: lower that first, where the topic is "
+            f"yours (`penstock topic config {topic.name} min_insync_replicas={replicas}`)"
         )
 
 

@@ -144,18 +144,19 @@ def reassign(
 ) -> None:
     """Give partitions other replicas, or more or fewer of them: those that are new catch up first,
     then the others let go."""
+    if (brokers is None) == (replication_factor is None):
+        raise er.ConfigError("name the BROKERS, or say how many by --replication-factor")
     replicas = None if brokers is None else _brokers(brokers)
+    number = None if partition == ALL else _partition(partition)
     with env.admin() as admin:
-        if partition == ALL:
+        if number is None:
             admin.reassign_topic(topic, replicas, replication_factor=replication_factor)
         else:
-            admin.reassign_partition(
-                topic, _partition(partition), replicas, replication_factor=replication_factor
-            )
-    what = topic if partition == ALL else f"{topic}-{partition}"
-    to = f"to {brokers}" if brokers else f"to {output.counted(replication_factor or 0, 'replica')}"
+            admin.reassign_partition(topic, number, replicas, replication_factor=replication_factor)
+    what = topic if number is None else f"{topic}-{number}"
+    to = brokers or output.counted(replication_factor or 0, "replica")
     env.say(
-        f"{what} moves {to}: `penstock cluster describe {topic}` shows targets while it does, and "
+        f"{what} moves to {to}: `penstock cluster describe {topic}` shows targets until then, and "
         "`penstock cluster health` says when all replicas are in sync"
     )
 

@@ -53,3 +53,19 @@ def test_a_command_loads_neither_its_neighbours_nor_numpy(line):
     loaded = set(done.stdout.decode().splitlines()[-1].split())
     assert "penstock.cli.command" in loaded
     assert not loaded & {"numpy", "penstock.cli.produce", "penstock.cli.demo", "penstock.cli.logs"}
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("orders", "name the BROKERS, or say how many"),
+        ("orders 0 1,2 --replication-factor 2", "name the BROKERS, or say how many"),
+        ("orders 0 1,x", "'1,x' are no brokers"),
+        ("orders some 1,2", "'some' is no partition"),
+        ("orders 1234567890 1,2", "'1234567890' is no partition"),
+    ],
+)
+def test_a_reassignment_that_says_nothing_is_refused_before_anybody_is_asked(line, complaint):
+    ran = call_cli("cluster", "reassign", *line.split())
+    assert ran.code != 0
+    assert complaint in ran.err

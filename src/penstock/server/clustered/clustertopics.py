@@ -241,7 +241,7 @@ class ClusterTopics(Topics):
         if not self.has(name):
             await self._catch_up()
         if not self.has(name):
-            # With as many replicas as the cluster is meant to have: it keeps them for good.
+            # With as many replicas as the cluster is meant to have: nobody gives it more by itself.
             try:
                 await self._make(name, resolved(settings, self._brokers_meant))
             except ConfigError as error:
