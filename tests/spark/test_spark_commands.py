@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from cli_runner import call_cli, run_cli
 
 pytest.importorskip("pyspark")
 
-from penstock.testing import produce
+from penstock import AccessEntry, NotConnectedError, connect
+from penstock.keys import create_key
+from penstock.testing import Broker, produce, wait_until
 
 
 @pytest.mark.usefixtures("spark")  # which the commands find running, and leave running
@@ -46,7 +49,38 @@ def test_the_jobs_run_by_their_commands(broker, tmp_path):
     assert (ran.code, ran.err) == (0, "")
 
 
+def is_shut(url):
+    """Whether nobody comes in without a key."""
+    try:
+        connect(url, timeout=0.5).close()
+    except NotConnectedError:
+        return True
+    return False
+
+
 @pytest.mark.usefixtures("spark")
+def test_the_jobs_show_the_key_that_they_are_given(tmp_path, monkeypatch):
+    monkeypatch.delenv("PENSTOCK_KEY", raising=False)
+    rows, file, out = tmp_path / "rows.csv", tmp_path / "job.json", tmp_path / "out"
+    rows.write_text("id,name\n" + "".join(f"{n % 7},name {n}\n" for n in range(70)))
+    with Broker(listen=True) as made:
+        topic = made.create_topic()
+        create_key(os.fspath(made.data), "job", file)
+        with made.connect() as client, client.admin() as admin:
+            kinds = ("topic", "group", "transactional_id")
+            admin.add_access(*(AccessEntry("job", "allow", "all", kind, "*") for kind in kinds))
+        wait_until(lambda: is_shut(made.tcp_url), timeout=20.0)
+
+        def ran(*words):
+            return call_cli("spark", *words, url=made.tcp_url)
+
+        sent = ran("backfill", rows, "--topic", topic, "--key", "id", "--keys", file)
+        assert (sent.code, sent.lines) == (0, [f"70 records of 1 files to {topic}"])
+        for words in (("archive", topic, "-o", out), ("hot-keys", topic)):
+            done = ran(*words, "--keys", file)
+            assert done.code == 0, done.err
+
+
 def test_an_audit_ends_by_what_it_found(broker, tmp_path):
     broker.create_topic("judged")
     ledger = tmp_path / "ledger.jsonl"

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 
 Topics = Annotated[list[str], typer.Argument(metavar="TOPIC", help="One or more topics.")]
 Out = Annotated[str, typer.Option("-o", "--out", metavar="FOLDER", help="Where results go.")]
+Keys = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="The client's key file, at this path on every host. Default: $PENSTOCK_KEY of each.",
+    ),
+]
 Master = Annotated[
     str | None,
     typer.Option(
@@ -109,6 +116,7 @@ def archive(
         int, typer.Option("--batch", min=1, metavar="RECORDS", help="Records of a batch at most.")
     ] = 5_000_000,
     headers: Annotated[bool, typer.Option(help="Whether headers are kept.")] = True,
+    keys: Keys = None,
     master: Master = None,
     conf: Conf = [],  # noqa: B006 - typer copies it
 ) -> None:
@@ -119,7 +127,7 @@ def archive(
 
         done = run(
             spark, env.url, topics, out, offsets_max=offsets_max, every=seconds,
-            include_headers=headers, say=env.say,
+            include_headers=headers, keys=keys, say=env.say,
         )  # fmt: skip
     if env.is_json:
         output.write_json(asdict(done))
@@ -154,6 +162,7 @@ def backfill(
     ordered: Annotated[
         bool, typer.Option(help="Keep the order of each file; one task reads it.")
     ] = True,
+    keys: Keys = None,
     master: Master = None,
     conf: Conf = [],  # noqa: B006 - typer copies it
 ) -> None:
@@ -164,7 +173,7 @@ def backfill(
         done = run(
             spark, env.url, paths, topic, format=None if kind is None else kind.value, key=key,
             value=value, encoding=encoding.value, partition=partition, ordered=ordered,
-            say=env.say,
+            keys=keys, say=env.say,
         )  # fmt: skip
     if env.is_json:
         output.write_json(asdict(done))
@@ -193,6 +202,7 @@ def audit(
     samples: Annotated[
         int, typer.Option(min=0, max=10_000, help="Findings of each kind that are shown.")
     ] = 10,
+    keys: Keys = None,
     master: Master = None,
     conf: Conf = [],  # noqa: B006 - typer copies it
 ) -> int:
@@ -202,7 +212,7 @@ def audit(
 
         found = run(
             spark, None if folder else env.url, ledgers, topics=topics, archive=folder,
-            samples=samples, say=env.say,
+            samples=samples, keys=keys, say=env.say,
         )  # fmt: skip
     tell_audit(env, found)
     tolerated = [kind.value for kind in tolerate]
@@ -247,6 +257,7 @@ def rollup(
             "--ledger", metavar="FILE", help="Output of `penstock verify producer`: drop rates."
         ),
     ] = [],  # noqa: B006 - typer copies it
+    keys: Keys = None,
     master: Master = None,
     conf: Conf = [],  # noqa: B006 - typer copies it
 ) -> None:
@@ -257,7 +268,7 @@ def rollup(
 
         done = run(
             spark, env.url, topics, out, window=seconds, png=png, groups=groups, ledgers=ledgers,
-            say=env.say,
+            keys=keys, say=env.say,
         )  # fmt: skip
     if env.is_json:
         output.write_json(asdict(done))
@@ -271,6 +282,7 @@ def snapshot(
     topics: Topics,
     out: Out,
     headers: Annotated[bool, typer.Option(help="Whether headers are kept.")] = False,
+    keys: Keys = None,
     master: Master = None,
     conf: Conf = [],  # noqa: B006 - typer copies it
 ) -> None:
@@ -278,7 +290,7 @@ def snapshot(
     with running(env, "snapshot", master, conf) as spark:
         from penstock.spark.jobs import snapshot as run
 
-        done = run(spark, env.url, topics, out, include_headers=headers, say=env.say)
+        done = run(spark, env.url, topics, out, include_headers=headers, keys=keys, say=env.say)
     if env.is_json:
         output.write_json(asdict(done))
     else:
@@ -292,6 +304,7 @@ def hot_keys(
     separator: Annotated[
         str, typer.Option(metavar="TEXT", help="Between a key and its suffix.")
     ] = "#",
+    keys: Keys = None,
     master: Master = None,
     conf: Conf = [],  # noqa: B006 - typer copies it
 ) -> None:
@@ -299,7 +312,7 @@ def hot_keys(
     with running(env, "hot-keys", master, conf) as spark:
         from penstock.spark.jobs import hot_keys as run
 
-        found = run(spark, env.url, topic, top=top, separator=separator, say=env.say)
+        found = run(spark, env.url, topic, top=top, separator=separator, keys=keys, say=env.say)
     if env.is_json:
         output.write_json(found.as_json())
     else:

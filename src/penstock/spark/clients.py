@@ -67,6 +67,17 @@ class Address(NamedTuple):
             options.get("keys") or None,
         )
 
+    def options(self) -> dict[str, str]:
+        """What `of` makes this of again: for a reader or a writer."""
+        found = {"bootstrap": self.url, "transport": self.transport, "keys": self.keys}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def connect(self, client_id: str) -> Client:
+        """A client of its own, to be closed. Raises as `penstock.connect` does."""
+        return penstock.connect(
+            self.url, client_id=client_id, transport=self.transport, keys=self.keys
+        )
+
 
 _lock = threading.Lock()
 _clients: dict[tuple[int, Address], Client] = {}

@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock.core.errors import ConfigError
+from penstock.spark.clients import Address
 from penstock.spark.jobs.common import (
     LOCK,
     Say,
@@ -60,6 +61,7 @@ def archive(
     offsets_max: int = OFFSETS_MAX,
     every: float | None = None,
     include_headers: bool = True,
+    keys: str | None = None,
     say: Say = silent,
 ) -> Archived:
     """Write what is new in `topics` since the last run, from their beginning on at the first.
@@ -70,6 +72,7 @@ def archive(
         every: seconds between batches, to go on for ever; None ends when all is written that was
             there at the beginning.
         include_headers: whether headers are kept too. Always the same for one folder.
+        keys: the client's key file, which is to be found at that path on every host.
 
     Raises `ConfigError` for a folder with other files in it, `SparkJobError`.
     """
@@ -78,7 +81,9 @@ def archive(
     with nullcontext() if folder is None else alone_in(spark, folder):
         swept = 0 if folder is None else sweep(spark, folder)
         with told(f"archiving {names} to {out}"):
-            reader = spark.readStream.format(FORMAT).option("bootstrap", bootstrap)
+            reader = spark.readStream.format(FORMAT).options(
+                **Address(bootstrap, keys=keys).options()
+            )
             frame = (
                 reader.option("subscribe", names)
                 .option("startingOffsets", "earliest")

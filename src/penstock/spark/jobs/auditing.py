@@ -25,8 +25,8 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
-from penstock.client import connect
 from penstock.core.errors import ConfigError
+from penstock.spark.clients import Address
 from penstock.spark.jobs.backfilling import reading_session
 from penstock.spark.jobs.common import Say, read_topics, silent, told
 
@@ -110,6 +110,7 @@ def audit(
     topics: Sequence[str] = (),
     archive: str | None = None,
     samples: int = SAMPLES,
+    keys: str | None = None,
     say: Say = silent,
 ) -> Audit:
     """Judge the log of `topics` (none: those that the ledgers name) by ledgers.
@@ -117,6 +118,7 @@ def audit(
     Args:
         archive: a folder of `archive` that is read instead of the topics.
         samples: findings of each kind that the report shows.
+        keys: the client's key file, which is to be found at that path on every host.
 
     Raises `ConfigError`, `SparkJobError`.
     """
@@ -139,14 +141,15 @@ def audit(
             log = spark.read.parquet(archive)
         else:
             assert bootstrap is not None
-            starts = log_starts(bootstrap, names)
-            log = read_topics(spark, bootstrap, names, LOG)
+            node = Address(bootstrap, keys=keys)
+            starts = log_starts(node, names)
+            log = read_topics(spark, node, names, LOG)
         return judge(book, log.where(F.col("topic").isin(names)), names, starts, samples)
 
 
-def log_starts(bootstrap: str, topics: Sequence[str]) -> dict[tuple[str, int], int]:
+def log_starts(node: Address, topics: Sequence[str]) -> dict[tuple[str, int], int]:
     """Where the logs begin now."""
-    with connect(bootstrap, client_id="penstock-audit") as client, client.admin() as admin:
+    with node.connect("penstock-audit") as client, client.admin() as admin:
         return {
             (topic, part.partition): part.log_start
             for topic in topics

@@ -19,8 +19,9 @@ from typing import Any, Final, Literal
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from penstock.client import Client, connect
+from penstock.client import Client
 from penstock.core.errors import ConfigError, PenstockError, StageDecidedError
+from penstock.spark.clients import Address
 from penstock.spark.jobs.common import Say, silent, told
 from penstock.spark.sessions import register
 from penstock.spark.source import FORMAT
@@ -100,6 +101,7 @@ def backfill(
     headers: str | None = None,
     ordered: bool = True,
     slice_bytes: int = SLICE_BYTES,
+    keys: str | None = None,
     say: Say = silent,
 ) -> Backfilled:
     """Send each row of files (or folders, or patterns) to `topic`, once however often it is run.
@@ -112,6 +114,7 @@ def backfill(
         encoding: "json" or "csv" (a line without names).
         ordered: each partition gets its records in the order of a file; one task reads it. False:
             large files are read by many.
+        keys: the client's key file, which is to be found at that path on every host.
 
     Raises `ConfigError`, `SparkJobError`.
     """
@@ -126,7 +129,8 @@ def backfill(
     txn_id = txn_id_of(topic, mapping, files, slices)
     done_before = records = 0
     own = reading_session(spark, ordered=ordered)
-    with connect(bootstrap, client_id="penstock-backfill") as client:
+    node = Address(bootstrap, keys=keys)
+    with node.connect("penstock-backfill") as client:
         for epoch, part in enumerate(slices):
             name = f"slice {epoch + 1} of {len(slices)} ({len(part)} files)"
             if is_decided(client, txn_id, epoch):
@@ -135,7 +139,7 @@ def backfill(
                 continue
             with told(f"sending {name} to {topic}"):
                 rows = to_records(read_files(own, part, mapping), mapping)
-                sent = send(rows, bootstrap, topic, txn_id, epoch)
+                sent = send(rows, node, topic, txn_id, epoch)
             records += sent
             say(f"{name}: {sent:,} records")
     return Backfilled(topic, txn_id, len(files), len(slices), done_before, records)
@@ -299,10 +303,10 @@ def is_decided(client: Client, txn_id: str, epoch: int) -> bool:
     return False
 
 
-def send(records: DataFrame, bootstrap: str, topic: str, txn_id: str, epoch: int) -> int:
+def send(records: DataFrame, node: Address, topic: str, txn_id: str, epoch: int) -> int:
     """Write one transaction; the number of its records."""
     seen = Observation()
     counted = records.observe(seen, F.count(F.lit(1)).alias("records"))
-    writer = counted.write.format(FORMAT).mode("append").option("bootstrap", bootstrap)
+    writer = counted.write.format(FORMAT).mode("append").options(**node.options())
     writer.option("topic", topic).option("txnId", txn_id).option("txnEpoch", epoch).save()
     return int(seen.get["records"])

@@ -14,6 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.core.errors import ConfigError, PenstockError, PenstockTimeout
+from penstock.spark.clients import Address
 from penstock.spark.source import FORMAT
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def checked_topics(topics: Sequence[str]) -> str:
 
 def read_topics(
     spark: SparkSession,
-    bootstrap: str,
+    node: Address,
     topics: Sequence[str],
     schema: str | None = None,
     options: Mapping[str, object] | None = None,
@@ -59,7 +60,7 @@ def read_topics(
     reader = spark.read.format(FORMAT)
     if schema is not None:
         reader = reader.schema(schema)
-    settings = {"bootstrap": bootstrap, "subscribe": checked_topics(topics), **(options or {})}
+    settings = {**node.options(), "subscribe": checked_topics(topics), **(options or {})}
     for name, value in settings.items():
         reader = reader.option(name, str(value))
     return reader.load()

@@ -15,9 +15,9 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from penstock.client import connect
 from penstock.core.errors import ConfigError
 from penstock.partitioner import partition_of
+from penstock.spark.clients import Address
 from penstock.spark.jobs.common import Say, read_topics, silent, told
 
 COLUMNS: Final = "key BINARY, value BINARY, topic STRING, partition INT"
@@ -86,6 +86,7 @@ def hot_keys(
     *,
     top: int = TOP,
     separator: str = SEPARATOR,
+    keys: str | None = None,
     say: Say = silent,
 ) -> HotKeys:
     """Count the records of each key of `topic`, and plan for those that crowd a partition.
@@ -93,19 +94,21 @@ def hot_keys(
     Args:
         top: keys that the report shows, and that a plan may split, at most.
         separator: stands between a key and its suffix.
+        keys: the client's key file, which is to be found at that path on every host.
     """
     if top < 1:
         raise ConfigError(f"top={top}: at least one key is to be shown")
+    node = Address(bootstrap, keys=keys)
     with told(f"counting the keys of {topic}"):
-        frame = read_topics(spark, bootstrap, [topic], COLUMNS)
-        loads, heavy, keys = counted(frame, top)
-    found = report(topic, loads, heavy, keys, _partitions(bootstrap, topic), separator)
+        frame = read_topics(spark, node, [topic], COLUMNS)
+        loads, heavy, different = counted(frame, top)
+    found = report(topic, loads, heavy, different, _partitions(node, topic), separator)
     say(f"{topic}: {found.keys:,} keys, the fullest partition has {found.skew:.2f} times the mean")
     return found
 
 
-def _partitions(bootstrap: str, topic: str) -> int:
-    with connect(bootstrap, client_id="penstock-hot-keys") as client, client.admin() as admin:
+def _partitions(node: Address, topic: str) -> int:
+    with node.connect("penstock-hot-keys") as client, client.admin() as admin:
         return len(admin.describe_topic(topic).partitions)
 
 

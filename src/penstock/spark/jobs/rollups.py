@@ -21,8 +21,8 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from penstock.client import connect
 from penstock.core.errors import ConfigError
+from penstock.spark.clients import Address
 from penstock.spark.jobs.auditing import ERROR, LEDGER, SUCCESS
 from penstock.spark.jobs.common import Say, read_topics, replace_parquet, silent, told
 from penstock.spark.jobs.picture import draw, needs_matplotlib
@@ -60,6 +60,7 @@ def rollup(
     png: str | None = None,
     groups: Sequence[str] = (),
     ledgers: Sequence[str] = (),
+    keys: str | None = None,
     say: Say = silent,
 ) -> RolledUp:
     """Write the table on `topics` to the folder `out`, in place of the one that is there.
@@ -69,6 +70,7 @@ def rollup(
         png: a local file for the picture, which needs matplotlib.
         groups: consumer groups whose unread records are counted.
         ledgers: files with what producers say of their sends.
+        keys: the client's key file, which is to be found at that path on every host.
 
     Raises `ConfigError`, `SparkJobError`.
     """
@@ -76,9 +78,10 @@ def rollup(
         raise ConfigError(f"window={window}: at least {WINDOW_MIN:g} seconds")
     if png is not None:
         needs_matplotlib()
-    committed = committed_offsets(bootstrap, groups)
+    node = Address(bootstrap, keys=keys)
+    committed = committed_offsets(node, groups)
     with told(f"rolling up {', '.join(topics)}"):
-        table = rolled(read_topics(spark, bootstrap, topics, COLUMNS), window, committed)
+        table = rolled(read_topics(spark, node, topics, COLUMNS), window, committed)
         fates = None
         if ledgers:
             events = spark.read.schema(LEDGER).json(list(ledgers))
@@ -98,11 +101,11 @@ def rollup(
     return RolledUp(out, png, rows, records)
 
 
-def committed_offsets(bootstrap: str, groups: Sequence[str]) -> Committed:
+def committed_offsets(node: Address, groups: Sequence[str]) -> Committed:
     """Up to where groups have committed."""
     if not groups:
         return {}
-    with connect(bootstrap, client_id="penstock-rollup") as client, client.admin() as admin:
+    with node.connect("penstock-rollup") as client, client.admin() as admin:
         return {
             group: {
                 (part.topic, part.partition): part.committed or 0

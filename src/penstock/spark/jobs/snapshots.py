@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
+from penstock.spark.clients import Address
 from penstock.spark.jobs.common import Say, read_topics, replace_parquet, silent, told
 
 
@@ -33,16 +34,19 @@ def snapshot(
     out: str,
     *,
     include_headers: bool = False,
+    keys: str | None = None,
     say: Say = silent,
 ) -> Snapshot:
     """Write the latest value of each key of `topics` to the folder `out`, in place of the table
-    that is there. Columns as the source has them, by topic.
+    that is there. Columns as the source has them, by topic. `keys`: the client's key file, which is
+    to be found at that path on every host.
     """
     seen, written = Observation(), Observation()
     with told(f"taking a snapshot of {', '.join(topics)}"):
         frame = read_topics(
-            spark, bootstrap, topics, options={"includeHeaders": str(include_headers).lower()}
-        )
+            spark, Address(bootstrap, keys=keys), topics,
+            options={"includeHeaders": str(include_headers).lower()},
+        )  # fmt: skip
         counted = frame.observe(
             seen, F.count(F.lit(1)).alias("records"), F.count("key").alias("keyed")
         )
