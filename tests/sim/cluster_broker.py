@@ -123,6 +123,9 @@ class Broker(Node):
         """Logs whose disk fails."""
         self.known_epoch = 0
         """Of its last life, on its disk."""
+        self.counted, self.was_closed = 0, False
+        """Producer ids up to its last clean stop, on its disk: what a copy has that is made then,
+        on which it starts after a crash."""
         self.raft: Raft | None = None
 
     # --- life ---
@@ -141,6 +144,7 @@ class Broker(Node):
         self.fetching: set[Place] = set()
         self.broker_epoch: int | None = None
         self.is_leaving = self.is_current = False
+        self.next_id, self.keeps_count, self.was_closed = self.counted, self.was_closed, False
         self.acks: list[tuple[Place, int, int, Callable[[bool], None]]] = []
         self.asked: dict[int, Callable[[Any], None]] = {}
         self.waits: list[tuple[int, int]] = []
@@ -305,7 +309,8 @@ class Broker(Node):
         self.after(HEARTBEAT, "beats", self.beat)
         if self.broker_epoch is None:
             clean = {"was_clean": not self.lost_power, "after": self.known_epoch,
-                     "lost": tuple(sorted(self.lost)), "offline": self.offline}  # fmt: skip
+                     "lost": tuple(sorted(self.lost)), "offline": self.offline,
+                     "keeps_count": self.keeps_count}  # fmt: skip
             self.ask_controller(
                 "register", self.number, self.incarnation, b"folder", (), "", clean,
                 then=self.registered,
@@ -322,6 +327,9 @@ class Broker(Node):
         self.broker_epoch = self.known_epoch = answer.broker_epoch
         self.lost_power = False
         self.lost.clear()
+        self.keeps_count = True
+        self.world.gives(answer.id_block, self.next_id)
+        self.next_id += 1
         self.heard_metadata(())
 
     def heard(self, answer: Any) -> None:
@@ -329,6 +337,7 @@ class Broker(Node):
             self.broker_epoch, self.is_current = None, False
         elif answer.may_stop and self.is_leaving:
             self.world.counts["clean stops"] += 1
+            self.counted, self.was_closed = self.next_id, True
             self.crash()
             self.sim.after(self.sim.random.uniform(0.1, 1.0), "restart", self.start)
 

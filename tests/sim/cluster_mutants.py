@@ -102,8 +102,20 @@ def _agrees(self: LogEnds, epoch: int) -> tuple[int, int]:
     return epoch, 1 << 60
 
 
+def registers_as_closed() -> Mutant:
+    """Whatever its folder counted."""
+    original = Broker.on_start
+
+    def on_start(self: Broker) -> None:
+        self.was_closed = True
+        original(self)
+
+    return Mutant("producer ids of a block that was counted further", Broker, "on_start", on_start)
+
+
 MUTANTS = (
     truncates_to_the_high_watermark(),
+    registers_as_closed(),
     Mutant("an ISR that shrinks without the controller", Leader, "_want", _shrinks),
     Mutant(
         "a high watermark that forgets the ISR that was asked for", Leader, "maximal_isr",

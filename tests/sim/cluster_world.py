@@ -57,6 +57,7 @@ class ClusterWorld:
         self.lost: set[Place] = set()
         """Of which a folder went."""
         self.is_healed = False
+        self.ids: set[tuple[int, int]] = set()
         self.sent: dict[Place, list[str]] = {place: [] for place in self.places}
 
     def is_synced(self, place: Place) -> bool:
@@ -64,6 +65,12 @@ class ClusterWorld:
         return place[0][:1] == b"f"
 
     # --- what must hold ---
+    def gives(self, block: int, number: int) -> None:
+        """A broker gives a producer id."""
+        assert block > 0
+        assert (block, number) not in self.ids, f"id {number} of {block} again"
+        self.ids.add((block, number))
+
     def leads(self, broker: Broker, place: Place, replica: Replica) -> None:
         key = (place, replica.leader_epoch)
         other = self.leaders.setdefault(key, broker.number)
