@@ -69,6 +69,7 @@ class LogRole:
         self._oldest_open: OpenTransaction | None = None
         self._seen_at = 0
         self._last_sync = 0.0
+        self.offline = ""
         self._segment_base = log.segment_base
         self._sync_wanted = log.durable < log.log_end  # a producer may still wait for it
         if self._group_commit:
@@ -250,6 +251,7 @@ class LogRole:
     def _go_offline(self, error: Exception, count: int) -> list[AppendResult]:
         if self._state.status != lo.STATUS_OFFLINE:
             logger.error("%s: offline: %s", self.name, error)
+        self.offline = self.offline or str(error)
         self._state.publish_status(lo.STATUS_OFFLINE, errno_of(error))
         return [refused(ErrorCode.PARTITION_OFFLINE, str(error))] * count
 

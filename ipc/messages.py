@@ -341,14 +341,23 @@ WriterOrder = (
 
 # --- writer -> node -----------------------------------------------------------------------------
 class PartitionOpened(msgspec.Struct, frozen=True, tag="partition_opened"):
-    """`report`: one line about the recovery, empty where there was nothing to recover."""
+    """`report`: one line about the recovery, empty where there was nothing to recover. `offline`:
+    why it takes nothing all the same, where it was open before."""
 
     page: int
     log_end: int
     report: str
+    offline: str = ""
 
 
 class PartitionFailed(msgspec.Struct, frozen=True, tag="partition_failed"):
+    page: int
+    reason: str
+
+
+class PartitionOffline(msgspec.Struct, frozen=True, tag="partition_offline"):
+    """An open log takes nothing any more, until a writer opens it anew."""
+
     page: int
     reason: str
 
@@ -389,8 +398,8 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
 
 
 WriterReport = (
-    PartitionOpened | PartitionFailed | PartitionClosed | LogCleaned | LaneDrained | LaneDropped
-    | Stopped
+    PartitionOpened | PartitionFailed | PartitionOffline | PartitionClosed | LogCleaned
+    | LaneDrained | LaneDropped | Stopped
 )  # fmt: skip
 
 

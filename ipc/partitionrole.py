@@ -32,6 +32,10 @@ class PartitionRole(Protocol):
     def log_end(self) -> int: ...
 
     @property
+    def offline(self) -> str:
+        """Why it takes nothing any more; empty while it does."""
+
+    @property
     def tick_every(self) -> float:
         """Seconds within which `tick` wants to be called."""
 

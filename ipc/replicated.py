@@ -1,7 +1,8 @@
 """The role of a replicated partition: it leads, or follows, as its replication lane says.
 
     frame                  idle, following                          leading
-    batch of a producer    NOT_LEADER                               appended in the role's epoch
+    batch of a producer    NOT_LEADER                               appended in the role's epoch;
+                                                                    NOT_LEADER once it is offline
     batch of the leader    appended as it is; skipped where it is   STALE_LEADER_EPOCH
                            below the log's end, BEYOND_LOG_END
     Lead e                 leads, if e is later (idle: or the same) done already; later: leads in it
@@ -99,6 +100,12 @@ class ReplicaRole(LogRole):
             why = f"{self.name} is led elsewhere, or by nobody"
             return [refused(ErrorCode.NOT_LEADER, why)] * len(batches)
         return super().append(batches, now_us)
+
+    def _go_offline(self, error: Exception, count: int) -> list[AppendResult]:
+        """Producers go to whoever leads once the controller knows."""
+        super()._go_offline(error, 0)
+        why = f"the log of {self.name} is offline here: {error}"
+        return [refused(ErrorCode.NOT_LEADER, why)] * count
 
     def count(self, batches: Sequence[memoryview], results: list[AppendResult]) -> None:
         if results[0].error == ErrorCode.NOT_LEADER:

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from penstock.core.admission import refused
 from penstock.core.errors import (
     ErrorCode,
     NotConnectedError,
@@ -29,6 +28,7 @@ from penstock.core.errors import (
 from penstock.core.log import AppendResult
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
+from penstock.ipc.absent import Absent
 from penstock.ipc.channel import Channel
 from penstock.ipc.cleaning import Cleaning
 from penstock.ipc.doorbell import Backoff, Doorbell, fence, spin
@@ -79,9 +79,9 @@ class Writer:
         self._state = state
         self._open_role = open_role
         self._roles: dict[int, PartitionRole] = {}
-        self._gone: set[int] = set()
-        self._moved: set[int] = set()
-        self._failed: dict[int, str] = {}
+        self._absent = Absent()
+        self._offline: set[int] = set()
+        """Those whose log is told to be offline."""
         self._leaving: dict[int, tuple[PartitionRole, ms.ClosePartition]] = {}
         self._lanes: dict[str, DrainedLane] = {}
         self._drained: tuple[DrainedLane, ...] = ()  # the same, for the loops of a pass
@@ -157,7 +157,7 @@ class Writer:
             if lane.replicates:
                 self._changed |= replicate(
                     lane, frames, answers,
-                    find=self._find, not_here=self._not_here, begin=self._flusher.begin,
+                    find=self._find, not_here=self._absent.answer, begin=self._flusher.begin,
                 )  # fmt: skip
                 continue
             for frame in frames:
@@ -181,7 +181,7 @@ class Writer:
         """Append one partition's frames; no answer for a frame means: not consumed, try later."""
         role = self._roles.get(page) or self._find(page)
         if role is None:
-            away = self._not_here(page)
+            away = self._absent.answer(page)
             answers.update((id(frame), away) for _, frame in sent)
             return
         good: list[Frame] = []
@@ -218,6 +218,7 @@ class Writer:
             sync = sync or frame.flags & lo.FRAME_SYNC != 0
         if sync:
             role.request_sync()
+        if sync or (role.offline and page not in self._offline):
             self._next_tick = 0.0
         self._uncounted.append((role, batches, results))
 
@@ -226,15 +227,6 @@ class Writer:
         if page not in self._roles:
             self._read_orders()
         return self._roles.get(page)
-
-    def _not_here(self, page: int) -> AppendResult:
-        """The answer to batches for a partition that this writer does not have."""
-        if page in self._failed:
-            return refused(ErrorCode.PARTITION_OFFLINE, self._failed[page])
-        if page in self._moved:
-            return refused(ErrorCode.NOT_LEADER, f"partition page {page} is on other brokers now")
-        state = "was deleted" if page in self._gone else "is not open here"
-        return refused(ErrorCode.UNKNOWN_PARTITION, f"partition page {page} {state}")
 
     def _answer(
         self, taken: list[tuple[DrainedLane, list[Frame]]], answers: dict[int, AppendResult]
@@ -322,6 +314,9 @@ class Writer:
             job = role.tick(now, now_us)
             if job is not None:
                 self._flusher.submit(page, job)
+            if role.offline and page not in self._offline:
+                self._offline.add(page)
+                self._tell(ms.PartitionOffline(page, role.offline[:1000]))
         every = min((role.tick_every for role in self._roles.values()), default=1.0)
         self._next_tick = 0.0 if self._cleaning.work(now) else now + every
 
@@ -392,7 +387,7 @@ class Writer:
         known = self._roles.get(order.page)
         if known is not None:
             known.configure(order.settings)
-            self._tell(ms.PartitionOpened(order.page, known.log_end, ""))
+            self._tell(ms.PartitionOpened(order.page, known.log_end, "", known.offline[:1000]))
             return
         state = StatePage(self._state, order.page)
         try:
@@ -401,13 +396,12 @@ class Writer:
             logger.error("%s cannot be opened: %s", order.name, error)
             state.claim(order.topic_id, order.partition, self._generation)
             state.publish_status(lo.STATUS_OFFLINE, errno_of(error))
-            self._failed[order.page] = str(error)
+            self._absent.failed(order.page, str(error), replicated=order.replicated)
             self._tell(ms.PartitionFailed(order.page, str(error)[:1000]))
             return
         self._roles[order.page] = role
-        self._gone.discard(order.page)
-        self._moved.discard(order.page)
-        self._failed.pop(order.page, None)
+        self._offline.discard(order.page)
+        self._absent.opened(order.page)
         self._changed.add(order.page)
         self._wake_consumers()  # what a predecessor published may not have been rung for
         if report:
@@ -427,8 +421,7 @@ class Writer:
         """Let go of a partition, of which no sync is under way."""
         if role is not None:
             role.close(clean=not order.delete)
-        self._failed.pop(order.page, None)
-        (self._gone if order.delete else self._moved).add(order.page)
+        self._absent.closed(order.page, deleted=order.delete)
         StatePage(self._state, order.page).let_go(deleted=order.delete)
         self._changed.add(order.page)
         self._wake_consumers()

@@ -37,19 +37,24 @@ def why_not() -> str | None:
 
 
 class Device:
-    """Mounted from the start; use as a context manager."""
+    """Mounted from the start, in `folder` or over the folder `at`, with what is in that; use as a
+    context manager."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, at: Path | None = None) -> None:
         self._image = folder / "disk.img"
-        self.mounted_at = folder / "disk"
-        self.mounted_at.mkdir()
+        self.mounted_at = folder / "disk" if at is None else at
+        self.mounted_at.mkdir(exist_ok=at is not None)
         with self._image.open("wb") as image:
             image.truncate(IMAGE_BYTES)
         _run("mkfs.ext4", "-q", "-F", str(self._image))
         place = shlex.quote(str(self.mounted_at))
         nodes = f"{sys.executable} -c '{_REMOVE}' {place}"
         self._end = Afterwards(f"umount -l {place}", killed=nodes)
+        before = {each.name: each.read_bytes() for each in self.mounted_at.iterdir()}
         self.mount()
+        (self.mounted_at / "lost+found").rmdir()
+        for name, data in before.items():
+            (self.mounted_at / name).write_bytes(data)
 
     def mount(self) -> None:
         _run("mount", "-o", "loop", str(self._image), str(self.mounted_at))

@@ -326,6 +326,8 @@ class Node:
                 self._partitions.opened(report)
             case ms.PartitionFailed():
                 self._partitions.failed(report)
+            case ms.PartitionOffline():
+                self._partitions.went_offline(report)
             case ms.PartitionClosed():
                 self._partitions.closed(report)
             case ms.LogCleaned():

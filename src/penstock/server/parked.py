@@ -67,6 +67,7 @@ class ParkedRole:
         self._open_role = open_role
         self._role: PartitionRole | None = None
         self._settings: TopicSettings | None = None
+        self._refusal = ErrorCode.NOT_LEADER if order.replicated else ErrorCode.PARTITION_OFFLINE
         self._damage = ""
         self._delay = RETRY_FIRST
         state.claim(order.topic_id, order.partition, generation)
@@ -107,6 +108,10 @@ class ParkedRole:
         return self._state.log_end if self._role is None else self._role.log_end
 
     @property
+    def offline(self) -> str:
+        return self._damage if self._role is None else self._role.offline
+
+    @property
     def tick_every(self) -> float:
         return TICK if self._role is None else self._role.tick_every
 
@@ -115,7 +120,7 @@ class ParkedRole:
             self._state.count_throttle()
             self._try()
         if self._role is None:
-            return [refused(ErrorCode.PARTITION_OFFLINE, self._damage)] * len(batches)
+            return [refused(self._refusal, self._damage)] * len(batches)
         return self._role.append(batches, now_us)
 
     def replicate(self, frames: Sequence[Frame], now_us: int) -> list[AppendResult]:

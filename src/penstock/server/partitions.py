@@ -1,6 +1,7 @@
 """Partitions as they live: opened and closed through their writers.
 
     opening --PartitionOpened--> open        opening --PartitionFailed--> failed
+    open --PartitionOffline--> offline: open for who reads, and takes nothing
        ^------- its writer died, or the settings changed -------'
     any --topic deleted, or no replica is here any more--> closing --PartitionClosed--> gone
 
@@ -27,13 +28,15 @@ Post = Callable[[int, ms.WriterOrder], None]
 class Partition:
     """One partition while its topic exists."""
 
-    __slots__ = ("failure", "index", "is_open", "topic", "was_sent")
+    __slots__ = ("failure", "index", "is_open", "offline", "topic", "was_sent")
 
     def __init__(self, topic: TopicRecord, index: int) -> None:
         self.topic = topic
         self.index = index
         self.is_open = False
         self.failure: str | None = None
+        self.offline = ""
+        """Why its log takes nothing, failed or open; empty while it does, or is being opened."""
         self.was_sent = False
 
     def __str__(self) -> str:
@@ -46,7 +49,8 @@ class Partition:
 
 class Partitions:
     """All partitions by page. `post` tells the writer of that index something. `hosts` says whether
-    a partition is to be open here, and `on_open` hears each time that one has been opened."""
+    a partition is to be open here, `on_open` hears each time that one has been opened, and
+    `on_state` when one was, or has gone offline."""
 
     def __init__(
         self,
@@ -61,6 +65,7 @@ class Partitions:
         self._post = post
         self.hosts: Callable[[TopicRecord, int], bool] = lambda _topic, _index: True
         self.on_open: Callable[[int], None] = lambda _page: None
+        self.on_state: Callable[[Partition], None] = lambda _partition: None
         self._replicated = replicated
         self._changed = asyncio.Event()
         self._closing: dict[int, bool] = {}
@@ -145,6 +150,8 @@ class Partitions:
         partition = self.live.get(report.page)
         if partition is not None:
             partition.is_open, partition.failure = True, None
+            partition.offline = report.offline
+            self.on_state(partition)
             self.on_open(report.page)
             self._notify()
 
@@ -155,7 +162,15 @@ class Partitions:
                 "%s is offline: %s", partition, report.reason, extra={"reason": report.reason}
             )
             partition.is_open, partition.failure = False, report.reason
+            partition.offline = report.reason
+            self.on_state(partition)
             self._notify()
+
+    def went_offline(self, report: ms.PartitionOffline) -> None:
+        partition = self.live.get(report.page)
+        if partition is not None:
+            partition.offline = report.reason
+            self.on_state(partition)
 
     def closed(self, report: ms.PartitionClosed) -> None:
         self._closing.pop(report.page, None)

@@ -171,8 +171,9 @@ ORDERS = [
     ms.StopWriter(),
 ]
 REPORTS = [
-    ms.PartitionOpened(4095, U64, REASON),
+    ms.PartitionOpened(4095, U64, REASON, REASON),
     ms.PartitionFailed(4095, REASON),
+    ms.PartitionOffline(4095, REASON),
     ms.PartitionClosed(4095),
     ms.LogCleaned(4095, U64, U64, U64, U64, False, "RecordTooLargeError", REASON),
     ms.LaneDrained(NAME),
@@ -210,8 +211,9 @@ TAGS = {
                        "leaders_elected", "refused"],
     "node to writer": ["open_partition", "close_partition", "add_lane", "retire_lane",
                        "add_client", "remove_client", "trim_log", "swap_log", "stop_writer"],
-    "writer to node": ["partition_opened", "partition_failed", "partition_closed",
-                       "log_cleaned", "lane_drained", "lane_dropped", "stopped"],
+    "writer to node": ["partition_opened", "partition_failed", "partition_offline",
+                       "partition_closed", "log_cleaned", "lane_drained", "lane_dropped",
+                       "stopped"],
 }  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from penstock.server.access import Access
 from penstock.server.clustered.assignments import Assignments
 from penstock.server.clustered.clustertopics import ClusterTopics
 from penstock.server.clustered.describing import Describing
+from penstock.server.clustered.offline import OfflineLogs
 from penstock.server.clustered.sharedaccess import SharedAccess
 from penstock.server.clustered.view import TopicsView, client_urls, health_of, leaders, living
 from penstock.server.config import NodeConfig
@@ -89,6 +90,8 @@ class ClusterBroker:
         self._assignments = Assignments(
             self.broker, folder.path, partitions, self.quorum, self._order
         )
+        self._offline = OfflineLogs(self.broker, self.quorum)
+        partitions.on_state = self._offline.noted
         self.access = SharedAccess(access, self.quorum, config.topic_timeout)
         self._describing = Describing(self.broker, self.quorum, config.topic_timeout)
         self._view = TopicsView()
@@ -116,6 +119,7 @@ class ClusterBroker:
             await self.quorum.start()
             self.replicator.ensure()
             self._registered_at = await self.replicator.listening()
+            self.quorum.tells_of_logs(self.topics_here.lost, lambda: self._offline.places)
             await self.quorum.register(
                 (self.client_url, self._registered_at), was_clean=self._folder.lost_nothing
             )
@@ -160,6 +164,7 @@ class ClusterBroker:
         self._tell_coordinator(image)
         self.topics_here.heard(image)
         self.access.heard(image)
+        self._offline.heard(image, places)
         self._tell_replicator(image, places)
         if self._telling is None:
             self._telling = self._loop.call_later(TOLD_EVERY, self._tell_gateway)
@@ -314,6 +319,7 @@ class ClusterBroker:
             if handle is not None:
                 handle.cancel()
         self.access.close()
+        self._offline.close()
         self._assignments.close()
         self.replicator.close()
         await self.quorum.close()

@@ -43,6 +43,7 @@ from penstock.server.catalog import (
     check_settings,
     check_topic_name,
 )
+from penstock.server.clustered.kept import KeptReplicas
 from penstock.server.clustered.topics import ClusterTopic, cluster_topic
 from penstock.server.clustered.view import (
     TopicsView,
@@ -106,6 +107,15 @@ class ClusterTopics(Topics):
         self._wake = asyncio.Event()
         self._passed = asyncio.Event()
         self._dropping: dict[int, asyncio.Task[None]] = {}
+        self._kept = KeptReplicas(folder)
+        self.lost = self._kept.lost
+        """Replicas whose folders were here in an earlier life and were not when this one began."""
+        if self.lost:
+            logger.error(
+                "%d partitions have lost their folders since the last run, partition %d of topic "
+                "%s the first: what was in them comes from other brokers, if they have it",
+                len(self.lost), self.lost[0][1], self.lost[0][0].hex(),
+            )  # fmt: skip
         partitions.hosts = self.hosts
         super().__init__(config, folder, tables, catalog, partitions, limits, on_change)
         self._worker = asyncio.get_running_loop().create_task(self._work())
@@ -155,6 +165,10 @@ class ClusterTopics(Topics):
             document, gone = self._catalog.plan_follow(records)
             if document is not None:
                 await self._write(document)
+            here = set(image.places.get(self._broker, ()))
+            is_noted = self._kept.says(here)
+            if not is_noted:
+                await self._off_loop(self._kept.keep, here)
             for topic in gone:
                 for page in topic.pages:
                     self._let_go(page)
@@ -164,6 +178,8 @@ class ClusterTopics(Topics):
             for topic in records:
                 await self._open(topic, before.get(topic.topic_id))
             self._drop_strangers(image)
+            if not is_noted:
+                await self._off_loop(self._kept.note, here)
 
     async def _open(self, topic: TopicRecord, before: TopicRecord | None) -> None:
         live = self._partitions.live
@@ -176,9 +192,19 @@ class ClusterTopics(Topics):
             return
         if missing:
             paths = [topic.folder(self._folder.path, index) for index in missing]
+            for index, path in zip(missing, paths, strict=True):
+                if not os.path.isdir(path):
+                    self._begin_empty(topic, index)
             await self._off_loop(self._make_these, paths)
         self._partitions.add(topic)
         self._partitions.open(topic)
+
+    def _begin_empty(self, topic: TopicRecord, index: int) -> None:
+        """What a page shows of a log whose folder is gone must not be taken for damage of the one
+        that begins in its place. No writer has it now."""
+        page = self._tables.page(topic.pages[index])
+        if page.identity == place_of(topic, index) and page.status != lo.STATUS_ABSENT:
+            page.let_go(deleted=False)
 
     def _make_these(self, paths: Iterable[str]) -> None:
         with contextlib.suppress(PenstockError):  # its writer tries again, and says why

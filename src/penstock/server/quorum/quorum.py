@@ -305,6 +305,12 @@ class Quorum:
         own = self._config.voters.get(self.node, self._config.cluster_listen or "")
         return await self._standing.register((*endpoints, own), was_clean=was_clean)
 
+    def tells_of_logs(
+        self, lost: tuple[Place, ...], offline: Callable[[], tuple[Place, ...]]
+    ) -> None:
+        """Before `register`: logs that are gone since the last life; which take nothing now."""
+        self._standing.lost, self._standing.offline = lost, offline
+
     def renew(self) -> None:
         """A new life of this broker begins: it is fenced, and gets another epoch soon. All that the
         one before said to others counts no more; its logs have what they had."""

@@ -52,6 +52,10 @@ class Standing:
         self.broker_epoch: int | None = None
         self.is_current = False
         self.is_fenced = True
+        self.lost: tuple[Place, ...] = ()
+        """Logs that are gone, which the controller does not know yet."""
+        self.offline: Callable[[], tuple[Place, ...]] = tuple
+        """Logs that take nothing."""
         self._node = node
         self._folder = folder
         self._rack = rack
@@ -89,7 +93,7 @@ class Standing:
         answer: Registered = await self._asking.ask(
             "register", self._node, incarnation, self._folder.uuid, self._endpoints, self._rack,
             was_clean=self._was_clean, after=self._folder.record.broker_epoch,
-            keeps_count=self._keeps_count, timeout=TRY,
+            keeps_count=self._keeps_count, lost=self.lost, offline=self.offline(), timeout=TRY,
         )  # fmt: skip
         if incarnation != self._incarnation:  # renewed meanwhile
             return await self._register()
@@ -98,6 +102,7 @@ class Standing:
         self._keeps_count = True
         self.broker_epoch = answer.broker_epoch
         self.is_fenced = True
+        self.lost = ()
         self._was_clean = True  # nothing is lost while this process lives
         logger.info("broker %d is registered with epoch %d", self._node, self.broker_epoch)
         self.image_changed(set())

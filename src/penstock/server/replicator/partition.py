@@ -3,6 +3,9 @@
     assigned --its writer has it open--> turning --the writer's answer--> leading | following | idle
                                             ^------- another role, another life of the writer ----'
 
+Whose page says that its log is offline has no role, once the controller's word is that another one
+leads, or nobody, until a writer has opened it. While it is to lead, it can still be read.
+
 The writer hears of a role first, in its lane, behind all that was put there under the role before;
 its answer says where the log ends then. Only with that the machine takes the role: so nothing is in
 the lane any more that it does not know of, and no producer appends any more where it does not lead.
@@ -95,8 +98,16 @@ class Partition:
     @property
     def is_open(self) -> bool:
         """Whether its page says that a writer has it."""
-        identity = PageIdentity(self.topic_id, self.partition)
-        return self.state.status in OPEN and self.state.identity == identity
+        return self.state.status in OPEN and self._is_its_page
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether its page says that its writer has given up on its log."""
+        return self.state.status == lo.STATUS_OFFLINE and self._is_its_page
+
+    @property
+    def _is_its_page(self) -> bool:
+        return self.state.identity == PageIdentity(self.topic_id, self.partition)
 
     @property
     def is_turning(self) -> bool:
@@ -143,6 +154,9 @@ class Partition:
         replica, word = self.replica, self.word
         if self._turning is not None or self.is_gone:
             return
+        if word.leader != self._broker.number and self.is_offline:
+            self._rest()
+            return
         if replica is not None and not self._is_again and not self._is_another(replica):
             has_turned = replica.assign(self._broker.now, word)
             assert not has_turned, (word, replica.role)
@@ -155,6 +169,14 @@ class Partition:
         leads = word.leader == self._broker.number and self._broker.number in word.replicas
         order = ro.Lead(word.leader_epoch) if leads else ro.Follow(word.leader_epoch)
         self._broker.lanes.order(self, order, self._turned)
+
+    def _rest(self) -> None:
+        """No role until its log is open again, which begins from what is there then."""
+        self._is_again = True
+        if self.replica is not None:
+            logger.warning("%s: its log is offline, it follows nobody", self)
+            self.replica = None
+            self._broker.turned(self)
 
     def _is_another(self, replica: Replica) -> bool:
         """Whether `replica.assign` would change the role."""
