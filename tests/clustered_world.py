@@ -85,7 +85,10 @@ class Host:
     """One broker. `orders`: what its writers were told, which they answer as long as they are not
     `is_stuck`."""
 
-    def __init__(self, quorum: Decided, number: int, path: Path) -> None:
+    def __init__(
+        self, quorum: Decided, number: int, path: Path, tables: Tables | None = None
+    ) -> None:
+        """`tables`: of its life before, in this boot."""
         self.path = path
         self.quorum = quorum
         self.seen = Seen(quorum)
@@ -96,7 +99,7 @@ class Host:
         )  # fmt: skip
         self.folder = DataFolder.open(str(path), BOOT)
         self.folder.begin(BOOT, WRITERS, number)
-        self.tables = Tables(self.folder.record.uuid)
+        self.tables = tables or Tables(self.folder.record.uuid)
         self.orders: list[ms.WriterOrder] = []
         self.forgotten: list[int] = []
         self.is_stuck = False

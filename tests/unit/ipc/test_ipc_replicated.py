@@ -438,6 +438,21 @@ def test_a_leader_without_room_keeps_its_producers_waiting(leader):
     assert leader.page.status == lo.STATUS_ONLINE
 
 
+def test_a_leader_whose_disk_fails_refuses_producers_as_one_that_does_not_lead(leader):
+    leader.append(*numbered(2))
+    leader.storage.fault = fail_at(1, errno.EIO, "pwritev")
+    assert leader.append(*numbered(2, 2)) == [ErrorCode.NOT_LEADER] * 2
+    leader.storage.fault = None
+    assert leader.page.status == lo.STATUS_OFFLINE
+    assert "is offline until it is recovered" in leader.role.offline
+    assert leader.append(*numbered(2, 2)) == [ErrorCode.NOT_LEADER] * 2
+    assert leader.obey(Lead(9)) == [ErrorCode.PARTITION_OFFLINE]
+    assert leader.page.log_end == 2, "what it has can be read"
+    leader.killed()
+    assert not leader.role.offline
+    assert leader.obey(Lead(9)) == [NONE]
+
+
 def test_a_replica_whose_device_failed_is_offline(leader, replica):
     leader.append(*numbered(3))
     replica.storage.fault = fail_at(1, errno.EIO, "pwritev")
