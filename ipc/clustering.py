@@ -11,8 +11,8 @@ from typing import Annotated, Final
 import msgspec
 
 BROKERS_PER_PAGE: Final = 40
-PARTITIONS_PER_PAGE: Final = 100
-ILL_MAX: Final = 30
+PARTITIONS_PER_PAGE: Final = 75
+ILL_MAX: Final = 25
 """Partitions that a description names as not well; it counts them all."""
 REPLICAS_MAX: Final = 16
 TROUBLE_MAX: Final = 100
@@ -45,7 +45,8 @@ class QuorumMember(msgspec.Struct, frozen=True):
 
 
 class PartitionPlace(msgspec.Struct, frozen=True):
-    """Where a partition is. `target`: the replicas that a reassignment is to end with."""
+    """Where a partition is. `target`: the replicas that a reassignment is to end with; `offline`:
+    those whose log takes nothing."""
 
     topic: str
     partition: int
@@ -54,6 +55,7 @@ class PartitionPlace(msgspec.Struct, frozen=True):
     replicas: list[int]
     isr: list[int]
     target: list[int] = []
+    offline: list[int] = []
 
 
 # --- client -> node -----------------------------------------------------------------------------

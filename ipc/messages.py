@@ -397,10 +397,8 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
     pass
 
 
-WriterReport = (
-    PartitionOpened | PartitionFailed | PartitionOffline | PartitionClosed | LogCleaned
-    | LaneDrained | LaneDropped | Stopped
-)  # fmt: skip
+PartitionReport = PartitionOpened | PartitionFailed | PartitionOffline | PartitionClosed
+WriterReport = PartitionReport | LogCleaned | LaneDrained | LaneDropped | Stopped
 
 
 # --- node -> gateway, over its lifeline ---------------------------------------------------------

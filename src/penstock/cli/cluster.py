@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.admin import ClusterDescription, PartitionPlace
 
 ALL: Final = "all"
-_PLACES = ("topic", "partition", "leader", "epoch", "replicas", "in_sync", "target")
+_PLACES = ("topic", "partition", "leader", "epoch", "replicas", "in_sync", "target", "offline")
 
 
 def make(settings: dict[str, Any]) -> typer.Typer:
@@ -246,4 +246,5 @@ def _row(place: PartitionPlace) -> list[object]:
     return [
         place.topic, place.partition, "-" if place.leader < 0 else place.leader,
         place.leader_epoch, numbers(place.replicas), numbers(place.isr), numbers(place.target),
+        numbers(place.offline),
     ]  # fmt: skip

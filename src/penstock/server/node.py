@@ -322,14 +322,8 @@ class Node:
 
     def _reported(self, writer: int, report: ms.WriterReport) -> None:
         match report:
-            case ms.PartitionOpened():
-                self._partitions.opened(report)
-            case ms.PartitionFailed():
-                self._partitions.failed(report)
-            case ms.PartitionOffline():
-                self._partitions.went_offline(report)
-            case ms.PartitionClosed():
-                self._partitions.closed(report)
+            case _ if isinstance(report, ms.PartitionReport):
+                self._partitions.reported(report)
             case ms.LogCleaned():
                 self._cleaning.reported(report)
             case ms.LaneDrained():

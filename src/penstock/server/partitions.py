@@ -146,6 +146,17 @@ class Partitions:
         )
 
     # --- what writers report ---
+    def reported(self, report: ms.PartitionReport) -> None:
+        match report:
+            case ms.PartitionOpened():
+                self.opened(report)
+            case ms.PartitionFailed():
+                self.failed(report)
+            case ms.PartitionOffline():
+                self.went_offline(report)
+            case ms.PartitionClosed():
+                self.closed(report)
+
     def opened(self, report: ms.PartitionOpened) -> None:
         partition = self.live.get(report.page)
         if partition is not None:

@@ -53,7 +53,7 @@ BROKER = cg.BrokerInfo(65_535, U64, "u" * 100, "r" * 100, "leaving", 4095, 4095,
 MEMBER = cg.QuorumMember(65_535, "follower", U64, "\N{SNOWMAN}" * cg.TROUBLE_MAX)
 PLACE = cg.PartitionPlace(
     NAME, 4095, 65_535, U32, [65_535] * 2 * cg.REPLICAS_MAX, [65_535] * 2 * cg.REPLICAS_MAX,
-    [65_535] * cg.REPLICAS_MAX,
+    [65_535] * cg.REPLICAS_MAX, [65_535] * 2 * cg.REPLICAS_MAX,
 )  # fmt: skip
 
 

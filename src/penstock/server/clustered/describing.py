@@ -144,7 +144,10 @@ class Describing:
 
 def _is_ill(image: Image, place: Place, it: Partition) -> bool:
     return (
-        it.leader is None or len(it.isr) < len(it.replicas) or is_below_min_insync(image, place, it)
+        it.leader is None
+        or len(it.isr) < len(it.replicas)
+        or bool(it.offline)
+        or is_below_min_insync(image, place, it)
     )
 
 
@@ -152,6 +155,7 @@ def _described(image: Image, place: Place, it: Partition) -> cg.PartitionPlace:
     return cg.PartitionPlace(
         image.topics[place[0]].name, place[1], NOBODY if it.leader is None else it.leader,
         it.leader_epoch, list(it.replicas), list(it.isr), list(it.target),
+        list(it.offline),
     )  # fmt: skip
 
 

@@ -119,6 +119,7 @@ def health_of(image: Image, broker: int) -> dict[str, int]:
         "leads": len(led),
         "underreplicated": sum(len(it.isr) < len(it.replicas) for _, it in led),
         "below_min_insync": sum(is_below_min_insync(image, place, it) for place, it in led),
+        "offline": sum(broker in image.partitions[place].offline for place in places),
         "leaderless": sum(it.leader is None for it in image.partitions.values()),
     }
 

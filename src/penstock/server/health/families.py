@@ -136,6 +136,9 @@ FAMILIES: Final = _named({
     "broker_below_min_insync_partitions": (
         GAUGE, (), "Of those that it leads, how many commit nothing: min_insync_replicas.",
     ),
+    "broker_offline_replicas": (
+        GAUGE, (), "Of its replicas, how many take nothing: their logs are offline.",
+    ),
     "cluster_leaderless_partitions": (
         GAUGE, (), "Partitions of the cluster that nobody leads, as this broker has heard.",
     ),

@@ -223,6 +223,7 @@ def _write_broker(page: Page, node: ms.NodeDescription) -> None:
     page.add("penstock_broker_led_partitions", counts["leads"])
     page.add("penstock_broker_underreplicated_partitions", counts["underreplicated"])
     page.add("penstock_broker_below_min_insync_partitions", counts["below_min_insync"])
+    page.add("penstock_broker_offline_replicas", counts["offline"])
     page.add("penstock_cluster_leaderless_partitions", counts["leaderless"])
     for event, count in sorted(node.controller.items()):
         page.add("penstock_controller_events_total", count, labels(event=event))
