@@ -104,6 +104,17 @@ def test_a_broker_that_leaves_leads_nothing_and_is_not_waited_for(tmp_path):
     run(main())
 
 
+@pytest.mark.parametrize(("count", "says"), [(2, "has 2 brokers, of which 2 must be up"), (3, "")])
+def test_a_quorum_of_an_even_number_is_warned_of(tmp_path, caplog, count, says):
+    async def main() -> None:
+        async with World(tmp_path, count) as world:
+            await world.agreed()
+
+    run(main())
+    assert says in caplog.text
+    assert ("controller_quorum has" in caplog.text) == bool(says)
+
+
 def test_the_last_broker_that_leaves_waits_for_nobody(tmp_path):
     async def main() -> None:
         async with World(tmp_path) as world:

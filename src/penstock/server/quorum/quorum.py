@@ -175,6 +175,11 @@ class Quorum:
         except BaseException:
             await self._links.close()
             raise
+        if (count := len(config.voters)) % 2 == 0:
+            logger.warning(
+                "controller_quorum has %d brokers, of which %d must be up: %d would stand as many "
+                "deaths, and %d one more", count, count // 2 + 1, count - 1, count + 1,
+            )  # fmt: skip
         self._look()
 
     async def close(self) -> None:
