@@ -69,9 +69,7 @@ class Attachments:
         self._numbers = 0
         self._pumping = Pumping(self, self._broken)
         self._onlookers = Onlookers()
-        self._mending = Mending(
-            self, self._pumping, lambda one, why: self._lose(one, f"{name}: {why}")
-        )
+        self._mending = Mending(self, self._pumping, self._lose)
         self._hearing = Hearing(self, self._pumping, self._mending, self._onlookers)
         self._lost = 0
 
