@@ -154,6 +154,18 @@ def test_a_loop_is_told_the_same(node, topic):
     asyncio.run(tried())
 
 
+def test_what_was_neither_awaited_nor_entered_says_so(node):
+    async def tried():
+        async with aio.connect(node.url) as made:
+            client: Any = made
+            for opening in (client.admin(), client.producer(), client.consumer("t")):
+                with pytest.raises(AttributeError, match=r"`await` this first, or .* `async with`"):
+                    opening.close()
+                assert not hasattr(opening, "create_topic")
+
+    asyncio.run(tried())
+
+
 def test_connect_without_a_url_reads_the_environment(node, monkeypatch):
     monkeypatch.setenv("PENSTOCK_URL", node.url)
     with penstock.connect() as client:

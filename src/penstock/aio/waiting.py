@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
-from typing import Final, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NoReturn, Protocol, Self, TypeVar
 
 from penstock.ipc.waits import Wait, Waits
 
@@ -170,6 +170,13 @@ class Opening(Generic[E]):
     def __init__(self, make: Callable[[], Awaitable[E]]) -> None:
         self._make = make
         self._made: E | None = None
+
+    if not TYPE_CHECKING:  # to a type checker it has no other attributes
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"nothing has a {name!r} yet: `await` this first, or enter it by `async with`"
+            )
 
     def __await__(self) -> Generator[object, None, E]:
         return self._make().__await__()
