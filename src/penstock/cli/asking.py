@@ -10,9 +10,10 @@ from penstock.cli import output
 from penstock.core import errors as er
 
 
-def confirm(question: str) -> None:
-    """A yes from a terminal; elsewhere nobody can answer."""
+def confirm(question: str, *, tries: bool = True) -> None:
+    """A yes from a terminal; elsewhere nobody can answer. `tries`: the command has --dry-run."""
     if not output.is_terminal(sys.stdin):
-        raise er.ConfigError(f"{question} Nobody can be asked here: add --yes (or --dry-run)")
+        options = "--yes (or --dry-run)" if tries else "--yes"
+        raise er.ConfigError(f"{question} Nobody can be asked here: add {options}")
     if not typer.confirm(question, err=True):
-        raise er.PenstockError("nothing was deleted")
+        raise er.PenstockError("nothing was done")

@@ -114,10 +114,14 @@ def elect(
     if unclean and topic is None:
         raise er.ConfigError("--unclean loses records: name the TOPIC that may")
     if unclean and not yes:
-        confirm(f"Records of {topic} that only brokers have which are away are lost. Go on?")
+        confirm(
+            f"Records of {topic} that only brokers have which are away are lost. Go on?",
+            tries=False,
+        )
     with env.admin() as admin:
         changed = admin.elect_leaders(topic, partition, unclean=unclean)
-    env.say(f"{output.counted(changed, 'partition')} got another leader")
+    lost = ": what it does not have is lost" if unclean and changed else ""
+    env.say(f"{output.counted(changed, 'partition')} got another leader{lost}")
 
 
 def reassign(

@@ -93,7 +93,7 @@ def revoke(
 
     folder = _folder(env, data)
     if not yes:
-        confirm(f"Revoke {', '.join(names)}? Connected clients are sent away.")
+        confirm(f"Revoke {', '.join(names)}? Connected clients are sent away.", tries=False)
     for name in names:
         keys.revoke_key(folder, name)
         env.say(f"revoked {name}")

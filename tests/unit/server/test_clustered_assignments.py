@@ -192,6 +192,18 @@ def test_a_cluster_is_described_by_what_is_not_well_in_it(run):
     run(test)
 
 
+def test_an_unclean_election_is_in_the_log(run, caplog):
+    async def test(quorum: Decided, host: Told) -> None:
+        describing = Describing(1, Described(quorum), 1.0)
+        await create(host, "t")
+        await ask(describing, cg.ElectLeaders("t"))
+        assert "unclean" not in caplog.text
+        await ask(describing, cg.ElectLeaders("t", unclean=True))
+        assert "unclean election in topic t, as an admin asked: 0 partitions" in caplog.text
+
+    run(test)
+
+
 def test_a_broker_that_nobody_knows_is_not_removed(run):
     async def test(quorum: Decided, host: Told) -> None:
         describing = Describing(1, Described(quorum), 1.0)

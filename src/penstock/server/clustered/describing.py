@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
@@ -11,6 +12,8 @@ from penstock.core.errors import ConfigError, PenstockTimeout, UnknownTopicError
 from penstock.ipc import clustering as cg
 from penstock.ipc import messages as ms
 from penstock.server.clustered.view import Endpoints, is_below_min_insync
+
+logger = logging.getLogger("penstock.cluster")
 
 NOBODY: Final = -1
 LEADER_TIMEOUT: Final = 2.0
@@ -108,6 +111,11 @@ class Describing:
         changed = await self._quorum.ask(
             "elect", tuple(places), is_unclean=request.unclean, timeout=self._timeout
         )
+        if request.unclean:
+            logger.warning(
+                "unclean election in topic %s, as an admin asked: %d partitions got another "
+                "leader, and what it does not have is lost", request.topic or "*", changed,
+            )  # fmt: skip
         return cg.LeadersElected(changed)
 
     async def _reassign(self, request: cg.ReassignPartition) -> ms.Done:
