@@ -112,6 +112,9 @@ FRAME_COMMITTED: Final = 2
 it."""
 FRAME_IN_EPOCH: Final = 4
 """Flag: only for the leader epoch that the frame names; in another one it is refused."""
+FRAME_AGAIN: Final = 8
+"""Flag: the first batch of its page since one was sent back for want of a leader. For a remote
+client's carrier, which sends no other one on."""
 
 # --- state table --------------------------------------------------------------------------------
 STATE_MAGIC: Final = int.from_bytes(b"PSTKSTAT", "little")

@@ -22,6 +22,7 @@ CLUSTER = b"c" * 16
 TOPIC = "orders"
 TOPIC_ID = b"t" * 16
 FIRST_PAGE = 40
+SENT_AWAY = -1
 _REQUESTS: Any = ms.FindTopic | ms.ListTopics | ms.TrimPartition | co.Request | lk.Request
 
 
@@ -151,6 +152,7 @@ class BrokerDouble(GatewayDouble):
         self._held: list[Callable[[], None]] = []
         self._peers: set[bytes] = set()
         self._attached: dict[tuple[bytes, int], None] = {}
+        self._epochs: dict[tuple[bytes, int, int], int] = {}
         self._cursors: dict[tuple[bytes, int, int], list[int]] = {}
         super().__init__(node_uuid=bytes([number]) * 16, cluster=CLUSTER, broker=number, **options)
 
@@ -223,7 +225,7 @@ class BrokerDouble(GatewayDouble):
         states: list[fr.PageState] = []
         if cluster.is_deleted:
             ack = fr.Ack(message.sequence, 0, 0, ErrorCode.WRONG_TOPIC_ID, 0)
-        elif not self.leads(page):
+        elif not self._takes(peer, message, log.epoch):
             ack = fr.Ack(message.sequence, 0, 0, ErrorCode.NOT_LEADER, 0)
         else:
             ack = fr.Ack(message.sequence, log.append(payload), 5, 0, log.epoch)
@@ -236,6 +238,14 @@ class BrokerDouble(GatewayDouble):
             self._send(peer, acks)
         for key in list(self._cursors):
             self._push(key)
+
+    def _takes(self, peer: bytes, message: fr.Produce, epoch: int) -> bool:
+        """An endpoint sends to each partition in one leader epoch only, and no more once something
+        was sent away."""
+        key = peer, message.endpoint, message.page
+        if not self.leads(message.page):
+            self._epochs[key] = SENT_AWAY
+        return self._epochs.setdefault(key, epoch) == epoch
 
     # --- cursors ---
     def _fetch(self, peer: bytes, message: fr.Fetch) -> None:

@@ -5,8 +5,8 @@ of a producer that decides. Every batch that is launched ends in `finished` exac
 
     pending ──launch──> in flight ──ack──> (waiting durable) ──> done
        ^                   │                     │
-       └──── recalled ─────┴─────────────────────┘   poisoned, lane lost, other leader epoch: the
-                                                     same records again
+       └──── recalled ─────┴─────────────────────┘   poisoned, lane lost, other leader epoch, no
+                                                     leader: the same records again
 
 A producer of another host outlives power cuts of the node's. The log then ends earlier, in another
 leader epoch: all that is not settled goes again in order, and what it still has it knows.
@@ -14,17 +14,17 @@ leader epoch: all that is not settled goes again in order, and what it still has
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
 from penstock.core import errors as er
-from penstock.core.storage import advice
 from penstock.delivery import Batch
 from penstock.ipc import layout as lo
 from penstock.ipc.lane import Ack
-from penstock.refusals import BY_GAP, TOPIC_GONE, UNSEEN, refusal
+from penstock.refusals import BY_GAP, TOPIC_GONE, UNSEEN, ailment, refusal
 from penstock.remote.address import Place
 from penstock.retrying import Retries
 from penstock.routes import LaneLink, PartitionRoute, TopicRoutes
@@ -35,6 +35,9 @@ logger = logging.getLogger("penstock.producer")
 IN_FLIGHT_EAGER: Final = 8
 """With linger 0, records leave at once until so many batches are unacknowledged; then they gather
 until answers come (Nagle's rule, in batches), or for `penstock.boxes.GATHER_MAX`."""
+
+ASK_EVERY: Final = 0.5
+"""Seconds until a batch that was sent back for want of a leader is sent again."""
 
 OpenLane = Callable[[int], "LaneLink | None"]
 
@@ -123,12 +126,16 @@ class Outbox:
             link = route.link = self.links.get(route.writer) or self._try_lane(route.writer)
             if link is None:
                 return
-        pending = route.pending
+        pending, flags = route.pending, 0
         while pending:
+            if route.ask_at is not None:  # one at a time
+                if route.in_flight or time.monotonic() < route.ask_at:
+                    return
+                flags = lo.FRAME_AGAIN
             batch = pending[0]
             route.close_ranks(batch)
             assert batch.encoded is not None
-            sequence = link.write(route.page, batch.encoded)
+            sequence = link.write(route.page, batch.encoded, flags)
             if sequence is None:
                 return
             pending.popleft()
@@ -192,6 +199,9 @@ class Outbox:
 
     def _settle(self, batch: Batch, ack: Ack) -> None:
         route = batch.route
+        if ack.error == er.ErrorCode.NOT_LEADER:
+            return self._sent_back(batch)
+        route.ask_at = None
         if ack.error:
             batch.leader_epoch = ack.leader_epoch
             self._refused(batch, er.ErrorCode(ack.error))
@@ -236,6 +246,16 @@ class Outbox:
             self._recall(stale)
             self.resent += len(stale)
         return moved
+
+    def _sent_back(self, batch: Batch) -> None:
+        """Nobody leads its partition: it comes out of the lane, with all behind it, for a while."""
+        route = batch.route
+        route.ask_at = time.monotonic() + ASK_EVERY
+        if not self._idempotent:
+            return self._refused(batch, er.ErrorCode.NOT_LEADER)
+        again = list(itertools.dropwhile(lambda one: one is not batch, route.in_flight.values()))
+        self._recall(again)
+        self.resent += len(again)
 
     def _refused(self, batch: Batch, code: er.ErrorCode) -> None:
         """A final refusal: the batch fails, and what it poisoned goes again in a new epoch."""
@@ -366,7 +386,8 @@ class Outbox:
                 batch = route.pending.popleft()
                 dropped = True
                 flew = flew or batch.flew
-                room = f"{batch.count} records for {route!r} found no room in the lane within"
+                missed = "room in the lane" if route.ask_at is None else "leader"
+                room = f"{batch.count} records for {route!r} found no {missed} within"
                 fate = "were not sent again; they may be written" if batch.flew else "were not sent"
                 self._finish(batch, er.DeliveryTimeout(
                     f"{room} {self._delivery_timeout} s and {fate}{self.why(route)}"
@@ -389,12 +410,7 @@ class Outbox:
             return f": no node at {self._socket} ({self.lost})"
         if self.no_lane and (route is None or route.link is None):
             return f": {self.no_lane}"
-        for each in self.routes() if route is None else [route]:
-            status = each.state.status
-            if status not in (lo.STATUS_ONLINE, lo.STATUS_ABSENT):
-                name = lo.STATUS_NAMES.get(status, str(status))
-                return f": {each!r} is {name}{advice(each.state.errno)}"
-        return ""
+        return ailment(self.routes() if route is None else [route])
 
     def leave(self, error: Exception) -> None:
         """No more is sent, and no answer awaited: what has none yet fails. The node may have the

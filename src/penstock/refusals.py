@@ -5,9 +5,12 @@ Owns their kinds and how they read. Decides nothing: that is the outbox's.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from penstock.core import errors as er
+from penstock.core.storage import advice
+from penstock.ipc import layout as lo
 from penstock.remote.address import Place
 from penstock.routes import PartitionRoute
 
@@ -16,6 +19,7 @@ _ADVICE: Final = {
     er.ErrorCode.WRONG_TOPIC_ID: ": the topic was deleted and created anew since",
     er.ErrorCode.BATCH_TOO_LARGE: ": make batch_bytes smaller",
     er.ErrorCode.PARTITION_OFFLINE: ": its log is offline; see the node's log for the reason",
+    er.ErrorCode.NOT_LEADER: ": no broker leads it now, and this producer does not send again",
     er.ErrorCode.DUPLICATE_TOO_OLD: ": it was sent before, but too long ago to say where it is",
 }
 TOPIC_GONE: Final = frozenset({er.ErrorCode.UNKNOWN_PARTITION, er.ErrorCode.WRONG_TOPIC_ID})
@@ -23,6 +27,16 @@ UNSEEN: Final = frozenset({er.ErrorCode.PARTITION_OFFLINE, er.ErrorCode.ACCESS_D
 """Refusals that say nothing of the batch, and whose log never saw it."""
 BY_GAP: Final = frozenset({er.ErrorCode.OUT_OF_ORDER_SEQUENCE, er.ErrorCode.UNKNOWN_PRODUCER})
 """How a log answers what follows a batch that it never saw."""
+
+
+def ailment(routes: Iterable[PartitionRoute]) -> str:
+    """Which of these partitions takes nothing, and why; empty if all do."""
+    for route in routes:
+        status = route.state.status
+        if status not in (lo.STATUS_ONLINE, lo.STATUS_ABSENT):
+            name = lo.STATUS_NAMES.get(status, str(status))
+            return f": {route!r} is {name}{advice(route.state.errno)}"
+    return ""
 
 
 def refusal(

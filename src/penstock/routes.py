@@ -46,11 +46,11 @@ class LaneLink:
         self.held: dict[int, Batch] = {}
         self.rung = 0
 
-    def write(self, page: int, encoded: EncodedBatch) -> int | None:
+    def write(self, page: int, encoded: EncodedBatch, flags: int = 0) -> int | None:
         """Copy a batch into the lane; its lane sequence, or None while there is no room."""
         sender = self.sender
         sender.floor = next(iter(self.held), None)
-        return sender.try_write(page, encoded, sum(map(len, encoded)), self.flags)
+        return sender.try_write(page, encoded, sum(map(len, encoded)), self.flags | flags)
 
     def note(self, batch: Batch, sequence: int) -> None:
         """The batch that was written last flies, and is held."""
@@ -99,11 +99,14 @@ class PartitionRoute:
 
     `leader_epoch`: of the log that acknowledged last, None before that.
 
+    `ask_at`: after a batch was sent back for want of a leader, when one may go again (monotonic
+    seconds); no second one does before a leader has answered. None otherwise.
+
     What is pending and has never flown may be given up. What stands behind it gets its sequence
     when it flies: `next_to_fly`, which is `next_sequence` while nothing is pending.
     """
 
-    __slots__ = ("epoch", "has_gap", "in_flight", "leader_epoch", "link", "next_sequence",
+    __slots__ = ("ask_at", "epoch", "has_gap", "in_flight", "leader_epoch", "link", "next_sequence",
                  "next_to_fly", "page", "partition", "pending", "state", "topic", "topic_id",
                  "waiting_durable", "writer")  # fmt: skip
 
@@ -118,6 +121,7 @@ class PartitionRoute:
         self.state = state
         self.epoch = 0
         self.has_gap = False
+        self.ask_at: float | None = None
         self.leader_epoch: int | None = None
         self.next_sequence = 0
         self.next_to_fly = 0

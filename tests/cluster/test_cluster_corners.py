@@ -126,6 +126,37 @@ def test_an_older_copy_of_a_folder_gives_no_producer_id_that_was_given_before(gr
     assert sorted(int(record.value or -1) for record in drain(cluster, topic)) == list(range(10))
 
 
+def test_partitions_without_a_leader_hold_up_no_others(ground):
+    """The only replicas of some are away. What one producer sends to others meanwhile comes through
+    at once, and what waits comes when their broker does, in order."""
+    cluster, batches = ground.cluster, 30
+    alone = cluster.create_topic(partitions=3, replication_factor=1)
+    kept = cluster.create_topic(partitions=3, **SAFE)
+    away = ground.leader(alone)
+    dark = [at for at in range(3) if cluster.leader_of(alone, at) == away.number]
+    with ground.connect() as client, client.producer(linger=0, delivery_timeout=120.0) as producer:
+        for partition in range(3):
+            producer.send_and_wait(kept, b"0", partition=partition)
+            producer.send_and_wait(alone, b"0", partition=partition)
+        ground.leaves(away, clean=False)
+        waiting, others = [], []
+        for number in range(1, batches):
+            value = b"%d" % number
+            waiting += [producer.send(alone, value, partition=partition) for partition in dark]
+            others += [producer.send(kept, value, partition=at) for at in range(3)]
+        assert all(delivery.result(60) for delivery in others)
+        assert not any(delivery.done() for delivery in waiting)
+        ground.returns(away)
+        assert all(delivery.result(60) for delivery in waiting)
+    for topic, partitions in ((kept, range(3)), (alone, dark)):
+        found = drain(cluster, topic)
+        for partition in partitions:
+            values = [int(each.value or -1) for each in found if each.partition == partition]
+            assert values == list(range(batches)), (topic, partition)
+    with ground.connect() as client, client.admin() as admin:
+        admin.delete_topic(alone)  # a broker of other tests comes back without what it had
+
+
 def test_topics_that_change_while_a_broker_is_away(ground):
     """It learns of all of it when it comes back: what is new, what has more partitions, what is
     gone, and what was made again under its name."""

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from penstock.cluster.frames import messages as fr
+from penstock.core.errors import ErrorCode
 from penstock.ipc import layout as lo
 from penstock.ipc import liveness
 from penstock.ipc.doorbell import fence
@@ -65,6 +66,9 @@ class MirroredLane:
         self._receiver = LaneReceiver(region, self.name, 0)
         self._ready: deque[Frame] = deque()  # looked at, and not sent yet
         self._sent: deque[Flight] = deque()
+        self.sent_back: dict[int, float] = {}
+        """Pages of which batches were sent back for want of a leader, and since when there is none
+        (monotonic). What comes of them before a `FRAME_AGAIN` was meant to follow those."""
         self.in_flight = 0
         """Bytes sent whose answers were not handed on."""
         self._rung = 0
@@ -90,6 +94,14 @@ class MirroredLane:
         self._sent.append(flight)
         self.in_flight += len(frame.batch)
         return flight
+
+    def send_back(self) -> None:
+        """What was peeked at finds no leader: that is its answer."""
+        frame = self._ready.popleft()
+        flight = Flight(self, frame)
+        flight.answer = Ack(frame.sequence, -1, 0, int(ErrorCode.NOT_LEADER), 0)
+        self._sent.append(flight)
+        self.in_flight += len(frame.batch)
 
     def arm(self) -> None:
         """Ask to be rung for what comes from now on; look once more after this."""

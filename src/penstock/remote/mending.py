@@ -64,6 +64,8 @@ class Mending:
             if endpoint.state is not State.OPEN:
                 continue
             if endpoint.adrift and _is_ashore(endpoint, wires, now):
+                if now - endpoint.adrift_since > ADRIFT_MAX:
+                    self._pumping.strand(endpoint)
                 self._lose(endpoint, "what it was using is led by another broker by now")
                 continue
             if endpoint.is_known:

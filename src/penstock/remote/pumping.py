@@ -2,8 +2,9 @@
 
 Owns which way each batch goes: at a node that is alone the only one, in a cluster that to the
 leader of its partition. A batch for which there is none, now, holds its lane back, whose order is
-that of its partitions; its producer gives up on it in its own time. What its leader sends away, or
-had when it ceased to lead, gets no answer that counts: the attachment is adrift (see `endpoint`).
+that of its partitions; after a while it is sent back to its producer, and so is what follows it to
+that partition, for others are not to wait any longer. What its leader sends away, or had when it
+ceased to lead, gets no answer that counts: the attachment is adrift (see `endpoint`).
 Used by the carrier's thread only; never blocks.
 """
 
@@ -16,6 +17,7 @@ from typing import Final
 from penstock.cluster.frames import messages as fr
 from penstock.core.errors import ErrorCode
 from penstock.ipc import layout as lo
+from penstock.ipc.doorbell import fence
 from penstock.ipc.lane import LaneCorruptError
 from penstock.remote.branches import Branch, Ways
 from penstock.remote.endpoint import Endpoint
@@ -23,7 +25,9 @@ from penstock.remote.lanes import SEND_PASS_BYTES, AnswerError, Flow, MirroredLa
 
 logger = logging.getLogger("penstock.remote")
 
-COUNTED: Final = ("batches_sent", "batches_acknowledged")
+COUNTED: Final = ("batches_sent", "batches_acknowledged", "batches_sent_back")
+SEND_BACK_AFTER: Final = 2.0
+"""Seconds without a leader after which a lane waits no longer for one."""
 
 
 class Pumping:
@@ -36,6 +40,7 @@ class Pumping:
         self._broken = broken
         self._dirty: dict[Endpoint, None] = {}  # whose lanes are to be looked at
         self._held: dict[Endpoint, float] = {}  # whose lanes wait for a leader, since when
+        self._answered: dict[Endpoint, None] = {}  # to whom batches were sent back
         self.counts = dict.fromkeys(COUNTED, 0)
 
     @property
@@ -76,11 +81,18 @@ class Pumping:
                     break
                 sent += count
                 held = held or is_held
+                if endpoint in self._answered:
+                    lane.settle()
             if not held:
                 self._held.pop(endpoint, None)
             else:
                 self._held.setdefault(endpoint, now)
         self.counts["batches_sent"] += sent
+        if self._answered:
+            fence()
+            for endpoint in self._answered:
+                endpoint.ring()
+            self._answered.clear()
         return sent > 0
 
     def _drain(self, endpoint: Endpoint, lane: MirroredLane, now: float) -> tuple[int, bool]:
@@ -93,14 +105,21 @@ class Pumping:
                 frame = lane.peek()
                 if frame is None:
                     return count, False
-            page, size = frame.page, len(frame.batch)
-            flow = routes.get(page) or self._route(endpoint, page, now)
+            page, size, flags = frame.page, len(frame.batch), frame.flags & ~lo.FRAME_AGAIN
+            behind = page in lane.sent_back and flags == frame.flags
+            flow = None if behind else routes.get(page) or self._route(endpoint, lane, page, now)
             if flow is None:
-                return count, True
+                if not behind and not self._waits_too_long(endpoint, lane, page, now):
+                    return count, True
+                lane.send_back()
+                self._answered[endpoint] = None
+                self.counts["batches_sent_back"] += 1
+                room -= size
+                continue
             if not flow.takes(size):
                 return count, False
             number = flow.sends(lane.sends())
-            branch, flags = flow.branch, frame.flags
+            branch = flow.branch
             if flags & lo.FRAME_SYNC:
                 endpoint.synced[page] = branch.broker
             branch.send(fr.Produce(branch.number, flow.writer, number, page, flags), frame.batch)
@@ -109,14 +128,35 @@ class Pumping:
         self._dirty[endpoint] = None  # others first
         return count, False
 
-    def _route(self, endpoint: Endpoint, page: int, now: float) -> Flow | None:
+    def strand(self, endpoint: Endpoint) -> None:
+        """It begins anew, though there is still no leader for some of what is adrift: that is sent
+        back then."""
+        for page in endpoint.adrift:
+            lane = endpoint.lanes.get(page % max(endpoint.writers, 1))
+            if page >= 0 and lane is not None and self._ways.brokers.leader(page) == fr.NOBODY:
+                lane.sent_back.setdefault(page, endpoint.adrift_since)
+
+    def _waits_too_long(
+        self, endpoint: Endpoint, lane: MirroredLane, page: int, now: float
+    ) -> bool:
+        """Whether the next batch of the lane, which has no leader, is sent back instead."""
+        if page in lane.sent_back:
+            return True
+        since = self._held.get(endpoint, now)
+        if page in endpoint.adrift or now - since < SEND_BACK_AFTER:
+            return False
+        logger.info("page %d has had no leader for %.1f s: others go first", page, now - since)
+        lane.sent_back[page] = since
+        return True
+
+    def _route(self, endpoint: Endpoint, lane: MirroredLane, page: int, now: float) -> Flow | None:
         """The way to the leader of that page, None while there is none."""
         branch = endpoint.home
         assert branch is not None
         if self._ways.is_cluster:
             if page in endpoint.adrift:
                 return None  # behind what has no answer there
-            waited = now - self._held.get(endpoint, now)
+            waited = now - lane.sent_back.get(page, self._held.get(endpoint, now))
             broker = self._ways.brokers.settled(page, now, waited)
             found = None if broker == fr.NOBODY else self._ways.branch(endpoint, broker)
             if found is None:
@@ -134,15 +174,21 @@ class Pumping:
         endpoint, brokers = branch.endpoint, self._ways.brokers
         touched: dict[MirroredLane, None] = {}
         for flight, answer in flow.answer(message.acks):
-            page = flight.frame.page
+            page, lane = flight.frame.page, flight.lane
             if answer.error == ErrorCode.NOT_LEADER and self._ways.is_cluster:
                 brokers.doubt(page, branch.broker, now)
-                endpoint.drift(page, now)
-                continue
-            if not answer.error:
-                brokers.trust(page)
+                if brokers.leader(page) != fr.NOBODY:
+                    endpoint.drift(page, now)
+                    continue
+                endpoint.routes.pop(page, None)
+                lane.sent_back.setdefault(page, now)
+                self.counts["batches_sent_back"] += 1
+            else:
+                lane.sent_back.pop(page, None)
+                if not answer.error:
+                    brokers.trust(page)
             flight.answer = answer
-            touched[flight.lane] = None
+            touched[lane] = None
         for lane in touched:
             self.counts["batches_acknowledged"] += lane.settle()
         self._dirty[endpoint] = None
