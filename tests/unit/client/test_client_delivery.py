@@ -191,7 +191,7 @@ def test_a_batch_delivery_has_a_receipt_for_every_run(owner):
     assert not delivery.done()
     finish(box.batches[1], None, None)
     assert (delivery.done(), repr(delivery)) == (True, "<BatchDelivery to 't': done>")
-    assert delivery.result(45) == [
+    assert delivery.result(2.0) == [
         BatchReceipt("t", 0, 100, 3, "level of 0", 7),
         BatchReceipt("t", 1, None, 2, "level of 1", None),
     ]
