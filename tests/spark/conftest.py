@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from quick_java import QUICK_JAVA
 
+from penstock.client import Client
 from penstock.spark.clients import forget
 from penstock.spark.errors import JavaMissingError
 from penstock.spark.java import java_home
@@ -65,3 +66,22 @@ def broker() -> Iterator[Broker]:
     with Broker(listen=True, transport="shm") as made:
         yield made
         forget()
+
+
+# --- of the sink's tests ---
+@pytest.fixture
+def topic(broker: Broker) -> str:
+    """Of three partitions, empty."""
+    return broker.create_topic(partitions=3)
+
+
+@pytest.fixture
+def client(broker: Broker) -> Iterator[Client]:
+    with broker.connect() as made:
+        yield made
+
+
+@pytest.fixture
+def options(broker: Broker, topic: str) -> dict[str, str]:
+    """Of a writer to that topic."""
+    return {"bootstrap": broker.url, "topic": topic}

@@ -16,24 +16,6 @@ from penstock.partitioner import partition_of
 from penstock.spark.sink import BATCH_ID
 
 
-@pytest.fixture
-def topic(broker, request):
-    name = f"t{abs(hash(request.node.name)) % 10**9}"
-    broker.create_topic(name, partitions=3)
-    return name
-
-
-@pytest.fixture
-def client(broker):
-    with broker.connect() as made:
-        yield made
-
-
-@pytest.fixture
-def options(broker, topic):
-    return {"bootstrap": broker.url, "topic": topic}
-
-
 def records(client: penstock.Client, topic: str) -> list[penstock.Record]:
     with client.consumer(topic, isolation="read_committed", follow=False) as consumer:
         return sorted(consumer, key=lambda record: (record.partition, record.offset))

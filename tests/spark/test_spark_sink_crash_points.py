@@ -22,24 +22,6 @@ from penstock.testing import Broker
 
 
 @pytest.fixture
-def topic(broker, request):
-    name = f"t{abs(hash(request.node.name)) % 10**9}"
-    broker.create_topic(name, partitions=3)
-    return name
-
-
-@pytest.fixture
-def client(broker):
-    with broker.connect() as made:
-        yield made
-
-
-@pytest.fixture
-def options(broker, topic):
-    return {"bootstrap": broker.url, "topic": topic}
-
-
-@pytest.fixture
 def query(options):
     return Query(options)
 

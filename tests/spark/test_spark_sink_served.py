@@ -13,24 +13,6 @@ pytest.importorskip("pyspark")
 from node_helpers import eventually
 
 
-@pytest.fixture
-def topic(broker, request):
-    name = f"t{abs(hash(request.node.name)) % 10**9}"
-    broker.create_topic(name, partitions=3)
-    return name
-
-
-@pytest.fixture
-def client(broker):
-    with broker.connect() as made:
-        yield made
-
-
-@pytest.fixture
-def options(broker, topic):
-    return {"bootstrap": broker.url, "topic": topic}
-
-
 def values(client, topic):
     with client.consumer(topic, isolation="read_committed", follow=False) as consumer:
         return Counter(record.value for record in consumer)
