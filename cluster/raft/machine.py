@@ -9,7 +9,7 @@ same up to there.
 | role | event | next |
 |---|---|---|
 | follower | no word of a leader until the deadline | pre-candidate |
-| follower | the leader's host says that it is gone | follower of nobody, for a moment |
+| follower | the leader's host says that it is gone | follower of nobody, for a moment, in turn |
 | pre-candidate | a majority would vote for it | candidate in a new term |
 | candidate | a majority's votes | leader, which begins with a NOOP |
 | pre-candidate, candidate | the deadline | pre-candidate |
@@ -93,6 +93,7 @@ class Raft:
         self.commit = saved.snapshot.index
         self.counts: Counter[str] = Counter()
         self._chance = chance
+        self._patience = config.election_timeout
         self._applied = saved.snapshot.index
         self._stored = self.log.last_index
         """The log is on stable storage up to there."""
@@ -144,6 +145,8 @@ class Raft:
             elif now >= role.heartbeat_at:
                 role.heartbeat(now, self.commit)
         elif now >= role.deadline:
+            if isinstance(role, Candidate):
+                self._patience = min(2 * self._patience, self.config.election_timeout)
             if self.node in self.members.voters:
                 self._stand(now, is_pre=True)
             else:
@@ -245,13 +248,17 @@ class Raft:
 
     def gone(self, now: float, node: int) -> Effects:
         """Nothing listens for that node any more, as its host says. Did it lead, it is not waited
-        for: this one stands soon, when others have seen it too. Should it lead all the same, it is
-        followed again; nothing but time depends on this."""
+        for: this one stands soon, when others have seen it too, one after the other, lest they
+        split the votes; and if that comes to nothing, soon again. Should it lead all the same, it
+        is followed again; nothing but time depends on this."""
         role = self.role
         if isinstance(role, Follower) and role.leader == node:
             self.counts["leaders_gone"] += 1
-            soon = now + (0.5 + self._chance()) * self.config.heartbeat
+            heartbeat = self.config.heartbeat
+            turn = sum(voter < self.node for voter in self.members.voters if voter != node)
+            soon = now + (0.5 + turn + self._chance() / 2) * heartbeat
             self.role = Follower(min(role.deadline, soon))
+            self._patience = min(2 * heartbeat, self.config.election_timeout)
         return self._done()
 
     # --- terms ---
@@ -296,8 +303,9 @@ class Raft:
 
     # --- elections ---
     def _soon(self, now: float) -> float:
-        timeout = self.config.election_timeout
-        return now + timeout + self._chance() * timeout
+        """Up to twice the `election_timeout` from now. Less after a leader that is gone for
+        certain, and again more with each try in vain: a disk may take long to store a vote."""
+        return now + self._patience + self._chance() * self._patience
 
     def _stand(self, now: float, *, is_pre: bool, forced: bool = False) -> None:
         """Ask for votes, in a term of its own or for one."""
@@ -357,6 +365,7 @@ class Raft:
             self._lead(now)
 
     def _lead(self, now: float) -> None:
+        self._patience = self.config.election_timeout
         self.role = role = Leader(
             self.node, self.term, self.log, self.config, self.counts, self._send, now
         )
@@ -366,6 +375,7 @@ class Raft:
     def _heard(self, now: float, sender: int) -> None:
         """The leader of this term spoke."""
         assert not isinstance(self.role, Leader), f"{sender} and {self.node} lead term {self.term}"
+        self._patience = self.config.election_timeout
         self.role = Follower(self._soon(now), sender, now)
 
     def _append(self, now: float, sender: int, message: Append) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from functools import partial
 
 import msgspec
 
@@ -302,10 +303,11 @@ class RaftWorld:
         self.next_fault()
 
     def say_gone(self, node: RaftNode) -> None:
-        """Some are told that it is."""
+        """Some are told that it is, each at a moment of its own."""
         for other in self.nodes:
             if other is not node and self.sim.random.random() < 0.7:
-                other.told_gone(node.number)
+                told = partial(other.told_gone, node.number)
+                self.sim.after(self.sim.random.uniform(0.0, 0.2), "told gone", told)
 
     def heal(self) -> None:
         self.is_healed = True

@@ -443,9 +443,16 @@ class Quorum:
                     self._active.decide(controller.set(kind, name, os.urandom(size)))
         except (NotLeaderError, ResourceLimitError) as error:
             logger.warning("the cluster gets no id now: %s", error)
+        self._loop.call_soon(self._look_at_once)  # mostly because the one before is gone
+
+    def _look_at_once(self) -> None:
+        if not self._is_closed:
+            self._look()
 
     # --- time ---
     def _look(self) -> None:
+        if self._looks is not None:
+            self._looks.cancel()
         self._looks = self._loop.call_later(LOOK, self._look)
         if self.failure is not None:
             return
