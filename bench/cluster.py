@@ -1,7 +1,8 @@
 """A cluster: what a broker's death costs and how long, and what a follower that comes back costs.
 
 Rounds of failovers: the broker that leads a partition is killed with -9 while records are sent to
-that partition one after the other, and started again. Then a follower is away while a backlog
+that partition one after the other, and started again. It is the controller in every other round:
+then another one has to be elected before anybody else can lead. Then a follower is away while a backlog
 grows, and catches up beside live traffic at a steady rate, whose latency is compared with that
 before.
 """
@@ -32,13 +33,14 @@ Result = dict[str, Any]
 WAIT: Final = 120.0
 LOOK: Final = 0.01
 SETTLE: Final = 1.0
+ASK_EVERY: Final = 0.25
 SLICE: Final = 0.002
 TIMELINE: Final = ("fenced", "decided", "led_again", "acknowledged", "in_sync")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions(Where):
-    """rounds: failovers; the median counts. mb: the backlog of the follower, 10^6 bytes. rate: of
+    """rounds: failovers of either kind; the medians count. mb: the backlog of the follower, 10^6 bytes. rate: of
     the live traffic, records a second. size: bytes of a value. seconds: for which the live traffic
     is watched before the follower comes back."""
 
@@ -72,18 +74,16 @@ def run(options: ClusterOptions, progress: Progress) -> Result:
         assert place.cluster is not None
         with place.topic(1) as pulse:
             rounds = []
-            for number in range(options.rounds):
-                progress.say(f"failover {number + 1} of {options.rounds}")
-                rounds.append(_failover(place.cluster, pulse))
+            for number in range(2 * options.rounds):
+                progress.say(f"failover {number + 1} of {2 * options.rounds}")
+                rounds.append(_failover(place.cluster, pulse, of_controller=number % 2 == 1))
         progress.say("catching up")
         caught = _catch_up(options, place, progress)
     progress.end()
-    outages = np.array([each.outage for each in rounds])
     return {
         "benchmark": "cluster",
-        "outage_p50_seconds": round(float(np.median(outages)), 3),
-        "outage_max_seconds": round(float(outages.max()), 3),
-        **{f"{name}_p50_seconds": _median(rounds, name) for name in TIMELINE},
+        **_told([each for each in rounds if not each.was_controller], ""),
+        **_told([each for each in rounds if each.was_controller], "controller_"),
         **caught,
         "rounds": [
             {"was_controller": each.was_controller, "outage": round(each.outage, 3)}
@@ -93,6 +93,16 @@ def run(options: ClusterOptions, progress: Progress) -> Result:
         "started_in": place.started_in and round(place.started_in, 3),
         "filesystem": place.filesystem,
         "options": options.stated(),
+    }
+
+
+def _told(rounds: list[Failover], kind: str) -> Result:
+    """Of the rounds of one kind."""
+    outages = [each.outage for each in rounds]
+    return {
+        f"{kind}outage_p50_seconds": _median(rounds, "outage"),
+        f"{kind}outage_max_seconds": _rounded(max(outages, default=None)),
+        **{f"{kind}{name}_p50_seconds": _median(rounds, name) for name in TIMELINE},
     }
 
 
@@ -112,12 +122,13 @@ def watch(cluster: EmbeddedCluster, topics: list[str]) -> Lookout:
     return Lookout([node.connect_tcp for node in cluster.nodes.values()], topics)
 
 
-def _failover(cluster: EmbeddedCluster, topic: str) -> Failover:
+def _failover(cluster: EmbeddedCluster, topic: str, *, of_controller: bool) -> Failover:
     """The leader is killed, started again, and in sync again."""
     with watch(cluster, [topic]) as lookout, Pulse(cluster.connect, topic) as pulse:
-        view = _until(lookout, lambda view: _is_well(view, topic), "the topic to be whole")
+        _until(lookout, lambda view: _is_well(view, topic), "the topic to be whole")
+        _have_led(cluster, lookout, topic, of_controller)
         time.sleep(SETTLE)
-        victim = view.partitions[topic, 0].leader
+        victim = lookout.views[-1].partitions[topic, 0].leader
         killed_at = time.monotonic()
         cluster.nodes[victim].kill_all()
 
@@ -132,6 +143,25 @@ def _failover(cluster: EmbeddedCluster, topic: str) -> Failover:
         while (found := told()) is None or found.in_sync is None:
             _still(deadline, f"broker {victim} to be in sync again")
     return found
+
+
+def _have_led(cluster: EmbeddedCluster, lookout: Lookout, topic: str, of_controller: bool) -> None:
+    """Have the controller lead the topic, or another one."""
+
+    def is_so(view: View) -> bool:
+        is_led_by_it = view.partitions[topic, 0].leader == view.controller
+        return is_led_by_it == of_controller and _is_well(view, topic)
+
+    deadline = time.monotonic() + WAIT
+    with cluster.connect() as client, client.admin() as admin:
+        while not is_so(view := lookout.views[-1]):
+            replicas = view.partitions[topic, 0].replicas
+            others = [broker for broker in replicas if broker != view.controller]
+            wanted = [view.controller, *others] if of_controller else [*others, view.controller]
+            admin.reassign_partition(topic, 0, wanted[: len(replicas)])
+            admin.elect_leaders(topic, 0)
+            time.sleep(ASK_EVERY)
+            _still(deadline, f"{topic} to be led by who is to be killed")
 
 
 def _is_well(view: View, topic: str) -> bool:

@@ -197,7 +197,7 @@ def opening(sweep: Sweep) -> Iterator[Point]:
 
 
 def failovers(sweep: Sweep) -> Iterator[Point]:
-    options = ClusterOptions(rounds=2 if sweep.quick else 20, mb=10, seconds=1.0, data=sweep.data)
+    options = ClusterOptions(rounds=1 if sweep.quick else 15, mb=10, seconds=1.0, data=sweep.data)
     result = cluster.run(options, Progress("failovers", quiet=sweep.quiet))
     for told in result["rounds"]:
         for name in cluster.TIMELINE:

@@ -270,11 +270,30 @@ EVENTS: Final = {
 }
 
 
+DEATHS: Final = {False: "it led the partition", True: "it was the controller, too"}
+
+
 def failover(points: Points, note: str) -> Figure:
-    figure, (axes,) = new_figure("A leader is killed with -9: what happens when", 1, note)
+    kinds = [kind for kind in DEATHS if any(point["was_controller"] == kind for point in points)]
+    title = "A leader is killed with -9: what happens when"
+    figure, panels = new_figure(title, len(kinds), note)
+    latest = 1.3 * max(point["x"] for point in points)
     shown = [name for name in EVENTS if any(point["series"] == name for point in points)]
+    for axes, kind in zip(panels, kinds, strict=True):
+        own = [point for point in points if point["was_controller"] == kind]
+        _events(axes, own, shown, latest)
+        label(axes, "seconds after the death (dots: each round, bars: medians)", "", DEATHS[kind])
+    for axes in panels[1:]:
+        axes.tick_params(labelleft=False)
+    return figure
+
+
+def _events(axes: Axes, points: Points, shown: Sequence[str], latest: float) -> None:
+    """A row for each of these events."""
     for row, name in enumerate(reversed(shown)):
         seen = sorted(point["x"] for point in points if point["series"] == name)
+        if not seen:
+            continue
         colour = COLOURS[row % len(COLOURS)]
         axes.plot(seen, [row] * len(seen), "o", color=colour, alpha=0.35, markersize=7)
         middle = seen[len(seen) // 2]
@@ -284,15 +303,12 @@ def failover(points: Points, note: str) -> Figure:
             fontsize=8.5, color=INK,
         )  # fmt: skip
     axes.set_yticks(range(len(shown)), [EVENTS[name] for name in reversed(shown)])
-    latest = 1.3 * max(point["x"] for point in points)
     axes.set_xscale("symlog", linthresh=1.0)
     ticks = [second for second in (0, 0.25, 0.5, 1, 2, 5, 10, 20, 50, 100) if second < latest]
     axes.set_xticks(ticks, [f"{second:g}" for second in ticks])
     axes.set_xticks([], minor=True)
     axes.set_xlim(0, latest)
     axes.set_ylim(-0.6, len(shown) - 0.3)
-    label(axes, "seconds after the death (dots: each round, bars: medians)", "")
-    return figure
 
 
 def plain_log(axis: Axis) -> None:

@@ -101,7 +101,9 @@ def outcome(result: Result) -> str:
         live, meanwhile = result["live_before"], result["live_meanwhile"]
         return (
             f"**records to a partition go on {result['outage_p50_seconds']:.2f} s after its "
-            f"leader is killed** (worst {result['outage_max_seconds']:.2f}); a follower catches up "
+            f"leader is killed** (worst {result['outage_max_seconds']:.2f}), and "
+            f"{result['controller_outage_p50_seconds']:.2f} s where it was the controller too "
+            f"(worst {result['controller_outage_max_seconds']:.2f}); a follower catches up "
             f"at {result['catch_up_mb_per_second']:,.0f} MB/s, beside it p99 of "
             f"{result['options']['rate']:,} records/s {meanwhile.get('p99_ms', 0):.1f} ms instead "
             f"of {live.get('p99_ms', 0):.1f}"

@@ -187,9 +187,12 @@ def test_a_cluster_s_failover_and_a_follower_s_return(tmp_path, capsys):
         capsys, "cluster", "--rounds", "1", "--mb", "2", "--rate", "200", "--seconds", "0.3",
         "--data", str(tmp_path),
     )  # fmt: skip
-    [told] = result["rounds"]
-    assert told["led_again"] <= told["in_sync"]
-    assert 0 < told["outage"] == result["outage_max_seconds"]
+    assert [told["was_controller"] for told in result["rounds"]] == [False, True]
+    for told, kind in zip(result["rounds"], ("", "controller_"), strict=True):
+        assert told["led_again"] <= told["in_sync"]
+        assert 0 < told["outage"] == result[f"{kind}outage_max_seconds"]
+    assert result["decided_p50_seconds"] is None
+    assert result["controller_decided_p50_seconds"] > 0
     assert result["catch_up_mb_per_second"] > 0
     assert 0 < result["live_before"]["p50_ms"] <= result["live_before"]["p99_ms"]
     assert list(tmp_path.iterdir()) == []
@@ -234,8 +237,10 @@ POINTS: dict[str, list[dict[str, Any]]] = {
         for way in ("tcp", "curve") for x in (1, 10)
     ],
     "failover": [
-        {"series": series, "x": 0.5 + turn, "was_controller": False}
-        for series in ("fenced", "led_again", "acknowledged", "in_sync") for turn in range(3)
+        {"series": series, "x": 0.5 + turn, "was_controller": turn > 2}
+        for series in ("fenced", "led_again", "acknowledged", "in_sync") for turn in range(5)
+    ] + [
+        {"series": "decided", "x": 0.4, "was_controller": True}
     ],
     "recovery": [
         {"series": series, "kind": kind, "x": x, "seconds": 0.1 * x}
