@@ -305,11 +305,15 @@ class Raft:
     def _soon(self, now: float) -> float:
         """Up to twice the `election_timeout` from now. Less after a leader that is gone for
         certain, and again more with each try in vain: a disk may take long to store a vote."""
-        return now + self._patience + self._chance() * self._patience
+        return now + (1 + self._chance()) * self._patience
+
+    def _stored_soon(self, now: float) -> float:
+        """The same where a vote is to be stored first."""
+        return now + (1 + self._chance()) * min(2 * self._patience, self.config.election_timeout)
 
     def _stand(self, now: float, *, is_pre: bool, forced: bool = False) -> None:
         """Ask for votes, in a term of its own or for one."""
-        self.role = role = Candidate(self._soon(now), is_pre)
+        self.role = role = Candidate(self._soon(now) if is_pre else self._stored_soon(now), is_pre)
         self.counts["pre_elections" if is_pre else "elections"] += 1
         last = self.log.last_index, self.log.last_term
         others = [voter for voter in self.members.voters if voter != self.node]
@@ -335,7 +339,7 @@ class Raft:
             return
         if granted:
             if isinstance(self.role, Follower):
-                self.role.deadline = self._soon(now)
+                self.role.deadline = self._stored_soon(now)
             if self.vote is None:
                 self.vote = sender
                 self._store(())
