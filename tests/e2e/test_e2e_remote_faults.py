@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 import penstock
+from penstock import minder
 from penstock.client import Client
 from penstock.core import errors as er
 from penstock.ipc.liveness import state
@@ -101,6 +102,20 @@ class Stream:
 
 def kill_gateway(broker: Broker) -> None:
     gateway_of(broker).kill()
+
+
+def test_who_waits_for_an_answer_keeps_nobody_from_finding_the_gateway(
+    broker: Broker, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of a producer's threads is rung for its end; none of them looks by itself here."""
+    monkeypatch.setattr(minder, "WAIT_MAX", 2 * WITHIN)
+    monkeypatch.setattr(minder, "CALLER_WAIT_MAX", 2 * WITHIN)
+    topic = broker.create_topic()
+    with client.producer(linger=0, delivery_timeout=4 * WITHIN) as producer:
+        for number in range(4):
+            sent = producer.send_and_wait(topic, b"%d" % number, partition=0, timeout=WITHIN)
+            assert sent.offset == number
+            kill_gateway(broker)
 
 
 def kill_node(broker: Broker) -> None:
