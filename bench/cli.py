@@ -336,7 +336,8 @@ def _add_cluster(commands: Any) -> None:
     _measurement(
         commands, "cluster", cluster.run, ClusterOptions(), "{options.brokers} brokers",
         "a cluster: how long a leader's death is felt, what a follower's return costs",
-        brokers="", writers="writer processes of each", rounds="kills of a leader, and of one that is the controller too",
+        brokers="", writers="writer processes of each",
+        rounds="kills of a leader, and as many of one that is the controller, too",
         mb="to catch up, 10^6 bytes", rate="records a second beside", size="bytes of a value",
         seconds="before that",
     )  # fmt: skip

@@ -2,9 +2,9 @@
 
 Rounds of failovers: the broker that leads a partition is killed with -9 while records are sent to
 that partition one after the other, and started again. It is the controller in every other round:
-then another one has to be elected before anybody else can lead. Then a follower is away while a backlog
-grows, and catches up beside live traffic at a steady rate, whose latency is compared with that
-before.
+then another one has to be elected before anybody else can lead. Then a follower is away while a
+backlog grows, and catches up beside live traffic at a steady rate, whose latency is compared with
+that before.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ TIMELINE: Final = ("fenced", "decided", "led_again", "acknowledged", "in_sync")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions(Where):
-    """rounds: failovers of either kind; the medians count. mb: the backlog of the follower, 10^6 bytes. rate: of
-    the live traffic, records a second. size: bytes of a value. seconds: for which the live traffic
-    is watched before the follower comes back."""
+    """rounds: failovers of either kind; the medians count. mb: the backlog of the follower, 10^6
+    bytes. rate: of the live traffic, records a second. size: bytes of a value. seconds: for which
+    the live traffic is watched before the follower comes back."""
 
     brokers: int = 3
     transport: Transport = "tcp"
