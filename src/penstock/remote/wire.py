@@ -129,6 +129,11 @@ class Wire:
             raise
 
     @property
+    def was_reached(self) -> bool:
+        """Whether something listens there, whatever it is."""
+        return self._tcp >= 0
+
+    @property
     def is_up(self) -> bool:
         """Whether it can be used."""
         return self.is_accepted and self.failed is None

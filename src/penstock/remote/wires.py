@@ -118,6 +118,7 @@ class Wires:
         self._tried: list[str] = []
         self._up_since = 0.0
         self._met_other = self._takes_other = False  # another node than the one before
+        self._is_somebody_there = False  # who did not take it in
         self._reasons: list[str] = []
         self._retries = Retries(RETRY_FIRST, RETRY_LAST, growth=SOON)
         self._retry_at = 0.0
@@ -134,7 +135,8 @@ class Wires:
         if self.home is not None:
             return f"the gateway at {self._name} answers, but its node does not in time"
         why = self.why()
-        return f"no broker answers at {self._name}" + (f" ({why})" if why else "") + _HINT
+        said = f"no broker answers at {self._name}" + (f" ({why})" if why else "")
+        return said if self._is_somebody_there else said + _HINT
 
     def metrics(self) -> dict[str, float]:
         """Counters since it was made, and gauges of now; from any thread."""
@@ -327,7 +329,7 @@ class Wires:
         if wire.host in self._hosts:
             self._at = self._hosts.index(wire.host)  # the first to be tried when it is lost
         self._tried, self._reasons = [], []
-        self._met_other = self._takes_other = False
+        self._met_other = self._takes_other = self._is_somebody_there = False
         self._user.connected(wire, welcome)
 
     def _told(self, wire: Wire, said: fr.Leaders) -> None:
@@ -370,6 +372,7 @@ class Wires:
         if not wire.is_accepted:
             self.counts["failed_connects"] += 1
             if is_coming:
+                self._is_somebody_there |= wire.was_reached
                 self._came_to_nothing(wire.host, why, refused)
             else:
                 self._put_off(wire.broker, f"{host_text(wire.host)}: {why}")

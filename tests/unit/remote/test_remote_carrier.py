@@ -86,6 +86,22 @@ def test_an_error_names_every_broker_that_was_tried_and_why():
     assert "penstock serve --listen" in str(caught.value)
 
 
+def test_who_was_reached_and_hung_up_is_not_said_to_be_missing():
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        port = stranger.getsockname()[1]
+
+        def hang_up():
+            with contextlib.suppress(OSError):
+                while True:
+                    stranger.accept()[0].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        with pytest.raises(er.NotConnectedError, match=f"127.0.0.1:{port}: it hung up") as caught:
+            penstock.connect(f"tcp://127.0.0.1:{port}", timeout=0.5)
+        stranger.shutdown(socket.SHUT_RDWR)
+    assert "penstock serve --listen" not in str(caught.value)
+
+
 def test_hosts_are_tried_in_turn(gateway):
     url = f"tcp://127.0.0.1:{unused_port()},127.0.0.1:{gateway.port}"
     with penstock.connect(url, transport="tcp", timeout=WITHIN) as client:
