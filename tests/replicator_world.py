@@ -154,12 +154,16 @@ class Broker:
         self._writer_bell = Doorbell()
         self._generation = next(GENERATIONS)
         storage = Storage()
+        opened: set[int] = set()  # by this writer, and not by the one before
+        self.opened = opened
 
         def open_role(order: ms.OpenPartition) -> Any:
-            return ReplicaRole.open(
+            role = ReplicaRole.open(
                 storage, order, StatePage(self.state, order.page), generation=self._generation,
                 batch_bytes_max=1 << 20, now_us=time.time_ns() // 1000,
             )  # fmt: skip
+            opened.add(order.page)
+            return role
 
         writer = Writer(
             0, self._generation, channel=Channel(far, inbound=ms.WriterOrder),
@@ -485,7 +489,7 @@ class World:
             broker = self.brokers[it.leader]
             state = broker.page(page)
             leads = state.status == lo.STATUS_ONLINE and state.leader_epoch == it.leader_epoch
-            return broker if broker.is_up and leads else None
+            return broker if broker.is_up and page in broker.opened and leads else None
 
         return eventually(found, "somebody leads")
 
