@@ -33,6 +33,7 @@ from penstock.cluster.replica.messages import IsrChange, IsrChanged, Refusal
 from penstock.core.errors import (
     AttachRefusedError,
     ConfigError,
+    PenstockTimeout,
     ResourceLimitError,
     StaleBrokerEpochError,
     TopicExistsError,
@@ -112,7 +113,7 @@ class Controller:
         one give producer ids of a new block, whatever they counted.
 
         Raises `AttachRefusedError` where another one with the same id, of another folder, is alive;
-        `ResourceLimitError`."""
+        `PenstockTimeout` where a later life of it is; `ResourceLimitError`."""
         known = self.image.brokers.get(broker)
         if known is None and len(self.image.brokers) >= self.config.brokers_max:
             raise ResourceLimitError(f"there are {self.config.brokers_max} brokers (brokers_max)")
@@ -124,6 +125,12 @@ class Controller:
                 raise AttachRefusedError(
                     f"broker {broker} is up at {', '.join(known.endpoints)} with another data "
                     "folder: give this one another --node-id"
+                )
+            if after is not None and after < known.kept and not known.is_fenced:
+                # Asked by a life that is over, and heard late; an older copy asks again.
+                raise PenstockTimeout(
+                    f"broker {broker} is up with epoch {known.epoch}, of which the folder that "
+                    "registers knows nothing: it waits until that one is down"
                 )
         draft = Draft(self.image)
         epoch = draft.count(rec.BROKER_EPOCHS)

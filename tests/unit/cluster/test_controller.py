@@ -17,6 +17,7 @@ from penstock.cluster.replica import IsrChange, Refusal
 from penstock.core.errors import (
     AttachRefusedError,
     ConfigError,
+    PenstockTimeout,
     ResourceLimitError,
     StaleBrokerEpochError,
     TopicExistsError,
@@ -565,8 +566,23 @@ def test_an_older_copy_of_a_folder_is_trusted_with_nothing(is_synced):
     at.start(1, after=copied_after)
     assert at.partition().leader is None  # it may lack what was acknowledged since
     assert at.partition().last_isr == (1,)
+    at.lose(1)
     at.start(1, after=latest)
     assert at.partition().leader is None
+
+
+def test_what_an_earlier_life_asked_is_no_older_copy_when_it_is_heard_late():
+    at = Quorum()
+    at.create(is_synced=True)
+    earlier = at.controller.image.brokers[1].epoch
+    at.start(1, after=earlier)
+    before = at.partition(), at.controller.image.brokers[1]
+    with pytest.raises(PenstockTimeout, match="is up with epoch"):
+        at.start(1, after=earlier - 1)
+    assert (at.partition(), at.controller.image.brokers[1]) == before
+    at.lose(1)
+    at.start(1, after=earlier - 1)
+    assert 1 not in at.partition().isr, "and now it is one"
 
 
 def test_a_folder_that_did_not_hear_of_its_registration_lacks_nothing():
@@ -591,8 +607,10 @@ def test_producer_ids_are_of_a_block_that_nobody_else_has_had():
     first = at.start(1, after=at.controller.image.brokers[1].epoch, keeps_count=True)
     assert id_block(at, 1) == 1, "it was closed, and counts on"
     second = at.start(1, after=first)
+    at.lose(1)
     assert id_block(at, 1) == 4, "what was not closed may be a copy of what went on"
     at.start(1, after=second, keeps_count=True)
+    at.lose(1)
     at.start(1, after=second, keeps_count=True)
     assert id_block(at, 1) == 5, "an older copy"
     at.lose(1)

@@ -84,6 +84,7 @@ class Standing:
                 break
             except PenstockTimeout as error:
                 logger.warning("broker %d is not registered yet: %s", self._node, error)
+                await asyncio.sleep(self._session / BEATS)
         if self._beats is None:
             self._beats = asyncio.create_task(self._beat(), name="heartbeats")
         return epoch
