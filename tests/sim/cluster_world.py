@@ -138,7 +138,7 @@ class ClusterWorld:
                     )
                     break
                 else:
-                    done = True
+                    done = {"a", "f"} <= active.image.ids.keys()  # and committed
         if not done:
             self.sim.after(0.2, "topics", self.begin)
             return
