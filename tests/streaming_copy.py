@@ -2,8 +2,8 @@
 
     streaming_copy.py URL INPUT OUTPUT CHECKPOINT ROWS_A_BATCH
 
-It ends when all that was there is copied. `tests/dying_spark/sitecustomize.py`, on its PYTHONPATH,
-kills it.
+It ends when all that was there is copied. `tests/spark_workers/sitecustomize.py`, on its
+PYTHONPATH, kills it.
 """
 
 from __future__ import annotations

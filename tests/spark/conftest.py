@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+TESTS = Path(__file__).parents[1]
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """Two cores, two shuffle partitions, UTC, no UI."""
@@ -39,6 +42,7 @@ def spark() -> Iterator[SparkSession]:
             "spark.sql.shuffle.partitions": 2,
             "spark.default.parallelism": 2,
             "spark.driver.memory": "1g",
+            "spark.executorEnv.PYTHONPATH": f"{TESTS}/spark_workers:{TESTS.parent}/src",
             **QUICK_JAVA,
         },
     )

@@ -18,8 +18,8 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from dying_spark.sitecustomize import POINTS
 from node_helpers import ROOT, environment
+from spark_workers.sitecustomize import POINTS
 
 from penstock.spark.errors import JavaMissingError
 from penstock.spark.java import java_home
@@ -38,7 +38,7 @@ def committed(checkpoint: Path) -> int:
 
 def run(url: str, checkpoint: Path, log: Path, die_at: str | None = None) -> int:
     env = environment()
-    env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests" / "dying_spark"), env["PYTHONPATH"]])
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests" / "spark_workers"), env["PYTHONPATH"]])
     if die_at is not None:
         env["DIE_AT"] = die_at
     program = 'export DIE_GROUP=$$; exec "$@"'

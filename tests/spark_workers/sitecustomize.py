@@ -1,5 +1,8 @@
-"""In every Python process of a Spark job whose PYTHONPATH begins here: kills the job (`kill -9`)
-at a point of the sink that the environment names, in the first batch whose number is large enough.
+"""In every Python process of a Spark job whose PYTHONPATH begins here: PySpark is taken from where
+it is installed, with its bytecode, and not from the archive of its sources, which each process
+compiles anew (0.3 s of CPU instead of 0.7; Spark waits 10 s for a process to come back to it). And
+where the environment says so, the job is killed (`kill -9`) at a point of the sink, in the first
+batch whose number is large enough.
 
     DIE_AT=POINT:BATCH   POINT is one of `POINTS`
     DIE_GROUP            the process group of the driver and its JVM
@@ -10,6 +13,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import threading
 from typing import Any
 
@@ -48,6 +52,7 @@ def arm(point: str, batch: int) -> None:
     Client.commit_transaction = committing  # type: ignore[assignment,method-assign]
 
 
+sys.path[:] = [path for path in sys.path if not path.endswith("pyspark.zip")]
 if "DIE_AT" in os.environ:
     where, least = os.environ["DIE_AT"].split(":")
     assert where in POINTS, where
