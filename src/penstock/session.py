@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import time
 from pathlib import Path
@@ -231,7 +232,7 @@ class Session:
                 raise
         except (BrokenPipeError, ConnectionResetError) as error:
             raise er.NotConnectedError(f"the node at {self.socket} is gone: {error}") from error
-        return (yield from self._receiving(type(message).__name__, deadline, timeout))
+        return (yield from self._receiving(_in_words(message), deadline, timeout))
 
     def _expect(self) -> None:
         """A request goes out. Told first: an interrupt must not leave an answer that nobody
@@ -257,8 +258,10 @@ class Session:
         except (BrokenPipeError, ConnectionResetError) as error:
             raise er.NotConnectedError(f"the node at {self.socket} is gone: {error}") from error
         except TimeoutError as error:
+            why = self.far.waits_for if self.far is not None else ""
             raise er.PenstockTimeout(
                 f"the node at {self.socket} did not answer {what} within {timeout:.1f} s"
+                + (f": {why}" if why else "")
             ) from error
 
     def post(self, message: msgspec.Struct) -> int:
@@ -379,3 +382,8 @@ def refusal(reply: object, socket: Place) -> er.PenstockError:
         f"the node at {socket} answered {type(reply).__name__}, which does not belong here: "
         "run the same Penstock version in the node and its clients"
     )
+
+
+def _in_words(request: msgspec.Struct) -> str:
+    """`FindTopic` as "find topic"."""
+    return re.sub("(?<=[a-z])(?=[A-Z])", " ", type(request).__name__).lower()

@@ -98,6 +98,10 @@ class Asking:
 
     def pump(self, now: float) -> None:
         """Ask what can be asked now."""
+        self._ask_on(now)
+        self._tell_why()
+
+    def _ask_on(self, now: float) -> None:
         while True:
             if self._round is None:
                 if not self._requests:
@@ -110,6 +114,13 @@ class Asking:
                 self._round = self._first_round(message, now)
             if not self._go_on(self._round, now):
                 return
+
+    def _tell_why(self) -> None:
+        """What is waited for, for a client that waits no longer."""
+        far, round_ = self._endpoint.far, self._round
+        if far is not None:
+            is_waiting = round_ is not None and bool(round_.wanted)
+            far.waits_for = self._nobody(round_).message if round_ and is_waiting else ""
 
     # --- to whom ---
     def _first_round(self, message: msgspec.Struct, now: float) -> _Round:

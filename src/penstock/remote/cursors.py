@@ -113,7 +113,10 @@ class FarCursor:
 
 
 class Fetcher(Protocol):
-    """What the carrier of a remote session does for its consumer (`Session.far`)."""
+    """What the carrier of a remote session does for its consumer (`Session.far`). `waits_for`: why
+    a request of the session is not answered yet, as far as the carrier knows; or empty."""
+
+    waits_for: str
 
     def open(
         self, page: int, topic_id: bytes, partition: int, offset: int, leader_epoch: int,

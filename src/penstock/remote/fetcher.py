@@ -26,6 +26,9 @@ class RemoteFetcher:
         self._numbers = itertools.count()
         self._cursors: dict[int, FarCursor] = {}
         self._epochs: dict[int, list[tuple[int, int]]] = {}
+        self.waits_for = ""
+        """Why a request of the same attachment is not answered yet, in words; written by the
+        carrier's thread."""
 
     # --- the consumer's thread ---
     def open(

@@ -58,6 +58,8 @@ class Under(FarCursor):
 class Far:
     """A log, the page that mirrors it, and what carries its batches here when it is told to."""
 
+    waits_for = ""
+
     def __init__(self, world: World) -> None:
         fd, region = memory(lo.state_table_bytes(4))
         os.close(fd)

@@ -18,6 +18,7 @@ import penstock
 from penstock import outbox
 from penstock.client import Client
 from penstock.core import errors as er
+from penstock.ipc import lookups as lk
 from penstock.remote import mending, pumping
 from penstock.testing.waiting import wait_until
 
@@ -161,3 +162,18 @@ def test_order_holds_however_leaders_come_and_go(
             cluster.move(page, rng.choice([1, 2, 3]))
         assert all(one.result(WITHIN) for one in sent), seed
     assert by_partition(client, len(sent)) == [list(range(count)) for count in counts], seed
+
+
+def test_who_waits_no_longer_for_an_answer_is_told_why_there_is_none(
+    cluster: ClusterDouble, client: Client
+) -> None:
+    with producing(client) as producer:
+        producer.send_and_wait(TOPIC, b"0", partition=1)
+    with client.admin() as admin:
+        cluster.move(DARK, -1)
+        page = f"no broker answers for the partition on page {DARK} now"
+        with pytest.raises(er.PenstockTimeout, match=f"look up pages within 0.5 s: {page}"):
+            admin._session.request(lk.LookUpPages(cluster.pages), lk.PagesLookedUp, 0.5)
+        cluster.move(DARK, 2)
+        looked = admin._session.request(lk.LookUpPages(cluster.pages), lk.PagesLookedUp, WITHIN)
+        assert looked.pages == cluster.pages
