@@ -71,12 +71,20 @@ def without(partition: Partition, broker: int, may_lead: MayLead) -> Partition |
     return changed(partition, lambda b: b != broker and may_lead(b), isr=others)
 
 
-def distrusted(partition: Partition, broker: int, may_lead: MayLead) -> Partition | None:
-    """It came back without all that it had, and is in no ISR until it has caught up."""
-    if broker not in partition.isr:
-        return None
+def distrusted(
+    partition: Partition, broker: int, may_lead: MayLead, *, is_empty: bool = False
+) -> Partition | None:
+    """It came back without all that it had, and is in no ISR until it has caught up. `is_empty`: it
+    has nothing at all, and leads by an unclean election only where nobody else is there."""
     others = [member for member in partition.isr if member != broker]
-    last = () if others else (*partition.last_isr, broker)
+    last = partition.last_isr
+    if broker in partition.isr:
+        last = () if others else (*last, broker)
+    if is_empty and broker in last:
+        last = tuple(dict.fromkeys(b for b in (*last, *partition.replicas) if b != broker))
+        last = (*last, broker)
+    if broker not in partition.isr and last == partition.last_isr:
+        return None
     return changed(partition, may_lead, isr=others, last_isr=last)
 
 

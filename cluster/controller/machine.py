@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
@@ -145,10 +146,14 @@ class Controller:
             Broker(epoch, incarnation, folder, endpoints, rack, kept=kept, id_block=id_block),
         )
         gone, ill = set(lost), set(offline)
+        is_new = known is not None and known.folder != folder
         for at in sorted(self.image.places.get(broker, ())):
             is_trusted = was_clean or self.image.topics[at[0]].is_synced
             if is_other or not is_trusted or at in gone:
-                draft.change(at, lambda it: el.distrusted(it, broker, draft.may_lead))
+                is_empty = is_new or at in gone
+                draft.change(at, partial(
+                    el.distrusted, broker=broker, may_lead=draft.may_lead, is_empty=is_empty
+                ))  # fmt: skip
             self._note(draft, broker, at, is_offline=at in ill)
             # Also a member that stays as the last one does not lead until its new life is up.
             draft.change(at, lambda it: el.without(it, broker, draft.may_lead))

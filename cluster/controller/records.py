@@ -63,7 +63,8 @@ class Topic(msgspec.Struct, frozen=True, array_like=True):
 class Partition(msgspec.Struct, frozen=True, array_like=True):
     """See `penstock.cluster.replica.Assignment`. `target`: the replicas that a reassignment is to
     end with, empty without one. `last_isr`: who was in the ISR when nobody was left in it that
-    could be trusted; only an unclean election makes one of them lead. `offline`: replicas whose log
+    could be trusted, and at its end who has nothing at all any more; only an unclean election makes
+    one of them lead, the first that is there. `offline`: replicas whose log
     takes nothing, by the word of their brokers."""
 
     replicas: tuple[int, ...]

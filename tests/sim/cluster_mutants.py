@@ -85,7 +85,9 @@ def _ends_at_once(partition: Partition, may_lead: el.MayLead) -> Partition:
     return el.changed(partition, may_lead, isr=target, replicas=target, target=())
 
 
-def _trusts(partition: Partition, broker: int, may_lead: el.MayLead) -> Partition | None:
+def _trusts(
+    partition: Partition, broker: int, may_lead: el.MayLead, *, is_empty: bool = False
+) -> Partition | None:
     return None
 
 

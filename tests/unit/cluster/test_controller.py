@@ -330,6 +330,32 @@ def test_a_log_that_is_gone_and_was_the_last_one_waits_for_an_operator():
     assert at.do(at.controller.elect([(T, 0)], is_unclean=True)) == 1
 
 
+def test_who_has_nothing_is_taken_by_an_unclean_election_only_where_nobody_else_is_there():
+    """All were down, and the first controller took the one whose folder is gone for the last of the
+    ISR: the others may have what it lost."""
+    at = Quorum()
+    at.create(1)
+    at.lose(2, 3)
+    at.lose(1)
+    assert at.partition().isr == (1,)
+    at.start(1, lost=[(T, 0)])
+    assert (at.partition().isr, at.partition().last_isr) == ((), (2, 3, 1))
+    at.start(3)
+    assert at.do(at.controller.elect([(T, 0)], is_unclean=True)) == 1
+    assert at.partition().leader == 3
+
+
+def test_who_has_lost_its_folder_after_it_was_distrusted_comes_last_too():
+    at = Quorum()
+    at.create(1)
+    at.lose(2, 3)
+    at.lose(1)
+    at.start(1, was_clean=False)
+    assert at.partition().last_isr == (1,)
+    at.start(1, lost=[(T, 0)])
+    assert (at.partition().isr, at.partition().last_isr) == ((), (2, 3, 1))
+
+
 def test_records_that_were_synced_outlive_power_cuts():
     at = Quorum()
     at.create(is_synced=True)
@@ -348,7 +374,7 @@ def test_a_new_disk_is_trusted_with_nothing():
     at.lose(1, 2, 3)
     at.start(1, folder=b"another")
     assert at.partition().isr == ()
-    assert at.partition().last_isr == (1,)
+    assert at.partition().last_isr == (2, 3, 1)
 
 
 def test_a_broker_that_leaves_gives_its_leadership_away_first():
