@@ -24,7 +24,7 @@ from penstock.core import errors as er
 from penstock.delivery import Batch
 from penstock.ipc import layout as lo
 from penstock.ipc.lane import Ack
-from penstock.refusals import BY_GAP, TOPIC_GONE, UNSEEN, ailment, refusal
+from penstock.refusals import BY_GAP, NO_LEADER, NO_ROOM, TOPIC_GONE, UNSEEN, ailment, refusal
 from penstock.remote.address import Place
 from penstock.retrying import Retries
 from penstock.routes import LaneLink, PartitionRoute, TopicRoutes
@@ -386,8 +386,8 @@ class Outbox:
                 batch = route.pending.popleft()
                 dropped = True
                 flew = flew or batch.flew
-                missed = "room in the lane" if route.ask_at is None else "leader"
-                room = f"{batch.count} records for {route!r} found no {missed} within"
+                missed = NO_LEADER if route.ask_at else NO_ROOM
+                room = f"{batch.count} records for {route!r} {missed}"
                 fate = "were not sent again; they may be written" if batch.flew else "were not sent"
                 self._finish(batch, er.DeliveryTimeout(
                     f"{room} {self._delivery_timeout} s and {fate}{self.why(route)}"

@@ -25,6 +25,8 @@ _ADVICE: Final = {
 TOPIC_GONE: Final = frozenset({er.ErrorCode.UNKNOWN_PARTITION, er.ErrorCode.WRONG_TOPIC_ID})
 UNSEEN: Final = frozenset({er.ErrorCode.PARTITION_OFFLINE, er.ErrorCode.ACCESS_DENIED})
 """Refusals that say nothing of the batch, and whose log never saw it."""
+NO_ROOM: Final = "found no room in the lane within"
+NO_LEADER: Final = "found no leader within"
 BY_GAP: Final = frozenset({er.ErrorCode.OUT_OF_ORDER_SEQUENCE, er.ErrorCode.UNKNOWN_PRODUCER})
 """How a log answers what follows a batch that it never saw."""
 

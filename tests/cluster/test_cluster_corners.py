@@ -134,7 +134,8 @@ def test_partitions_without_a_leader_hold_up_no_others(ground):
     kept = cluster.create_topic(partitions=3, **SAFE)
     away = ground.leader(alone)
     dark = [at for at in range(3) if cluster.leader_of(alone, at) == away.number]
-    with ground.connect() as client, client.producer(linger=0, delivery_timeout=120.0) as producer:
+    options: dict[str, Any] = {"acks": "all", "linger": 0, "delivery_timeout": 120.0}
+    with ground.connect() as client, client.producer(**options) as producer:
         for partition in range(3):
             producer.send_and_wait(kept, b"0", partition=partition)
             producer.send_and_wait(alone, b"0", partition=partition)
