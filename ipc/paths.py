@@ -68,6 +68,8 @@ def _parse_hosts(url: str, rest: str) -> tuple[tuple[str, int], ...]:
         raise ConfigError(f"{len(entries)} hosts in a URL is over the bound hosts_max={HOSTS_MAX}")
     hosts = []
     for entry in entries:
+        if "://" in entry:
+            raise ConfigError(f"{url!r}: say tcp:// once, and then its hosts: {_ALLOWED}")
         match = _HOST_PORT.fullmatch(entry)
         if match is None or not 1 <= int(match["port"]) <= 65535:
             raise ConfigError(f"{entry!r} in {url!r} is not HOST:PORT (1-65535): {_ALLOWED}")

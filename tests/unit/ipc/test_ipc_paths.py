@@ -177,6 +177,11 @@ def test_any_other_url_is_refused_naming_it_and_what_is_allowed(url):
         assert allowed in str(caught.value)
 
 
+def test_several_hosts_have_one_scheme():
+    with pytest.raises(ConfigError, match="say tcp:// once"):
+        paths.parse_url("tcp://n1:9640,tcp://n2:9640")
+
+
 def test_the_hosts_of_a_url_are_bounded():
     hosts = [f"n{index}:1" for index in range(paths.HOSTS_MAX + 1)]
     assert len(paths.parse_url("tcp://" + ",".join(hosts[:-1])).hosts) == paths.HOSTS_MAX

@@ -63,8 +63,8 @@ class Greeting:
         membership = self._membership
         if not membership.is_known:
             raise NotConnectedError(
-                f"broker {membership.broker} has not heard from its cluster yet: try again, or "
-                "another broker"
+                f"broker {membership.broker} has not heard from its cluster yet, which needs "
+                "most of its controller_quorum: try again, or another broker"
             )
         if membership.is_broker and CLUSTER_API not in hello.apis:
             raise UnsupportedVersionError(

@@ -282,7 +282,10 @@ class Gateway:
         peer.software = message.software
         refusal = self._greeting.refusal(message, principal)
         if refusal is not None:
-            logger.info("connection of %s refused: %s", peer, refusal.message)
+            # Without its cluster it refuses every try of every client: what it waits for is told
+            # by its node, and here the counter.
+            level = logging.INFO if self._membership.is_known else logging.DEBUG
+            logger.log(level, "connection of %s refused: %s", peer, refusal.message)
             self.counts.refusals[refusal.error] += 1
             self._peers.say_last(peer, codec.encode(refusal))
             return  # a stranger for as long as it says nothing better
