@@ -9,7 +9,7 @@ for a change, and until it knows how that went it holds to both, the old one and
 |---|---|
 | a follower's fetch, up to `stored` | its log end; HW = min over the maximal ISR |
 | it has reached HW and the begin of this leader's epoch | ask for it in the ISR |
-| it was not at the log end within `lag_time` | ask for it out of the ISR |
+| it was not at the log end within `lag_time`, or is away | ask for it out of the ISR |
 | the ISR has fewer than `min_insync` | HW stands still, acks=all is refused |
 
 The last rule is KIP-966's: what counts is on `min_insync` replicas, also when the ISR shrinks below
@@ -210,8 +210,10 @@ class Leader:
 
     def _lags(self, now: float, member: int) -> bool:
         known = self._progress.get(member)
-        if known is None or member == self.broker or known.stored >= self._log.log_end:
+        if known is None or member == self.broker:
             return False
+        if known.stored >= self._log.log_end and member in self._brokers:
+            return False  # one that is away has read nothing, also of an empty log
         return now - known.caught_up_at > self._config.lag_time
 
     def _want(self, isr: tuple[int, ...]) -> None:

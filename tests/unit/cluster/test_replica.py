@@ -126,6 +126,22 @@ def test_alone_everything_is_committed_at_once():
     assert at.replicas[1].log.high_watermark == 3
 
 
+def test_who_is_away_leaves_the_isr_of_an_empty_log_too():
+    """Otherwise nobody could join: a change with one in it that is fenced is refused."""
+    at = Cluster("", "", "")
+    del at.brokers[3]
+    at.tell(1, 2, leader=1)
+    leader = at.leader(1)
+    at.now = 0.5
+    leader.tick(at.now)
+    assert leader.isr_change(at.now) is None
+    at.now = 1.5
+    leader.tick(at.now)
+    change = leader.isr_change(at.now)
+    assert change is not None
+    assert [member for member, _ in change.isr] == [1, 2]
+
+
 def test_who_lags_leaves_the_isr_when_the_controller_agrees():
     at = Cluster("", "", "")
     at.tell(leader=1)
