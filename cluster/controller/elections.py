@@ -4,11 +4,11 @@
 |---|---|---|
 | a broker is fenced or leaves | without it, if somebody of it is there | another of it, or nobody |
 | a broker comes back and lost data (rule 23) | without it, in any case | the same |
-| a broker may lead again | as it is | if nobody leads and it is in the ISR: it |
+| a broker may lead again | the same | if it is in the ISR, and nobody leads or an offline log: it |
 | a replica's log goes offline (decision 0046) | without it, if somebody of it is there | likewise |
 | that log is open again | as it is | if nobody leads and it is in the ISR: it |
 | the leader asks for another ISR | that one | as it is |
-| all of a reassignment's target are in it | those of the target | one of the target |
+| all of a reassignment's target are in it, and there | those of the target | one of the target |
 | an unclean election, and nobody leads | the one who leads | one who is there |
 
 Each change makes the partition epoch one more, and each election the leader epoch. While nobody of
@@ -78,11 +78,11 @@ def distrusted(
     has nothing at all, and leads by an unclean election only where nobody else is there."""
     others = [member for member in partition.isr if member != broker]
     last = partition.last_isr
-    if broker in partition.isr:
-        last = () if others else (*last, broker)
-    if is_empty and broker in last:
-        last = tuple(dict.fromkeys(b for b in (*last, *partition.replicas) if b != broker))
-        last = (*last, broker)
+    if is_empty:
+        order = (*partition.isr, *last, *partition.replicas)
+        last = (*dict.fromkeys(member for member in order if member != broker), broker)
+    elif partition.isr == (broker,):
+        last = (*dict.fromkeys((broker, *last)),)
     if broker not in partition.isr and last == partition.last_isr:
         return None
     return changed(partition, may_lead, isr=others, last_isr=last)
@@ -90,9 +90,12 @@ def distrusted(
 
 def revived(partition: Partition, broker: int, may_lead: MayLead) -> Partition | None:
     """It may lead again."""
-    if partition.leader is not None or broker not in partition.isr or not may_lead(broker):
+    if broker not in partition.isr or broker in partition.offline or not may_lead(broker):
         return None
-    return None if broker in partition.offline else changed(partition, may_lead)
+    is_led = partition.leader is not None and partition.leader not in partition.offline
+    if is_led and not partition.target:
+        return None
+    return progressed(changed(partition, may_lead), may_lead)
 
 
 def noted(
@@ -104,7 +107,7 @@ def noted(
     if is_offline:
         return changed(partition, may_lead, offline=(*partition.offline, broker))
     left = tuple(member for member in partition.offline if member != broker)
-    return changed(partition, may_lead, offline=left)
+    return progressed(changed(partition, may_lead, offline=left), may_lead)
 
 
 def preferred(partition: Partition, may_lead: MayLead) -> Partition | None:
@@ -142,15 +145,18 @@ def reassigned(
     ones as a target take an unfinished reassignment back."""
     if target == (partition.target or partition.replicas):
         return None
-    both = (*target, *(broker for broker in partition.replicas if broker not in target))
+    # Who is new has nothing yet, and comes last, also where an unclean election looks for somebody.
+    both = (*partition.replicas, *(broker for broker in target if broker not in partition.replicas))
     wanted = changed(partition, may_lead, isr=partition.isr, replicas=both, target=target)
     return progressed(wanted, may_lead)
 
 
 def progressed(partition: Partition, may_lead: MayLead) -> Partition:
-    """A reassignment whose target is in sync has come to its end."""
+    """A reassignment whose target is in sync has come to its end, once each of it could lead: the
+    ISR of those who all went down at once names some who may never be back."""
     target = partition.target
-    if not target or not set(target) <= set(partition.isr):
+    fit = {b for b in partition.isr if b not in partition.offline and may_lead(b)}
+    if not target or not fit.issuperset(target):
         return partition
     done = changed(
         partition, lambda b: b in target and may_lead(b),

@@ -356,7 +356,8 @@ class Controller:
             self.counts["isr_refused"] += 1
             draft.put(at, replace(it, partition_epoch=it.partition_epoch + 1))
             return Decision(draft.records(), IsrChanged(it.partition_epoch + 1, it.isr, why))
-        wanted = el.changed(it, draft.may_lead, isr=[member for member, _ in asked.isr])
+        isr = [member for member, _ in asked.isr]
+        wanted = el.changed(it, draft.may_lead, isr=isr, last_isr=())  # all copy from the leader
         now = el.progressed(wanted, draft.may_lead)
         draft.put(at, now)
         return Decision(draft.records(), IsrChanged(now.partition_epoch, now.isr))

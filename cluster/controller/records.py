@@ -62,10 +62,10 @@ class Topic(msgspec.Struct, frozen=True, array_like=True):
 
 class Partition(msgspec.Struct, frozen=True, array_like=True):
     """See `penstock.cluster.replica.Assignment`. `target`: the replicas that a reassignment is to
-    end with, empty without one. `last_isr`: who was in the ISR when nobody was left in it that
-    could be trusted, and at its end who has nothing at all any more; only an unclean election makes
-    one of them lead, the first that is there. `offline`: replicas whose log
-    takes nothing, by the word of their brokers."""
+    end with, empty without one. `last_isr`: in which order an unclean election looks for somebody
+    behind the ISR: who was in that when nobody was left in it that could be trusted, and at the end
+    who has nothing at all any more. `offline`: replicas whose log takes nothing, by the word of
+    their brokers."""
 
     replicas: tuple[int, ...]
     isr: tuple[int, ...]

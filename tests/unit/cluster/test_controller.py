@@ -356,6 +356,34 @@ def test_who_has_lost_its_folder_after_it_was_distrusted_comes_last_too():
     assert (at.partition().isr, at.partition().last_isr) == ((), (2, 3, 1))
 
 
+def test_who_has_lost_its_folder_outside_the_isr_comes_last_too():
+    at = Quorum()
+    at.create(1)
+    at.ask(1)
+    at.lose(2, 3)
+    at.lose(1)
+    at.start(2, lost=[(T, 0)])
+    at.start(3)
+    assert (at.partition().isr, at.partition().leader) == ((1,), None)
+    assert at.do(at.controller.elect([(T, 0)], is_unclean=True)) == 1
+    assert at.partition().leader == 3
+    assert at.ask(3, 2).refused is None
+    assert at.partition().last_isr == (), "it has something again"
+
+
+def test_who_comes_back_in_sync_takes_the_partition_from_a_leader_whose_log_is_offline():
+    """All were down, so that all stayed in the ISR; the first one that is back leads."""
+    at = Quorum()
+    at.create()
+    at.lose(1, 2, 3)
+    at.start(1)
+    assert (at.partition().leader, at.partition().isr) == (1, (1, 2, 3))
+    at.logs(1, offline=[(T, 0)])
+    assert at.partition().leader == 1, "nobody else is there"
+    at.start(2)
+    assert (at.partition().leader, at.partition().isr) == (2, (2, 3))
+
+
 def test_records_that_were_synced_outlive_power_cuts():
     at = Quorum()
     at.create(is_synced=True)

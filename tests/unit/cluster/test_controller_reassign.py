@@ -119,6 +119,60 @@ def test_the_last_in_sync_replica_stays_when_a_topic_shrinks():
     assert (it.replicas, it.isr, it.leader) == ((third,), (third,), third)
 
 
+@pytest.mark.parametrize("asked", [{"target": (1,)}, {"replication_factor": 1}])
+def test_a_replica_that_is_away_is_not_left_alone_though_it_is_in_the_isr(asked):
+    """All were down at once, so that all stayed in the ISR, and 1 is not back."""
+    at = Cluster(3, 1, 3)
+    at.do(at.controller.reassign(at.places, (1, 2, 3)))
+    at.lose(1, 2, 3)
+    at.start(2)
+    at.do(at.controller.reassign(at.places, **asked))
+    it = at.partition()
+    assert (it.leader, it.isr, set(it.replicas), it.target) == (2, (1, 2, 3), {1, 2, 3}, (1,))
+    at.start(1)
+    at.catch_up()
+    it = at.partition()
+    assert (it.leader, it.isr, it.replicas, it.target) == (1, (1,), (1,), ())
+
+
+def test_a_reassignment_ends_when_who_was_missed_is_heard_again():
+    at = Cluster(3, 1, 3)
+    at.do(at.controller.reassign(at.places, (1, 2, 3)))
+    at.lose(1, 2, 3)
+    at.do(at.controller.reassign(at.places, (1,)))
+    assert set(at.partition().replicas) == {1, 2, 3}
+    at.beat(2)
+    assert (at.partition().leader, at.partition().target) == (2, (1,))
+    at.beat(1)  # the same life: nobody has to ask for it in the ISR
+    it = at.partition()
+    assert (it.leader, it.isr, it.replicas, it.target) == (1, (1,), (1,), ())
+
+
+def test_a_replica_whose_log_is_offline_is_not_left_alone():
+    at = Cluster(3, 1, 3)
+    at.do(at.controller.reassign(at.places, (1, 2, 3)))
+    at.do(at.controller.elect(at.places))
+    at.ask(1)
+    at.logs(1, offline=at.places)
+    at.resize(1)
+    assert (at.partition().leader, set(at.partition().replicas)) == (1, {1, 2, 3})
+    at.logs(1, online=at.places)
+    it = at.partition()
+    assert (it.leader, it.replicas, it.target) == (1, (1,), ())
+
+
+def test_an_unclean_election_takes_who_is_new_only_where_nobody_else_is_there():
+    at = Cluster(5, 1, 3)
+    at.do(at.controller.reassign(at.places, (1, 2, 3)))
+    at.catch_up()
+    at.do(at.controller.elect(at.places))
+    at.ask(1)
+    at.lose(1)
+    at.do(at.controller.reassign(at.places, (4, 5)))
+    assert at.do(at.controller.elect(at.places, is_unclean=True)) == 1
+    assert at.partition().leader in {2, 3}, "4 and 5 have nothing"
+
+
 def test_named_brokers_that_are_out_of_sync_let_nobody_go_before_they_have_caught_up():
     at = Cluster(3, 1, 3)
     first, second, third = at.partition().replicas
@@ -228,6 +282,7 @@ EVENT = st.one_of(
     st.tuples(st.just("resize"), st.integers(1, 4)),
     st.tuples(st.just("name"), st.permutations([1, 2, 3, 4]).map(lambda it: tuple(it[:2]))),
     st.tuples(st.just("lose"), st.integers(1, 4)),
+    st.tuples(st.just("lose all"), st.none()),
     st.tuples(st.just("start"), st.integers(1, 4)),
     st.tuples(st.just("catch up"), st.none()),
 )
@@ -238,6 +293,7 @@ def test_however_replicas_change_somebody_has_all_that_counts(events, factor):
     at = Cluster(4, 3, factor)
     has = {number: set(at.partition(number).isr) for _, number in at.places}
     for what, value in events:
+        led = {number for number in has if at.partition(number).leader is not None}
         if what == "resize":
             with contextlib.suppress(ConfigError):  # too few are there
                 at.resize(value)
@@ -245,6 +301,8 @@ def test_however_replicas_change_somebody_has_all_that_counts(events, factor):
             at.do(at.controller.reassign(at.places, value))
         elif what == "lose":
             at.lose(value)
+        elif what == "lose all":
+            at.lose(1, 2, 3, 4)
         elif what == "start":
             at.start(value)
         else:
@@ -257,4 +315,5 @@ def test_however_replicas_change_somebody_has_all_that_counts(events, factor):
             assert set(it.isr) <= has[number], "in sync is who caught up"
             assert set(it.target) <= set(it.replicas)
             assert it.leader is None or it.leader in it.isr
+            assert it.leader is not None or number not in led or what.startswith("lose")
             has[number] &= set(it.replicas)
