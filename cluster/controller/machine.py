@@ -59,8 +59,11 @@ class ControllerConfig:
 
 
 class Registered(NamedTuple):
+    """`ask_again`: nothing has changed; that is the epoch of the life that is known."""
+
     broker_epoch: int
     id_block: int
+    ask_again: bool = False
 
 
 class Heard(NamedTuple):
@@ -103,6 +106,7 @@ class Controller:
         lost: Iterable[Place] = (),
         offline: Iterable[Place] = (),
         keeps_count: bool = False,
+        instead_of: int | None = None,
     ) -> Decision[Registered]:
         """A broker starts. `was_clean`: all that its logs ever said to others is still in them;
         after a power cut only what was synced is. `after`: the epoch of the last life that its
@@ -111,7 +115,9 @@ class Controller:
         that were there in an earlier life and are gone; `offline`: those that take nothing.
         `keeps_count`: the folder counts on where its last run left off, having been closed since;
         any other may be a copy that was made while a broker ran. That one, a new one and an older
-        one give producer ids of a new block, whatever they counted.
+        one give producer ids of a new block, whatever they counted. `instead_of`: the epoch of the
+        life that this one follows, as far as it knows. Where another one is known it asks again
+        and names that: what a life said that is over by now, and comes late, changes nothing.
 
         Raises `AttachRefusedError` where another one with the same id, of another folder, is alive;
         `PenstockTimeout` where a later life of it is; `ResourceLimitError`."""
@@ -133,6 +139,9 @@ class Controller:
                     f"broker {broker} is up with epoch {known.epoch}, of which the folder that "
                     "registers knows nothing: it waits until that one is down"
                 )
+            if instead_of is not None and instead_of != known.epoch:
+                self.counts["registrations_asked_again"] += 1
+                return Decision((), Registered(known.epoch, 0, ask_again=True))
         draft = Draft(self.image)
         epoch = draft.count(rec.BROKER_EPOCHS)
         is_other = known is not None and known.folder != folder

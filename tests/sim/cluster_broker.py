@@ -117,6 +117,8 @@ class Broker(Node):
         self.logs: dict[Place, StoredLog] = {}
         self.lost_power = False
         """Since it last registered."""
+        self.known: int | None = None
+        """The epoch that the controller has for it, where its disk has another one."""
         self.lost: set[Place] = set()
         """Logs that went since it last registered."""
         self.broken: set[Place] = set()
@@ -308,9 +310,10 @@ class Broker(Node):
         assert self.raft is not None
         self.after(HEARTBEAT, "beats", self.beat)
         if self.broker_epoch is None:
+            instead_of = self.known_epoch if self.known is None else self.known
             clean = {"was_clean": not self.lost_power, "after": self.known_epoch,
                      "lost": tuple(sorted(self.lost)), "offline": self.offline,
-                     "keeps_count": self.keeps_count}  # fmt: skip
+                     "keeps_count": self.keeps_count, "instead_of": instead_of}  # fmt: skip
             self.ask_controller(
                 "register", self.number, self.incarnation, b"folder", (), "", clean,
                 then=self.registered,
@@ -323,6 +326,10 @@ class Broker(Node):
     def registered(self, answer: Any) -> None:
         if isinstance(answer, PenstockError):
             self.world.counts["registrations refused"] += 1
+            return
+        self.known = answer.broker_epoch if answer.ask_again else None
+        if answer.ask_again:
+            self.world.counts["registrations asked again"] += 1
             return
         self.broker_epoch = self.known_epoch = answer.broker_epoch
         self.lost_power = False

@@ -45,7 +45,7 @@ class Quorum:
     def start(
         self, broker: int, *, was_clean: bool = True, folder: bytes = b"f", beat=True,
         after: int | None = None, lost: Any = (), offline: Any = (),
-        keeps_count: bool = False,
+        keeps_count: bool = False, instead_of: int | None = None,
     ) -> Any:  # fmt: skip
         life = self.lives[broker] = self.lives.get(broker, 0) + 1
         answer = self.do(
@@ -60,9 +60,10 @@ class Quorum:
                 lost=lost,
                 offline=offline,
                 keeps_count=keeps_count,
+                instead_of=instead_of,
             )
         )
-        if beat:
+        if beat and not answer.ask_again:
             self.beat(broker)
         return answer.broker_epoch
 
@@ -683,6 +684,26 @@ def test_who_registers_again_for_want_of_an_answer_hears_of_the_same_block():
         at.now, 1, known.incarnation, known.folder, known.endpoints, was_clean=True
     )
     assert again == Decision((), Registered(known.epoch, known.id_block))
+
+
+def test_what_a_life_asked_that_is_over_changes_nothing():
+    """It is heard after the next one has registered, and before that one's first heartbeat."""
+    at = Quorum()
+    at.create()
+    first = at.controller.image.brokers[1].epoch
+    assert at.ask(1).refused is None
+    at.lose(1)
+    assert (at.partition().isr, at.partition().leader) == ((1,), None)
+    second = at.start(1, after=first, instead_of=first, beat=False)
+    before = at.controller.image
+    known, partition = before.brokers[1], at.partition()
+    for clean in ({}, {"was_clean": False}, {"lost": [(T, 0)]}, {"folder": b"old"}):
+        assert at.start(1, after=first, instead_of=first, **clean) == second
+        assert (at.controller.image.brokers[1], at.partition()) == (known, partition)
+    assert at.controller.counts["registrations_asked_again"] == 4
+    third = at.start(1, after=first, instead_of=second)
+    assert third > second
+    assert (at.partition().isr, at.partition().leader) == ((1,), 1)
 
 
 def test_a_broker_of_a_time_before_the_blocks_gets_one():

@@ -50,6 +50,7 @@ class Register(Asked, frozen=True):
     lost: Places = ()
     offline: Places = ()
     keeps_count: bool = False
+    instead_of: Epoch | None = None
 
 
 class Heartbeat(Asked, frozen=True):

@@ -68,6 +68,8 @@ class Standing:
         self._was_clean = False
         self._keeps_count = folder.was_clean
         """Whether what the folder counts is where it was: it was closed, or is of this process."""
+        self._known: int | None = None
+        """The epoch that the controller has for this broker, where its folder has another one."""
         self._is_leaving = False
         self._may_stop = asyncio.Event()
         self._kick = asyncio.Event()
@@ -90,14 +92,18 @@ class Standing:
         return epoch
 
     async def _register(self) -> int:
-        incarnation = self._incarnation
+        incarnation, after = self._incarnation, self._folder.record.broker_epoch
         answer: Registered = await self._asking.ask(
             "register", self._node, incarnation, self._folder.uuid, self._endpoints, self._rack,
-            was_clean=self._was_clean, after=self._folder.record.broker_epoch,
-            keeps_count=self._keeps_count, lost=self.lost, offline=self.offline(), timeout=TRY,
+            was_clean=self._was_clean, after=after, keeps_count=self._keeps_count, lost=self.lost,
+            offline=self.offline(), instead_of=after if self._known is None else self._known,
+            timeout=TRY,
         )  # fmt: skip
-        if incarnation != self._incarnation:  # renewed meanwhile
+        if answer.ask_again:
+            self._known = answer.broker_epoch
+        if answer.ask_again or incarnation != self._incarnation:  # renewed meanwhile
             return await self._register()
+        self._known = None
         # Before anybody is told that it is there:
         self._folder.registered_as(answer.broker_epoch, answer.id_block)
         self._keeps_count = True
