@@ -63,11 +63,15 @@ class BatchReceipt:
 
 class Batch:
     """One encoded batch on its way: pending (`encoded` holds its bytes), in a lane (`flight` says
-    where), or done."""
+    where), or done.
+
+    `epoch`, `sequence`: what its bytes say. `numbered`: a lane has had it under these, so that a
+    log may know it by them, and none has refused it since. Else it gets others where it needs them.
+    """
 
     __slots__ = ("append_timestamp", "base_offset", "box", "count", "deadline", "done",
-                 "durability", "encoded", "error", "flew", "flight", "leader_epoch", "length",
-                 "looked_at", "route", "sequence")  # fmt: skip
+                 "durability", "encoded", "epoch", "error", "flew", "flight", "leader_epoch",
+                 "length", "looked_at", "numbered", "route", "sequence")  # fmt: skip
 
     def __init__(
         self, box: Box, route: PartitionRoute, encoded: EncodedBatch, count: int, sequence: int
@@ -77,7 +81,9 @@ class Batch:
         self.encoded: EncodedBatch | None = encoded
         self.length = encoded.length
         self.count = count
+        self.epoch = route.epoch
         self.sequence = sequence
+        self.numbered = False
         self.deadline = box.deadline
         self.flight: tuple[LaneLink, int, int] | None = None
         self.flew = False

@@ -133,9 +133,7 @@ class Outbox:
                     return
                 flags = lo.FRAME_AGAIN
             batch = pending[0]
-            route.close_ranks(batch)
-            assert batch.encoded is not None
-            sequence = link.write(route.page, batch.encoded, flags)
+            sequence = link.write(route.page, route.close_ranks(batch), flags)
             if sequence is None:
                 return
             pending.popleft()
@@ -150,11 +148,8 @@ class Outbox:
         self._flies(link, batch, sequence)
 
     def _flies(self, link: LaneLink, batch: Batch, sequence: int) -> None:
-        if not batch.flew:
-            batch.route.next_to_fly = batch.sequence + batch.count
         link.note(batch, sequence)
-        batch.encoded = None
-        batch.route.in_flight[batch.sequence] = batch
+        batch.route.flies(batch)
         if self.level == "ring":
             batch.durability = "ring"
             self._finish(batch, None)  # its delivery; the outbox minds it until the answer
@@ -206,7 +201,7 @@ class Outbox:
             batch.leader_epoch = ack.leader_epoch
             self._refused(batch, er.ErrorCode(ack.error))
             return
-        route.in_flight.pop(batch.sequence, None)
+        route.in_flight.pop(batch, None)
         batch.base_offset = ack.base_offset
         batch.append_timestamp = ack.append_timestamp
         batch.leader_epoch = route.leader_epoch = ack.leader_epoch
@@ -242,9 +237,8 @@ class Outbox:
                 break
             moved = True
         if stale:  # another log now: the same bytes go there again
-            stale += route.in_flight.values() if self._idempotent else ()  # behind a gap there
-            self._recall(stale)
-            self.resent += len(stale)
+            stale += route.in_flight if self._idempotent else ()  # behind a gap there
+            self.resent += route.recall(stale)
         return moved
 
     def _sent_back(self, batch: Batch) -> None:
@@ -253,9 +247,9 @@ class Outbox:
         route.ask_at = time.monotonic() + ASK_EVERY
         if not self._idempotent:
             return self._refused(batch, er.ErrorCode.NOT_LEADER)
-        again = list(itertools.dropwhile(lambda one: one is not batch, route.in_flight.values()))
-        self._recall(again)
-        self.resent += len(again)
+        behind = itertools.dropwhile(lambda one: one is not batch, route.in_flight)
+        self.resent += route.recall(behind)
+        self._close_gap(route)
 
     def _refused(self, batch: Batch, code: er.ErrorCode) -> None:
         """A final refusal: the batch fails, and what it poisoned goes again in a new epoch."""
@@ -264,15 +258,15 @@ class Outbox:
         by_cut = by_cut and code in BY_GAP
         if by_cut or code is er.ErrorCode.POISONED:
             self._settle_durable(route)
-            if batch.sequence not in route.in_flight:
+            if batch not in route.in_flight:
                 return  # it goes again, behind what was acknowledged by the log before
         if code is er.ErrorCode.DUPLICATE_TOO_OLD and batch.base_offset is not None:
-            route.in_flight.pop(batch.sequence, None)  # acknowledged before a cut: still there
+            route.in_flight.pop(batch, None)  # acknowledged before a cut: still there
             route.waiting_durable.append(batch)
             return
         follows = code is er.ErrorCode.POISONED or by_cut or (route.has_gap and code in BY_GAP)
         if not (follows and self._idempotent):
-            route.in_flight.pop(batch.sequence, None)
+            route.in_flight.pop(batch, None)
             self._finish(batch, self._refusal(batch, code))
         if code is er.ErrorCode.DUPLICATE_TOO_OLD:
             return
@@ -282,13 +276,10 @@ class Outbox:
             # It took a sequence that the log never saw. What flies behind it is answered alike, or
             # as out of order if the partition is back meanwhile.
             route.has_gap = True
-            if not route.in_flight:
-                self._renew(route)
+            self._close_gap(route)
         else:
             # Answers come in lane order, so nothing before these can still be under way.
-            again = list(route.in_flight.values())
-            self._recall(again)
-            self.resent += len(again)
+            self.resent += route.recall(route.in_flight)
             self._renew(route)
 
     def _refusal(self, batch: Batch, code: er.ErrorCode) -> er.PenstockError:
@@ -297,9 +288,12 @@ class Outbox:
     def _renew(self, route: PartitionRoute) -> None:
         """What is pending and what comes is numbered from 0 in a new epoch."""
         self._next_epoch(route)
-        route.has_gap = False
-        route.renumber()
         self.pump(route)
+
+    def _close_gap(self, route: PartitionRoute) -> None:
+        """What follows a gap does not wait for a log to refuse it, if nothing else is affected."""
+        if route.has_gap and route.is_clear:
+            self._renew(route)
 
     def adopt(self, topic: TopicRoutes) -> None:
         """Routes that were just learnt. Where this producer has sent to before they begin in an
@@ -312,27 +306,8 @@ class Outbox:
 
     def _next_epoch(self, route: PartitionRoute) -> None:
         key = (route.topic_id, route.partition)
-        route.epoch = self._epochs[key] = self._epochs.get(key, 0) + 1
-
-    def _recall(self, batches: list[Batch]) -> None:
-        """Put batches that are in a lane back in front of what is pending, in order."""
-        for batch in reversed(batches):
-            batch.route.in_flight.pop(batch.sequence, None)
-            if batch.error is not None:
-                self._disown(batch)
-                batch.route.has_gap = True  # unless the log has it after all
-                continue
-            if batch.flight is not None:
-                batch.encoded = batch.flight[0].recall(batch)
-            if batch.encoded is not None:
-                batch.route.pending.appendleft(batch)
-
-    @staticmethod
-    def _disown(batch: Batch) -> None:
-        """The batch has failed: an answer that still comes for it says nothing of what follows."""
-        if batch.flight is not None:
-            batch.flight[0].flights.pop(batch.flight[1], None)
-            batch.flight[0].forget(batch)
+        self._epochs[key] = self._epochs.get(key, 0) + 1
+        route.begin(self._epochs[key])
 
     def _drop(self, route: PartitionRoute, error: Exception | None) -> None:
         """The topic is gone: whatever was meant for it fails alike, later sends look it up anew."""
@@ -344,16 +319,17 @@ class Outbox:
 
     def _lose(self, route: PartitionRoute, error: Exception | None) -> None:
         """Fail all that is not settled."""
-        lost = [*route.waiting_durable, *route.in_flight.values(), *route.pending]
+        lost = [*route.waiting_durable, *route.in_flight, *route.pending]
         route.waiting_durable.clear()
         route.in_flight.clear()
         route.pending.clear()
         for batch in lost:
-            self._disown(batch)
+            if batch.flight is not None:
+                batch.flight[0].disown(batch)
             self._finish(batch, error)
 
     def _finish(self, batch: Batch, error: Exception | None) -> None:
-        if batch.flight is not None and batch.sequence not in batch.route.in_flight:
+        if batch.flight is not None and batch not in batch.route.in_flight:
             batch.flight[0].forget(batch)
         if batch.done:
             if error is not None and batch.error is None:  # it was called good at "ring"
@@ -381,23 +357,18 @@ class Outbox:
     def expire(self, now: float) -> None:
         """Fail what is past its delivery timeout. What lies in a lane may still be written."""
         for route in self.routes():
-            dropped = flew = False
             while route.pending and route.pending[0].deadline <= now:
                 batch = route.pending.popleft()
-                dropped = True
-                flew = flew or batch.flew
+                route.has_gap = route.has_gap or batch.numbered
                 missed = NO_LEADER if route.ask_at else NO_ROOM
                 room = f"{batch.count} records for {route!r} {missed}"
                 fate = "were not sent again; they may be written" if batch.flew else "were not sent"
                 self._finish(batch, er.DeliveryTimeout(
                     f"{room} {self._delivery_timeout} s and {fate}{self.why(route)}"
                 ))  # fmt: skip
-            if flew:  # their sequences may be in the log, and would make duplicates of what follows
-                self._next_epoch(route)
-                route.renumber()
-            elif dropped:
-                route.rest()
-            for batch in [*route.in_flight.values(), *route.waiting_durable]:
+            route.rest()
+            self._close_gap(route)
+            for batch in [*route.in_flight, *route.waiting_durable]:
                 if batch.deadline <= now and not batch.done:
                     self._finish(batch, er.DeliveryTimeout(
                         f"{batch.count} records for {route!r} were not acknowledged within "
@@ -416,7 +387,7 @@ class Outbox:
         """No more is sent, and no answer awaited: what has none yet fails. The node may have the
         lanes once they are drained, so what lies in them may still be written."""
         for route in self.routes():
-            for batch in [*route.waiting_durable, *route.in_flight.values(), *route.pending]:
+            for batch in [*route.waiting_durable, *route.in_flight, *route.pending]:
                 if not batch.done:
                     logger.warning("%d records for %r: %s", batch.count, route, error)
                     self._finish(batch, error)
@@ -468,8 +439,7 @@ class Outbox:
         is sent once more, and its answer brings how its partition stands."""
         for route in self.routes():
             if route.waiting_durable and not (route.in_flight or route.pending):
-                self._recall([route.waiting_durable.pop()])
-                self.resent += 1
+                self.resent += route.recall([route.waiting_durable.pop()])
                 self.pump(route)
 
     def _send_again(self, lost: list[LaneLink]) -> None:
@@ -480,21 +450,20 @@ class Outbox:
                     batch.encoded = batch.flight[0].recall(batch)
             flying = [
                 batch
-                for batch in route.in_flight.values()
+                for batch in route.in_flight
                 if batch.flight is not None and batch.flight[0] in lost
             ]
             if not flying:
                 continue
             if self._idempotent:
-                self._recall(flying)
-                self.resent += len(flying)
+                self.resent += route.recall(flying)
             else:
+                route.has_gap = True
                 for batch in flying:
-                    route.in_flight.pop(batch.sequence, None)
+                    route.in_flight.pop(batch, None)
                     self._finish(batch, er.ProduceError(
                         f"the lane to {route!r} was lost with {batch.count} records in it; they "
                         "may or may not have been written"
                     ))  # fmt: skip
-                self._next_epoch(route)
-                route.renumber()
+            self._close_gap(route)
             self.pump(route)

@@ -6,6 +6,7 @@ Plain bookkeeping under the producer's lock; nothing here waits or talks to the 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
@@ -77,6 +78,12 @@ class LaneLink:
             self.held.pop(batch.flight[2], None)
             batch.flight = None
 
+    def disown(self, batch: Batch) -> None:
+        """The batch has failed: an answer that still comes for it says nothing of what follows."""
+        if batch.flight is not None:
+            self.flights.pop(batch.flight[1], None)
+            self.forget(batch)
+
     def wake_writer(self) -> bool:
         """Ring the writer if it sleeps (after a fence), once per sleep; whether it does."""
         fence()
@@ -94,8 +101,8 @@ class LaneLink:
 class PartitionRoute:
     """One partition as this producer sees it.
 
-    `pending`: encoded batches that wait for room, in sequence order. `in_flight`: batches in a lane
-    without a final outcome, by batch sequence, in order.
+    `pending`: encoded batches that wait for room, in order. `in_flight`: batches in a lane without
+    a final outcome, in order.
 
     `leader_epoch`: of the log that acknowledged last, None before that.
 
@@ -103,7 +110,12 @@ class PartitionRoute:
     seconds); no second one does before a leader has answered. None otherwise.
 
     What is pending and has never flown may be given up. What stands behind it gets its sequence
-    when it flies: `next_to_fly`, which is `next_sequence` while nothing is pending.
+    when it flies: `next_to_fly`, which is `next_sequence` while nothing is pending. Those that have
+    their numbers (see `Batch`) stand in front.
+
+    `has_gap`: one that had its number has failed, and the log may not have it. Those behind it keep
+    theirs until the log says so, for it may have all of them; where there are none (`is_clear`), a
+    new epoch begins at once.
     """
 
     __slots__ = ("ask_at", "epoch", "has_gap", "in_flight", "leader_epoch", "link", "next_sequence",
@@ -126,7 +138,7 @@ class PartitionRoute:
         self.next_sequence = 0
         self.next_to_fly = 0
         self.pending: deque[Batch] = deque()
-        self.in_flight: dict[int, Batch] = {}
+        self.in_flight: dict[Batch, None] = {}
         self.waiting_durable: deque[Batch] = deque()
         self.link: LaneLink | None = None
 
@@ -134,25 +146,54 @@ class PartitionRoute:
     def is_idle(self) -> bool:
         return not (self.pending or self.in_flight or self.waiting_durable)
 
-    def renumber(self) -> None:
-        """Give what is pending new sequences from 0 on, in the current epoch."""
-        sequence = self.next_to_fly = 0
+    @property
+    def is_clear(self) -> bool:
+        """Whether no log may know anything of what is on its way by its number."""
+        return not (self.in_flight or (self.pending and self.pending[0].numbered))
+
+    def begin(self, epoch: int) -> None:
+        """What is pending and what comes is numbered from 0 in this epoch, each when it flies."""
+        self.epoch = epoch
+        self.has_gap = False
         for batch in self.pending:
-            self._number(batch, sequence)
-            sequence += batch.count
-            if batch.flew:
-                self.next_to_fly = sequence
-        self.next_sequence = sequence
+            if not batch.numbered:
+                break
+            batch.numbered = False
+        self.next_to_fly = 0
+        self.next_sequence = sum(batch.count for batch in self.pending)
 
-    def close_ranks(self, batch: Batch) -> None:
-        """The batch flies next: where ones before it were given up, it gets their sequence."""
-        if not batch.flew and batch.sequence != self.next_to_fly:
-            self._number(batch, self.next_to_fly)
-
-    def _number(self, batch: Batch, sequence: int) -> None:
+    def close_ranks(self, batch: Batch) -> EncodedBatch:
+        """The batch flies next: its bytes, with the number that is due where it has none."""
         assert batch.encoded is not None
-        batch.encoded = resequence(batch.encoded, self.epoch, sequence)
-        batch.sequence = sequence
+        due = self.next_to_fly
+        if not batch.numbered and (batch.sequence != due or batch.epoch != self.epoch):
+            batch.encoded = resequence(batch.encoded, self.epoch, due)
+            batch.epoch, batch.sequence = self.epoch, due
+        return batch.encoded
+
+    def flies(self, batch: Batch) -> None:
+        """The batch is in a lane, and what comes follows it."""
+        if not batch.numbered:
+            batch.numbered = True
+            self.next_to_fly = batch.sequence + batch.count
+        batch.encoded = None
+        self.in_flight[batch] = None
+
+    def recall(self, batches: Iterable[Batch]) -> int:
+        """Put batches that are in a lane back in front of what is pending, in order; how many."""
+        recalled = list(batches)
+        for batch in reversed(recalled):
+            self.in_flight.pop(batch, None)
+            if batch.error is not None:
+                self.has_gap = True  # unless the log has it after all
+                if batch.flight is not None:
+                    batch.flight[0].disown(batch)
+                continue
+            if batch.flight is not None:
+                batch.encoded = batch.flight[0].recall(batch)
+            if batch.encoded is not None:
+                self.pending.appendleft(batch)
+        return len(recalled)
 
     def rest(self) -> None:
         """Batches have left `pending`. If none is left, what comes follows what has flown."""

@@ -72,10 +72,8 @@ class TransactionalOutbox(Outbox):
         self._wanted.clear()
 
     def _at_its_start(self, route: PartitionRoute) -> None:
-        route.epoch = self.epoch
-        route.has_gap = False
         route.link = None  # until it is admitted, so that no record takes the short way
-        route.renumber()
+        route.begin(self.epoch)
 
     def adopt(self, topic: TopicRoutes) -> None:
         for route in topic.routes:
@@ -139,7 +137,7 @@ class TransactionalOutbox(Outbox):
         self.sweep()
 
     def _refused(self, batch: Batch, code: er.ErrorCode) -> None:
-        batch.route.in_flight.pop(batch.sequence, None)
+        batch.route.in_flight.pop(batch, None)
         self._finish(batch, self._refusal(batch, code))
 
     def _refusal(self, batch: Batch, code: er.ErrorCode) -> er.PenstockError:
