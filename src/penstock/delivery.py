@@ -8,9 +8,7 @@ Owns the way from an ordinal to an outcome. Never sends and never waits by itsel
 
 from __future__ import annotations
 
-import logging
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -19,13 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.encode import EncodedBatch, Headers
-from penstock.core.errors import DeliveryError, PenstockTimeout
+from penstock.core.errors import PenstockTimeout
 
 if TYPE_CHECKING:
     from penstock.producer import Producer
     from penstock.routes import LaneLink, PartitionRoute
-
-logger = logging.getLogger("penstock.producer")
 
 NARROW: Final = 3
 WIDE: Final = 6
@@ -339,47 +335,3 @@ class Failure(Protocol):
 
 AnyDelivery = Delivery | BatchDelivery
 DoneCallback = Callable[[Any], object]
-
-
-class Callbacks:
-    """What to call for deliveries that are done: filled under a lock, run without it."""
-
-    def __init__(self) -> None:
-        self._due: deque[tuple[AnyDelivery, DoneCallback]] = deque()
-
-    def __len__(self) -> int:
-        return len(self._due)
-
-    def take(self, box: Box) -> None:
-        """All callbacks of a box that is done."""
-        self._due.extend(box.callbacks)
-        box.callbacks = []
-
-    def run(self) -> None:
-        while self._due:
-            try:
-                delivery, callback = self._due.popleft()
-            except IndexError:
-                return  # another thread took the last one
-            self.call(delivery, callback)
-
-    @staticmethod
-    def undelivered(failed: Sequence[Failure]) -> DeliveryError | None:
-        """What `flush` raises for failures that nobody looked at; None if there are none."""
-        unseen = [failure.unseen() for failure in failed if failure.looked_at < failure.count]
-        if not unseen:
-            return None
-        topic, partition, error, _ = unseen[0]
-        return DeliveryError(
-            f"{sum(entry[3] for entry in unseen)} records were not delivered; first: "
-            f"{topic}-{partition}: {error}",
-            unseen,
-        )
-
-    @staticmethod
-    def call(delivery: AnyDelivery, callback: DoneCallback) -> None:
-        """Call back; what the callback raises is logged, because nobody waits for it."""
-        try:
-            callback(delivery)
-        except Exception:
-            logger.exception("a delivery callback raised")

@@ -148,15 +148,19 @@ class Minder:
     def wait(self, predicate: Callable[[], bool], timeout: float | None) -> bool:
         """Mind the outbox until `predicate()`; False if `timeout` seconds ran out first."""
         deadline = None if timeout is None else time.monotonic() + timeout
+        is_own = self._thread is threading.current_thread()
         while True:
             self.reap()
             if predicate():
                 return True
             if self._stopping:
                 raise er.ClosedError("the producer was closed while a call waited on it")
-            left = WAIT_MAX if deadline is None else deadline - time.monotonic()
+            now = time.monotonic()
+            left = WAIT_MAX if deadline is None else deadline - now
             if left <= 0:
                 return False
+            if is_own:
+                left = self._stand_in(now, left)
             if self._leading or self._session is None or self._outbox.lost is not None:
                 self._changed.wait(min(left, WAIT_MAX))
                 continue
@@ -172,6 +176,25 @@ class Minder:
                 self._look_for_node(now)
                 if self._outbox.lost is not None:
                     self.nudge()  # it was the thread's ring
+
+    def _stand_in(self, now: float, bound: float) -> float:
+        """A callback waits, on the very thread that else does this. How long it may sleep."""
+        try:
+            if self._producer.seal_open(now):
+                return 0.0
+        except Exception:  # of records that have nothing to do with this call
+            logger.exception("the producer's thread goes on after an error")
+        self._expire(now)
+        self._tell()
+        self._look_for_node(now)
+        if self._outbox.lost is not None:
+            self._lock.release()
+            try:
+                self._return()
+            finally:
+                self._lock.acquire()
+            bound = min(bound, max(self._retry_at - time.monotonic(), 0.001))
+        return self._nap(now, min(bound, CALLER_WAIT_MAX))
 
     def find_topic(self, topic: str, timeout: float) -> TopicInfo:
         """What the node says of a topic, within `timeout` seconds also across its restart."""
@@ -256,10 +279,22 @@ class Minder:
                     self._changed.wait(backoff.bound())
             if moved:
                 backoff.reset()
-                self._producer.callbacks.run()
-            due = self._outbox.lost is not None and time.monotonic() >= self._retry_at
-            if due and not self._reattach():
-                self._retry_at = time.monotonic() + self._retries.next()
+                if self._producer.callbacks.run():
+                    self._all_told()
+            self._return()
+
+    def _all_told(self) -> None:
+        """Callbacks have run, for which a caller may have waited."""
+        with self._lock:
+            self._changed.notify_all()
+            if self._leading and self._session is not None:
+                self._session.caller_bell.ring()
+
+    def _return(self) -> None:
+        """Look for a node that went away, if it is time for that (lock not held)."""
+        due = self._outbox.lost is not None and time.monotonic() >= self._retry_at
+        if due and not self._reattach():
+            self._retry_at = time.monotonic() + self._retries.next()
 
     def _mind(self, backoff: Backoff) -> bool:
         """One round of duties, then sleep if there were none. True if there were."""

@@ -82,6 +82,15 @@ class Outbox:
             yield from topic.routes
         yield from self.retired
 
+    def unsettled(self) -> list[Batch]:
+        """Batches without an outcome."""
+        return [
+            batch
+            for route in self.routes()
+            for batch in (*route.waiting_durable, *route.in_flight, *route.pending)
+            if not batch.done
+        ]
+
     @property
     def is_eager(self) -> bool:
         """Whether so little flies that a single record may leave at once."""

@@ -33,10 +33,8 @@ from penstock.delivery import (
     Batch,
     BatchDelivery,
     Box,
-    Callbacks,
     Delivery,
     DoneCallback,
-    Failure,
     Receipt,
 )
 from penstock.elsewhere import Elsewhere
@@ -44,6 +42,7 @@ from penstock.express import express
 from penstock.ipc import layout as lo
 from penstock.minder import Minder
 from penstock.outbox import Outbox
+from penstock.outcomes import Callbacks, Failures, Flushed
 from penstock.pressure import Pressure
 from penstock.producerconfig import ProducerConfig
 from penstock.remote.address import Place, RemoteAddress
@@ -96,7 +95,7 @@ class Producer(Elsewhere):
         self._minder = Minder(
             self, self._lock, self._outbox, Retries(config.retry_backoff, config.retry_backoff_max)
         )
-        self._failed: list[Failure] = []
+        self._failed = Failures()
         self.callbacks = Callbacks()
         self.pressure = Pressure(
             self, self._outbox, self._minder, policy=config.on_full,
@@ -276,13 +275,9 @@ class Producer(Elsewhere):
         with self._lock:
             self._check_usable()
             self.seal_open(None)
-            if not self._minder.wait(self._is_flushed, timeout):
+            if not self._minder.wait(Flushed(self._outbox, self.callbacks), timeout):
                 raise self.flush_timeout(timeout)
         self.raise_unseen()
-
-    def _is_flushed(self) -> bool:
-        """Whether all that was sealed has an outcome, of which everybody was told (lock held)."""
-        return not self._outbox.buffered and not self.callbacks
 
     def flush_timeout(self, timeout: float | None) -> er.PenstockTimeout:
         outbox = self._outbox
@@ -293,9 +288,9 @@ class Producer(Elsewhere):
     def raise_unseen(self) -> None:
         """Raises `DeliveryError` for deliveries that have failed, and nobody has looked at."""
         with self._lock:
-            failed, self._failed = self._failed, []
+            failed, self._failed = self._failed, Failures()
         self.callbacks.run()
-        error = Callbacks.undelivered(failed)
+        error = failed.error()
         if error is not None:
             raise error
 
@@ -373,7 +368,7 @@ class Producer(Elsewhere):
 
     def _fail(self, box: Box, error: Exception) -> None:
         """None of a box's records can be sent."""
-        self._failed.append(box.fail(error))
+        self._failed.note(box.fail(error))
         if box.callbacks:
             self.callbacks.take(box)
             self._minder.nudge()
@@ -406,7 +401,7 @@ class Producer(Elsewhere):
             pass  # by the policy, which counts it
         elif batch.error is not None:
             self._counts["failed"] += batch.count
-            self._failed.append(batch)
+            self._failed.note(batch)
         else:
             self._counts["acknowledged"] += batch.count
         box = batch.box

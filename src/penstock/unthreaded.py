@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from penstock.delivery import Failure
 from penstock.minder import Minder
 from penstock.outbox import Outbox
+from penstock.outcomes import Flushed
 
 if TYPE_CHECKING:
     from penstock.producer import Producer
@@ -37,7 +38,7 @@ class Unthreaded:
         with self._lock:
             self._producer._check_usable()
             self._producer.seal_open(None)
-            self._minder.watch(self._producer._is_flushed, callback)
+            self._minder.watch(Flushed(self._outbox, self._producer.callbacks), callback)
 
     def call_when_room(self, callback: Callback) -> None:
         """Call back once, when there is room for records."""
@@ -52,7 +53,7 @@ class Unthreaded:
         """Records that the producer has not taken: `flush` raises it, unless somebody looks at it
         before, and a transaction they were for has failed."""
         with self._lock:
-            self._producer._failed.append(failure)
+            self._producer._failed.note(failure)
             self._outbox.fail(failure.unseen()[2])
 
     def forget(self, callback: Callback) -> None:

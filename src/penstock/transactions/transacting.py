@@ -12,6 +12,7 @@ from penstock.arguments import check_choice
 from penstock.core import errors as er
 from penstock.core.header import ATTR_TRANSACTIONAL
 from penstock.delivery import Box
+from penstock.outcomes import Failures
 from penstock.producer import Producer
 from penstock.producerconfig import ProducerConfig
 from penstock.remote.address import Place
@@ -138,7 +139,7 @@ class Transacting(Producer):
                 self._counts["failed"] += box.count
                 self._fail(box, error)
         self._outbox.end(error)
-        self._failed.clear()  # who wants to know has the error of the transaction itself
+        self._failed = Failures()  # who wants to know has the error of the transaction itself
         self.awake()
 
     def _leave(self) -> None:

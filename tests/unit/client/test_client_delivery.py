@@ -15,10 +15,10 @@ from penstock.delivery import (
     BatchDelivery,
     BatchReceipt,
     Box,
-    Callbacks,
     Delivery,
     Receipt,
 )
+from penstock.outcomes import FAILURES_KEPT, Callbacks, Failures
 from penstock.routes import PartitionRoute
 
 TOPIC_ID = bytes(16)
@@ -236,6 +236,38 @@ def test_callbacks_are_called_once_in_order_and_their_errors_are_logged(owner, c
     assert called == [first, second]
     assert len(callbacks) == 0
     assert "of the user's making" in caplog.text
+
+
+def failed_box(owner, partition, error):
+    box = box_of(owner, 2)
+    box.batches[0].route.partition = partition
+    finish(box.batches[0], error=error)
+    return box
+
+
+def test_failures_of_which_nobody_asks_are_told_in_full_and_kept_in_part(owner):
+    failures = Failures()
+    for number in range(5 * FAILURES_KEPT):
+        box = failed_box(owner, number % 3, ProduceError(f"number {number}"))
+        failures.note(box.batches[0])
+    assert len(failures._kept) <= 2 * FAILURES_KEPT
+    error = failures.error()
+    assert error is not None
+    assert "10000 records were not delivered; first: t-0: number 0" in str(error)
+    assert sum(entry[3] for entry in error.failed) == 10 * FAILURES_KEPT
+    assert {entry[:2] for entry in error.failed} == {("t", 0), ("t", 1), ("t", 2)}
+    assert len(error.failed) <= 2 * FAILURES_KEPT + 3
+
+
+def test_failures_that_somebody_has_looked_at_are_not_kept(owner):
+    failures = Failures()
+    for number in range(3 * FAILURES_KEPT):
+        box = failed_box(owner, 0, ProduceError(f"number {number}"))
+        failures.note(box.batches[0])
+        for ordinal in range(2):
+            assert Delivery(box, ordinal).exception() is box.batches[0].error
+    assert len(failures._kept) <= 2 * FAILURES_KEPT
+    assert failures.error() is None
 
 
 def test_a_callback_is_handed_to_the_owner(owner):
