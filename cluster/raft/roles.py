@@ -130,7 +130,9 @@ class Leader:
             progress.accepted(message.index)
         else:
             hint, _ = self._log.agreement(message.hint_index, message.hint_term)
-            progress.rejected(message.index, hint)
+            # What a voter has said to have it must have: it is counted.
+            is_learner = sender not in self._log.members.voters
+            progress.rejected(message.index, hint, may_forget=is_learner)
         return True
 
     def send_on(self, node: int, now: float, commit: int) -> None:

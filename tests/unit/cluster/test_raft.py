@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 from raft_group import CONFIG, Group, logged
 from sim.raft_mutants import CommitsOlderTerms, ForgetsItsVote
+from sim.raft_world import replayed
 
 from penstock.cluster.raft import Members, Raft, RaftConfig, Saved, fresh
 from penstock.cluster.raft.messages import (
@@ -361,6 +362,45 @@ def test_a_new_node_learns_first_and_votes_then():
     before = len(group.committed[1])
     group.propose(1, b"y")
     assert len(group.committed[1]) == before  # both are needed now
+
+
+@pytest.mark.parametrize("kept", [0, 4])
+def test_a_node_without_a_vote_whose_disk_is_another_gets_the_log_again(kept):
+    """A new one, or an older copy: it misses what it said to have, and nobody counted on that."""
+    group = Group({1: fresh(1), 2: fresh()})
+    leader = group.elect(1)
+    group.do(1, leader.change_members(group.now, Members((1,), (2,)))[1])
+    group.deliver()
+    for number in range(6):
+        group.propose(1, b"%d" % number)
+        group.deliver()
+    group.deliver()
+    assert group.nodes[2].log.last_index == leader.log.last_index
+    saved = replayed(group.written[2], fresh())
+    older = Saved(saved.snapshot, saved.term, saved.vote, saved.entries[:kept])
+    group.nodes[2] = group._start(2, older)
+    group.committed[2].clear()
+    for _ in range(3):
+        group.pass_time(0.2, 1)
+        group.deliver()
+    assert group.data(2)[-6:] == [b"%d" % number for number in range(6)]
+    group.propose(1, b"y")
+    group.deliver()
+    assert group.nodes[2].log.last_index == leader.log.last_index
+
+
+def test_what_a_voter_said_to_have_it_has():
+    """However late it said once that it had not: that is counted on."""
+    group = Group(3)
+    leader = group.elect(1)
+    for _ in range(3):
+        group.propose(1, b"x")
+        group.deliver()
+    assert isinstance(leader.role, Leader)
+    progress = leader.role.progress[2]
+    known = progress.match
+    group.do(1, leader.receive(group.now, 2, Rejected(leader.term, known, 0, 0)))
+    assert progress.match == known == leader.log.last_index
 
 
 def test_a_leader_that_is_removed_leaves_when_that_is_committed():
