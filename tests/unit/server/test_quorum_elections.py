@@ -17,6 +17,7 @@ from penstock.core.errors import (
     UnknownTopicError,
 )
 from penstock.keys import create_cluster_key
+from penstock.server.quorum import standing
 
 
 def test_a_quorum_of_one_decides_alone_and_remembers_it(tmp_path):
@@ -222,5 +223,28 @@ def test_registering_waits_for_a_controller_and_ends_with_the_quorum(tmp_path):
             await registered
         with pytest.raises(ClosedError):
             await quorum.ask("pages", 5)
+
+    run(main())
+
+
+def test_what_a_power_cut_took_is_told_whoever_registers_first(tmp_path, monkeypatch):
+    """The replicator dies while no controller is there, and its successor listens elsewhere."""
+    monkeypatch.setattr(standing, "TRY", 0.1)
+
+    async def main() -> None:
+        world = World(tmp_path)
+        quorum = await world.start(1, registers=False)
+        first = asyncio.create_task(quorum.register(("tcp://127.0.0.1:7777",), was_clean=False))
+        await asyncio.sleep(0.2)
+        quorum.renew()
+        again = asyncio.create_task(quorum.register(("tcp://127.0.0.1:7778",), was_clean=True))
+        await asyncio.sleep(0.2)
+        others = [asyncio.create_task(world.start(node)) for node in (2, 3)]
+        await asyncio.gather(first, again, *others)
+        active = await world.agreed()
+        assert active.image.brokers[1].endpoints[0] == "tcp://127.0.0.1:7778"
+        assert active.decided["unclean_registrations"] == 1
+        for node in (1, 2, 3):
+            await world.stop(node)
 
     run(main())

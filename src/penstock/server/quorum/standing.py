@@ -65,7 +65,8 @@ class Standing:
         self._changed = changed
         self._incarnation = os.urandom(16)
         self._endpoints: tuple[str, ...] = ()
-        self._was_clean = False
+        self._was_clean = True
+        """Whether nothing is missing that the controller does not know of."""
         self._keeps_count = folder.was_clean
         """Whether what the folder counts is where it was: it was closed, or is of this process."""
         self._known: int | None = None
@@ -76,10 +77,12 @@ class Standing:
         self._beats: asyncio.Task[None] | None = None
 
     async def register(self, endpoints: tuple[str, ...], *, was_clean: bool) -> int:
-        """The broker epoch. Goes on until a controller is there. Raises what it refuses with."""
+        """The broker epoch. Goes on until a controller is there. Raises what it refuses with. What
+        was not `was_clean` is told until a controller knows it, whoever registers meanwhile."""
         if self._beats is not None and endpoints != self._endpoints:
             self.renew()  # a registration does not change
-        self._endpoints, self._was_clean = endpoints, was_clean
+        self._endpoints = endpoints
+        self._was_clean = self._was_clean and was_clean
         while True:
             try:
                 epoch = await self._register()
