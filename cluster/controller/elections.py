@@ -72,17 +72,18 @@ def without(partition: Partition, broker: int, may_lead: MayLead) -> Partition |
 
 
 def distrusted(
-    partition: Partition, broker: int, may_lead: MayLead, *, is_empty: bool = False
+    partition: Partition, broker: int, may_lead: MayLead, *, comes_last: bool = False
 ) -> Partition | None:
-    """It came back without all that it had, and is in no ISR until it has caught up. `is_empty`: it
-    has nothing at all, and leads by an unclean election only where nobody else is there."""
+    """It came back without all that it had, and is in no ISR until it has caught up. `comes_last`:
+    it has nothing at all, or what an older copy has, and leads by an unclean election only where
+    nobody else is there."""
     others = [member for member in partition.isr if member != broker]
     last = partition.last_isr
-    if is_empty:
+    if comes_last:
         order = (*partition.isr, *last, *partition.replicas)
         last = (*dict.fromkeys(member for member in order if member != broker), broker)
-    elif partition.isr == (broker,):
-        last = (*dict.fromkeys((broker, *last)),)
+    elif broker in partition.isr and not any(map(may_lead, others)):
+        last = (*dict.fromkeys((broker, *last)),)  # nobody goes on, and leaves it behind
     if broker not in partition.isr and last == partition.last_isr:
         return None
     return changed(partition, may_lead, isr=others, last_isr=last)
@@ -131,7 +132,8 @@ def unclean(partition: Partition, may_lead: MayLead) -> Partition | None:
     if partition.leader is not None and partition.leader not in partition.offline:
         return None
     order = (*partition.isr, *partition.last_isr, *partition.replicas)
-    there = (broker for broker in order if broker not in partition.offline)
+    ill = partition.offline
+    there = (broker for broker in order if broker in partition.replicas and broker not in ill)
     chosen = next((broker for broker in there if may_lead(broker)), None)
     if chosen is None:
         return None

@@ -86,9 +86,10 @@ class Image:
     def is_current(self, broker: int, broker_epoch: int) -> bool:
         """Whether a broker that is registered with that epoch may take assignments from here. What
         stands before its registration was said to earlier lives: who heeded that would lead again
-        in an epoch that is over."""
+        in an epoch that is over. What stands behind a later one is said to that life, which may be
+        a copy of this one elsewhere: both would lead in one epoch."""
         known = self.brokers.get(broker)
-        return known is not None and known.epoch >= broker_epoch
+        return known is not None and known.epoch == broker_epoch
 
     def assignment(self, place: Place) -> Assignment | None:
         """What the broker of a replica is told."""

@@ -148,6 +148,8 @@ class Controller:
         if known is not None and after is not None:
             is_other = is_other or after < known.kept
         kept = 0 if known is None else epoch if is_other else known.kept
+        # A folder that does not know of the registration before may not be the one that got its.
+        keeps_count = keeps_count and known is not None and after in (None, known.epoch)
         keeps_block = known is not None and known.id_block and keeps_count and not is_other
         id_block = known.id_block if known is not None and keeps_block else _new_block(draft)
         draft.put_broker(
@@ -155,13 +157,12 @@ class Controller:
             Broker(epoch, incarnation, folder, endpoints, rack, kept=kept, id_block=id_block),
         )
         gone, ill = set(lost), set(offline)
-        is_new = known is not None and known.folder != folder
         for at in sorted(self.image.places.get(broker, ())):
             is_trusted = was_clean or self.image.topics[at[0]].is_synced
             if is_other or not is_trusted or at in gone:
-                is_empty = is_new or at in gone
+                comes_last = is_other or at in gone
                 draft.change(at, partial(
-                    el.distrusted, broker=broker, may_lead=draft.may_lead, is_empty=is_empty
+                    el.distrusted, broker=broker, may_lead=draft.may_lead, comes_last=comes_last
                 ))  # fmt: skip
             self._note(draft, broker, at, is_offline=at in ill)
             # Also a member that stays as the last one does not lead until its new life is up.

@@ -64,8 +64,8 @@ class Partition(msgspec.Struct, frozen=True, array_like=True):
     """See `penstock.cluster.replica.Assignment`. `target`: the replicas that a reassignment is to
     end with, empty without one. `last_isr`: in which order an unclean election looks for somebody
     behind the ISR: who was in that when nobody was left in it that could be trusted, and at the end
-    who has nothing at all any more. `offline`: replicas whose log takes nothing, by the word of
-    their brokers."""
+    who has nothing any more, or what an older copy of its folder has. `offline`: replicas whose log
+    takes nothing, by the word of their brokers."""
 
     replicas: tuple[int, ...]
     isr: tuple[int, ...]

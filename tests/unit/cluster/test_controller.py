@@ -138,6 +138,17 @@ def test_each_life_has_a_broker_epoch_and_the_last_one_is_refused():
         at.controller.heartbeat(0.0, 9, 1, is_current=True, is_leaving=False)
 
 
+def test_what_is_said_to_one_life_is_heeded_by_no_other():
+    at = Quorum(1)
+    first = at.controller.image.brokers[1].epoch
+    assert at.controller.image.is_current(1, first)
+    second = at.start(1, after=first)
+    assert at.controller.image.is_current(1, second)
+    assert not at.controller.image.is_current(1, first), "a process that goes on beside its copy"
+    assert not at.controller.image.is_current(1, second + 1)
+    assert not at.controller.image.is_current(2, first)
+
+
 def test_two_brokers_cannot_have_one_id():
     at = Quorum(1)
     with pytest.raises(AttachRefusedError, match="another --node-id"):
@@ -206,7 +217,7 @@ def test_rule_23_who_lost_power_leaves_every_isr_before_it_may_lead():
     assert (at.partition().leader, at.partition().isr) == (None, (3,))
     at.start(3, was_clean=False)
     it = at.partition()
-    assert (it.leader, it.isr, it.last_isr) == (None, (), (3,))
+    assert (it.leader, it.isr, it.last_isr) == (None, (), (3, 2))
     assert at.do(at.controller.elect([(T, 0)])) == 0
     assert at.do(at.controller.elect([(T, 0)], is_unclean=True)) == 1
     assert (at.partition().leader, at.partition().isr) == (3, (3,))
@@ -370,6 +381,56 @@ def test_who_has_lost_its_folder_outside_the_isr_comes_last_too():
     assert at.partition().leader == 3
     assert at.ask(3, 2).refused is None
     assert at.partition().last_isr == (), "it has something again"
+
+
+def test_an_older_copy_is_taken_by_an_unclean_election_only_where_nobody_else_is_there():
+    """It was the last one in sync: the others lack a moment, and the copy may lack weeks."""
+    at = Quorum()
+    at.create()
+    copied_after = at.controller.image.brokers[1].epoch
+    at.start(1, after=copied_after)
+    at.ask(at.partition().leader, 1)
+    at.do(at.controller.elect([(T, 0)]))
+    assert at.ask(1).refused is None
+    at.lose(1)
+    at.start(1, after=copied_after)
+    assert (at.partition().isr, at.partition().leader) == ((), None)
+    assert at.do(at.controller.elect([(T, 0)], is_unclean=True)) == 1
+    assert at.partition().leader == 2
+
+
+def test_an_unclean_election_takes_who_was_in_sync_before_who_was_not():
+    """It lost power when nobody else was left, but one who never came back."""
+    at = Quorum()
+    at.create()
+    at.do(at.controller.reassign([(T, 0)], (3, 1, 2)))
+    at.do(at.controller.elect([(T, 0)], is_unclean=False))
+    at.lose(3)
+    assert at.partition().isr == (1, 2)
+    at.lose(1, 2)
+    assert at.partition().isr == (1, 2)
+    at.start(2, was_clean=False)
+    at.start(3)
+    it = at.partition()
+    assert (it.isr, it.leader) == ((1,), None)
+    assert at.do(at.controller.elect([(T, 0)], is_unclean=True)) == 1
+    assert at.partition().leader == 2
+
+
+def test_an_unclean_election_takes_nobody_who_has_no_replica_any_more():
+    at = Quorum()
+    at.create()
+    at.lose(3)
+    at.start(3, lost=[(T, 0)])
+    assert at.partition().last_isr[-1] == 3
+    at.do(at.controller.reassign([(T, 0)], (1, 2)))
+    assert at.partition().replicas == (1, 2)
+    for broker in (2, 1):
+        at.start(broker, was_clean=False, beat=False)
+    before = at.partition()
+    assert (before.isr, before.leader) == ((), None)
+    assert at.do(at.controller.elect([(T, 0)], is_unclean=True)) == 0
+    assert at.partition() == before, "nor is it forgotten who comes first"
 
 
 def test_who_comes_back_in_sync_takes_the_partition_from_a_leader_whose_log_is_offline():
@@ -620,7 +681,7 @@ def test_an_older_copy_of_a_folder_is_trusted_with_nothing(is_synced):
     at.lose(1)
     at.start(1, after=copied_after)
     assert at.partition().leader is None  # it may lack what was acknowledged since
-    assert at.partition().last_isr == (1,)
+    assert at.partition().last_isr == (2, 3, 1)
     at.lose(1)
     at.start(1, after=latest)
     assert at.partition().leader is None
@@ -675,6 +736,20 @@ def test_producer_ids_are_of_a_block_that_nobody_else_has_had():
     at.do(at.controller.forget(1))
     at.start(1, folder=b"g", keeps_count=True)
     assert id_block(at, 1) == 7, "nobody knows any more how far it counted"
+
+
+def test_a_folder_that_does_not_know_of_the_last_registration_gets_another_block():
+    """Two copies of a folder that was closed, or a broker that was taken for dead and its copy:
+    both say that they counted on, and neither has spoken to anybody since."""
+    at = Quorum()
+    closed = at.controller.image.brokers[1].epoch
+    at.lose(1)
+    copied = at.start(1, after=closed, keeps_count=True, beat=False)
+    assert id_block(at, 1) == 1
+    at.start(1, after=closed, keeps_count=True, beat=False)
+    assert id_block(at, 1) == 4
+    at.start(1, after=copied, keeps_count=True, beat=False)
+    assert id_block(at, 1) == 5
 
 
 def test_who_registers_again_for_want_of_an_answer_hears_of_the_same_block():
