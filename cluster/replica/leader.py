@@ -134,15 +134,7 @@ class Leader:
 
     def isr_change(self, now: float) -> IsrChange | None:
         """What to ask the controller for now, again while no answer comes."""
-        if self.wanted is None:
-            return None
-        if self._asked is None:
-            epochs = {member: self._progress[member].broker_epoch for member in self.wanted
-                      if member != self.broker}  # fmt: skip
-            epochs[self.broker] = self._brokers.get(self.broker, 0)
-            members = tuple((member, epochs[member]) for member in self.wanted)
-            self._asked = IsrChange(self.broker, self.epoch, self.partition_epoch, members)
-        elif now < self._asked_at + self._config.retry:
+        if self._asked is None or now < self._asked_at + self._config.retry:
             return None
         self._asked_at = now
         return self._asked
@@ -217,7 +209,12 @@ class Leader:
         return now - known.caught_up_at > self._config.lag_time
 
     def _want(self, isr: tuple[int, ...]) -> None:
-        self.wanted, self._asked = isr, None
+        """With the lives that were looked at: later ones may have less."""
+        epochs = {member: known.broker_epoch for member, known in self._progress.items()}
+        epochs[self.broker] = self._brokers.get(self.broker, 0)
+        members = tuple((member, epochs[member]) for member in isr)
+        self.wanted, self._asked_at = isr, float("-inf")
+        self._asked = IsrChange(self.broker, self.epoch, self.partition_epoch, members)
 
     def _advance(self) -> None:
         """The high watermark never falls."""

@@ -209,6 +209,22 @@ def test_another_life_of_a_follower_has_what_it_says_now():
     assert at.fetch(2) == FetchRefused(at.numbers, Refusal.OLD_BROKER, at.word.leader_epoch)
 
 
+def test_who_is_to_join_is_the_life_that_has_caught_up():
+    """The next one, after a power cut say, may have less, and be the one that the controller knows
+    when it is asked."""
+    at = Cluster("0", "0", "", isr=(1, 2))
+    at.tell(leader=1)
+    at.agree(3)
+    assert at.leader(1).wanted == (1, 2, 3)
+    at.brokers[3] = 2
+    at.logs[3].clear()
+    at.start(3).assign(at.now, at.word)
+    at.fetch(3, 0)
+    change = at.leader(1).isr_change(at.now)
+    assert change is not None
+    assert dict(change.isr)[3] == 1
+
+
 def test_records_count_where_they_are_synced():
     at = Cluster("", "")
     for replica in at.replicas.values():
