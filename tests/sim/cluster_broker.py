@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.raft_world import replayed
@@ -66,6 +67,23 @@ class StoredLog:
             if not cache.entries or entry.epoch > cache.latest:
                 cache.assign(entry.epoch, offset)
         return cache
+
+    def copied(self) -> StoredLog:
+        copy = StoredLog()
+        copy.entries, copy.synced, copy.checkpoint = [*self.entries], self.synced, self.checkpoint
+        return copy
+
+
+class Copy(NamedTuple):
+    """A data folder as it was: see `Broker`."""
+
+    logs: dict[Place, StoredLog]
+    lost: set[Place]
+    lost_power: bool
+    known_epoch: int
+    counted: int
+    was_closed: bool
+    raft: list[Write]
 
 
 class Produce(NamedTuple):
@@ -128,6 +146,11 @@ class Broker(Node):
         self.counted, self.was_closed = 0, False
         """Producer ids up to its last clean stop, on its disk: what a copy has that is made then,
         on which it starts after a crash."""
+        self.folder = b"folder"
+        self.last_up = 0
+        """The last epoch in which it knows to have led or followed."""
+        self.copy: Copy | None = None
+        """Of its folder, made in an earlier life."""
         self.raft: Raft | None = None
 
     # --- life ---
@@ -137,6 +160,7 @@ class Broker(Node):
         chance = random.Random(self.sim.random.random()).random
         self.raft = Raft(self.number, saved, RAFT, chance, now)
         self.incarnation = b"%d" % self.life
+        self.known = None
         self.image = Image()
         self.controller: Controller | None = None
         self.held: deque[Held] = deque()
@@ -183,6 +207,72 @@ class Broker(Node):
         if self.logs.pop(place, None) is not None:
             self.lost.add(place)
         self.broken.discard(place)
+
+    def is_copied(self, *, was_closed: bool = False) -> None:
+        """Somebody copies its folder, unless there is a copy. That of a broker with a vote is
+        brought back without what the quorum wrote there: it must not forget what it promised."""
+        if self.copy is not None:
+            return
+        logs = {place: log.copied() for place, log in self.logs.items()}
+        self.copy = Copy(
+            logs, set(self.lost), self.lost_power, self.known_epoch,
+            self.next_id, was_closed, [*self.raft_disk.batches],
+        )  # fmt: skip
+
+    def is_brought_back(self) -> None:
+        """It is to be started on the copy, if it has been up since that was made."""
+        copy = self.copy
+        self.crash()
+        if copy is None or copy.known_epoch >= self.last_up:
+            return
+        self.copy = None
+        self.world.counts["older copies"] += 1
+        self.world.lost.update(self.world.places)
+        self.logs = {place: log.copied() for place, log in copy.logs.items()}
+        self.lost, self.lost_power, self.known_epoch = (
+            set(copy.lost),
+            copy.lost_power,
+            copy.known_epoch,
+        )
+        self.counted, self.was_closed = copy.counted, copy.was_closed
+        self.broken.clear()
+        if not self.has_vote:
+            self.raft_disk.batches[:] = copy.raft
+            self.raft_disk.synced = len(copy.raft)
+
+    def is_replaced(self) -> None:
+        """By a new host, with nothing. Only without a vote: a voter is taken out before."""
+        if self.has_vote:
+            return
+        self.crash()
+        self.world.counts["new folders"] += 1
+        self.world.lost.update(self.world.places)
+        self.folder = b"folder %d" % self.life
+        self.logs.clear()
+        self.lost.clear()
+        self.broken.clear()
+        self.lost_power, self.known_epoch, self.copy = False, 0, None
+        self.counted, self.was_closed = 0, False
+        self.raft_disk.batches.clear()
+        self.raft_disk.synced = 0
+
+    @property
+    def has_vote(self) -> bool:
+        return self.number in self.world.voters
+
+    def renew(self) -> None:
+        """Its replicator died: a life of the broker that knows nothing of what it said to others,
+        in the process that was there."""
+        if not self.is_up or self.is_paused:
+            return
+        self.incarnation = b"%d, %d" % (self.life, self.sim.number())
+        self.broker_epoch, self.is_current = None, False
+        self.fetching.clear()
+        for place, replica in list(self.replicas.items()):
+            self.nack(place)
+            log = self.logs[place]
+            log.checkpoint = replica.log.high_watermark  # its page is there still
+            self.replicas[place] = self.replica(place, log)
 
     @property
     def offline(self) -> tuple[Place, ...]:
@@ -315,15 +405,18 @@ class Broker(Node):
                      "lost": tuple(sorted(self.lost)), "offline": self.offline,
                      "keeps_count": self.keeps_count, "instead_of": instead_of}  # fmt: skip
             self.ask_controller(
-                "register", self.number, self.incarnation, b"folder", (), "", clean,
-                then=self.registered,
+                "register", self.number, self.incarnation, self.folder, (), "", clean,
+                then=partial(self.registered, self.incarnation),
             )  # fmt: skip
             return
         is_current = self.image.is_current(self.number, self.broker_epoch)
         state = {"is_current": is_current, "is_leaving": self.is_leaving}
-        self.ask_controller("heartbeat", self.number, self.broker_epoch, state, then=self.heard)
+        epoch = self.broker_epoch
+        self.ask_controller("heartbeat", self.number, epoch, state, then=partial(self.heard, epoch))
 
-    def registered(self, answer: Any) -> None:
+    def registered(self, incarnation: bytes, answer: Any) -> None:
+        if incarnation != self.incarnation:
+            return  # renewed meanwhile
         if isinstance(answer, PenstockError):
             self.world.counts["registrations refused"] += 1
             return
@@ -339,13 +432,18 @@ class Broker(Node):
         self.next_id += 1
         self.heard_metadata(())
 
-    def heard(self, answer: Any) -> None:
+    def heard(self, epoch: int, answer: Any) -> None:
         if isinstance(answer, PenstockError):
             self.broker_epoch, self.is_current = None, False
-        elif answer.may_stop and self.is_leaving:
+            return
+        if not answer.is_fenced:
+            self.last_up = max(self.last_up, epoch)
+        if answer.may_stop and self.is_leaving:
             self.world.counts["clean stops"] += 1
             self.counted, self.was_closed = self.next_id, True
             self.crash()
+            if self.sim.random.random() < 0.5:
+                self.is_copied(was_closed=True)
             self.sim.after(self.sim.random.uniform(0.1, 1.0), "restart", self.start)
 
     def metadata(self, records: list[Record]) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 from sim.cluster_broker import Broker
 
-from penstock.cluster.controller import Image
+from penstock.cluster.controller import Controller, Image
 from penstock.cluster.controller import elections as el
 from penstock.cluster.controller.image import Place
 from penstock.cluster.controller.records import Partition
@@ -86,7 +86,7 @@ def _ends_at_once(partition: Partition, may_lead: el.MayLead) -> Partition:
 
 
 def _trusts(
-    partition: Partition, broker: int, may_lead: el.MayLead, *, is_empty: bool = False
+    partition: Partition, broker: int, may_lead: el.MayLead, *, comes_last: bool = False
 ) -> Partition | None:
     return None
 
@@ -115,9 +115,20 @@ def registers_as_closed() -> Mutant:
     return Mutant("producer ids of a block that was counted further", Broker, "on_start", on_start)
 
 
+def trusts_older_copies() -> Mutant:
+    """Whatever they missed since they were made."""
+    original = Controller.register
+
+    def register(self: Controller, *arguments: Any, **others: Any) -> Any:
+        return original(self, *arguments, **(others | {"after": None}))
+
+    return Mutant("trust in who is started on an older copy", Controller, "register", register)
+
+
 MUTANTS = (
     truncates_to_the_high_watermark(),
     registers_as_closed(),
+    trusts_older_copies(),
     Mutant("an ISR that shrinks without the controller", Leader, "_want", _shrinks),
     Mutant(
         "a high watermark that forgets the ISR that was asked for", Leader, "maximal_isr",

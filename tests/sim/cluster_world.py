@@ -25,7 +25,8 @@ KINDS = (
     *("kill", "kill", "power", "stop", "stop", "cut", "cut", "cut", "leave"),
     *("kill all", "kill all", "power all"),
     *("prefer", "reassign", "resize"),
-    *("disk", "disk", "folder"),
+    *("disk", "disk", "disk", "folder"),
+    *("renew", "copy", "copy", "back", "back", "new folder", "insync", "forget"),
 )
 
 
@@ -41,7 +42,7 @@ class ClusterWorld:
         self.counts = Counter[str]()
         size = draw.choice([3, 3, 3, 4, 5])
         self.numbers = range(1, size + 1)
-        voters = (1, 2, 3)
+        self.voters = voters = (1, 2, 3)
         self.brokers = [Broker(self, n, fresh(*voters)) for n in voters]
         for number in self.numbers[3:]:
             self.brokers.append(Broker(self, number, fresh()))
@@ -234,6 +235,23 @@ class ClusterWorld:
                 self.lost.add(place := draw.choice(self.places))
                 broker.folder_goes(place)
                 self.sim.after(draw.uniform(0.01, 3.0), "restart", broker.start)
+            case "renew":
+                broker.renew()
+            case "copy":
+                if broker.is_up:
+                    broker.is_copied()
+            case "back":
+                broker.is_brought_back()
+                self.sim.after(draw.uniform(0.01, 3.0), "restart", broker.start)
+            case "new folder":
+                broker.is_replaced()
+                self.sim.after(draw.uniform(0.01, 3.0), "restart", broker.start)
+            case "insync":
+                name, least = draw.choice("af"), draw.choice([1, 2])
+                config = b"%d" % self.sim.steps
+                self.decide(lambda controller: controller.configure_topic(name, least, config))
+            case "forget":
+                self.decide(lambda controller: controller.forget(broker.number))
             case "leave" if broker.is_up:
                 broker.is_leaving = True
             case "prefer":
@@ -317,6 +335,10 @@ class ClusterWorld:
             leader = leaders[0]
             log = leader.logs[place].entries
             word = leader.image.partitions[place]
+            newest = max(epoch for at, epoch in self.leaders if at == place)
+            if leader.replicas[place].leader_epoch < newest:
+                found.append(f"{place}: {leader.name} leads no more, and has not heard of it")
+                continue
             if set(word.isr) != set(word.replicas):
                 found.append(f"{place}: ISR {word.isr} of {word.replicas}")
             if self.controller_config.balance_interval and word.leader != word.replicas[0]:
