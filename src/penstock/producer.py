@@ -346,6 +346,7 @@ class Producer(Elsewhere):
     def _launch(self, box: Box, rows: sealing.Rows, topic: TopicRoutes | None) -> None:
         session = self._session
         if topic is None or session is None:
+            self._counts["failed"] += box.count
             self._fail(box, er.UnknownTopicError(f"topic {box.topic!r} was deleted"))
             return
         try:

@@ -181,8 +181,8 @@ class PartitionRoute:
 
     def recall(self, batches: Iterable[Batch]) -> int:
         """Put batches that are in a lane back in front of what is pending, in order; how many."""
-        recalled = list(batches)
-        for batch in reversed(recalled):
+        before = len(self.pending)
+        for batch in reversed(list(batches)):
             self.in_flight.pop(batch, None)
             if batch.error is not None:
                 self.has_gap = True  # unless the log has it after all
@@ -193,7 +193,7 @@ class PartitionRoute:
                 batch.encoded = batch.flight[0].recall(batch)
             if batch.encoded is not None:
                 self.pending.appendleft(batch)
-        return len(recalled)
+        return len(self.pending) - before
 
     def rest(self) -> None:
         """Batches have left `pending`. If none is left, what comes follows what has flown."""

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from penstock import TopicConfig, UnknownTopicError
+from penstock import DeliveryError, TopicConfig, UnknownTopicError
+from penstock.testing import wait_until
 
 pytestmark = [pytest.mark.penstock(writers=1), pytest.mark.over_tcp]
 
@@ -46,3 +47,18 @@ def test_a_consumer_that_waits_is_woken_by_the_deletion(node):
             with pytest.raises(UnknownTopicError):
                 consumer.poll(timeout=20)
             delete.join(10)
+
+
+def test_records_that_were_never_sent_count_as_failed(node):
+    """Their topic is known to be gone when their box is sealed."""
+    with node.connect() as client:
+        client.admin().create_topic("lingering", TopicConfig(partitions=1))
+        producer = client.producer(linger=60)
+        producer.send("lingering", b"sent too late")
+        client.admin().delete_topic("lingering")
+        producer.send("lingering", b"in a box of its own", timestamp=5)  # so the first is sealed
+        wait_until(lambda: "lingering" not in producer._outbox.topics, timeout=45)
+        with pytest.raises(DeliveryError, match="2 records were not delivered"):
+            producer.flush(45)
+        assert producer.metrics()["failed"] == 2
+        producer.close()

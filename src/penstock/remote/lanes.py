@@ -109,7 +109,7 @@ class MirroredLane:
         fence()
 
     def settle(self) -> int:
-        """Hand answers on, as far as they go without a gap; how many."""
+        """Hand answers on, as far as they go without a gap; how many, but for batches sent back."""
         sent = self._sent
         done: list[Frame] = []
         known: list[Ack] = []
@@ -122,7 +122,7 @@ class MirroredLane:
         if done:
             self.in_flight -= sum(len(frame.batch) for frame in done)
             self._receiver.finish(done, known)
-        return len(done)
+        return sum(answer.error != ErrorCode.NOT_LEADER for answer in known)
 
     def rewind(self) -> None:
         """The connection is lost: what has no answer, or none that was handed on, is sent again."""

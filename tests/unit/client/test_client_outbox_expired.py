@@ -163,6 +163,13 @@ def test_what_follows_some_that_expired_in_the_lane_and_out_of_it_arrives(world:
     assert world.outbox.buffered == 0
 
 
+def test_only_what_goes_again_counts_as_sent_again(world: Slow) -> None:
+    sent = [world.send(8) for _ in range(3)]
+    world.expire(sent[0])
+    world.lane_is_lost()
+    assert world.outbox.counts()["resent"] == 2
+
+
 def test_what_waits_is_not_numbered_anew_before_it_flies(world: Slow) -> None:
     """With a partition that is dark for long, the oldest expires again and again."""
     asked = world.send(8)

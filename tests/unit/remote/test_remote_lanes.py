@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.cluster.frames import messages as fr
+from penstock.core.errors import ErrorCode
 from penstock.ipc import layout as lo
 from penstock.ipc.lane import LaneSender
 from penstock.ipc.shm import Region
@@ -92,6 +93,19 @@ def test_an_answer_moves_the_head_and_reaches_the_producer(lane, sending, sender
     assert lane.in_flight == 128
     assert sending.answer(ack(2, error=3)) == 1
     assert [one.error for one in sender.acks()] == [3]
+    assert sender.is_idle
+
+
+def test_what_was_sent_back_is_not_among_those_that_were_answered(lane, sending, sender):
+    write(sender, 3)
+    lane.peek()
+    flow = sending.flows[0]
+    flow.sends(lane.sends())
+    lane.send_back()
+    lane.peek()
+    flow.sends(lane.sends())
+    assert sending.answer(ack(0, 1)) == 2
+    assert [one.error for one in sender.acks()] == [0, ErrorCode.NOT_LEADER, 0]
     assert sender.is_idle
 
 
