@@ -33,6 +33,7 @@ class ErrorCode(IntEnum):
     ACCESS_DENIED = 17
     STALE_LEADER_EPOCH = 18
     BEYOND_LOG_END = 19
+    NOT_COMMITTED = 20
 
 
 class PenstockError(Exception):

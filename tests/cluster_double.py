@@ -71,6 +71,8 @@ class ClusterDouble:
         self.coordinator = 2
         self.version = 10
         self.is_deleted = False
+        self.uncommitted: set[int] = set()
+        """Pages that have too few replicas in sync."""
         self.brokers: dict[int, BrokerDouble] = {}
         for number in range(1, brokers + 1):
             self.brokers[number] = BrokerDouble(self, number, **options)
@@ -231,6 +233,8 @@ class BrokerDouble(GatewayDouble):
             ack = fr.Ack(message.sequence, log.append(payload), 5, 0, log.epoch)
             log.durable = log.end if message.flags & lo.FRAME_SYNC else log.durable
             states = [log.state()]
+            if page in cluster.uncommitted:
+                ack = fr.Ack(message.sequence, 0, 0, ErrorCode.NOT_COMMITTED, log.epoch)
         acks = fr.Acks(message.endpoint, message.writer, [ack], states)
         if self.holds_back:
             self._held.append(lambda: self._send(peer, acks))

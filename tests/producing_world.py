@@ -41,6 +41,7 @@ class Sending:
         self.asked: list[Any] = []
         self.charged: list[int] = []
         self.sent = 0
+        self.now = 0.0
         self.sequences: dict[int, int] = {}
         welcome = SimpleNamespace(lane_capacity=1 << 20)
         session = SimpleNamespace(
@@ -72,7 +73,7 @@ class Sending:
         self.turn()
 
     def turn(self) -> None:
-        self.producing.turn(0.0)
+        self.producing.turn(self.now)
 
     def send(self, page: int = 0, flags: int = 0) -> None:
         """A batch of one record for partition `page` of the topic, which is on that page."""
@@ -84,7 +85,7 @@ class Sending:
         payload = memoryview(bytes(encoded.header) + bytes(encoded.body))
         message = fr.Produce(1, 0, self.sent, page, flags)
         self.sent += 1
-        assert not self.producing.produce(self.endpoint, message, payload, 0.0)
+        assert not self.producing.produce(self.endpoint, message, payload, self.now)
         self.turn()
 
     def frames(self) -> list[Frame]:

@@ -24,7 +24,7 @@ from penstock.core import errors as er
 from penstock.delivery import Batch
 from penstock.ipc import layout as lo
 from penstock.ipc.lane import Ack
-from penstock.refusals import BY_GAP, NO_LEADER, NO_ROOM, TOPIC_GONE, UNSEEN, ailment, refusal
+from penstock.refusals import BY_GAP, NO_ROOM, SENT_BACK, TOPIC_GONE, UNSEEN, ailment, refusal
 from penstock.remote.address import Place
 from penstock.retrying import Retries
 from penstock.routes import LaneLink, PartitionRoute, TopicRoutes
@@ -37,7 +37,7 @@ IN_FLIGHT_EAGER: Final = 8
 until answers come (Nagle's rule, in batches), or for `penstock.boxes.GATHER_MAX`."""
 
 ASK_EVERY: Final = 0.5
-"""Seconds until a batch that was sent back for want of a leader is sent again."""
+"""Seconds until a batch that was sent back is sent again (see `penstock.refusals.SENT_BACK`)."""
 
 OpenLane = Callable[[int], "LaneLink | None"]
 
@@ -203,8 +203,8 @@ class Outbox:
 
     def _settle(self, batch: Batch, ack: Ack) -> None:
         route = batch.route
-        if ack.error == er.ErrorCode.NOT_LEADER:
-            return self._sent_back(batch)
+        if ack.error in SENT_BACK:
+            return self._sent_back(batch, er.ErrorCode(ack.error))
         route.ask_at = None
         if ack.error:
             batch.leader_epoch = ack.leader_epoch
@@ -250,12 +250,13 @@ class Outbox:
             self.resent += route.recall(stale)
         return moved
 
-    def _sent_back(self, batch: Batch) -> None:
-        """Nobody leads its partition: it comes out of the lane, with all behind it, for a while."""
+    def _sent_back(self, batch: Batch, code: er.ErrorCode) -> None:
+        """Nobody leads its partition, or too few replicas have it: it comes out of the lane, with
+        all behind it, for a while."""
         route = batch.route
-        route.ask_at = time.monotonic() + ASK_EVERY
+        route.ask_at, route.lacks = time.monotonic() + ASK_EVERY, SENT_BACK[code]
         if not self._idempotent:
-            return self._refused(batch, er.ErrorCode.NOT_LEADER)
+            return self._refused(batch, code)
         behind = itertools.dropwhile(lambda one: one is not batch, route.in_flight)
         self.resent += route.recall(behind)
         self._close_gap(route)
@@ -369,7 +370,7 @@ class Outbox:
             while route.pending and route.pending[0].deadline <= now:
                 batch = route.pending.popleft()
                 route.has_gap = route.has_gap or batch.numbered
-                missed = NO_LEADER if route.ask_at else NO_ROOM
+                missed = route.lacks if route.ask_at else NO_ROOM
                 room = f"{batch.count} records for {route!r} {missed}"
                 fate = "were not sent again; they may be written" if batch.flew else "were not sent"
                 self._finish(batch, er.DeliveryTimeout(

@@ -20,13 +20,18 @@ _ADVICE: Final = {
     er.ErrorCode.BATCH_TOO_LARGE: ": make batch_bytes smaller",
     er.ErrorCode.PARTITION_OFFLINE: ": its log is offline; see the node's log for the reason",
     er.ErrorCode.NOT_LEADER: ": no broker leads it now, and this producer does not send again",
+    er.ErrorCode.NOT_COMMITTED: ": it is in the leader's log, and on too few replicas for now",
     er.ErrorCode.DUPLICATE_TOO_OLD: ": it was sent before, but too long ago to say where it is",
 }
 TOPIC_GONE: Final = frozenset({er.ErrorCode.UNKNOWN_PARTITION, er.ErrorCode.WRONG_TOPIC_ID})
 UNSEEN: Final = frozenset({er.ErrorCode.PARTITION_OFFLINE, er.ErrorCode.ACCESS_DENIED})
 """Refusals that say nothing of the batch, and whose log never saw it."""
 NO_ROOM: Final = "found no room in the lane within"
-NO_LEADER: Final = "found no leader within"
+SENT_BACK: Final = {
+    er.ErrorCode.NOT_LEADER: "found no leader within",
+    er.ErrorCode.NOT_COMMITTED: "were on too few replicas within",
+}
+"""Answers after which a batch goes again in a while, and what is said of one that then expires."""
 BY_GAP: Final = frozenset({er.ErrorCode.OUT_OF_ORDER_SEQUENCE, er.ErrorCode.UNKNOWN_PRODUCER})
 """How a log answers what follows a batch that it never saw."""
 

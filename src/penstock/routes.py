@@ -106,8 +106,8 @@ class PartitionRoute:
 
     `leader_epoch`: of the log that acknowledged last, None before that.
 
-    `ask_at`: after a batch was sent back for want of a leader, when one may go again (monotonic
-    seconds); no second one does before a leader has answered. None otherwise.
+    `ask_at`: after a batch was sent back, when one may go again (monotonic seconds); no second one
+    does before that has a better answer. None otherwise. `lacks`: what it was sent back for.
 
     What is pending and has never flown may be given up. What stands behind it gets its sequence
     when it flies: `next_to_fly`, which is `next_sequence` while nothing is pending. Those that have
@@ -118,9 +118,9 @@ class PartitionRoute:
     new epoch begins at once.
     """
 
-    __slots__ = ("ask_at", "epoch", "has_gap", "in_flight", "leader_epoch", "link", "next_sequence",
-                 "next_to_fly", "page", "partition", "pending", "state", "topic", "topic_id",
-                 "waiting_durable", "writer")  # fmt: skip
+    __slots__ = ("ask_at", "epoch", "has_gap", "in_flight", "lacks", "leader_epoch", "link",
+                 "next_sequence", "next_to_fly", "page", "partition", "pending", "state", "topic",
+                 "topic_id", "waiting_durable", "writer")  # fmt: skip
 
     def __init__(
         self, topic: str, topic_id: bytes, partition: int, page: int, writer: int, state: StatePage
@@ -134,6 +134,7 @@ class PartitionRoute:
         self.epoch = 0
         self.has_gap = False
         self.ask_at: float | None = None
+        self.lacks = ""
         self.leader_epoch: int | None = None
         self.next_sequence = 0
         self.next_to_fly = 0

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -168,6 +169,32 @@ def test_a_topic_that_is_deleted_is_told_to_who_still_sends(
     with pytest.raises(er.UnknownTopicError):
         producer.send_and_wait(topic, b"2", partition=1)
     producer.close()
+
+
+def test_a_partition_with_too_few_replicas_in_sync_holds_up_no_other(
+    cluster: Cluster, client: penstock.Client
+) -> None:
+    admin = client.admin()
+    three = penstock.TopicConfig(partitions=6, replication_factor=3)
+    admin.create_topic("strict", replace(three, min_insync_replicas=3))
+    admin.create_topic("usual", replace(three, min_insync_replicas=2))
+    with client.producer(linger=0, acks="all", delivery_timeout=4 * WITHIN) as producer:
+        for topic in ("strict", "usual"):
+            for partition in range(6):
+                producer.send_and_wait(topic, b"before", partition=partition, timeout=WITHIN)
+        cluster.kill([2])
+        waiting = [producer.send("strict", b"%d" % at, partition=at % 6) for at in range(60)]
+        others = [producer.send("usual", b"%d" % at, partition=at % 6) for at in range(60)]
+        for one in others:
+            assert one.result(WITHIN).durability == "committed"
+        assert not any(one.done() for one in waiting)
+        cluster.start()
+        for one in waiting:
+            assert one.result(2 * WITHIN).durability == "committed"
+    found: list[list[bytes | None]] = [[] for _ in range(6)]
+    for record in client.consumer("strict", follow=False):
+        found[record.partition].append(record.value)
+    assert found == [[b"before", *numbers(60)[at::6]] for at in range(6)]
 
 
 # --- brokers that go ---

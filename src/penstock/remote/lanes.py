@@ -29,6 +29,8 @@ from penstock.remote.mirror import memory
 if TYPE_CHECKING:
     from penstock.remote.branches import Branch
 
+SENT_BACK: Final = (ErrorCode.NOT_LEADER, ErrorCode.NOT_COMMITTED)
+"""Answers after which a batch is sent again."""
 SEND_PASS_BYTES: Final = 2 << 20
 """What one lane sends before others get their turn."""
 
@@ -67,8 +69,8 @@ class MirroredLane:
         self._ready: deque[Frame] = deque()  # looked at, and not sent yet
         self._sent: deque[Flight] = deque()
         self.sent_back: dict[int, float] = {}
-        """Pages of which batches were sent back for want of a leader, and since when there is none
-        (monotonic). What comes of them before a `FRAME_AGAIN` was meant to follow those."""
+        """Pages of which batches were sent back for want of a leader, or of replicas, and since
+        when (monotonic). What comes of them before a `FRAME_AGAIN` was meant to follow those."""
         self.in_flight = 0
         """Bytes sent whose answers were not handed on."""
         self._rung = 0
@@ -122,7 +124,7 @@ class MirroredLane:
         if done:
             self.in_flight -= sum(len(frame.batch) for frame in done)
             self._receiver.finish(done, known)
-        return sum(answer.error != ErrorCode.NOT_LEADER for answer in known)
+        return sum(answer.error not in SENT_BACK for answer in known)
 
     def rewind(self) -> None:
         """The connection is lost: what has no answer, or none that was handed on, is sent again."""

@@ -183,6 +183,9 @@ class Pumping:
                 endpoint.routes.pop(page, None)
                 lane.sent_back.setdefault(page, now)
                 self.counts["batches_sent_back"] += 1
+            elif answer.error == ErrorCode.NOT_COMMITTED:
+                lane.sent_back.setdefault(page, now)
+                self.counts["batches_sent_back"] += 1
             else:
                 lane.sent_back.pop(page, None)
                 if not answer.error:

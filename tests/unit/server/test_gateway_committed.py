@@ -13,10 +13,11 @@ from penstock.core.errors import ErrorCode
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.state import StatePage
-from penstock.server.gateway.committing import verdict
+from penstock.server.gateway.committing import COMMIT_WITHIN, verdict
 from penstock.server.gateway.membership import Membership
 
 NONE, NOT_LEADER = ErrorCode.NONE, ErrorCode.NOT_LEADER
+NOT_COMMITTED = ErrorCode.NOT_COMMITTED
 COMMITTED, SYNC = lo.FRAME_COMMITTED, lo.FRAME_SYNC
 PAGES = 3
 EPOCH = 5
@@ -124,6 +125,48 @@ def test_another_epoch_or_leader_first_and_nobody_knows(sending: Sending) -> Non
     sending.look()
     assert sending.answers[1:] == [(1, NOT_LEADER), (2, NOT_LEADER), (3, NONE)]
     assert [ack.base_offset for ack in sending.said[-1].acks] == [0, 0, 0]
+
+
+def test_a_partition_in_which_nothing_is_committed_holds_others_up_for_a_while_only(
+    sending: Sending,
+) -> None:
+    for page in (0, 1, 2, 0):
+        sending.send(page, COMMITTED)
+    sending.append((1, 0, EPOCH), (0, 0, EPOCH), (0, 0, EPOCH), (2, 0, EPOCH))
+    sending.endpoint.states.page(2).publish_ends(1, 1, 1)
+    sending.now = 0.9 * COMMIT_WITHIN
+    sending.look()
+    assert sending.answers[1:] == []
+    sending.now = 1.1 * COMMIT_WITHIN
+    sending.look()
+    assert sending.answers[1:] == [
+        (1, NOT_COMMITTED), (2, NOT_COMMITTED), (3, NONE), (4, NOT_COMMITTED),
+    ]  # fmt: skip
+    sending.send(0, COMMITTED)  # asked again, which is known as it is
+    sending.append((1, 0, EPOCH))
+    assert sending.answers[5:] == [(5, NOT_COMMITTED)]
+    sending.page.publish_ends(3, 3, 3)
+    sending.send(0, COMMITTED)
+    sending.append((1, 0, EPOCH))
+    assert sending.answers[6:] == [(6, NONE)]
+    sending.send(0, COMMITTED)  # is waited for like any other from now on
+    sending.append((3, 0, EPOCH))
+    assert sending.answers[7:] == []
+
+
+def test_one_that_is_committed_slowly_is_waited_for(sending: Sending) -> None:
+    """Its followers are late, and go on."""
+    sending.page.publish_ends(9, 1, 1)
+    sending.send(0, COMMITTED)
+    sending.append((8, 0, EPOCH))
+    for committed in range(2, 9):
+        sending.now += 0.9 * COMMIT_WITHIN
+        sending.page.publish_ends(9, committed, committed)
+        sending.look()
+        assert sending.answers[1:] == []
+    sending.page.publish_ends(9, 9, 9)
+    sending.look()
+    assert sending.answers[1:] == [(1, NONE)]
 
 
 def test_a_refusal_of_the_writer_waits_for_nothing(sending: Sending) -> None:

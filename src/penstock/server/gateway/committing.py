@@ -1,9 +1,12 @@
 """Batches that are answered when they are committed: what each still waits for, and who says so.
 
     appended ──high watermark behind it, in the epoch of its answer──────────► good
-        └──another epoch first, or its page is led elsewhere, offline, gone──► `NOT_LEADER`
+        ├──another epoch first, or its page is led elsewhere, offline, gone──► `NOT_LEADER`
+        └──nothing is committed there for `COMMIT_WITHIN`────────────────────► `NOT_COMMITTED`
 
-Of a lane only the oldest batch is looked at: answers keep their order. What wakes is one doorbell
+Of a lane only the oldest batch is looked at: answers keep their order. So one whose partition is on
+too few replicas is not waited for without end, nor are those after it while that is so: its client
+sends them again, now and then, and the partition knows that it has them. What wakes is one doorbell
 for all lanes: that of an attachment of the gateway's own, which watches the pages that are waited
 for, as a consumer does (rule 13). It is made when somebody waits for the first time.
 
@@ -34,6 +37,8 @@ ATTACH_TIMEOUT: Final = 5.0
 ATTACH_RETRY: Final = 0.5
 UNWATCHED_EVERY: Final = 0.02
 """Seconds between two looks at the pages while no doorbell can ring for them."""
+COMMIT_WITHIN: Final = 2.0
+"""Seconds without anything committed in a partition after which nobody else waits for it."""
 NOTHING: Final = -1
 GOING_ON: Final = (lo.STATUS_ONLINE, lo.STATUS_FULL)
 
@@ -50,6 +55,37 @@ def verdict(page: StatePage, end: int, epoch: int) -> ErrorCode | None:
     if status in GOING_ON:
         return ErrorCode.NONE if high_watermark >= end else None
     return ErrorCode.NOT_LEADER
+
+
+class Patience:
+    """How long a lane has waited for one page, and those that it waits for no more."""
+
+    __slots__ = ("_since", "_stand", "_stuck")
+
+    def __init__(self) -> None:
+        self._stuck: set[int] = set()
+        self._stand = (NOTHING, 0)
+        self._since = 0.0
+
+    def is_over(
+        self, page: int, high_watermark: int, now: float, appended: tuple[float, int]
+    ) -> bool:
+        """Whether the oldest batch, which is not committed, is not to be waited for any more.
+        `appended`: when it was, and the high watermark then."""
+        if page in self._stuck:
+            return True
+        stand = page, high_watermark
+        if stand != self._stand:
+            since, before = appended
+            self._stand, self._since = stand, since if before == high_watermark else now
+        if now - self._since < COMMIT_WITHIN:
+            return False
+        self._stuck.add(page)
+        return True
+
+    def restore(self, page: int) -> None:
+        """Something was committed there, or will be elsewhere."""
+        self._stuck.discard(page)
 
 
 class Watch:

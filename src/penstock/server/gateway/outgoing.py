@@ -12,7 +12,7 @@ from penstock.cluster.frames import messages as fr
 from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import Doorbell
 from penstock.ipc.lane import Ack, LaneSender
-from penstock.server.gateway.committing import NOTHING
+from penstock.server.gateway.committing import NOTHING, Patience
 from penstock.server.gateway.endpoints import Endpoint
 
 NOT_IN_LANE: Final = -1
@@ -22,10 +22,10 @@ FLAGS: Final = lo.FRAME_SYNC | lo.FRAME_COMMITTED
 class Batch:
     """One batch under way. `error`: why the gateway refused it, 0 if it did not. `epoch`: the
     leader epoch that it is for, where `flags` say so. `end`: up to where it waits to be committed,
-    0 if it does not (yet)."""
+    0 if it does not (yet); `appended`: when it was answered, and the high watermark then."""
 
-    __slots__ = ("answer", "came", "end", "epoch", "error", "flags", "lane_sequence", "page",
-                 "payload", "records", "sequence", "size")  # fmt: skip
+    __slots__ = ("answer", "appended", "came", "end", "epoch", "error", "flags", "lane_sequence",
+                 "page", "payload", "records", "sequence", "size")  # fmt: skip
 
     def __init__(self, message: fr.Produce, payload: memoryview, came: float) -> None:
         self.sequence = message.sequence
@@ -38,6 +38,7 @@ class Batch:
         self.error = 0
         self.epoch = 0
         self.end = 0
+        self.appended = (0.0, 0)
         self.lane_sequence = NOT_IN_LANE
         self.answer: Ack | None = None
 
@@ -45,10 +46,12 @@ class Batch:
 class Lane:
     """An endpoint's way to one writer. `under_way`: all without an answer, in order; of these,
     `held` are good and not in the lane yet, `in_lane` are not answered by the writer yet. `epochs`:
-    of pages, the leader epoch in which it began to send there; `waits_on` is `committing`'s."""
+    of pages, the leader epoch in which it began to send there; `waits_on` and `patience` are
+    `committing`'s."""
 
     __slots__ = ("bytes_under_way", "doorbell", "endpoint", "epochs", "expected", "held", "in_lane",
-                 "is_opening", "rung", "sender", "under_way", "waits_on", "writer")  # fmt: skip
+                 "is_opening", "patience", "rung", "sender", "under_way", "waits_on",
+                 "writer")  # fmt: skip
 
     def __init__(self, endpoint: Endpoint, writer: int, first: int) -> None:
         self.endpoint = endpoint
@@ -64,6 +67,7 @@ class Lane:
         self.rung = 0
         self.epochs: dict[int, int] = {}
         self.waits_on = NOTHING
+        self.patience = Patience()
 
     def close(self) -> None:
         for batches in (self.held, self.in_lane, self.under_way):

@@ -346,7 +346,7 @@ class Producing:
             if len(acks) == lo.ACKS_MAX:
                 self._wake(lane, sender)  # it may sleep until there is room for its answers
             if acks:
-                self._match(lane, acks)
+                self._match(lane, acks, now)
             self._answer(lane, now)
             if not acks:
                 return
@@ -404,7 +404,7 @@ class Producing:
 
     # --- answers ---
     @staticmethod
-    def _match(lane: Lane, acks: list[Ack]) -> None:
+    def _match(lane: Lane, acks: list[Ack], now: float) -> None:
         """Give each answer of the writer to its batch; both are in the order of the lane."""
         for ack in acks:
             batch = lane.in_lane.popleft() if lane.in_lane else None
@@ -414,6 +414,9 @@ class Producing:
                     f"{'none' if batch is None else batch.lane_sequence} was due"
                 )
             batch.answer = ack
+            if batch.flags & lo.FRAME_COMMITTED:
+                page = lane.endpoint.states.page(batch.page)
+                batch.appended = now, page.high_watermark
 
     def _answer(self, lane: Lane, now: float) -> None:
         """Tell the client what is answered, up to the first batch that is not."""
@@ -428,7 +431,7 @@ class Producing:
             batch = under_way[0]
             answer = batch.answer
             if answer is not None and batch.flags & lo.FRAME_COMMITTED:
-                answer = self._committed(lane, batch, answer)
+                answer = self._committed(lane, batch, answer, now)
                 waits = answer is None
             if answer is not None:
                 acks.append(fr.Ack(batch.sequence, *answer[1:]))
@@ -461,7 +464,7 @@ class Producing:
             if state.durable < pages[state.page]:
                 self._watch_durable(endpoint, state.page, pages[state.page])
 
-    def _committed(self, lane: Lane, batch: Batch, answer: Ack) -> Ack | None:
+    def _committed(self, lane: Lane, batch: Batch, answer: Ack, now: float) -> Ack | None:
         """The answer to a batch that is to be committed before; None while it waits for that."""
         if answer.error not in IN_THE_LOG:
             return answer
@@ -469,7 +472,11 @@ class Producing:
         if not batch.end:  # where one stands that was forgotten is not known: below the end
             batch.end = page.log_end if answer.error else answer.base_offset + batch.records
         error = verdict(page, batch.end, answer.leader_epoch)
-        if error is None:
+        if error is not None:
+            lane.patience.restore(batch.page)
+        elif lane.patience.is_over(batch.page, page.high_watermark, now, batch.appended):
+            error = ErrorCode.NOT_COMMITTED
+        else:
             self._commits.wait(lane, batch.page, batch.end)
             return None
         return Ack(answer.sequence, 0, 0, error, page.leader_epoch) if error else answer
