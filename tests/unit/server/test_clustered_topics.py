@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from clustered_world import Decided, Host
 
+from penstock.cluster.controller import Place
 from penstock.cluster.replica import IsrChange
 from penstock.core.errors import (
     ConfigError,
@@ -21,6 +22,8 @@ from penstock.core.errors import (
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.messages import TopicSettings
+from penstock.server.clustered import clustertopics
+from penstock.server.clustered.kept import KeptReplicas
 from penstock.server.clustered.topics import cluster_topic
 
 World = tuple[Decided, list[Host]]
@@ -267,6 +270,7 @@ def test_a_partition_that_moves_away_is_closed_and_removed_and_may_come_back(wor
         assert quorum.image.partitions[place].replicas == (new,)
         await hosts[new - 1].settled()
         assert hosts[new - 1].open == {"t-0"}
+        await hosts[old - 1].settled()
         await quorum.ask("reassign", (place,), (old, new), timeout=1.0)  # while it is being removed
         await asyncio.sleep(0.05)
         left = hosts[old - 1]
@@ -280,6 +284,44 @@ def test_a_partition_that_moves_away_is_closed_and_removed_and_may_come_back(wor
                 await asyncio.sleep(0.001)
         assert isinstance(left.orders[-1], ms.OpenPartition)
         assert len(left.folders) == 1
+
+    world(test)
+
+
+def test_a_folder_is_noted_before_a_writer_puts_anything_into_it(world, monkeypatch):
+    async def test(quorum: Decided, hosts: list[Host]) -> None:
+        host = hosts[0]
+        await create(host, "first")  # from now on there is a file that says what is kept
+        noted: list[set[Place]] = []
+        post = host.partitions._post
+
+        def looks(writer: int, order: ms.WriterOrder) -> None:
+            noted.append(KeptReplicas(host.folder).places)
+            post(writer, order)
+
+        monkeypatch.setattr(host.partitions, "_post", looks)
+        made = (await create(host, "t", partitions=2)).topic
+        assert len(noted) == 2
+        assert all({(made.topic_id, 0), (made.topic_id, 1)} < places for places in noted)
+
+    world(test)
+
+
+def test_a_folder_that_cannot_be_made_at_once_is_noted_when_it_is_there(world, monkeypatch):
+    """Its writer makes it as soon as the disk lets it."""
+    monkeypatch.setattr(clustertopics, "PASS_RETRY", 0.01)
+
+    async def test(quorum: Decided, hosts: list[Host]) -> None:
+        host = hosts[0]
+        await create(host, "first")
+        monkeypatch.setattr(host.topics, "_make_these", lambda paths: None)
+        made = (await create(host, "t")).topic
+        place = (made.topic_id, 0)
+        assert place not in KeptReplicas(host.folder).places
+        host.folder.make_folders([str(host.path / f"{made.topic_id.hex()}-0")])
+        async with asyncio.timeout(45):
+            while place not in KeptReplicas(host.folder).places:
+                await asyncio.sleep(0.01)
 
     world(test)
 

@@ -175,29 +175,36 @@ class ClusterTopics(Topics):
                 self._begin_deletion(topic)
                 self._partitions.close(topic)
                 logger.info("topic %s deleted", topic.name, extra={"topic": topic.name})
+            missing = {topic.topic_id: self._missing(topic) for topic in records}
             for topic in records:
-                await self._open(topic, before.get(topic.topic_id))
-            self._drop_strangers(image)
-            if not is_noted:
+                await self._make_room(topic, missing[topic.topic_id])
+            if not is_noted:  # before anything is in them
                 await self._off_loop(self._kept.note, here)
+            for topic in records:
+                if missing[topic.topic_id] or topic != before.get(topic.topic_id):
+                    self._partitions.add(topic)
+                    self._partitions.open(topic)
+            self._drop_strangers(image)
+            if not self._kept.says(here):  # a folder that is not there yet
+                asyncio.get_running_loop().call_later(PASS_RETRY, self._wake.set)
 
-    async def _open(self, topic: TopicRecord, before: TopicRecord | None) -> None:
+    def _missing(self, topic: TopicRecord) -> list[int]:
+        """Those of its partitions that are to be open here, and are not."""
         live = self._partitions.live
-        missing = [
+        return [
             index
             for index, page in enumerate(topic.pages)
             if page not in live and self.hosts(topic, index)
         ]
-        if not missing and topic == before:
+
+    async def _make_room(self, topic: TopicRecord, missing: Sequence[int]) -> None:
+        if not missing:
             return
-        if missing:
-            paths = [topic.folder(self._folder.path, index) for index in missing]
-            for index, path in zip(missing, paths, strict=True):
-                if not os.path.isdir(path):
-                    self._begin_empty(topic, index)
-            await self._off_loop(self._make_these, paths)
-        self._partitions.add(topic)
-        self._partitions.open(topic)
+        paths = [topic.folder(self._folder.path, index) for index in missing]
+        for index, path in zip(missing, paths, strict=True):
+            if not os.path.isdir(path):
+                self._begin_empty(topic, index)
+        await self._off_loop(self._make_these, paths)
 
     def _begin_empty(self, topic: TopicRecord, index: int) -> None:
         """What a page shows of a log whose folder is gone must not be taken for damage of the one

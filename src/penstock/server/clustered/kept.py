@@ -3,7 +3,7 @@
 A folder that was there and is gone took records with it that others count on. One that was never
 made took nothing. Without this file both look the same to the broker that starts.
 
-    folder made ─► noted ─► records ...        no replica here any more ─► forgotten ─► removed
+    folder made ─► noted ─► opened, records        no replica here any more ─► forgotten ─► removed
 
 So what is noted had a folder, whenever the broker dies in between. Owns the file. Whether a replica
 is to be trusted, the controller says.
