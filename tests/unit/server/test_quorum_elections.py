@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 
 import pytest
 from loops import eventually, run
@@ -185,6 +186,27 @@ def test_a_new_life_has_another_epoch_and_hears_everything_again(tmp_path):
             await world.unfenced()
             assert quorum.broker_epoch == first + 2
             assert quorum.image.brokers[1].endpoints[0] == "tcp://127.0.0.1:7777"
+
+    run(main())
+
+
+def test_a_broker_without_a_vote_comes_back_with_an_empty_disk(tmp_path):
+    """It hears the whole log again, of the leader that is there."""
+
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            active = await world.agreed()
+            await world.start(4)
+            await world.unfenced()
+            await active.ask(*create("orders", os.urandom(16), 3))
+            await world.same()
+            await world.stop(4)
+            shutil.rmtree(tmp_path / "4")
+            await eventually(lambda: active.image.brokers[4].is_fenced, "it is fenced")
+            await world.start(4)
+            await world.unfenced()
+            await world.same()
+            assert world.active is active
 
     run(main())
 
