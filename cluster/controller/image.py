@@ -102,8 +102,9 @@ class Image:
         )  # fmt: skip
 
     def living(self) -> dict[int, int]:
-        """The epoch of each broker that is there and not fenced."""
-        return {broker: it.epoch for broker, it in self.brokers.items() if not it.is_fenced}
+        """The epoch of each broker that is there, not fenced, and not on its way out: who goes on
+        fetching until it stops is not asked into an ISR with each request, to be refused."""
+        return {broker: it.epoch for broker, it in self.brokers.items() if self.may_lead(broker)}
 
     def may_lead(self, broker: int) -> bool:
         known = self.brokers.get(broker)

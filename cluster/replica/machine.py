@@ -31,7 +31,7 @@ Role = Leader | Follower | None
 
 class Replica:
     """The role is `role`; the log's ends are `log`'s. Roles change in `assign` alone. `brokers` is
-    the epoch of each broker that is there and not fenced, kept true by the shell."""
+    the epoch of each broker that is there and stays, kept true by the shell."""
 
     def __init__(
         self, broker: int, log: LogEnds, config: ReplicaConfig, brokers: Mapping[int, int]

@@ -13,7 +13,16 @@ from penstock.cluster.controller.placement import place
 from penstock.cluster.controller.records import BROKER, COUNTER, ID_BLOCKS, PRODUCER_IDS
 from penstock.cluster.controller.records import record as made
 from penstock.cluster.decisions import Decision
-from penstock.cluster.replica import IsrChange, Refusal
+from penstock.cluster.replica import (
+    Fetched,
+    FetchRequest,
+    IsrChange,
+    Leader,
+    LogEnds,
+    Refusal,
+    Replica,
+    ReplicaConfig,
+)
 from penstock.core.errors import (
     AttachRefusedError,
     ConfigError,
@@ -474,6 +483,27 @@ def test_a_broker_that_leaves_gives_its_leadership_away_first():
     assert at.beat(1, leaving=True).may_stop is True
     assert (at.partition().leader, at.partition().isr) == (2, (2, 3))
     assert at.ask(2, 3, 1).refused == Refusal.NOT_ELIGIBLE
+
+
+def test_who_is_on_its_way_out_is_asked_into_no_isr():
+    """It goes on fetching until it stops; each request would be a change that is refused, and one
+    more entry of the log."""
+    at = Quorum()
+    at.create()
+    at.beat(3, leaving=True)
+    image = at.controller.image
+    brokers = image.living()
+    assert set(brokers) == {1, 2}
+    word = image.assignment((T, 0))
+    assert word is not None
+    assert word.isr == (1, 2)
+    leader = Replica(1, LogEnds(), ReplicaConfig(), brokers)
+    leader.assign(at.now, word)
+    epoch = image.brokers[3].epoch
+    fetch = FetchRequest(1, 3, epoch, word.leader_epoch, 0, None, 0)
+    assert isinstance(leader.fetch(at.now, fetch), Fetched)
+    assert isinstance(leader.role, Leader)
+    assert leader.role.wanted is None
 
 
 def test_the_last_one_of_an_isr_waits_with_leaving_for_nobody():

@@ -73,16 +73,15 @@ def hosts(image: Image, broker: int, place: Place) -> bool:
 
 
 def living(image: Image) -> dict[int, tuple[int, str]]:
-    """The brokers that are there: the epoch and the replication URL of each."""
+    """The brokers that are there and stay: the epoch and the replication URL of each."""
     return {
-        number: (broker.epoch, Endpoints.of(broker).replication)
-        for number, broker in sorted(image.brokers.items())
-        if not broker.is_fenced
+        number: (epoch, Endpoints.of(image.brokers[number]).replication)
+        for number, epoch in sorted(image.living().items())
     }
 
 
 def client_urls(image: Image) -> list[tuple[int, str]]:
-    """The same for clients."""
+    """Where clients reach those that are there, also on their way out."""
     return [
         (number, Endpoints.of(broker).clients)
         for number, broker in sorted(image.brokers.items())
