@@ -47,7 +47,7 @@ def express(
     route = routes[0] if len(routes) == 1 else _route_of(topic, record[1], partition)
     link = route.link
     is_open = link is not None and not route.pending and route.ask_at is None
-    if link is None or not is_open or len(link.flights) >= IN_FLIGHT_EAGER:
+    if link is None or not is_open or link.is_crowded or len(link.flights) >= IN_FLIGHT_EAGER:
         return None
     now_us = time.time_ns() // 1000
     sequence, frame = route.next_sequence, link.sender.next_sequence

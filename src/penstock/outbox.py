@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from penstock.core import errors as er
@@ -109,7 +109,6 @@ class Outbox:
     # --- out -------------------------------------------------------------------------------------
     def post(self, batches: list[Batch]) -> None:
         """Take freshly encoded batches; what finds no room stays pending."""
-        touched: list[LaneLink] = []
         fresh: list[PartitionRoute] = []
         for batch in batches:
             self.buffered += batch.length
@@ -117,17 +116,25 @@ class Outbox:
             route.pending.append(batch)
             if len(route.pending) == 1:
                 fresh.append(route)
-        for route in fresh:
+        self._pump_all(fresh)
+
+    def pump(self, route: PartitionRoute) -> None:
+        """Copy pending batches into the lane while there is room."""
+        self._pump_all([route])
+
+    def _pump_all(self, routes: Iterable[PartitionRoute]) -> None:
+        touched: list[LaneLink] = []
+        for route in routes:
             self._pump(route, touched)
         for link in touched:
             link.wake_writer()
 
-    def pump(self, route: PartitionRoute) -> None:
-        """Copy pending batches into the lane while there is room."""
-        touched: list[LaneLink] = []
-        self._pump(route, touched)
-        for link in touched:
-            link.wake_writer()
+    def _refill(self, waiting: list[PartitionRoute]) -> None:
+        """Use the room that there is for those who have waited longest. Where they find none, the
+        others wait with them: they would take it for ever, with smaller batches."""
+        for link in self.links.values():
+            link.is_crowded = False
+        self._pump_all(sorted(waiting, key=lambda route: route.pending[0].deadline))
 
     def _pump(self, route: PartitionRoute, touched: list[LaneLink]) -> None:
         link = route.link
@@ -136,7 +143,7 @@ class Outbox:
             if link is None:
                 return
         pending, flags = route.pending, 0
-        while pending:
+        while pending and not link.is_crowded:
             if route.ask_at is not None:  # one at a time
                 if route.in_flight or time.monotonic() < route.ask_at:
                     return
@@ -144,6 +151,7 @@ class Outbox:
             batch = pending[0]
             sequence = link.write(route.page, route.close_ranks(batch), flags)
             if sequence is None:
+                link.is_crowded = True
                 return
             pending.popleft()
             if link not in touched:
@@ -192,11 +200,13 @@ class Outbox:
                 batch = link.flights.pop(ack.sequence, None)
                 if batch is not None:
                     self._settle(batch, ack)
+        waiting: list[PartitionRoute] = []
         for route in self.routes():
             if route.waiting_durable:
                 moved = self._settle_durable(route) or moved
             if route.pending:
-                self.pump(route)
+                waiting.append(route)
+        self._refill(waiting)
         if self.retired:
             self.retired = [route for route in self.retired if not route.is_idle]
         return moved

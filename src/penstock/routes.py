@@ -35,9 +35,10 @@ class LaneLink:
 
     `flights`: batches without an answer, by lane sequence. `held`: batches whose bytes may be
     needed again, by where their frame begins, oldest first; their room is not reused (rule 1).
+    `is_crowded`: one found no room, and whoever comes waits behind it.
     """
 
-    __slots__ = ("doorbell", "flags", "flights", "held", "rung", "sender")
+    __slots__ = ("doorbell", "flags", "flights", "held", "is_crowded", "rung", "sender")
 
     def __init__(self, sender: LaneSender, doorbell: Doorbell, flags: int = 0) -> None:
         self.sender = sender
@@ -45,6 +46,7 @@ class LaneLink:
         self.doorbell = doorbell
         self.flights: dict[int, Batch] = {}
         self.held: dict[int, Batch] = {}
+        self.is_crowded = False
         self.rung = 0
 
     def write(self, page: int, encoded: EncodedBatch, flags: int = 0) -> int | None:
