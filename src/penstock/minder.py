@@ -113,7 +113,7 @@ class Minder:
 
     def _release(self) -> None:
         if self._producer.boxes.gather and self._outbox.is_eager:
-            self._producer.seal_open(None)
+            self._producer.seal_gathered()
 
     def watch(self, condition: Callable[[], bool], callback: Callable[[], object]) -> None:
         """Call `callback` once, soon after `condition()` came true, with the lock held: it must

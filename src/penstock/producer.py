@@ -41,7 +41,7 @@ from penstock.elsewhere import Elsewhere
 from penstock.express import express
 from penstock.ipc import layout as lo
 from penstock.minder import Minder
-from penstock.outbox import Outbox
+from penstock.outbox import IN_FLIGHT_EAGER, Outbox
 from penstock.outcomes import Callbacks, Failures, Flushed
 from penstock.pressure import Pressure
 from penstock.producerconfig import ProducerConfig
@@ -329,6 +329,14 @@ class Producer(Elsewhere):
         for box in due:
             self._seal(box)
         return bool(due)
+
+    def seal_gathered(self) -> None:
+        """Seal what is open without a linger, unless many batches of its topic wait already: more
+        of them would only be more to send, once they can go."""
+        for box in self.boxes.due(None):
+            topic = self._outbox.topics.get(box.topic)
+            if topic is None or not topic.is_behind(IN_FLIGHT_EAGER):
+                self._seal(box)
 
     def _seal(self, box: Box) -> None:
         """Close a box and send its batches on their way."""

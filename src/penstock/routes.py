@@ -252,6 +252,10 @@ class TopicRoutes:
         """Whether batches of this topic wait for room in a lane."""
         return any(route.pending for route in self.routes)
 
+    def is_behind(self, batches: int) -> bool:
+        """Whether so many batches of one of its partitions wait, for room or for a leader."""
+        return any(len(route.pending) >= batches for route in self.routes)
+
     def next_sticky(self) -> int:
         chosen = self.sticky
         self.sticky = (chosen + 1) % len(self.routes)

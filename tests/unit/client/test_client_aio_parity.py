@@ -34,6 +34,7 @@ PAIRS: dict[type, type] = {
 SENDING = {
     "adopt": "for its minder",
     "seal_open": "for its minder",
+    "seal_gathered": "for its minder",
     "await_box": "for its deliveries",
     "call_when_done": "for its deliveries",
     "flush_timeout": "for `flush`",

@@ -16,9 +16,11 @@ from seeds import tell
 
 import penstock
 from penstock import outbox
+from penstock.boxes import GATHER_MAX
 from penstock.client import Client
 from penstock.core import errors as er
 from penstock.ipc import lookups as lk
+from penstock.outbox import IN_FLIGHT_EAGER
 from penstock.remote import mending, pumping
 from penstock.testing.waiting import wait_until
 
@@ -135,6 +137,25 @@ def test_what_finds_no_leader_in_time_says_so_and_the_next_is_taken(
         cluster.move(DARK, 3)
         offset = producer.send(TOPIC, b"1", partition=1).result(WITHIN).offset
         assert offset in (1, 2), "at most one was just being sent again"
+
+
+def test_records_for_a_partition_without_a_leader_gather(
+    cluster: ClusterDouble, client: Client
+) -> None:
+    """Without a linger, too: or there were as many batches to send at once as there are records."""
+    with producing(client) as producer:
+        cluster.move(DARK, -1)
+        sent = [producer.send(TOPIC, b"0", partition=1)]
+        wait_until(lambda: client.metrics()["batches_sent_back"] >= 1, timeout=WITHIN)
+        before, began = producer.metrics()["batches"], time.monotonic()
+        sent += [producer.send(TOPIC, b"%d" % at, partition=1) for at in range(1, 2000)]
+        most = 2 * IN_FLIGHT_EAGER + (time.monotonic() - began) / GATHER_MAX
+        assert producer.metrics()["batches"] - before <= most
+        other = producer.send(TOPIC, b"0", partition=0)
+        assert other.result(WITHIN).offset == 0
+        cluster.move(DARK, 3)
+        assert [one.result(WITHIN).offset for one in sent] == list(range(2000))
+        assert by_partition(client, 2001)[1] == list(range(2000))
 
 
 def test_order_holds_however_leaders_come_and_go(
