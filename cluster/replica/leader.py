@@ -100,11 +100,14 @@ class Leader:
         self._advance()
 
     def hear(self, now: float, word: Assignment) -> None:
-        """The controller says of this partition what is newer, in this leader's epoch."""
+        """The controller says of this partition what is newer, in this leader's epoch; or all of
+        what an answer of its told the ISR of. That leaves alone what was asked for since."""
+        if word.partition_epoch < self.partition_epoch:
+            return
         if word.partition_epoch > self.partition_epoch:
             self.wanted = self._asked = None
-            self._take(now, word)
-            self._advance()
+        self._take(now, word)
+        self._advance()
 
     def fetch(self, now: float, request: FetchRequest) -> Fetched | Diverged | FetchRefused:
         """A follower asks. What is sent to it is the shell's."""

@@ -3,11 +3,14 @@ replica standing) as scripts."""
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from penstock.cluster.replica import (
     Assignment,
     Diverged,
     Fetched,
     FetchRefused,
+    FetchRequest,
     Follower,
     IsrChanged,
     Leader,
@@ -207,6 +210,32 @@ def test_another_life_of_a_follower_has_what_it_says_now():
     assert at.leader(1)._stored(2) == 0
     at.brokers[2] = 1  # a request of the old life, late
     assert at.fetch(2) == FetchRefused(at.numbers, Refusal.OLD_BROKER, at.word.leader_epoch)
+
+
+def test_an_answer_about_the_isr_does_not_hide_what_else_changed_with_it():
+    """A reassignment came to its end with that change: the answer names the ISR alone."""
+    at = Cluster("0", "", "", isr=(1, 3))
+    at.tell(leader=1)
+    leader = at.leader(1)
+    at.agree(2)
+    change = leader.isr_change(at.now)
+    assert change is not None
+    epoch = at.word.partition_epoch + 1
+    leader.isr_changed(at.now, change, IsrChanged(epoch, (1, 2)))
+    at.word = replace(at.word, partition_epoch=epoch, replicas=(1, 2), isr=(1, 2), min_insync=2)
+    at.append(1)
+    at.now += 2.0
+    leader.tick(at.now)
+    assert leader.wanted == (1,)
+    assert not leader.is_short
+    at.replicas[1].assign(at.now, at.word)
+    assert leader.is_short, "it knows what has to be in sync"
+    assert leader.wanted == (1,), "and what it asked for since"
+    assert leader.isr_change(at.now) is not None
+    request = FetchRequest(99, 3, 1, at.word.leader_epoch, 0, None, 0)
+    refused = leader.fetch(at.now, request)
+    assert isinstance(refused, FetchRefused)
+    assert refused.why == Refusal.NOT_A_REPLICA
 
 
 def test_who_is_to_join_is_the_life_that_has_caught_up():
