@@ -137,7 +137,7 @@ def unclean(partition: Partition, may_lead: MayLead) -> Partition | None:
     chosen = next((broker for broker in there if may_lead(broker)), None)
     if chosen is None:
         return None
-    return changed(partition, may_lead, isr=(chosen,), last_isr=())
+    return progressed(changed(partition, may_lead, isr=(chosen,), last_isr=()), may_lead)
 
 
 def reassigned(

@@ -173,6 +173,19 @@ def test_an_unclean_election_takes_who_is_new_only_where_nobody_else_is_there():
     assert at.partition().leader in {2, 3}, "4 and 5 have nothing"
 
 
+def test_an_unclean_election_ends_a_reassignment_to_the_one_that_it_takes():
+    """The others may never be back, and there would be nothing more to end it."""
+    at = Cluster(3, 1, 3)
+    first, second, third = at.partition().replicas
+    at.ask(first)
+    at.lose(first, second)
+    at.do(at.controller.reassign(at.places, (third,)))
+    assert at.partition().target == (third,)
+    assert at.do(at.controller.elect(at.places, is_unclean=True)) == 1
+    it = at.partition()
+    assert (it.replicas, it.isr, it.leader, it.target) == ((third,), (third,), third, ())
+
+
 def test_named_brokers_that_are_out_of_sync_let_nobody_go_before_they_have_caught_up():
     at = Cluster(3, 1, 3)
     first, second, third = at.partition().replicas
