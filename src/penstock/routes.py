@@ -249,8 +249,8 @@ class TopicRoutes:
 
     @property
     def has_pending(self) -> bool:
-        """Whether batches of this topic wait for room in a lane."""
-        return any(route.pending for route in self.routes)
+        """Whether batches of this topic wait for room in a lane, and not for a leader."""
+        return any(route.pending and route.ask_at is None for route in self.routes)
 
     def is_behind(self, batches: int) -> bool:
         """Whether so many batches of one of its partitions wait, for room or for a leader."""

@@ -21,6 +21,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import Doorbell
 from penstock.ipc.lane import Ack
 from penstock.outbox import ASK_EVERY
+from penstock.refusals import SENT_BACK
 from penstock.retrying import Retries
 from penstock.routes import LaneLink
 
@@ -65,10 +66,10 @@ class Slow(World):
         for frame in taken:
             is_behind = self.behind_one_sent_back and not frame.flags & lo.FRAME_AGAIN
             code, base = er.ErrorCode.NOT_LEADER if is_behind else error, -1
-            if not code:
+            if code in (0, er.ErrorCode.NOT_COMMITTED):
                 result = self.log.append([frame.batch], 5)[0]
-                code, base = result.error, result.base_offset
-            self.behind_one_sent_back = code == er.ErrorCode.NOT_LEADER
+                code, base = result.error or code, result.base_offset
+            self.behind_one_sent_back = code in SENT_BACK
             acks.append(Ack(frame.sequence, base, 5, code, self.log.leader_epoch))
         self.receiver.finish(taken, acks)
         if reap:
@@ -98,13 +99,15 @@ class Slow(World):
     def step(self) -> None:
         chance = self.chance
         most = chance.randint(1, 6)
-        match chance.randrange(12):
+        match chance.randrange(13):
             case 0 | 1 | 2 | 3:
                 self.send(chance.choice([8, 8, 300, 700]))
             case 4 | 5:
                 self.answer(most)
             case 6:
                 self.answer(most, er.ErrorCode.NOT_LEADER, reap=chance.random() < 0.5)
+            case 12:
+                self.answer(most, er.ErrorCode.NOT_COMMITTED, reap=chance.random() < 0.5)
             case 7 if chance.random() < 0.3:
                 self.answer(most, er.ErrorCode.PARTITION_OFFLINE)
             case 8:

@@ -12,6 +12,7 @@ from lane_bytes import ack
 from outbox_world import TOPIC, World
 
 from penstock.core.encode import encode_batch
+from penstock.core.errors import ErrorCode
 from penstock.delivery import Batch
 from penstock.retrying import Retries
 from penstock.routes import PartitionRoute, TopicRoutes
@@ -44,6 +45,13 @@ class Shared(World):
         assert self.receiver is not None
         [frame] = self.receiver.frames(1, 1 << 20)
         self.receiver.finish([frame], [ack(frame)])
+        self.outbox.reap()
+
+    def send_back_one(self) -> None:
+        assert self.receiver is not None
+        [frame] = self.receiver.frames(1, 1 << 20)
+        answer = ack(frame)._replace(error=int(ErrorCode.NOT_LEADER))
+        self.receiver.finish([frame], [answer])
         self.outbox.reap()
 
     def go_on_until(self, batch: Batch, *greedy: int) -> None:
@@ -83,3 +91,15 @@ def test_small_batches_do_not_take_the_room_that_a_large_one_waits_for(world: Sh
         world.send(0)
     large = world.send(1, 800)
     world.go_on_until(large, 0, 2)
+
+
+def test_what_waits_for_a_leader_does_not_wait_for_room(world: Shared) -> None:
+    """Whoever sends much at once, as `send_arrow` does, waits only for the other."""
+    topic = world.outbox.topics["t"]
+    world.send(1)
+    world.send_back_one()
+    assert world.routes[1].pending
+    assert not topic.has_pending
+    for _ in range(20):
+        world.send(0)
+    assert topic.has_pending

@@ -11,6 +11,7 @@ from outbox_world import World
 
 from penstock.core import header as hd
 from penstock.core.errors import ErrorCode, TransactionError
+from penstock.ipc import layout as lo
 from penstock.ipc.lane import Ack
 from penstock.retrying import Retries
 from penstock.transactions.outbox import TransactionalOutbox
@@ -165,3 +166,50 @@ def test_without_a_transaction_nothing_leaves(world):
     world.outbox.reap()
     assert world.outcomes() == ["TransactionError"]
     assert world.outbox.take_wanted(10) == []
+
+
+def test_what_was_sent_back_is_asked_for_and_also_by_the_next_transaction(world):
+    """The carrier keeps what follows in that partition until it sees the mark, whoever sends it."""
+    world.post(3)
+    world.register()
+    assert len(world.take(ErrorCode.NOT_LEADER)) == 3
+    world.outbox.reap()
+    assert world.outcomes() == ["waits"] * 3
+    assert world.outbox.failure is None
+    world.outbox.end(TransactionError("aborted meanwhile"))
+    world.outbox.begin(5)
+    world.post(3)
+    world.register()
+    assert world.take() == [], "it is not time to ask yet"
+    world.route.ask_at = 0.0
+    world.outbox.reap()
+    [frame] = world.receiver.frames(8, MANY)
+    assert frame.flags & lo.FRAME_AGAIN
+    [head] = world.take()
+    assert (head.producer_epoch, head.base_sequence) == (5, 0)
+    world.outbox.reap()
+    heads = world.take()
+    assert [head.base_sequence for head in heads] == [one.sequence for one in world.sent[4:]]
+    world.outbox.reap()
+    assert world.outcomes()[3:] == ["NoneType"] * 3
+    assert world.outbox.buffered == 0
+
+
+@pytest.mark.parametrize("code", [ErrorCode.NOT_LEADER, ErrorCode.NOT_COMMITTED])
+def test_what_was_sent_back_within_a_transaction_keeps_its_epoch_when_it_expires(world, code):
+    world.post(3)
+    world.register()
+    world.take(code)
+    world.outbox.reap()
+    for batch in world.sent:
+        batch.deadline = 0.0
+    world.outbox.expire(time.monotonic())
+    assert world.outcomes() == ["DeliveryTimeout"] * 3
+    assert isinstance(world.outbox.failure, Exception)
+    assert world.route.epoch == 4
+    world.outbox.end(TransactionError("aborted"))
+    world.outbox.begin(5)
+    world.post(1)
+    world.route.ask_at = 0.0
+    world.register()
+    assert [head.producer_epoch for head in world.take()] == [5]
