@@ -47,6 +47,7 @@ def express(
     route = routes[0] if len(routes) == 1 else _route_of(topic, record[1], partition)
     link = route.link
     is_open = link is not None and not route.pending and route.ask_at is None
+    is_open = is_open and route.may_fly(route.epoch)
     if link is None or not is_open or link.is_crowded or len(link.flights) >= IN_FLIGHT_EAGER:
         return None
     now_us = time.time_ns() // 1000

@@ -149,6 +149,8 @@ class Outbox:
                     return
                 flags = lo.FRAME_AGAIN
             batch = pending[0]
+            if not route.may_fly(batch.epoch if batch.numbered else route.epoch):
+                return
             sequence = link.write(route.page, route.close_ranks(batch), flags)
             if sequence is None:
                 link.is_crowded = True
@@ -288,8 +290,9 @@ class Outbox:
         if not (follows and self._idempotent):
             route.in_flight.pop(batch, None)
             self._finish(batch, self._refusal(batch, code))
-        if code is er.ErrorCode.DUPLICATE_TOO_OLD:
-            return
+        is_late = code is er.ErrorCode.STALE_PRODUCER_EPOCH and batch.epoch < route.epoch
+        if is_late or code is er.ErrorCode.DUPLICATE_TOO_OLD:
+            return  # of what follows, it says nothing
         if code in TOPIC_GONE:
             self._drop(route, batch.error)
         elif code in UNSEEN or not self._idempotent:

@@ -104,7 +104,7 @@ class PartitionRoute:
     """One partition as this producer sees it.
 
     `pending`: encoded batches that wait for room, in order. `in_flight`: batches in a lane without
-    a final outcome, in order.
+    a final outcome, in order; all of one epoch, `flying`.
 
     `leader_epoch`: of the log that acknowledged last, None before that.
 
@@ -120,9 +120,9 @@ class PartitionRoute:
     new epoch begins at once.
     """
 
-    __slots__ = ("ask_at", "epoch", "has_gap", "in_flight", "lacks", "leader_epoch", "link",
-                 "next_sequence", "next_to_fly", "page", "partition", "pending", "state", "topic",
-                 "topic_id", "waiting_durable", "writer")  # fmt: skip
+    __slots__ = ("ask_at", "epoch", "flying", "has_gap", "in_flight", "lacks", "leader_epoch",
+                 "link", "next_sequence", "next_to_fly", "page", "partition", "pending", "state",
+                 "topic", "topic_id", "waiting_durable", "writer")  # fmt: skip
 
     def __init__(
         self, topic: str, topic_id: bytes, partition: int, page: int, writer: int, state: StatePage
@@ -142,6 +142,7 @@ class PartitionRoute:
         self.next_to_fly = 0
         self.pending: deque[Batch] = deque()
         self.in_flight: dict[Batch, None] = {}
+        self.flying = 0
         self.waiting_durable: deque[Batch] = deque()
         self.link: LaneLink | None = None
 
@@ -153,6 +154,10 @@ class PartitionRoute:
     def is_clear(self) -> bool:
         """Whether no log may know anything of what is on its way by its number."""
         return not (self.in_flight or (self.pending and self.pending[0].numbered))
+
+    def may_fly(self, epoch: int) -> bool:
+        """Whether a batch of that epoch may: a log takes none of an older one behind it."""
+        return not self.in_flight or self.flying == epoch
 
     def begin(self, epoch: int) -> None:
         """What is pending and what comes is numbered from 0 in this epoch, each when it flies."""
@@ -180,6 +185,7 @@ class PartitionRoute:
             batch.numbered = True
             self.next_to_fly = batch.sequence + batch.count
         batch.encoded = None
+        self.flying = batch.epoch
         self.in_flight[batch] = None
 
     def recall(self, batches: Iterable[Batch]) -> int:

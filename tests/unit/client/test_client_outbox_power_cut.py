@@ -13,6 +13,7 @@ import pytest
 from lane_bytes import MANY
 from outbox_world import TOPIC, World
 
+from penstock.core.errors import ErrorCode
 from penstock.core.log import Log, LogConfig
 from penstock.ipc.doorbell import Doorbell
 from penstock.ipc.lane import Ack
@@ -124,6 +125,29 @@ def test_rule_15_over_power_cuts_nothing_is_refused_repeated_or_out_of_order(
     assert numbers == sorted(set(numbers))
     if level == "fsynced":
         assert numbers == list(range(len(world.sent)))
+    world.close()
+
+
+@pytest.mark.parametrize("seed", [1, 29, 40, 44, 61, 66, 79, 138, 195, 201, 220, 254, 287])
+def test_rule_15_refusals_between_power_cuts_double_nothing_and_keep_the_order(
+    tmp_path: Path, seed: int
+) -> None:
+    """What waits for the device is of an epoch before that of what flies. Each of these seeds had
+    records twice, out of order, or never done with."""
+    world = FarWorld(random.Random(seed), tmp_path / "log", "fsynced")
+    for _ in range(80):
+        if world.chance.random() < 0.12:
+            world.post(1, spoilt=True)
+        world.step()
+    world.settle()
+    assert all(batch.done for batch in world.sent)
+    numbers = [number for _, number in world.numbers()]
+    assert numbers == sorted(set(numbers))
+    assert {at for at, batch in enumerate(world.sent) if batch.error is None} <= set(numbers)
+    refused = {getattr(one.error, "code", None) for one in world.sent} - {None}
+    assert refused <= {ErrorCode.CORRUPT_BATCH, ErrorCode.STALE_PRODUCER_EPOCH}
+    assert world.outbox.buffered == 0
+    assert not any(link.held or link.flights for link in world.outbox.links.values())
     world.close()
 
 
