@@ -59,11 +59,10 @@ class Progress:
         self.next = max(self.next, self.match + 1)
         return is_news
 
-    def rejected(self, index: int, hint: int, *, may_forget: bool = False) -> bool:
-        """An `Append` behind `index` was. Whether it tells anything: late ones do not. One that
-        `may_forget` has another disk, or an older copy of it, where it has less than it had; said
-        late, that costs a few messages."""
-        if may_forget and hint < index <= self.match:
+    def rejected(self, index: int, hint: int) -> bool:
+        """An `Append` behind `index` was. Whether it tells anything. Who has less than it had has
+        another disk, or an older copy of it; said late, that costs a few messages."""
+        if hint < index <= self.match:
             self.match = hint
             self.probe(hint + 1)
             return True

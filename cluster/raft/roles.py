@@ -130,9 +130,7 @@ class Leader:
             progress.accepted(message.index)
         else:
             hint, _ = self._log.agreement(message.hint_index, message.hint_term)
-            # What a voter has said to have it must have: it is counted.
-            is_learner = sender not in self._log.members.voters
-            progress.rejected(message.index, hint, may_forget=is_learner)
+            progress.rejected(message.index, hint)
         return True
 
     def send_on(self, node: int, now: float, commit: int) -> None:

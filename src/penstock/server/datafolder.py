@@ -37,7 +37,8 @@ class NodeRecord(msgspec.Struct, frozen=True):
     `node_id`: of the broker whose folder it is, 0 of a node that is alone. `losses_told`: the
     cluster knows of every end after which records may be missing here. `broker_epoch`: of its last
     life in that cluster, by which an older copy of the folder is known. `id_block`: the block that
-    the producer ids of a broker are of, which its controller gave."""
+    the producer ids of a broker are of, which its controller gave. `cluster`: the id of the cluster
+    whose records are here."""
 
     schema: int
     uuid: str
@@ -52,6 +53,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     losses_told: bool = True
     broker_epoch: int = 0
     id_block: int = 0
+    cluster: str = ""
 
 
 class FolderLock:
@@ -177,6 +179,24 @@ class DataFolder:
         if broker_epoch > self.record.broker_epoch or id_block != self.record.id_block:
             self._write(broker_epoch=broker_epoch, id_block=id_block)
         self._may_give_ids = id_block > 0
+
+    @property
+    def was_registered(self) -> bool:
+        """Whether it was a broker's whom a controller knew, and may have records."""
+        return self.record.broker_epoch > 0
+
+    def belongs_to(self, cluster: bytes) -> None:
+        """It has records of that cluster from now on. Raises `DataFolderError` where it has those
+        of another one, which that one would have removed."""
+        known = self.record.cluster
+        if known and known != cluster.hex():
+            raise DataFolderError(
+                f"{self.path} has records of cluster {known}, and the brokers of controller_quorum "
+                f"are cluster {cluster.hex()}: find out which of them lost the folder raft in its "
+                "data folder, and bring that back; or start this broker on an empty data folder"
+            )
+        if not known:
+            self._write(cluster=cluster.hex())
 
     def losses_are_told(self) -> None:
         """The controller knows what may be missing here."""

@@ -389,8 +389,7 @@ def test_a_node_without_a_vote_whose_disk_is_another_gets_the_log_again(kept):
     assert group.nodes[2].log.last_index == leader.log.last_index
 
 
-def test_what_a_voter_said_to_have_it_has():
-    """However late it said once that it had not: that is counted on."""
+def test_a_rejection_that_comes_late_costs_messages_alone():
     group = Group(3)
     leader = group.elect(1)
     for _ in range(3):
@@ -400,7 +399,12 @@ def test_what_a_voter_said_to_have_it_has():
     progress = leader.role.progress[2]
     known = progress.match
     group.do(1, leader.receive(group.now, 2, Rejected(leader.term, known, 0, 0)))
-    assert progress.match == known == leader.log.last_index
+    assert (progress.match, leader.commit) == (0, known)
+    group.deliver()
+    assert (progress.match, leader.commit) == (known, known)
+    group.propose(1, b"y")
+    group.deliver()
+    assert leader.commit == known + 1
 
 
 def test_a_leader_that_is_removed_leaves_when_that_is_committed():

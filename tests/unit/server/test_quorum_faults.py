@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 from loops import eventually, run
-from quorum_world import World, create, free_port
+from quorum_world import ELECTION, World, create, free_port
 from seeds import fresh_seed
 from unit.core.log_helpers import Call, MemoryStorage, refuse
 
 from penstock.core.errors import ConfigError, DataFolderError, PenstockTimeout, StorageError
 from penstock.core.storage import Storage, storage_error
 from penstock.server.quorum import Quorum, consensus
+from penstock.server.quorum import quorum as quorum_module
 
 
 # --- the network ---
@@ -367,3 +368,110 @@ async def _create_many(quorum: Quorum, prefix: str, answered: set[str]) -> None:
         number += 1
         await quorum.ask(*create(name, os.urandom(16)))
         answered.add(name)
+
+
+def test_who_lost_the_controllers_log_begins_no_cluster_without_topics(tmp_path, monkeypatch):
+    """Two of three: with each other they would have begun anew, and every broker would have removed
+    what it has. They wait for the third, and then have all of it again."""
+    monkeypatch.setattr(quorum_module, "FORGOTTEN_PAUSE", 1.0)
+
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            first = await world.agreed()
+            await world.unfenced()
+            await first.ask(*create("orders", os.urandom(16), 3))
+            await world.same()
+            cluster = first.cluster_id
+            for node in (1, 2, 3):
+                await world.stop(node)
+            for node in (1, 2):
+                shutil.rmtree(tmp_path / str(node) / "raft")
+            for _ in range(2):  # also where they have begun a log, with nothing in it
+                for node in (1, 2):
+                    await world.start(node, registers=False)
+                await asyncio.sleep(4 * ELECTION)
+                assert world.active is None
+                for node in (1, 2):
+                    await world.stop(node)
+            for node in (1, 2):
+                await world.start(node, registers=False)
+            third = asyncio.create_task(world.start(3))
+            others = [
+                asyncio.create_task(world.quorums[node].register((), was_clean=True))
+                for node in (1, 2)
+            ]
+            await asyncio.gather(third, *others)
+            await world.unfenced()
+            await world.same()
+            active = await world.agreed()
+            assert active.node == 3
+            assert active.cluster_id == cluster
+            assert set(active.image.ids) == {"orders"}
+
+    run(main())
+
+
+def test_a_voter_that_lost_the_controllers_log_gives_no_vote_before_it_has_it_again(tmp_path):
+    """The one that is away for a moment may have what this one had promised to have."""
+
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            first = await world.agreed()
+            await world.unfenced()
+            others = [node for node in world.quorums if node != first.node]
+            for node in (1, 2, 3):
+                await world.stop(node)
+            shutil.rmtree(tmp_path / str(others[0]) / "raft")
+            for node in others:
+                await world.start(node, registers=False)
+            await asyncio.sleep(4 * ELECTION)
+            assert world.active is None, "one that may miss what was committed leads"
+            assert world.quorums[others[0]].counts()["log votes_withheld"]
+            await asyncio.gather(
+                world.start(first.node),
+                *(world.quorums[node].register((), was_clean=True) for node in others),
+            )
+            await world.unfenced()
+            await world.stop(first.node)
+            await world.agreed()
+
+    run(main())
+
+
+def test_the_only_voter_does_not_start_without_the_controllers_log(tmp_path):
+    async def main() -> None:
+        async with World(tmp_path, 1) as world:
+            await world.agreed()
+            await world.unfenced()
+            await world.stop(1)
+            shutil.rmtree(tmp_path / "1" / "raft")
+            with pytest.raises(DataFolderError, match="nobody else knows which topics"):
+                await world.make(1).start()
+
+    run(main())
+
+
+def test_a_folder_with_records_of_another_cluster_is_left_alone(tmp_path):
+    """A broker without a vote lost `raft`, and meanwhile the others began a new cluster."""
+
+    async def main() -> None:
+        async with World(tmp_path, 1) as world:
+            await world.agreed()
+            await world.start(4)
+            await world.unfenced()
+            await world.stop(4)
+            await world.stop(1)
+            shutil.rmtree(tmp_path / "1")
+            shutil.rmtree(tmp_path / "4" / "raft")
+            await world.start(1)
+            await world.agreed()
+            del world.news[4][:]
+            await world.start(4, registers=False)
+            registering = asyncio.create_task(world.quorums[4].register((), was_clean=True))
+            await eventually(lambda: 4 in world.failures, "it takes no part")
+            assert isinstance(world.failures[4], DataFolderError)
+            assert not world.news[4], "nobody was told of a cluster without its topics"
+            registering.cancel()
+            await asyncio.gather(registering, return_exceptions=True)
+
+    run(main())

@@ -22,7 +22,7 @@ import msgspec
 
 from penstock.cluster.controller import Image, Place, pack, unpack
 from penstock.cluster.raft import Effects, Entry, Members, Raft, RaftConfig, RaftMessage, Snapshot
-from penstock.cluster.raft.messages import DATA
+from penstock.cluster.raft.messages import DATA, PreVote, Vote
 from penstock.core.errors import DataFolderError, NotLeaderError, PenstockError
 from penstock.server.quorum.disk import REMEDY, RaftDisk
 from penstock.server.quorum.storing import Storing
@@ -46,7 +46,7 @@ class Consensus:
     """`changed(places)`: the image says something else, about those partitions at least, or about
     all of them (None). `committed(index, term)`: an entry is applied. `turned()`: after every event
     that may have changed who leads. `may_begin()`: whether a node without a log may be among the
-    first of a cluster, and stand for election."""
+    first of a cluster, and stand for election. `may_vote()`: whether it knows what it voted."""
 
     def __init__(
         self,
@@ -60,6 +60,7 @@ class Consensus:
         turned: Callable[[], None],
         failed: Callable[[PenstockError], None],
         may_begin: Callable[[], bool],
+        may_vote: Callable[[], bool],
     ) -> None:
         self.node = node
         self.image = Image()
@@ -75,6 +76,7 @@ class Consensus:
         self._turned = turned
         self._on_failure = failed
         self._may_begin = may_begin
+        self._may_vote = may_vote
         self._loop = asyncio.get_running_loop()
         self.storing: Storing | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -129,6 +131,11 @@ class Consensus:
         return self.is_leader and self._raft.is_ready and not self._todo and not self._is_restoring
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing is in its log, and nothing ever was as far as it knows."""
+        return self._raft.log.last_index == 0
+
+    @property
     def members(self) -> Members:
         return self.raft.members if self.raft is not None else Members(())
 
@@ -145,7 +152,9 @@ class Consensus:
     # --- events ---
     def receive(self, sender: int, message: RaftMessage) -> None:
         raft = self.raft
-        if raft is not None:
+        if isinstance(message, (PreVote, Vote)) and not self._may_vote():
+            self.counts["votes_withheld"] += 1
+        elif raft is not None:
             self._step(lambda now: raft.receive(now, sender, message))
 
     def propose(self, data: bytes) -> int:
@@ -204,9 +213,10 @@ class Consensus:
             return
         now = self._loop.time()
         self._was_late = now - timer.when() > LATE and not raft.is_leader and not self._was_late
-        if self._was_late or (raft.log.last_index == 0 and not self._may_begin()):
+        is_new = raft.log.last_index == 0 and not self._may_begin()
+        if self._was_late or is_new or not self._may_vote():
             # It was not there, and what the leader said meanwhile is still to be read; or it is
-            # new where there is a cluster already, which will take it in.
+            # new where there is a cluster already, which will take it in; or has forgotten that.
             self._timer = self._loop.call_later(LATE, self._tick)
         else:
             self._guarded(lambda: self._carry_out(raft.tick(now)))

@@ -2,10 +2,16 @@
 
 Written once the cluster has an id. From then on a raft log that is not there any more was lost: the
 broker would begin anew with votes that it gave already, and does not start.
+
+Where all of raft's files are gone, the folder may still be a broker's with records (`node.json`).
+It begins no cluster: with that it would have no topics, and remove all that it has. It waits for
+somebody who has the log, and gives no vote for `FORGOTTEN_PAUSE`, lest who was away for a moment,
+and has what it promised to have, be left out.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Final
 
@@ -16,6 +22,10 @@ from penstock.core.storage import Storage
 from penstock.server.datafolder import decode_document, encode_document
 from penstock.server.quorum.disk import RAFT_FOLDER
 
+logger = logging.getLogger("penstock.quorum")
+
+FORGOTTEN_PAUSE: Final = 60.0
+"""Seconds, or until it has the log up to its new registration."""
 CLUSTER_SCHEMA: Final = 1
 CLUSTER_FILE: Final = "cluster.json"
 
@@ -58,3 +68,17 @@ def keep_cluster(storage: Storage, folder: str, node: int, cluster: bytes) -> No
     """Raises `StorageError`."""
     record = ClusterRecord(CLUSTER_SCHEMA, cluster.hex(), node)
     storage.write_file_atomic(cluster_file(folder), encode_document(record))
+
+
+def tell_forgotten(path: str, node: int, voters: tuple[int, ...]) -> None:
+    """A broker's folder has no log of the controller any more. Raises `DataFolderError` where
+    nobody else can have it."""
+    if voters == (node,):
+        raise DataFolderError(
+            f"{path} is gone, and nobody else knows which topics there are: bring it back from a "
+            "copy of the data folder, or start on an empty data folder"
+        )
+    logger.error(
+        "%s is gone: broker %d begins no cluster, and waits for one that has the controller's log; "
+        "it gives no vote for %g s, or until it has that log again", path, node, FORGOTTEN_PAUSE,
+    )  # fmt: skip

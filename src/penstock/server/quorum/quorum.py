@@ -26,6 +26,7 @@ from penstock.core.errors import (
     AttachRefusedError,
     ClosedError,
     ConfigError,
+    DataFolderError,
     NotLeaderError,
     PenstockError,
     ResourceLimitError,
@@ -41,7 +42,12 @@ from penstock.server.quorum.active import Active
 from penstock.server.quorum.asking import Asking
 from penstock.server.quorum.consensus import Consensus
 from penstock.server.quorum.disk import RaftDisk
-from penstock.server.quorum.identity import keep_cluster, load_cluster
+from penstock.server.quorum.identity import (
+    FORGOTTEN_PAUSE,
+    keep_cluster,
+    load_cluster,
+    tell_forgotten,
+)
 from penstock.server.quorum.links import Links
 from penstock.server.quorum.members import Membership
 from penstock.server.quorum.requests import Handler, Requests
@@ -89,6 +95,10 @@ class Quorum:
         self._loop = asyncio.get_running_loop()
         self._cluster = b""
         self._is_closed = False
+        self._is_ours = False
+        """Whether the records in the folder are of this cluster."""
+        self._has_forgotten, self._votes_from = False, 0.0
+        """Whether its part of the controller's log is gone, and not here again yet."""
         self._looks: asyncio.TimerHandle | None = None
         self._keeping: asyncio.Future[None] | None = None
         life = os.urandom(16)
@@ -101,7 +111,8 @@ class Quorum:
             changed=self._image_changed,
             committed=lambda index, term: self._active.committed(index, term),
             turned=self._turned,
-            may_begin=lambda: not self._links.hears_of_cluster,
+            may_begin=lambda: not (self._has_forgotten or self._links.hears_of_cluster),
+            may_vote=lambda: not self._has_forgotten or self._loop.time() > self._votes_from,
             failed=self._has_failed,
         )
         key = load_cluster_key(config.cluster_key) if config.cluster_key is not None else None
@@ -162,6 +173,8 @@ class Quorum:
         disk = RaftDisk(folder.storage, folder.path, self.node)
         self._cluster = load_cluster(folder.storage, folder.path, self.node, has_log=disk.is_there)
         voters = tuple(sorted(config.voters)) if self.node in config.voters else ()
+        if folder.was_registered and not disk.is_there:
+            tell_forgotten(disk.path, self.node, voters)
         try:
             own = await resolved(config.cluster_listen)
         except OSError as error:
@@ -175,6 +188,8 @@ class Quorum:
         except BaseException:
             await self._links.close()
             raise
+        if folder.was_registered and self._consensus.is_empty:  # also where it tried before
+            self._has_forgotten, self._votes_from = True, self._loop.time() + FORGOTTEN_PAUSE
         if (count := len(config.voters)) % 2 == 0:
             logger.warning(
                 "controller_quorum has %d brokers, of which %d must be up: %d would stand as many "
@@ -427,7 +442,16 @@ class Quorum:
     def _image_changed(self, places: set[Place] | None) -> None:
         if not self._cluster and self.cluster_id and self._keeping is None:
             self._keeping = self._loop.run_in_executor(None, self._keep_cluster, self.cluster_id)
+        if self.cluster_id and not self._is_ours:
+            try:
+                self._folder.belongs_to(self.cluster_id)
+            except DataFolderError as error:
+                self._consensus.fail(error)
+                return
+            self._is_ours = True
         self._standing.image_changed(places)
+        if self._standing.is_current:
+            self._has_forgotten = False  # what it said before stands in front of its registration
 
     def _keep_cluster(self, cluster: bytes) -> None:
         try:
