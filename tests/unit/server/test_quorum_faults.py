@@ -17,7 +17,7 @@ from seeds import fresh_seed
 from unit.core.log_helpers import Call, MemoryStorage, refuse
 
 from penstock.core.errors import ConfigError, DataFolderError, PenstockTimeout, StorageError
-from penstock.core.storage import Storage, storage_error
+from penstock.core.storage import Buffer, Storage, storage_error
 from penstock.server.quorum import Quorum, consensus
 from penstock.server.quorum import quorum as quorum_module
 
@@ -473,5 +473,33 @@ def test_a_folder_with_records_of_another_cluster_is_left_alone(tmp_path):
             assert not world.news[4], "nobody was told of a cluster without its topics"
             registering.cancel()
             await asyncio.gather(registering, return_exceptions=True)
+
+    run(main())
+
+
+class NoRoom(Storage):
+    """Of the cluster's id nothing can be noted, as long as it is full."""
+
+    is_full = True
+
+    def write_file_atomic(self, path: str, data: Buffer) -> None:
+        if self.is_full and path.endswith("node.json") and b'"cluster": ""' not in bytes(data):
+            raise storage_error(OSError(errno.ENOSPC, "injected"), "write", path)
+        super().write_file_atomic(path, data)
+
+
+def test_a_full_disk_does_not_end_a_broker_that_learns_its_cluster(tmp_path):
+    async def main() -> None:
+        world = World(tmp_path, 1)
+        world.storages[1] = disk = NoRoom()
+        async with world:
+            quorum = await world.agreed()
+            await world.unfenced()
+            assert not world.failures
+            assert quorum.cluster_id.hex() not in (tmp_path / "1" / "node.json").read_text()
+            disk.is_full = False
+            await quorum.ask(*create("orders", os.urandom(16)))
+            await world.same()
+            assert quorum.cluster_id.hex() in (tmp_path / "1" / "node.json").read_text()
 
     run(main())

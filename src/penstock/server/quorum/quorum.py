@@ -30,6 +30,7 @@ from penstock.core.errors import (
     NotLeaderError,
     PenstockError,
     ResourceLimitError,
+    StorageError,
 )
 from penstock.keys import load_cluster_key
 from penstock.server.clustered.settings import place_of
@@ -445,10 +446,12 @@ class Quorum:
         if self.cluster_id and not self._is_ours:
             try:
                 self._folder.belongs_to(self.cluster_id)
+                self._is_ours = True
             except DataFolderError as error:
                 self._consensus.fail(error)
                 return
-            self._is_ours = True
+            except StorageError as error:  # the next change tries again
+                logger.warning("the cluster's id is not noted: %s", error)
         self._standing.image_changed(places)
         if self._standing.is_current:
             self._has_forgotten = False  # what it said before stands in front of its registration
