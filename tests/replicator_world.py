@@ -109,6 +109,7 @@ class Broker:
         self.words: dict[int, Any] = {}
         self.gate = threading.Event()
         self.gate.set()
+        self.stands = threading.Event()
 
     # --- life ---
     def start(self) -> None:
@@ -138,7 +139,10 @@ class Broker:
         turn = replicator.turn
 
         def gated() -> None:
-            self.gate.wait()
+            if not self.gate.is_set():
+                self.stands.set()
+                self.gate.wait()
+                self.stands.clear()
             turn()
 
         replicator.turn = gated  # type: ignore[method-assign]
@@ -250,7 +254,7 @@ class Broker:
         self.order(ms.TrimLog(page, 1, before))
 
     def pause(self) -> None:
-        """The replicator hangs."""
+        """The replicator hangs, from the end of its turn on: `stands`."""
         self.gate.clear()
 
     def go_on(self) -> None:
