@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import random
 import socket
 from contextlib import closing
 from pathlib import Path
@@ -21,10 +24,21 @@ ELECTION = 0.4
 SESSION = 0.6
 
 
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 16
+PORTS = list(range(12_000 + 1_000 * WORKER, 13_000 + 1_000 * WORKER))
+"""Of this worker of the suite, and below those that the kernel gives to whoever asks for any."""
+random.shuffle(PORTS)
+
+
 def free_port() -> int:
-    with closing(socket.socket()) as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """A port that nobody has, and that is not given twice in a row."""
+    for _ in PORTS:
+        PORTS.append(port := PORTS.pop(0))
+        with closing(socket.socket()) as sock, contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError(f"somebody has each port of {min(PORTS)} to {max(PORTS)}")
 
 
 def create(name: str, topic_id: bytes, partitions: int = 1, replicas: int = 1) -> tuple[Any, ...]:
