@@ -205,10 +205,10 @@ class ClusterWorld:
         match kind:
             case "kill":
                 broker.crash()
-                self.sim.after(draw.uniform(0.01, 3.0), "restart", broker.start)
+                self.restart(broker)
             case "power":
                 broker.power_cut()
-                self.sim.after(draw.uniform(0.01, 3.0), "restart", broker.start)
+                self.restart(broker)
             case "stop":
                 broker.pause()
                 self.sim.after(draw.uniform(0.1, 4.0), "SIGCONT", broker.resume)
@@ -234,7 +234,7 @@ class ClusterWorld:
             case "folder":
                 self.lost.add(place := draw.choice(self.places))
                 broker.folder_goes(place)
-                self.sim.after(draw.uniform(0.01, 3.0), "restart", broker.start)
+                self.restart(broker)
             case "renew":
                 broker.renew()
             case "copy":
@@ -242,10 +242,10 @@ class ClusterWorld:
                     broker.is_copied()
             case "back":
                 broker.is_brought_back()
-                self.sim.after(draw.uniform(0.01, 3.0), "restart", broker.start)
+                self.restart(broker)
             case "new folder":
                 broker.is_replaced()
-                self.sim.after(draw.uniform(0.01, 3.0), "restart", broker.start)
+                self.restart(broker)
             case "insync":
                 name, least = draw.choice("af"), draw.choice([1, 2])
                 config = b"%d" % self.sim.steps
@@ -265,6 +265,9 @@ class ClusterWorld:
                 places = draw.choice([self.places[:2], self.places[:1], self.places[2:]])
                 self.decide(lambda c: c.reassign(places, replication_factor=factor))
         self.next_fault()
+
+    def restart(self, broker: Broker) -> None:
+        self.sim.after(self.sim.random.uniform(0.01, 3.0), "restart", broker.start)
 
     def mend(self, broker: Broker) -> None:
         """Its disk is replaced, and it is started again."""
