@@ -110,6 +110,7 @@ class Broker:
         self.gate = threading.Event()
         self.gate.set()
         self.stands = threading.Event()
+        self.turns = 0
 
     # --- life ---
     def start(self) -> None:
@@ -144,6 +145,7 @@ class Broker:
                 self.gate.wait()
                 self.stands.clear()
             turn()
+            self.turns += 1
 
         replicator.turn = gated  # type: ignore[method-assign]
         try:
@@ -256,6 +258,11 @@ class Broker:
     def pause(self) -> None:
         """The replicator hangs, from the end of its turn on: `stands`."""
         self.gate.clear()
+
+    def look(self) -> None:
+        """Wait until the replicator has seen what there is, and has said what follows from it."""
+        begun = self.turns
+        eventually(lambda: self.turns >= begun + 2, "two turns of the replicator")
 
     def go_on(self) -> None:
         self.gate.set()

@@ -3,7 +3,6 @@ counts when it is; whoever comes back agrees with who leads."""
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 import pytest
@@ -96,7 +95,7 @@ def test_a_new_leader_has_what_counted_and_the_old_one_forgets_what_did_not(worl
         assert other.stands.wait(15), "it was in the middle of a turn"
     producer.send(5)  # which answers the fetches that are under way
     producer.settle()
-    time.sleep(0.3)
+    old.look()
     for sequence in range(6, 9):  # on the leader alone
         producer.send(sequence)
     producer.settle()
