@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from typing import Any, TypeVar
 
 import msgspec
@@ -49,8 +50,16 @@ class Dealer:
             self.welcome = self.greet()
 
     def greet(self, within: float = WITHIN) -> fr.Welcome:
-        self.say(fr.Hello(fr.PROTOCOL_VERSION, fr.APIS, "wire", self.incarnation))
-        return self.hear(fr.Welcome, within)
+        """Says hello again to a broker that has not heard from its cluster yet."""
+        until = time.monotonic() + within
+        while True:
+            self.say(fr.Hello(fr.PROTOCOL_VERSION, fr.APIS, "wire", self.incarnation))
+            said = self.hear_either((fr.Welcome, fr.Refused), until - time.monotonic())
+            if isinstance(said, fr.Welcome):
+                return said
+            assert isinstance(said, fr.Refused)
+            assert said.error == "NotConnectedError", said
+            time.sleep(0.05)
 
     def say(self, message: msgspec.Struct, payload: bytes | None = None) -> None:
         parts = [codec.encode(message)]
@@ -58,17 +67,25 @@ class Dealer:
 
     def hear(self, kind: type[M], within: float = WITHIN) -> M:
         """The next message of that kind; others are kept in `heard`."""
+        message = self.hear_either((kind,), within)
+        assert isinstance(message, kind)
+        return message
+
+    def hear_either(
+        self, kinds: tuple[type[msgspec.Struct], ...], within: float = WITHIN
+    ) -> msgspec.Struct:
         for place, (message, _) in enumerate(self.heard):
-            if isinstance(message, kind):
+            if isinstance(message, kinds):
                 del self.heard[place]
                 return message
-        while self.socket.poll(int(within * 1000)):
+        while self.socket.poll(max(0, int(within * 1000))):
             message, payload = codec.from_gateway(self.socket.recv_multipart())
-            if isinstance(message, kind):
+            if isinstance(message, kinds):
                 self.payload = payload
                 return message
             self.heard.append((message, payload))
-        raise AssertionError(f"no {kind.__name__} came within {within:g} s, but {self.heard}")
+        names = " or ".join(kind.__name__ for kind in kinds)
+        raise AssertionError(f"no {names} came within {within:g} s, but {self.heard}")
 
     def attach(
         self, number: int, kind: int, *, resume: int | None = None, token: bytes = b""
