@@ -8,6 +8,7 @@ A message says what was tried, on which topic, partition and node, and what to d
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 
 class ErrorCode(IntEnum):
@@ -34,6 +35,10 @@ class ErrorCode(IntEnum):
     STALE_LEADER_EPOCH = 18
     BEYOND_LOG_END = 19
     NOT_COMMITTED = 20
+
+
+SENT_BACK: Final = frozenset({ErrorCode.NOT_LEADER, ErrorCode.NOT_COMMITTED})
+"""Answers after which a batch goes again in a while: the partition lacks something, and not it."""
 
 
 class PenstockError(Exception):

@@ -24,7 +24,7 @@ from penstock.core import errors as er
 from penstock.delivery import Batch
 from penstock.ipc import layout as lo
 from penstock.ipc.lane import Ack
-from penstock.refusals import BY_GAP, NO_ROOM, SENT_BACK, TOPIC_GONE, UNSEEN, ailment, refusal
+from penstock.refusals import BY_GAP, LACKS, NO_ROOM, TOPIC_GONE, UNSEEN, ailment, refusal
 from penstock.remote.address import Place
 from penstock.retrying import Retries
 from penstock.routes import LaneLink, PartitionRoute, TopicRoutes
@@ -37,7 +37,7 @@ IN_FLIGHT_EAGER: Final = 8
 until answers come (Nagle's rule, in batches), or for `penstock.boxes.GATHER_MAX`."""
 
 ASK_EVERY: Final = 0.5
-"""Seconds until a batch that was sent back is sent again (see `penstock.refusals.SENT_BACK`)."""
+"""Seconds until a batch that was sent back is sent again (see `penstock.core.errors.SENT_BACK`)."""
 
 OpenLane = Callable[[int], "LaneLink | None"]
 
@@ -215,7 +215,7 @@ class Outbox:
 
     def _settle(self, batch: Batch, ack: Ack) -> None:
         route = batch.route
-        if ack.error in SENT_BACK:
+        if ack.error in er.SENT_BACK:
             return self._sent_back(batch, er.ErrorCode(ack.error))
         route.ask_at = None
         if ack.error:
@@ -266,7 +266,7 @@ class Outbox:
         """Nobody leads its partition, or too few replicas have it: it comes out of the lane, with
         all behind it, for a while."""
         route = batch.route
-        route.ask_at, route.lacks = time.monotonic() + ASK_EVERY, SENT_BACK[code]
+        route.ask_at, route.lacks = time.monotonic() + ASK_EVERY, LACKS[code]
         if not self._idempotent:
             return self._refused(batch, code)
         behind = itertools.dropwhile(lambda one: one is not batch, route.in_flight)

@@ -27,11 +27,11 @@ TOPIC_GONE: Final = frozenset({er.ErrorCode.UNKNOWN_PARTITION, er.ErrorCode.WRON
 UNSEEN: Final = frozenset({er.ErrorCode.PARTITION_OFFLINE, er.ErrorCode.ACCESS_DENIED})
 """Refusals that say nothing of the batch, and whose log never saw it."""
 NO_ROOM: Final = "found no room in the lane within"
-SENT_BACK: Final = {
+LACKS: Final = {
     er.ErrorCode.NOT_LEADER: "found no leader within",
     er.ErrorCode.NOT_COMMITTED: "were on too few replicas within",
 }
-"""Answers after which a batch goes again in a while, and what is said of one that then expires."""
+"""What is said of a batch that was sent back (`SENT_BACK`) and then expires."""
 BY_GAP: Final = frozenset({er.ErrorCode.OUT_OF_ORDER_SEQUENCE, er.ErrorCode.UNKNOWN_PRODUCER})
 """How a log answers what follows a batch that it never saw."""
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from penstock.cluster.frames import messages as fr
-from penstock.core.errors import ErrorCode
+from penstock.core.errors import SENT_BACK, ErrorCode
 from penstock.ipc import layout as lo
 from penstock.ipc import liveness
 from penstock.ipc.doorbell import fence
@@ -29,7 +29,6 @@ from penstock.remote.mirror import memory
 if TYPE_CHECKING:
     from penstock.remote.branches import Branch
 
-SENT_BACK: Final = (ErrorCode.NOT_LEADER, ErrorCode.NOT_COMMITTED)
 """Answers after which a batch is sent again."""
 SEND_PASS_BYTES: Final = 2 << 20
 """What one lane sends before others get their turn."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.cluster.frames import messages as fr
-from penstock.core.errors import ErrorCode
+from penstock.core.errors import SENT_BACK, ErrorCode
 from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import fence
 from penstock.ipc.lane import LaneCorruptError
@@ -181,9 +181,7 @@ class Pumping:
                     endpoint.drift(page, now)
                     continue
                 endpoint.routes.pop(page, None)
-                lane.sent_back.setdefault(page, now)
-                self.counts["batches_sent_back"] += 1
-            elif answer.error == ErrorCode.NOT_COMMITTED:
+            if answer.error in SENT_BACK and self._ways.is_cluster:
                 lane.sent_back.setdefault(page, now)
                 self.counts["batches_sent_back"] += 1
             else:

@@ -21,7 +21,6 @@ from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import Doorbell
 from penstock.ipc.lane import Ack
 from penstock.outbox import ASK_EVERY
-from penstock.refusals import SENT_BACK
 from penstock.retrying import Retries
 from penstock.routes import LaneLink
 
@@ -69,7 +68,7 @@ class Slow(World):
             if code in (0, er.ErrorCode.NOT_COMMITTED):
                 result = self.log.append([frame.batch], 5)[0]
                 code, base = result.error or code, result.base_offset
-            self.behind_one_sent_back = code in SENT_BACK
+            self.behind_one_sent_back = code in er.SENT_BACK
             acks.append(Ack(frame.sequence, base, 5, code, self.log.leader_epoch))
         self.receiver.finish(taken, acks)
         if reap:
