@@ -218,6 +218,18 @@ def test_nothing_outlives_the_process_that_made_it(scratch, end):
         owner.stdout.close()
 
 
+def test_an_owner_that_dies_before_its_reaper_runs_leaves_nothing(scratch):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait(20)
+    left = scratch / "penstock-test-left"
+    left.mkdir()
+    (scratch / "released").mkdir()
+    said = f"+{left}\0+{scratch / 'released'}\0-{scratch / 'released'}\0".encode()
+    reaper = [sys.executable, "-m", "penstock.testing.reaper", str(dead.pid)]
+    subprocess.run(reaper, input=said, env=environment(), check=True, timeout=20)
+    assert [path.name for path in scratch.iterdir()] == ["released"]
+
+
 def test_importing_the_plugin_loads_nothing_of_penstock():
     """It is loaded by every run of pytest where Penstock is installed."""
     program = (

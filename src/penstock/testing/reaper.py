@@ -96,14 +96,16 @@ def main() -> int:
         is_alive = False
     known: set[str] = set()
     text = b""
-    while is_alive:
-        is_alive = [fd for fd, _ in poller.poll()] == [0]
-        text, is_whole = _read(text)
-        is_alive &= is_whole
+    while True:
+        if is_alive:
+            is_alive = [fd for fd, _ in poller.poll()] == [0]
+        text, is_whole = _read(text)  # of an owner that was faster than this process' start, too
         *lines, text = text.split(b"\0")
         for line in lines:
             change = known.add if line[:1] == b"+" else known.discard
             change(os.fsdecode(line[1:]))
+        if not (is_alive and is_whole):
+            break
     for folder in known:
         remains.remove(folder)
     return 0
