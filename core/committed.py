@@ -59,14 +59,14 @@ class AbortedTransactions:
     def _look(self, offset: int, last_stable: int) -> None:
         if offset < self._low:
             self.forget()
-        if not self._known_to:
+        if offset > self._known_to:  # nobody looked at what lies between
             self._low = offset
         bases = list_segments(self._storage, self._folder)
         for _ in range(LISTINGS_MAX):
             missing = [
                 base
                 for base, end in pairwise((*bases, _END))
-                if end > offset and not self._add(base)
+                if end > offset and not self._add(base, last_stable)
             ]
             # One that is missing was never made, or went with its segment while this was reading:
             # what it said stands in that of the segment before then.
@@ -82,8 +82,9 @@ class AbortedTransactions:
             self._low = offset
             self._last_of = {who: last for who, last in self._last_of.items() if last >= offset}
 
-    def _add(self, base: int) -> bool:
-        """What is new in the file of a segment; whether there is one."""
+    def _add(self, base: int, last_stable: int) -> bool:
+        """What is new in the file of a segment; whether there is one. What stands there of markers
+        from `last_stable` on is read again: a replica may cut them off, and write others."""
         storage, path = self._storage, txn_path(self._folder, base)
         try:
             fd = storage.open(path, READ)
@@ -110,5 +111,6 @@ class AbortedTransactions:
         finally:
             storage.close(fd)
         self._last_of.update(((each.producer_id, each.epoch), each.last_offset) for each in entries)
-        self._read[base] = known + len(entries) * TXN_ENTRY_BYTES
+        stable = sum(each.last_offset < last_stable for each in entries)
+        self._read[base] = known + stable * TXN_ENTRY_BYTES
         return True

@@ -337,6 +337,48 @@ def test_invariant_9_a_damaged_txn_file_shows_no_aborted_record_and_is_made_agai
             assert txn_files(after) == before
 
 
+def test_a_reader_that_went_far_ahead_and_comes_back_leaves_out_what_was_aborted_in_between():
+    """Found by a look at it: what it had not read on its way counted as known."""
+    storage, log = opened()
+    put(log, begin(3, producer=50), within(0, 3, producer=50), abort(3, producer=50))
+    aborted = AbortedTransactions(storage, FOLDER)
+
+    def is_left_out(offset: int) -> bool:
+        (head, *_), *_ = log.read(offset, 1)
+        return aborted.has(head, log.last_stable)
+
+    assert is_left_out(1)
+    put(log, begin(3, producer=51), within(0, 3, producer=51), abort(3, producer=51))
+    put(log, *(make_batch(number, producer=7) for number in range(30)))
+    far = log.log_end + 1
+    put(log, begin(3, producer=52), within(0, 3, producer=52), commit(3, producer=52))
+    assert 5 < list_segments(storage, FOLDER)[-1] <= far  # what follows is in another segment
+    assert not is_left_out(far)
+    assert is_left_out(4)
+    assert is_left_out(1)
+    assert not is_left_out(far)
+
+
+def test_a_reader_of_a_log_that_is_cut_and_grows_as_long_again_misses_no_abort():
+    """Of a replica, twice in a row: which aborts are noted above the high watermark may change. The
+    reader has not heard of it, since a leader epoch begins before the cut that it brings."""
+    storage, log = opened()
+    put(log, begin(3, producer=50), within(0, 3, producer=50), abort(3, producer=50))
+    put(log, begin(0, producer=51), within(0, 0, producer=51))
+    put(log, begin(0, producer=52), within(0, 0, producer=52))
+    high_watermark = log.log_end
+    put(log, abort(0, producer=51))
+    log.truncate_to(high_watermark)
+    put(log, abort(0, producer=51))
+    aborted = AbortedTransactions(storage, FOLDER)
+    assert aborted.has(log.read(1, 1)[0][0], log.last_stable)
+    log.truncate_to(high_watermark)
+    put(log, abort(0, producer=52), abort(0, producer=51))
+    assert log.last_stable == log.log_end
+    for offset in (6, 4):
+        assert aborted.has(log.read(offset, 1)[0][0], log.last_stable)
+
+
 def test_a_reopened_log_changes_no_txn_file():
     storage, log = busy_log()
     log.close(clean=True)
