@@ -152,6 +152,26 @@ def test_a_consumer_may_be_what_is_consumed_and_comes_again_after_an_abort(node:
     run(main())
 
 
+def test_several_batches_that_are_aborted_all_come_again(node: Broker):
+    source, target = node.create_topic(), node.create_topic()
+    produce(node, source, [b"%d" % number for number in range(6)])
+
+    async def main() -> None:
+        async with (
+            aio.connect(node.url) as client,
+            client.producer(transactional_id=target) as producer,
+            client.consumer(source, group=target, **EXACTLY_ONCE) as consumer,
+        ):
+            for _ in range(2):
+                batches = [await consumer.poll(2, timeout=WITHIN) for _ in range(2)]
+                assert [record.offset for batch in batches for record in batch] == [0, 1, 2, 3]
+                with pytest.raises(KeyError):
+                    async with producer.transaction(consumed=batches):
+                        raise KeyError
+
+    run(main())
+
+
 # --- lines ---------------------------------------------------------------------------------------
 def test_a_record_that_is_refused_in_line_fails_its_transaction(node: Broker):
     topic, other = node.create_topic(), node.create_topic()

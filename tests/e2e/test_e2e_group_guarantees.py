@@ -268,6 +268,16 @@ def test_invariant_7_a_stale_members_commit_is_refused_by_name(node):
             assert other.committed() == {(topic, number): None}
 
 
+def test_at_least_once_rewinding_to_what_is_still_to_come_passes_nothing_over(node):
+    topic = node.create_topic()
+    fill(node, topic, 0, 10)
+    with node.connect() as client, client.consumer(topic, group="twice") as consumer:
+        first, second = consumer.poll(4, timeout=25), consumer.poll(4)
+        consumer.rewind(first)
+        consumer.rewind(second)
+        assert offsets(consumer.poll(4)) == [0, 1, 2, 3]
+
+
 # --- exactly-once ---------------------------------------------------------------------------------
 def test_exactly_once_never_commits_by_itself(node):
     topic = node.create_topic()

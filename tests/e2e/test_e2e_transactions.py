@@ -511,6 +511,39 @@ def test_consumed_offsets_commit_with_the_records_or_not_at_all(client, node, to
     assert committed(client, f"{topic}-out") == [b"0", b"1", b"2"]
 
 
+@pytest.mark.parametrize("order", ["as they came", "the other way round", "with the consumer"])
+def test_several_batches_count_together_or_all_come_again(client, node, topic, order):
+    """In whatever order they are named: after an abort the first of them comes first, and a commit
+    stands behind the last."""
+    node.create_topic(f"{topic}-out")
+    with client.producer() as plain:
+        plain.send_batch(topic, [b"%d" % n for n in range(9)], partition=0).result()
+    options = {"group": topic, "guarantee": "exactly-once", "start": "earliest"}
+    with (
+        client.producer(transactional_id=topic) as producer,
+        client.consumer(topic, **options) as consumer,
+    ):
+        for fails in (True, False):
+            batches = [consumer.poll(3, timeout=25), consumer.poll(3, timeout=25)]
+            assert [record.offset for batch in batches for record in batch] == list(range(6))
+            consumed = {
+                "as they came": batches,
+                "the other way round": batches[::-1],
+                "with the consumer": [consumer, batches[1], batches[0]],
+            }[order]
+            try:
+                with producer.transaction(consumed=consumed):
+                    for batch in batches:
+                        producer.send_batch(f"{topic}-out", batch.values)
+                    if fails:
+                        raise KeyError
+            except KeyError:
+                assert fails
+    with client.consumer(topic, **options) as consumer:
+        assert [record.offset for record in consumer.poll(100, timeout=25)] == [6, 7, 8]
+    assert committed(client, f"{topic}-out") == [b"%d" % n for n in range(6)]
+
+
 def test_offsets_of_a_partition_that_moved_on_abort_the_transaction(client, topic):
     with client.producer() as plain:
         plain.send_batch(topic, [b"x"] * 3, partition=0).result()

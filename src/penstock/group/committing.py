@@ -198,14 +198,16 @@ class Commits:
         return stale
 
     def back_before(self, batch: GroupBatch) -> None:
-        """Let a batch come again, where its partitions were not given away since."""
+        """Let a batch come again, where its partitions were not given away since. Never forwards:
+        what comes again already stays to come."""
         firsts: dict[TopicPartition, int] = {}
-        owner = self._member.ownership
+        owner, reader = self._member.ownership, self._reader
         for chunk in reversed(batch.chunks):
             name = chunk.topic, chunk.partition
             if owner.is_still(batch.ownership, name):
                 firsts[name] = chunk.row_offset(chunk.start)
-        self._reader.back_to(firsts)
+        stands = {name: reader.handout.offset_of(part) for name, part in reader.partitions.items()}
+        reader.back_to({name: at for name, at in firsts.items() if at < stands.get(name, 0)})
         self._reader.notice = UNSEEN  # a transaction was aborted: perhaps others own it by now
 
     def going_back(self, out: GroupBatch | None, guarantee: str) -> Waits[None]:

@@ -108,13 +108,17 @@ def check_consumed(consumed: Consumed | None) -> Consumed | None:
 
 
 def consumed_offsets(consumed: Consumed | None) -> list[GroupOffsets]:
-    """What to commit with a transaction's records. Raises `ConfigError` for what no group's
-    consumer brought."""
-    found = [
-        each.consumed if isinstance(each, GroupBatch) else each.offsets_of()
-        for each in _each(consumed)
-    ]
-    return [offsets for offsets in found if offsets.offsets]
+    """What to commit with a transaction's records: of several batches of a partition the furthest,
+    in whatever order they are named. Raises `ConfigError` for what no group's consumer brought."""
+    found: dict[tuple[str, str], dict[tuple[bytes, int, int], OffsetCommit]] = {}
+    for each in _each(consumed):
+        offsets = each.consumed if isinstance(each, GroupBatch) else each.offsets_of()
+        furthest = found.setdefault((offsets.group, offsets.member_id), {})
+        for one in offsets.offsets:
+            place = one.topic_id, one.partition, one.grant
+            if place not in furthest or furthest[place].offset < one.offset:
+                furthest[place] = one
+    return [GroupOffsets(*who, list(each.values())) for who, each in found.items() if each]
 
 
 def rewind(consumed: Consumed | None) -> None:

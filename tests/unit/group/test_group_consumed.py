@@ -28,6 +28,10 @@ def chunk(partition, count=3):
     return Chunk("orders", partition, decode(image, 0, checked(image, 0)))
 
 
+def _but_grant(owned, grant):
+    return owned.topic, owned.topic_id, owned.partition, owned.page, grant, owned.revoked
+
+
 class Source:
     def __init__(self):
         self.rewound = []
@@ -55,6 +59,23 @@ def test_several_groups_commit_in_one_transaction_and_nothing_consumed_commits_n
     assert [found.group for found in consumed_offsets([batch, source])] == ["billing", "audit"]
     assert consumed_offsets(None) == []
     assert consumed_offsets(GroupBatch([], OWNERSHIP)) == []
+
+
+def test_of_several_batches_of_a_partition_the_furthest_is_committed():
+    early, late = chunk(0).cut(0, 1), chunk(0).cut(1, 3)
+    batches = [GroupBatch([each], OWNERSHIP) for each in (late, chunk(1), early)]
+    [offsets] = consumed_offsets(batches)
+    assert [(each.partition, each.offset) for each in offsets.offsets] == [(0, 3), (1, 3)]
+
+
+def test_what_was_read_under_an_older_grant_is_named_beside_the_newer_and_refuses_both():
+    newer = {name: Owned(*_but_grant(owned, 11)) for name, owned in OWNED.items()}
+    batches = [
+        GroupBatch([chunk(0)], OWNERSHIP),
+        GroupBatch([chunk(0)], Ownership("billing", "member-1", newer)),
+    ]
+    [offsets] = consumed_offsets(batches)
+    assert [each.grant for each in offsets.offsets] == [7, 11]
 
 
 def test_rewind_reaches_the_consumer_that_brought_it():
