@@ -14,7 +14,7 @@ from typing import Any, Self
 from loops import eventually
 
 from penstock.cluster.controller import Image, Place
-from penstock.core.errors import PenstockError
+from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.storage import Storage
 from penstock.server.config import NodeConfig
 from penstock.server.datafolder import DataFolder
@@ -22,6 +22,9 @@ from penstock.server.quorum import Quorum
 
 ELECTION = 0.4
 SESSION = 0.6
+STEADY: dict[str, Any] = {"election_timeout": 2.0, "broker_session_timeout": 4.0}
+"""For worlds in which whoever leads has to go on leading: a busy machine holds a loop up for longer
+than the times above."""
 
 
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 16
@@ -110,6 +113,17 @@ class World:
         await eventually(agree, "a leader that all follow")
         assert self.active is not None
         return self.active
+
+    async def remove(self, node: int) -> None:
+        """Take it out of the quorum, once its connections are seen to be gone."""
+        asked = next(quorum for number, quorum in self.quorums.items() if number != node)
+        async with asyncio.timeout(45):
+            while True:
+                try:
+                    await asked.ask("remove_member", node)
+                    return
+                except ConfigError:
+                    await asyncio.sleep(0.05)
 
     async def unfenced(self) -> None:
         await eventually(

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 from loops import eventually, run
-from quorum_world import World, create
+from quorum_world import STEADY, World, create
 
 from penstock.core.errors import (
     ClosedError,
@@ -156,7 +156,7 @@ def test_a_leader_whose_process_is_gone_is_not_waited_for(tmp_path):
             await world.unfenced()
             await world.stop(first.node)
             second = await world.agreed()
-            assert second.counts()["raft leaders_gone"] > 0
+            assert any(q.counts().get("raft leaders_gone") for q in world.quorums.values())
             await eventually(lambda: second.image.brokers[first.node].is_fenced, "it is fenced")
 
     run(main())
@@ -194,7 +194,7 @@ def test_a_broker_without_a_vote_comes_back_with_an_empty_disk(tmp_path):
     """It hears the whole log again, of the leader that is there."""
 
     async def main() -> None:
-        async with World(tmp_path) as world:
+        async with World(tmp_path, **STEADY) as world:
             active = await world.agreed()
             await world.start(4)
             await world.unfenced()
@@ -254,7 +254,7 @@ def test_what_a_power_cut_took_is_told_whoever_registers_first(tmp_path, monkeyp
     monkeypatch.setattr(standing, "TRY", 0.1)
 
     async def main() -> None:
-        world = World(tmp_path)
+        world = World(tmp_path, **STEADY)  # what a controller decided is counted while it leads
         quorum = await world.start(1, registers=False)
         first = asyncio.create_task(quorum.register(("tcp://127.0.0.1:7777",), was_clean=False))
         await asyncio.sleep(0.2)

@@ -365,15 +365,17 @@ def test_requests_from_node_to_node(tmp_path):
 
             world.quorums[2].serve("double", handler)
             one = world.quorums[1]
-            assert await one.request(2, "double", b"ab", 5) == b"abab"
+            await eventually(lambda: one._links.nodes() == {2, 3}, "it is linked, not only led")
+            assert await one.request(2, "double", b"ab", 45) == b"abab"
             with pytest.raises(StorageError, match="no room"):
-                await one.request(2, "double", b"refuse", 5)
+                await one.request(2, "double", b"refuse", 45)
             with pytest.raises(PenstockTimeout):
                 await one.request(2, "double", b"sleep", 0.05)
             with pytest.raises(ConfigError, match="nobody serves"):
-                await one.request(3, "double", b"", 5)
+                await one.request(3, "double", b"", 45)
             with pytest.raises(NotConnectedError):
                 await one.request(9, "double", b"", 5)
+            await eventually(lambda: len(asked) >= 3, "what nobody waited for came, too")
             assert asked == [(1, b"ab"), (1, b"refuse"), (1, b"sleep")]
 
     run(main())

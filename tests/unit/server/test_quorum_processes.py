@@ -42,8 +42,9 @@ class Member:
         for line in self.process.stdout:
             self.lines.append(line.split())
 
-    def said(self, word: str) -> list[list[str]]:
-        return [line for line in list(self.lines) if line[0] == word]
+    def said(self, word: str, since: int = 0) -> list[list[str]]:
+        """Lines of that kind, but for so many first lines of any."""
+        return [line for line in self.lines[since:] if line[0] == word]
 
     @property
     def is_active(self) -> bool:
@@ -148,22 +149,21 @@ def test_the_leader_is_killed_and_another_one_goes_on(members):
 
 
 def test_a_leader_that_was_stopped_for_long_does_not_lead_when_it_goes_on(members):
-    first = members.leader()
     members.goes_on(*members.by_node.values())
+    first = members.leader()
     first.process.send_signal(signal.SIGSTOP)
     second = members.leader(first)
+    term = int(second.said("active")[-1][1])
     members.goes_on(*(m for m in members.by_node.values() if m is not first))
     said = len(first.lines)
     continued_at = time.monotonic()
     first.process.send_signal(signal.SIGCONT)
-    wait_until(lambda: len(first.said("idle")) >= 1, what="it leads no more")
-    idle_at = float(first.said("idle")[-1][2])
-    decided = [line for line in first.lines[said:] if line[0] == "created"]
+    wait_until(lambda: first.said("idle", said), WITHIN, what="it leads no more")
+    idle_at = float(first.said("idle", said)[0][2])
     # Whatever it was answered since was decided by the second one.
     assert idle_at - continued_at < NEW_LEADER_WITHIN
-    assert all(float(line[2]) >= continued_at for line in decided)
-    assert second.is_active
+    assert all(float(line[2]) >= continued_at for line in first.said("created", said))
     members.goes_on(*members.by_node.values())
-    assert second.is_active
+    assert all(int(line[1]) > term for line in first.said("active", said)), "if it was elected anew"
     terms_have_one_leader(members)
     nothing_is_lost(members)
