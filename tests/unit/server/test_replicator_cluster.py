@@ -71,6 +71,7 @@ def test_nothing_counts_while_fewer_than_min_insync_replicas_have_it(world):
     others = [each for each in world.brokers.values() if each is not leader]
     for other in others:
         other.pause()
+        assert other.stands.wait(15), "it was in the middle of a turn"
     for sequence in range(5, 10):
         producer.send(sequence)
     assert not any(ack.error for ack in producer.settle())
@@ -206,7 +207,8 @@ def test_high_watermarks_outlive_processes(world):
     world.check_equal()
 
 
-def leads(world: World, number: int) -> bool:
+def leads_once_elected(world: World, number: int) -> bool:
+    world.elect(0, number)  # in vain while it lags
     return world.leader().number == number
 
 
@@ -214,8 +216,7 @@ def test_a_preferred_leader_takes_over_without_loss(world):
     world.topic()
     filled(world, 20)
     for number in (2, 3, 1):
-        world.elect(0, number)
-        eventually(partial(leads, world, number), f"broker {number} leads")
+        eventually(partial(leads_once_elected, world, number), f"broker {number} leads")
         world.wait_isr(*world.brokers)
         filled(world, 10, first=world.leader().page().log_end)
     world.check_equal()
