@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import zmq
 from node_helpers import eventually
-from wire import Dealer, batch_of
+from wire import WITHIN, Dealer, batch_of
 
 import penstock
 from penstock import keys
@@ -34,7 +35,8 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.broker = Broker(listen=True)
+        # Raw connections say nothing of themselves, however long a test takes on a busy machine.
+        self.broker = Broker(listen=True, options={"client_silence_max": 120.0})
         self.key("first")
 
     def key(self, name: str, **options: str) -> Path:
@@ -46,7 +48,8 @@ class World:
         """A connection with that key. A new key is looked for a few times a second at most, so a
         flood of others may be in its way."""
         key = keys.load_client_key(file)
-        for _ in range(5):
+        deadline = time.monotonic() + WITHIN
+        while time.monotonic() < deadline:
             dealer = Dealer(
                 self.broker.tcp_url,
                 hello=False,
@@ -84,7 +87,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def connects(dealer: Dealer, within: float = 0.5) -> bool:
-    dealer.say(fr.Hello(fr.PROTOCOL_VERSION, fr.APIS, "wire", dealer.incarnation))
+    dealer.socket.setsockopt(zmq.SNDTIMEO, int(within * 1000))
+    try:
+        dealer.say(fr.Hello(fr.PROTOCOL_VERSION, fr.APIS, "wire", dealer.incarnation))
+    except zmq.Again:  # it was turned away already: there is nowhere to send to
+        return False
+    finally:
+        dealer.socket.setsockopt(zmq.SNDTIMEO, -1)
     return bool(dealer.socket.poll(int(within * 1000)))
 
 
@@ -105,7 +114,7 @@ def test_no_key_a_wrong_key_and_a_wrong_server_do_not_come_in(world: World) -> N
     stranger = zmq.curve_keypair()
     with Dealer(world.broker.tcp_url, hello=False) as dealer:
         assert not connects(dealer)
-    eventually(lambda: "not let in: anonymous its handshake failed" in world.log)
+        eventually(lambda: "not let in: anonymous its handshake failed" in world.log)
     for public, secret, server in (
         (*stranger, key.server.encode()),
         (key.public.encode(), stranger[1], key.server.encode()),
@@ -114,9 +123,10 @@ def test_no_key_a_wrong_key_and_a_wrong_server_do_not_come_in(world: World) -> N
         options = {"curve_publickey": public, "curve_secretkey": secret, "curve_serverkey": server}
         with Dealer(world.broker.tcp_url, hello=False, **options) as dealer:
             assert not connects(dealer)
+            if public == stranger[0]:
+                eventually(lambda: stranger[0].decode() in world.log)
     line = next(one for one in world.log.splitlines() if "is not authorized" in one)
     assert "127.0.0.1" in line
-    assert stranger[0].decode() in world.log
     assert stranger[1].decode() not in world.log
 
 
@@ -124,14 +134,18 @@ def test_a_client_is_told_why_it_does_not_come_in(world: World, tmp_path: Path) 
     other = tmp_path / "elsewhere"
     file = tmp_path / "x.key"
     keys.create_key(other, "x", file)
-    with pytest.raises(penstock.NotConnectedError, match="key file"):
-        penstock.connect(world.broker.tcp_url, keys=file, transport="tcp", timeout=1)
-    with pytest.raises(penstock.NotConnectedError, match="wants a key"):
-        penstock.connect(world.broker.tcp_url, transport="tcp", timeout=1)
+
+    def told(why: str, **options: Any) -> bool:
+        """Once it is turned away within the time that it has."""
+        with pytest.raises(penstock.NotConnectedError) as error:
+            penstock.connect(world.broker.tcp_url, transport="tcp", timeout=1, **options)
+        return why in str(error.value)
+
+    eventually(lambda: told("key file", keys=file))
+    eventually(lambda: told("wants a key"))
     unknown = world.key("unknown")
     keys.revoke_key(world.broker.data, "unknown")
-    with pytest.raises(penstock.NotConnectedError, match="does not know this client's key"):
-        penstock.connect(world.broker.tcp_url, keys=unknown, transport="tcp", timeout=1)
+    eventually(lambda: told("does not know this client's key", keys=unknown))
 
 
 def test_a_revoked_key_ends_its_connections_and_opens_no_more(world: World) -> None:
@@ -140,13 +154,13 @@ def test_a_revoked_key_ends_its_connections_and_opens_no_more(world: World) -> N
         gone.attach(1, lo.KIND_ADMIN)
         stays.attach(1, lo.KIND_ADMIN)
         keys.revoke_key(world.broker.data, "leaver")
-        ended = gone.hear(fr.Ended, within=5)
+        ended = gone.hear(fr.Ended)
         assert ended.endpoint == -1
         assert "not authorized" in ended.reason
         assert isinstance(stays.ask(1, ms.ListTopics()), ms.Topics)
     with world.dealer(leaving, hello=False) as dealer:
         assert not connects(dealer)
-    assert "sent away: leaver" in world.log
+    eventually(lambda: "sent away: leaver" in world.log)
 
 
 def test_another_namespace_holds_for_connections_that_come_after(world: World) -> None:
@@ -157,7 +171,7 @@ def test_another_namespace_holds_for_connections_that_come_after(world: World) -
         assert isinstance(made, ms.TopicFound)
         place = world.broker.data / "keys/authorized/mover.json"
         place.write_text(place.read_text().replace('"here"', '"there"'))
-        dealer.hear(fr.Ended, within=5)
+        dealer.hear(fr.Ended)
     with world.dealer(file) as dealer:
         dealer.attach(1, lo.KIND_ADMIN)
         refused = dealer.ask(1, ms.FindTopic("here.a"))
@@ -224,7 +238,7 @@ def test_each_request_is_denied_and_audited(
     assert isinstance(answer, ms.Refused), answer
     assert answer.error == "AccessDeniedError"
     assert "outsider" in answer.message
-    assert "refused: outsider may not" in world.log
+    eventually(lambda: "refused: outsider may not" in world.log)
 
 
 def test_every_request_type_is_among_the_denied(world: World) -> None:
@@ -298,9 +312,13 @@ def test_groups_and_transactions_of_others_are_not_listed(world: World, outsider
     ):
         with producer.transaction():
             producer.send("secret", b"x")
-        consumer.poll(timeout=0.1)
         with client.admin() as admin:
-            eventually(lambda: "theirs" in [one.group for one in admin.list_groups()])
+
+            def is_listed() -> bool:
+                consumer.poll(timeout=0.1)
+                return "theirs" in [one.group for one in admin.list_groups()]
+
+            eventually(is_listed)
         assert outsider.ask(1, co.ListGroups()).groups == []
         assert outsider.ask(1, co.ListTransactions()).transactions == []
     world.allow("outsider allow describe group theirs")
@@ -346,15 +364,14 @@ def test_the_real_clients_say_what_is_denied(world: World) -> None:
         with client.producer() as producer:
             delivery = producer.send("public.news", b"x")
             with pytest.raises(penstock.AccessDeniedError, match="may not write"):
-                delivery.result(10)
-            delivery.exception()
+                delivery.result(45)
         with (
             client.consumer("public.news", start="earliest") as consumer,
             pytest.raises(penstock.AccessDeniedError),
         ):
-            consumer.poll(timeout=5)
+            consumer.poll(timeout=45)
         with pytest.raises(penstock.AccessDeniedError):
-            client.consumer("secret").poll(timeout=5)
+            client.consumer("secret").poll(timeout=45)
         with client.admin() as admin, pytest.raises(penstock.AccessDeniedError):
             admin.describe_node()
     world.allow("reader allow all topic public.*")
