@@ -63,7 +63,9 @@ class Log:
 class ClusterDouble:
     """`leaders`: by page. `with` starts its brokers, numbered from 1, and closes them."""
 
-    def __init__(self, brokers: int = 3, partitions: int = 3, **options: Any) -> None:
+    def __init__(
+        self, brokers: int = 3, partitions: int = 3, silence_max: float = 5.0, **options: Any
+    ) -> None:
         self.lock = threading.RLock()
         self.pages = [FIRST_PAGE + number for number in range(partitions)]
         self.logs = {page: Log(page) for page in self.pages}
@@ -75,7 +77,7 @@ class ClusterDouble:
         """Pages that have too few replicas in sync."""
         self.brokers: dict[int, BrokerDouble] = {}
         for number in range(1, brokers + 1):
-            self.brokers[number] = BrokerDouble(self, number, **options)
+            self.brokers[number] = BrokerDouble(self, number, silence_max=silence_max, **options)
         self.urls = {number: broker.url for number, broker in self.brokers.items()}
         self.tell()
 

@@ -132,7 +132,8 @@ def replicator_of(cluster: Cluster, number: int) -> int:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(brokers=3) as cluster:
+    # Raw connections say nothing of themselves, however long a test takes on a busy machine.
+    with Cluster(brokers=3, options={"client_silence_max": 120.0}) as cluster:
         yield cluster
 
 

@@ -28,9 +28,7 @@ COUNT = 1500
 
 @pytest.fixture
 def broker() -> Iterator[Broker]:
-    with Broker(
-        listen=True, writers=1, options={"gateway_stall_timeout": 1.0, "client_silence_max": 60.0}
-    ) as broker:
+    with Broker(listen=True, writers=1, options={"client_silence_max": 120.0}) as broker:
         yield broker
 
 
@@ -43,11 +41,8 @@ def topic_of(broker: Broker, name: str) -> ms.TopicInfo:
 
 
 def records(broker: Broker, topic: str) -> list[bytes]:
-    with broker.connect() as client, client.consumer(topic, start="earliest") as consumer:
-        found: list[bytes] = []
-        while more := consumer.poll(timeout=0.5):
-            found += [record.value or b"" for record in more]
-        return found
+    with broker.connect() as client, client.consumer(topic, follow=False) as consumer:
+        return [record.value or b"" for record in consumer]
 
 
 def processes(broker: Broker, main: str) -> list[int]:
@@ -96,13 +91,16 @@ def test_a_killed_gateway_loses_and_doubles_nothing(broker: Broker) -> None:
     sent_through(broker, fault)
 
 
-def test_a_stopped_gateway_is_killed_and_replaced(broker: Broker) -> None:
-    def fault(sender: Resender) -> None:
-        pid = gateway(broker)
-        with stopped(pid):
-            eventually(lambda: gateway(broker) != pid, "its successor")
+def test_a_stopped_gateway_is_killed_and_replaced() -> None:
+    options = {"gateway_stall_timeout": 1.0, "client_silence_max": 120.0}
+    with Broker(listen=True, writers=1, options=options) as broker:
 
-    sent_through(broker, fault)
+        def fault(sender: Resender) -> None:
+            pid = gateway(broker)
+            with stopped(pid):
+                eventually(lambda: gateway(broker) != pid, "its successor")
+
+        sent_through(broker, fault)
 
 
 def test_a_connection_that_breaks_loses_and_doubles_nothing(broker: Broker) -> None:
@@ -209,7 +207,7 @@ def test_a_clean_stop_tells_connections_and_leaves_no_lane(broker: Broker) -> No
 
 
 def test_rule_19_what_a_remote_producer_left_open_is_aborted_when_it_does_not_come_back() -> None:
-    options = {"client_absence_max": 0.3}
+    options = {"client_absence_max": 2.0}
     with Broker(listen=True, writers=1, options=options) as broker:
         topic = broker.create_topic()
         info = topic_of(broker, topic)
