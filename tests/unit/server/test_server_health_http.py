@@ -121,7 +121,7 @@ def test_a_request_without_end_is_refused_and_the_refusal_arrives(server):
 
 
 def test_who_sends_nothing_is_told_and_dropped():
-    with serving(request_timeout=0.1) as (server, where), connected(where) as sock:
+    with serving(request_timeout=1.0) as (server, where), connected(where) as sock:
         sock.sendall(b"GET /he")
         assert status(read(sock)) == 408
         assert server.replies[408] == 1

@@ -36,9 +36,8 @@ from penstock.server.config import NodeConfig
 @pytest.fixture
 def node(tmp_path):
     config = NodeConfig(
-        str(tmp_path / "data"), name=None, writers_max=2, lanes_max=3, clients_max=4,
-        hello_timeout=0.3,
-    )  # fmt: skip
+        str(tmp_path / "data"), name=None, writers_max=2, lanes_max=3, clients_max=4
+    )
     with NodeThread(config, fake_writer.command()) as running:
         yield running
 
@@ -109,12 +108,14 @@ def test_descriptors_that_nobody_asked_for_are_closed(node):
     eventually(lambda: descriptors(os.getpid()) == before, "descriptors come back")
 
 
-def test_who_says_nothing_is_dropped(node):
-    sock = connection(node)
-    begun = time.monotonic()
-    assert sock.recv(100) == b""
-    assert 0.25 < time.monotonic() - begun < 30.0
-    sock.close()
+def test_who_says_nothing_is_dropped(tmp_path):
+    config = NodeConfig(str(tmp_path / "data"), name=None, hello_timeout=0.3)
+    with NodeThread(config, fake_writer.command()) as node:
+        begun = time.monotonic()
+        sock = connection(node)
+        assert sock.recv(100) == b""
+        assert 0.25 < time.monotonic() - begun < 30.0
+        sock.close()
 
 
 def test_the_first_word_must_be_hello_and_only_the_first(node):
