@@ -431,7 +431,7 @@ def test_a_commit_without_an_answer_is_asked_for_again_by_the_loop(own_node: Bro
     async def main() -> None:
         async with (
             aio.connect(own_node.url) as client,
-            client.producer(transactional_id="t", delivery_timeout=0.5) as producer,
+            client.producer(transactional_id="t", delivery_timeout=2.0) as producer,
             Ticker() as ticker,
         ):
             await producer.begin_transaction()
@@ -461,7 +461,7 @@ def test_an_abort_without_an_answer_is_asked_for_by_the_next_begin_of_the_loop(o
         produce(own_node, "t", [b"0", b"1"])
         async with (
             aio.connect(own_node.url) as client,
-            client.producer(transactional_id="t", delivery_timeout=0.5) as producer,
+            client.producer(transactional_id="t", delivery_timeout=2.0) as producer,
             client.consumer("t", group="g", **EXACTLY_ONCE) as consumer,
         ):
             batch = await consumer.poll(2, timeout=WITHIN)

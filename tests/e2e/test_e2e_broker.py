@@ -110,7 +110,7 @@ def test_options_reach_the_node_and_wrong_ones_are_explained(scratch):
         ([b"1", b"2", b"4"], r"1 missing: b'4'; 1 not expected: b'3'"),
         ([b"1", b"3", b"2"], r"record 1 is b'2', expected was b'3'"),
         ([(b"k", b"1"), (None, b"2"), (None, b"3")], r"1 missing: b'k': b'1'"),
-        ([b"1", b"2", b"3", b"4"], r"gave 3 records within 0.2 s, not 4 records: 1 missing: b'4'"),
+        ([b"1", b"2", b"3", b"4"], r"gave 3 records within 2 s, not 4 records: 1 missing: b'4'"),
         ([b"1", b"2", b"4", b"5"], r"not 4 records: 2 missing: b'4', b'5'; 1 not expected: b'3'"),
     ],
 )
@@ -118,7 +118,7 @@ def test_a_failure_names_the_difference(penstock_broker_module, expected, compla
     topic = penstock_broker_module.create_topic()
     produce(penstock_broker_module, topic, [b"1", b"2", b"3"])
     with pytest.raises(AssertionError, match=complaint):
-        assert_records(penstock_broker_module, topic, expected, timeout=0.2)
+        assert_records(penstock_broker_module, topic, expected, timeout=2.0)
 
 
 def test_order_is_looked_at_by_key_where_partitions_are_many(penstock_broker_module):
@@ -207,8 +207,8 @@ def test_nothing_outlives_the_process_that_made_it(scratch, end):
     assert owner.stdout is not None
     try:
         folder, uuid = owner.stdout.readline().decode().split()
-        owner.wait(20)
-        wait_until(lambda: not list(scratch.iterdir()), 20, lambda: str(list(scratch.iterdir())))
+        owner.wait(45)
+        wait_until(lambda: not list(scratch.iterdir()), 45, lambda: str(list(scratch.iterdir())))
         assert remains.processes_of(folder) == []
         assert listing(f"/penstock-{uuid}-") == []
     finally:

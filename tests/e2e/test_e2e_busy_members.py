@@ -16,7 +16,7 @@ def test_a_busy_exactly_once_member_comes_back_to_a_restarted_node() -> None:
                 "orders", group="billing", guarantee="exactly-once", session_timeout=0.5
             ) as consumer,
         ):
-            consumer.poll(1, timeout=10.0)
+            consumer.poll(1, timeout=25)
             broker.restart()
 
             def is_back() -> bool:

@@ -84,7 +84,7 @@ def test_rule_18_what_was_asked_ahead_is_not_handed_out_before_it_is_granted(bro
     came: list[int] = []
     with (
         broker.connect() as client,
-        client.consumer(topic, **options("stops", node_timeout=0.3)) as consumer,
+        client.consumer(topic, **options("stops", node_timeout=3.0)) as consumer,
     ):
         records = iter(consumer)
         until_ahead(consumer, records, came)

@@ -169,7 +169,7 @@ def test_a_consumer_may_be_assigned_although_its_node_was_replaced(
 def test_a_late_answer_is_not_taken_for_the_next_one(node: NodeUnderTest, client: Client) -> None:
     admin = client.admin()
     topic_id = admin.describe_topic("t").topic_id
-    hasty = client.admin(timeout=0.5)
+    hasty = client.admin(timeout=3.0)
     (writer,) = node.writer_pids()
     os.kill(writer, signal.SIGSTOP)
     try:

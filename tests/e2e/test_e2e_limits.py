@@ -239,7 +239,7 @@ def test_lanes_max_is_named_and_room_is_given_back(node: NodeUnderTest, client: 
         for _ in range(3):
             producer = stack.enter_context(client.producer())
             producer.send_and_wait("t", b"", timeout=WITHIN)
-        late = client.producer(delivery_timeout=1.0)
+        late = client.producer(delivery_timeout=3.0)
         with pytest.raises(PenstockError, match="lanes_max"):
             late.send_and_wait("t", b"", timeout=WITHIN)
         producer.close()
@@ -302,7 +302,7 @@ def test_no_room_for_a_lane_is_told_and_room_that_comes_is_used(
     before = resource.prlimit(node.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (64 << 10, before[1]))
     try:
-        with client.producer(delivery_timeout=1.0) as producer:
+        with client.producer(delivery_timeout=3.0) as producer:
             with pytest.raises(PenstockError, match="RLIMIT_FSIZE"):
                 producer.send_and_wait("t", b"", timeout=WITHIN)
             resource.prlimit(node.pid, resource.RLIMIT_FSIZE, before)
@@ -321,7 +321,7 @@ with NodeUnderTest(Path(sys.argv[1]), lane_capacity=4 << 20) as node, node.conne
     client.admin().create_topic("t")
     first = client.producer()
     first.send_and_wait("t", b"0", timeout=45)
-    second = client.producer(delivery_timeout=1.0)
+    second = client.producer(delivery_timeout=3.0)
     try:
         second.send_and_wait("t", b"1", timeout=45)
         print("no error")

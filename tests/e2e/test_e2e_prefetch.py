@@ -49,7 +49,7 @@ def filled(client: Client, topic: str, partitions: int, batches: int, **options:
 
 def polls(consumer: Consumer, max_records: int | None = None) -> Iterator[RecordBatch]:
     """All that is there, over a network and on a busy machine too."""
-    while batch := consumer.poll(max_records, timeout=0.5):
+    while batch := consumer.poll(max_records, timeout=1.5):
         yield batch
 
 

@@ -67,11 +67,11 @@ def test_threads_that_meet_a_topic_while_the_node_is_away_get_receipts_of_their_
 def test_a_refusal_that_comes_for_an_expired_batch_doubles_nothing():
     with Broker(writers=1) as node, node.connect() as client:
         client.admin().create_topic("t")
-        producer = client.producer(linger=0, delivery_timeout=1.0)
+        producer = client.producer(linger=0, delivery_timeout=4.0)
         producer.send("t", b"warm").result(WITHIN)
         os.kill(writer := writer_pid(node), signal.SIGSTOP)
         flipped, expired = producer.send("t", b"A" * 64), producer.send("t", b"X" * 64)
-        time.sleep(0.7)
+        time.sleep(2.0)  # so that the third has time left when these have none
         alive = producer.send("t", b"C" * 64)
         (link,) = producer._outbox.links.values()
         memory = link.sender._bytes
@@ -95,7 +95,7 @@ def test_what_expires_after_it_was_written_does_not_hand_its_sequence_on(tmp_pat
         admin = client.admin()
         admin.create_topic("t")
         admin.create_topic("u")
-        producer = client.producer(linger=0, delivery_timeout=3.0)
+        producer = client.producer(linger=0, delivery_timeout=6.0)
         producer.send("t", b"warm").result(WITHIN)
         (link,) = producer._outbox.links.values()
         shm.unlink(link.sender.name)  # as systemd's RemoveIPC does at a logout
@@ -103,7 +103,7 @@ def test_what_expires_after_it_was_written_does_not_hand_its_sequence_on(tmp_pat
         written = producer.send("t", b"A")
         with client.producer(linger=0) as other:  # takes the one lane that the node may have
             wait_until(lambda: _sends(other), WITHIN, "the other producer's lane")
-            time.sleep(1.5)  # so that B has time left when A has none
+            time.sleep(3.0)  # so that B has time left when A has none
             behind = producer.send("t", b"B")
             error = written.exception(WITHIN)
             assert isinstance(error, er.DeliveryTimeout)
@@ -164,7 +164,7 @@ def test_what_waits_for_the_device_fails_when_another_node_takes_the_address(tmp
     with NodeUnderTest(tmp_path, writers_max=1, writer_command=rigged(tmp_path)) as node:
         client = node.connect()
         client.admin().create_topic("t")
-        producer = client.producer(linger=0, durability="fsynced", delivery_timeout=5.0)
+        producer = client.producer(linger=0, durability="fsynced", delivery_timeout=WITHIN)
         producer.send("t", b"warm").result(WITHIN)
         (tmp_path / rigged_writer.HOLD_SYNCS).touch()
         waiting = producer.send("t", b"A")

@@ -133,7 +133,7 @@ def test_a_full_disk_fails_deliveries_at_their_own_timeout(
     client: Client, admin: Admin, faults: Faults
 ) -> None:
     admin.create_topic("t")
-    with client.producer(linger=0.0, delivery_timeout=0.5) as producer:
+    with client.producer(linger=0.0, delivery_timeout=3.0) as producer:
         producer.send_and_wait("t", b"before", timeout=WITHIN)
         faults.set("pwritev", errno.ENOSPC, path=r"\.log$")
         failed = producer.send("t", b"may still be written")
@@ -336,7 +336,7 @@ with NodeUnderTest(folder) as node, node.connect() as client:
                 print("held up:", error)
                 break
         read = 0
-        while batch := consumer.poll(timeout=0.5):
+        while batch := consumer.poll(timeout=2.0):
             read += len(batch)
         assert 0 < read < sent, (read, sent)
         (node.data / "ballast").unlink()

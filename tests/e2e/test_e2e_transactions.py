@@ -232,7 +232,7 @@ def test_a_late_end_never_touches_a_later_transaction(client, node, topic):
 
 
 def test_a_transaction_that_takes_too_long_is_aborted(client, topic):
-    with client.producer(transactional_id=topic, transaction_timeout=0.2) as producer:
+    with client.producer(transactional_id=topic, transaction_timeout=2.0) as producer:
         producer.begin_transaction()
         producer.send(topic, b"slow").result()
         admin = client.admin()
@@ -326,7 +326,7 @@ def test_a_commit_without_an_answer_is_asked_for_again():
         broker.create_topic("out")
         with (
             broker.connect() as client,
-            client.producer(transactional_id="t", delivery_timeout=0.5) as producer,
+            client.producer(transactional_id="t", delivery_timeout=2.0) as producer,
         ):
             producer.begin_transaction()
             producer.send("out", b"once").result()
@@ -361,7 +361,7 @@ def test_an_abort_without_an_answer_is_asked_for_by_the_next_begin():
         broker.create_topic("out")
         with (
             broker.connect() as client,
-            client.producer(transactional_id="t", delivery_timeout=0.5) as producer,
+            client.producer(transactional_id="t", delivery_timeout=2.0) as producer,
         ):
             with pytest.raises(KeyError), producer.transaction():
                 producer.send("out", b"never").result()
@@ -397,7 +397,7 @@ def test_after_an_abort_without_an_answer_its_input_comes_again_before_any_other
             broker.create_topic(name)
         with (
             broker.connect() as client,
-            client.producer(transactional_id="t", delivery_timeout=0.5) as producer,
+            client.producer(transactional_id="t", delivery_timeout=2.0) as producer,
             client.consumer("in", **exactly_once("g")) as consumer,
         ):
             with client.producer() as plain:

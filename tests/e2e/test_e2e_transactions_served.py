@@ -230,7 +230,7 @@ def test_consumed_offsets_count_with_the_transaction_or_not_at_all(node):
 
 def test_a_transaction_that_takes_too_long_is_aborted(node):
     topic, pages = create(node), Pages(node)
-    sender = Sender(node, timeout=0.2)
+    sender = Sender(node, timeout=2.0)
     sender.add(topic, 0)
     sender.send(topic)
     eventually(lambda: pages.stable(topic.pages[0]), "aborted")
