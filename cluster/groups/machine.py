@@ -37,13 +37,15 @@ and who was heard of when (`liveness`).
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Final
 
 from penstock.cluster.decisions import Decision, Record
 from penstock.cluster.groups import admission, described, records, requests
 from penstock.cluster.groups import offsets as kept
+from penstock.cluster.groups.bounded import RECORDS_MAX, Bounded
 from penstock.cluster.groups.described import everything
 from penstock.cluster.groups.draft import Draft
 from penstock.cluster.groups.liveness import Liveness, Timers
@@ -64,8 +66,8 @@ from penstock.cluster.groups.types import (
 )
 from penstock.core.errors import GroupError, UnknownMemberError
 
-RECORDS_MAX: Final = 2000
-"""Records after which a decision about many groups leaves the rest to the next `tick`."""
+TOMBSTONES_MAX: Final = 100
+"""Offsets of a group that one decision drops by itself."""
 _KINDS: Final = frozenset(
     {records.GROUP, records.MEMBER, records.OWNERS, records.OFFSET, records.SKIPPED}
 )
@@ -320,15 +322,13 @@ class Groups:
         for key in self._liveness.unseen():
             if member := self._find(*key):
                 self._liveness.lost(now, key, member)
-        drafts: dict[str, Draft] = {}
+        ends: dict[str, dict[str, str]] = {}
         for group, member_id in self._liveness.timers.due(now, RECORDS_MAX):
             member = self._find(group, member_id)
             why = member and self._liveness.expired(now, (group, member_id), member)
             if why:
-                draft = drafts.get(group) or drafts.setdefault(group, Draft(self._groups[group]))
-                draft.drop(member_id)
-                self._count(group, why, 1)
-        return self._follow(now, drafts)
+                ends.setdefault(group, {})[member_id] = why
+        return self._follow(now, ends)
 
     def deadline(self) -> float | None:
         """When `tick` is wanted next; it may be in the past."""
@@ -362,40 +362,59 @@ class Groups:
     def _place(self, draft: Draft) -> None:
         draft.place(self._catalogue, self._limits.member_partitions_max)
 
-    def _follow(self, now: float, drafts: dict[str, Draft]) -> Decision[None]:
-        """Finish these drafts; then groups that have to follow the catalogue, then those whose
-        offsets expire, as far as one decision takes them."""
-        decided: list[Record] = []
-        notify: frozenset[str] = frozenset()
-        there = {topic_id for topic_id, _ in self._topics.values()} if self._topics else set()
-        for name in [*drafts, *(name for name in self._unsettled if name not in drafts)]:
-            if name not in drafts and len(decided) >= RECORDS_MAX:
-                break
-            if group := self._groups.get(name):
-                draft = drafts.get(name) or Draft(group)
+    def _follow(self, now: float, ends: Mapping[str, Mapping[str, str]]) -> Decision[None]:
+        """Drop members that `ends` names by group, and why; then groups that have to follow the
+        catalogue, then those whose offsets expire. What one decision does not take is due still."""
+        decided, notify = Bounded(self._limits.decision_bytes), frozenset[str]()
+        waiting = deque([*ends, *(name for name in self._unsettled if name not in ends)])
+        while waiting:
+            if group := self._groups.get(waiting[0]):
+                draft, ended = Draft(group), ends.get(group.name, {})
+                for member_id in ended:
+                    draft.drop(member_id)
                 self._place(draft)
-                decided += self._finish(now, draft)
+                changed, orphans = draft.finish(now), self._orphans(group)
+                if not decided.take((*changed, *orphans)):
+                    break
                 notify |= draft.notify
-                if name in self._unsettled:
-                    decided += kept.orphaned(group, there)
-            self._unsettled.pop(name, None)
-        later = []
-        while len(decided) < RECORDS_MAX and (due := self._expiry.due(now, 1)):
-            later += due
-            if due[0][0] not in drafts:
-                decided += self._expire(now, self._groups[due[0][0]])
-        for name, _ in later:
-            self._watch_expiry(self._groups[name], now)
-        return Decision(tuple(decided), None, notify)
+                for what in (*ended.values(), *(["rebalances"] if changed else [])):
+                    self._count(group.name, what, 1)
+                if len(orphans) == TOMBSTONES_MAX:
+                    waiting.popleft()  # it has more of them: still unsettled
+                    continue
+            self._unsettled.pop(waiting.popleft(), None)
+        for name in waiting:
+            for member_id in ends.get(name, ()):
+                self._liveness.timers.schedule((name, member_id), now)
+        later: list[Group] = []
+        while not waiting and (due := self._expiry.due(now, 1)):
+            group = self._groups[due[0][0]]
+            later.append(group)
+            gone, offsets = ((), 0) if group.name in ends else self._expired(now, group)
+            if not decided.take(gone):
+                break
+            if offsets:
+                self._count(group.name, "expired_offsets", offsets)
+        for group in later:
+            self._watch_expiry(group, now)
+        return Decision(tuple(decided.records), None, notify)
 
-    def _expire(self, now: float, group: Group) -> Iterator[Record]:
+    def _orphans(self, group: Group) -> tuple[Record, ...]:
+        """Tombstones of offsets whose topic is gone, for a group that has not looked yet."""
+        if group.name not in self._unsettled:
+            return ()
+        there = {topic_id for topic_id, _ in self._catalogue.values()}
+        return tuple(islice(kept.orphaned(group, there), TOMBSTONES_MAX))
+
+    def _expired(self, now: float, group: Group) -> tuple[tuple[Record, ...], int]:
+        """Tombstones of what nobody wants any more, and of how many offsets they are."""
         retention = self._limits.offsets_retention
         at = kept.expires_at(group, retention)
-        if at is not None and at <= now:
-            gone = tuple(kept.expired(group, now, retention))
-            self._count(group.name, "expired_offsets", len(gone))
-            everything = len(gone) == sum(1 for _ in group.all_offsets())
-            yield from kept.removal(group) if everything else gone
+        if at is None or at > now:
+            return (), 0
+        gone = tuple(islice(kept.expired(group, now, retention), TOMBSTONES_MAX))
+        everything = len(gone) == sum(1 for _ in group.all_offsets())
+        return (tuple(kept.removal(group)) if everything else gone), len(gone)
 
     # --- looking up ---
     @property

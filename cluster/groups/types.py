@@ -36,6 +36,7 @@ class GroupLimits:
 
     `offsets_retention`: seconds for which a group without members keeps its offsets. Those of
     at-most-once groups are kept until the group is deleted: without them it could hand out again.
+    `decision_bytes`: about how much a decision about many groups takes; the rest follows in others.
     """
 
     groups_max: int = 1000
@@ -45,6 +46,7 @@ class GroupLimits:
     session_timeout_max: float = 3600.0
     processing_timeout_max: float = 86_400.0
     offsets_retention: float = 7 * 86_400.0
+    decision_bytes: int = 256 << 10
 
 
 class ClientIdentity(msgspec.Struct, frozen=True, array_like=True):

@@ -527,6 +527,68 @@ def test_work_on_many_groups_is_spread_over_ticks():
     assert not any(shell.offsets(f"g{n}") for n in range(50))
 
 
+SMALL = GroupLimits(decision_bytes=2000, offsets_retention=10.0)
+
+
+def bytes_of(decision) -> int:
+    return sum(len(key) + len(value or b"") for key, value in decision.records)
+
+
+def test_a_new_topic_reaches_every_group_by_decisions_that_fit_into_a_batch():
+    shell = Shell(SMALL, t=1)
+    for n in range(40):
+        shell.join(f"g{n}", pattern=".*")
+    before = len(shell.log)
+    shell.change_topics(t=1, u=200)
+    assert len(shell.log) - before >= 80
+    assert all(len(shell.owners(f"g{n}")) == 201 for n in range(40))
+
+
+def test_members_whose_time_is_up_at_once_go_by_decisions_that_fit_into_a_batch():
+    shell, stays = Shell(SMALL, t=100), {}
+    for n in range(40):
+        goes, stays[f"g{n}"] = (shell.join(f"g{n}").member_id for _ in range(2))
+        shell.settle(f"g{n}")
+        shell.machine.disconnected(shell.now, f"g{n}", goes)
+    shell.now += 1000
+    sizes = []
+    while (at := shell.machine.deadline()) is not None and at <= shell.now:
+        decision = shell.machine.tick(shell.now)
+        sizes.append(bytes_of(decision))
+        shell.take(decision)
+    assert 5 < len(sizes) < 60
+    assert max(sizes) <= SMALL.decision_bytes
+    for group, member_id in stays.items():
+        assert set(shell.owners(group).values()) == {member_id}
+        assert shell.describe(group).counts["session_timeout"] == 1
+
+
+def test_what_one_group_needs_is_one_decision_however_large_it_is():
+    shell = Shell(GroupLimits(decision_bytes=1), t=100)
+    shell.machine.disconnected(shell.now, "g", shell.join().member_id)
+    shell.tick(1000)
+    assert shell.owners() == {}
+
+
+@pytest.mark.parametrize("ends", ["expire", "lose their topic"])
+def test_offsets_that_go_by_themselves_do_so_a_few_at_a_time(ends):
+    shell = Shell(SMALL, t=1, u=250)
+    places = [OffsetSeek(topic_id("u"), partition, 1) for partition in range(250)]
+    shell.take(shell.machine.seek(shell.now, "g", places, False))
+    if ends == "expire":
+        decision = shell.machine.tick(shell.now + 10)
+    else:
+        decision = shell.machine.topics_changed(shell.now, catalogue(t=1))
+    assert len(decision.records) == 100
+    shell.take(decision)
+    assert len(shell.offsets("g")) == 150
+    if ends == "lose their topic":
+        shell.tick()
+        assert shell.offsets("g") == {}
+    shell.tick(10)
+    assert shell.machine.list_groups("").groups == []
+
+
 def test_the_world_has_to_be_told_before_anything_is_decided():
     shell = Shell(t=1)
     shell.machine = Groups()

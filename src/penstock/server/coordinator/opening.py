@@ -85,7 +85,12 @@ class Opening:
 
     def machines(self) -> Machines:
         """Fresh ones."""
-        groups = Groups(GroupLimits(offsets_retention=self._config.offsets_retention))
+        groups = Groups(
+            GroupLimits(
+                offsets_retention=self._config.offsets_retention,
+                decision_bytes=self._config.batch_bytes_max // 2,
+            )
+        )
         limits = TransactionLimits(stage_timeout=self._config.stage_timeout)
         return Machines(groups, Transactions(groups, limits))
 

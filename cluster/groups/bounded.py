@@ -1,0 +1,33 @@
+"""A decision about many groups, as much of it as one batch of the log takes.
+
+Owns that bound. What does not fit any more has its turn with the next decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.cluster.decisions import Record
+
+RECORDS_MAX: Final = 2000
+RECORD_BYTES: Final = 16
+"""What a record takes beside its key and value, at most."""
+
+
+class Bounded:
+    """`records` taken so far, up to about `nbytes_max` and `RECORDS_MAX`."""
+
+    def __init__(self, nbytes_max: int) -> None:
+        self._left = nbytes_max
+        self.records: list[Record] = []
+
+    def take(self, records: Sequence[Record]) -> bool:
+        """Take all of these, or none where that is too much. The first are never too much: what one
+        group needs is not divided."""
+        size = sum(len(key) + len(value or b"") + RECORD_BYTES for key, value in records)
+        if self.records and (size > self._left or len(self.records) >= RECORDS_MAX):
+            return False
+        self._left -= size
+        self.records += records
+        return True
