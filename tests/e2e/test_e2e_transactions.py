@@ -391,19 +391,21 @@ def exactly_once(group):
 
 
 @pytest.mark.over_tcp(False)
-def test_after_an_abort_without_an_answer_its_input_comes_again_before_any_other():
+@pytest.mark.parametrize("what", ["batch", "consumer"])
+def test_after_an_abort_without_an_answer_its_input_comes_again_before_any_other(what):
     with Broker() as broker:
         for name in ("in", "out"):
             broker.create_topic(name)
         with (
             broker.connect() as client,
             client.producer(transactional_id="t", delivery_timeout=2.0) as producer,
-            client.consumer("in", **exactly_once("g")) as consumer,
+            client.consumer("in", **exactly_once("g"), timeout=1.0) as consumer,
         ):
             with client.producer() as plain:
                 plain.send_batch("in", [b"%d" % n for n in range(6)]).result()
             batch = consumer.poll(2, timeout=25)
-            with pytest.raises(KeyError), producer.transaction(consumed=batch):
+            consumed = {"batch": batch, "consumer": consumer}[what]
+            with pytest.raises(KeyError), producer.transaction(consumed=consumed):
                 producer.send("out", b"never").result()
                 broker.kill()
                 raise KeyError
@@ -413,7 +415,7 @@ def test_after_an_abort_without_an_answer_its_input_comes_again_before_any_other
             def job():
                 try:
                     batch = consumer.poll(2, timeout=0.2)
-                    with producer.transaction(consumed=batch):
+                    with producer.transaction(consumed=batch if what == "batch" else consumer):
                         for record in batch:
                             producer.send("out", record.value)
                     done.extend(record.value for record in batch)
@@ -425,6 +427,33 @@ def test_after_an_abort_without_an_answer_its_input_comes_again_before_any_other
             assert done == [b"%d" % n for n in range(6)]
         with broker.connect() as client:
             assert committed(client, "out") == done
+
+
+@pytest.mark.over_tcp(False)
+def test_a_rewind_that_has_no_answer_is_made_by_the_next_poll_also_of_a_member_put_out_since():
+    with Broker() as broker:
+        broker.create_topic("in")
+        options = {**exactly_once("g"), "timeout": 1.0, "session_timeout": 0.5}
+        with broker.connect() as client, client.consumer("in", **options) as consumer:
+            with client.producer() as plain:
+                plain.send_batch("in", [b"%d" % n for n in range(6)]).result()
+            assert len(consumer.poll(2, timeout=25)) == 2
+            broker.kill()
+            consumer.rewind()
+            with pytest.raises(penstock.GroupError, match="not known"):
+                consumer.offsets_of()
+            broker.start()
+            with broker.connect() as other:
+                admin = other.admin()
+                eventually(lambda: not admin.describe_group("g").members, "the end of its session")
+
+            def polled():
+                try:
+                    return consumer.poll(2, timeout=0.2).offsets.tolist()
+                except penstock.PenstockError:
+                    return None  # no node yet
+
+            assert eventually(polled, "a poll") == [0, 1]
 
 
 # --- stages --------------------------------------------------------------------------------------

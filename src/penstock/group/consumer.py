@@ -28,7 +28,7 @@ from penstock.group.looping import Looping, Runs
 from penstock.group.membership import Membership
 from penstock.group.offsets import OffsetVerbs
 from penstock.group.options import Guarantee, check_group_options
-from penstock.group.reader import GroupReader
+from penstock.group.reader import UNSEEN, GroupReader
 from penstock.ipc import coordination as co
 from penstock.ipc.doorbell import Backoff
 from penstock.ipc.waits import Waits, run
@@ -199,10 +199,13 @@ class GroupConsumer(OffsetVerbs, Closing, elsewhere.Elsewhere):
         return chunks
 
     def _recovering(self) -> Waits[None]:
-        """The last poll was torn out of its work: back to what is committed."""
-        logger.warning("group %s: a poll was interrupted; back to the last commit", self.group)
+        """The last poll was torn out of its work, or a rewind: back to what is committed."""
+        logger.info("group %s: back to the last commit", self.group)
         self._out = None
-        yield from self._commits.going_back(None, "exactly-once")
+        try:
+            yield from self._commits.going_back(None, "exactly-once")
+        except er.UnknownMemberError:
+            self._reader.notice = UNSEEN  # it joins anew, and begins where the group stands
         self._is_gathering = False
 
     def batches(

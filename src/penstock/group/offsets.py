@@ -6,6 +6,7 @@ commits and what was handed out say. Never reads a record; `consumer` does, and 
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 
 from penstock.assigned import TopicPartition
@@ -19,6 +20,8 @@ from penstock.group.options import Guarantee
 from penstock.group.reader import GroupReader
 from penstock.ipc import coordination as co
 from penstock.ipc.waits import Waits, run
+
+logger = logging.getLogger("penstock.consumer")
 
 
 class OffsetVerbs:
@@ -71,14 +74,15 @@ class OffsetVerbs:
             return batch.consumed
         if self._is_gathering:
             raise er.GroupError(
-                f"group {self.group!r}: a poll was interrupted, and nobody knows what it handed "
-                "out: abort; what is not committed comes again"
+                f"group {self.group!r}: what it handed out is not known, since a poll was "
+                "interrupted or a rewind had no answer: abort; what is not committed comes again"
             )
         return self._commits.handed_out()
 
     def rewind(self, batch: GroupBatch | None = None) -> None:
         """Bring it again: a batch, or all above what is committed. Partitions that others own by
-        now are left to them. Refused at-most-once."""
+        now are left to them. Refused at-most-once. What is committed by transactions the node has
+        to say; while it does not, no poll brings anything."""
         run(self.rewinding(batch))
 
     def rewinding(self, batch: GroupBatch | None = None) -> Waits[None]:
@@ -88,10 +92,22 @@ class OffsetVerbs:
         if self._claims is not None:
             raise er.ConfigError(f"group {self.group!r} is at-most-once: nothing comes again")
         out, self._out = self._out, None
-        if batch is None:
-            yield from self._commits.going_back(out, self.guarantee)
-        else:
+        if batch is not None:
             self._commits.back_before(as_batch(batch))
+        elif self.guarantee == "exactly-once":
+            yield from self._going_back()
+        else:
+            yield from self._commits.going_back(out, self.guarantee)
+
+    def _going_back(self) -> Waits[None]:
+        """To what transactions have committed; without an answer the next poll does it."""
+        self._is_gathering = True
+        try:
+            yield from self._recovering()
+        except er.PenstockError as error:
+            if not error.retriable:
+                raise
+            logger.warning("group %s: the next poll rewinds: %s", self.group, error)
 
     def position(self, topic: str, partition: int) -> int:
         """The offset of the next record that iteration or `poll` will bring."""
