@@ -50,14 +50,14 @@ class Members:
     def owned(self) -> list[tuple[str, int]]:
         return sorted(name for consumer in self.all for name in consumer.assignment())
 
-    def until(self, condition: Callable[[], bool], what: str) -> None:
+    def until(self, condition: Callable[[], bool], what: str, timeout: float = TIMEOUT) -> None:
         """Poll on until it holds."""
 
         def polled() -> bool:
             self.poll()
             return condition()
 
-        wait_until(polled, TIMEOUT, lambda: f"{what}: {self.describe()}")
+        wait_until(polled, timeout, lambda: f"{what}: {self.describe()}")
 
     def until_balanced(self, partitions: list[tuple[str, int]]) -> None:
         """Until each partition has one owner, and no two members differ by more than one."""

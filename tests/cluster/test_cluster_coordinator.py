@@ -294,8 +294,8 @@ def test_at_least_once_skips_nothing(cluster, fault):
     with Feed(cluster, topic) as feed, members(cluster, topic, topic, "at-least-once") as group:
         group.until_more_than(COUNT // 10)
         strike(cluster, fault)
-        group.until(lambda: set(group.seen) == set(feed.values), "every record")
-        group.until(lambda: claimed(cluster, topic)[0] == COUNT, "all of it committed")
+        group.until(lambda: set(group.seen) == set(feed.values), "every record", ALL_WELL)
+        group.until(lambda: claimed(cluster, topic)[0] == COUNT, "all of it committed", ALL_WELL)
 
 
 @faults("pause", "kill", "stop")
@@ -309,8 +309,8 @@ def test_rule_18_at_most_once_hands_nothing_out_twice(cluster, fault):
             done, skipped = claimed(cluster, topic)
             return done == COUNT and len(group.seen) + skipped >= COUNT
 
-        group.until(lambda: len(group.seen) > COUNT // 2, "half of the records")
-        group.until(all_claimed, "all records claimed")
+        group.until(lambda: len(group.seen) > COUNT // 2, "half of the records", ALL_WELL)
+        group.until(all_claimed, "all records claimed", ALL_WELL)
     assert set(group.seen.values()) == {1}
     assert set(group.seen) <= set(feed.values)
 
@@ -382,7 +382,13 @@ def committed_values(cluster: Cluster, topic: str) -> Counter[bytes]:
 def test_exactly_once_over_partitions_with_different_leaders(cluster, fault):
     source, target = cluster.create_topic(partitions=3), cluster.create_topic(partitions=3)
     with cluster.connect() as client, client.admin() as admin:
-        assert len({each.leader for each in admin.describe_partitions(target)}) == 3
+
+        def do_all_lead() -> bool:
+            """Unless one was missed for a moment."""
+            admin.elect_leaders(target)
+            return len({each.leader for each in admin.describe_partitions(target)}) == 3
+
+        wait_until(do_all_lead, ALL_WELL, "each broker leads one of them")
     with Feed(cluster, source) as feed:
         copiers = [Copier(cluster, number, source, target) for number in range(2)]
         try:

@@ -39,7 +39,7 @@ def test_the_first_group_of_a_cluster_waits_for_a_broker_that_is_away():
         reader.join(1.0)
         assert reader.is_alive()
         ground.returns(away)
-        wait_until(lambda: came == [b"1"], 30, ground.tail)
+        wait_until(lambda: came == [b"1"], 60, ground.tail)
         reader.join(45)
         places = ground.cluster.look("__coordinator").partitions
         assert [len(placed.replicas) for placed in places.values()] == [3]

@@ -137,6 +137,18 @@ class Three:
     def until_well(self) -> None:
         self.until(lambda: self.run("cluster", "health").returncode == 0, "all well")
 
+    def until_each_leads_one(self, topic: str) -> None:
+        """Its first replicas lead: they lie on three brokers. One that a busy machine held up for
+        a session has to be asked to lead again."""
+
+        def do_they() -> bool:
+            if {*self.leaders(topic)} == {1, 2, 3}:
+                return True
+            self.run("cluster", "elect")
+            return False
+
+        self.until(do_they, "each leads one")
+
     def logs(self) -> str:
         return "\n".join(
             f"--- {number}\n{each.log.read_text()[-3000:]}"
@@ -187,13 +199,13 @@ def read(three: Three, topic: str, count: int) -> list[int]:
 
 def test_three_brokers_form_a_cluster_that_survives_its_members(three):
     found = three.describe()
-    assert three.states() == {1: "up", 2: "up", 3: "up"}
+    three.until(lambda: three.states() == {1: "up", 2: "up", 3: "up"}, "all up")
     assert len(found["cluster_id"]) == 32
     assert found["controller"] in (1, 2, 3)
     assert {each["role"] for each in found["quorum"]} == {"leader", "follower"}
 
     assert three.run("topic", "create", "t", "-p", "3").returncode == 0
-    assert sorted(three.leaders("t")) == [1, 2, 3], "each leads one"
+    three.until_each_leads_one("t")
     assert all(sorted(each["replicas"]) == [1, 2, 3] for each in three.partitions("t"))
     settings = three.say("topic", "config", "t")
     assert (settings["replication_factor"], settings["min_insync_replicas"]) == (3, 2)
@@ -211,9 +223,10 @@ def test_three_brokers_form_a_cluster_that_survives_its_members(three):
 
     victim.start().ready()
     three.until_well()
-    assert all(sorted(each["isr"]) == [1, 2, 3] for each in three.partitions("t"))
-    three.say("cluster", "elect")
-    three.until(lambda: sorted(three.leaders("t")) == [1, 2, 3], "each leads one again")
+    three.until(
+        lambda: all(sorted(each["isr"]) == [1, 2, 3] for each in three.partitions("t")), "in sync"
+    )
+    three.until_each_leads_one("t")
     assert read(three, "t", 600) == list(range(600))
 
 
@@ -229,15 +242,19 @@ def test_each_broker_tells_how_it_is_in_its_cluster(three):
     three.run("topic", "create", "t", "-p", "3")
     produce(three, "t", range(30))
     three.until_well()
-    led, active = 0, 0
     for broker in three.brokers.values():
         broker.until_ready()
-        told = wait_until(partial(told_of_fetches, broker), what="batches from leaders")
-        assert (told["penstock_broker_fenced"], told["penstock_broker_replicas"]) == ("0", "3")
-        assert told["penstock_broker_underreplicated_partitions"] == "0"
-        led += int(told["penstock_broker_led_partitions"])
-        active += int(told["penstock_broker_controller_active"])
-    assert (led, active) == (3, 1)
+        wait_until(partial(told_of_fetches, broker), SECONDS, "batches from leaders")
+    wanted = {"fenced": 0, "replicas": 9, "underreplicated_partitions": 0, "led_partitions": 3,
+              "controller_active": 1}  # fmt: skip
+
+    def together() -> dict[str, int]:
+        told = [told_of_fetches(broker) for broker in three.brokers.values()]
+        return {
+            name: sum(int(it.get(f"penstock_broker_{name}", 0)) for it in told) for name in wanted
+        }
+
+    wait_until(lambda: together() == wanted, SECONDS, lambda: f"{wanted}: {together()}")
 
 
 def test_who_may_do_what_is_the_same_at_all_brokers(three):
@@ -342,7 +359,8 @@ def test_a_log_that_is_trimmed_starts_there_on_every_replica(three):
     three.until(lambda: all(len(found) == 1 for found in segments().values()), "all are trimmed")
     victim = three.brokers[three.leaders("t")[0]]
     victim.kill()
-    three.until(lambda: victim.number not in three.leaders("t"), "others lead")
+    others = {1, 2, 3} - {victim.number}
+    three.until(lambda: {*three.leaders("t")} <= others, "others lead")
     assert [each["log_start"] for each in three.partitions("t")] == [300, 300, 300]
 
 

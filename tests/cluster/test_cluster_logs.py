@@ -71,7 +71,9 @@ class Sender(threading.Thread):
 
 @pytest.fixture
 def ground() -> Iterator[ClusterUnderTest]:
-    with ClusterUnderTest() as found:
+    # No election but for what befalls its logs, however busy the machine is.
+    options = {"election_timeout": 2.0, "broker_session_timeout": 5.0, "replica_lag_time": 5.0}
+    with ClusterUnderTest(options=options) as found:
         yield found
 
 
@@ -131,13 +133,12 @@ def test_a_leader_whose_disk_fails_gives_its_partition_up_and_is_back_when_it_is
     epoch = place_of(ground, topic).epoch
     disk.cut()
     sender.await_more(MORE)
+    await_isr(ground, topic, others)
     now = place_of(ground, topic)
     assert now.leader in others
-    assert set(now.isr) == others
     assert now.epoch == epoch + 1, "it is elected once, and not to and fro"
     assert leader.is_running, "its other partitions are well"
     sender.await_more(MORE)
-    await_isr(ground, topic, others)
     ground.leaves(leader, clean=True)
     disk.unmount()
     disk.mount()
