@@ -65,7 +65,7 @@ def test_invariant_11_attach_and_crash_rounds_leak_nothing(
         acknowledged += run_rounds(node, WARM_UP, ROUNDS)
         wait_until(
             lambda: is_quiet(node) and not grown(before, held(node)),
-            10.0,
+            45.0,
             lambda: f"seed {SEED}: {before} has become {held(node)}, {node.shared_memory()}",
         )
         assert node.shared_memory() == memory

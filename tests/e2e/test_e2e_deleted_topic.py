@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.penstock(writers=1), pytest.mark.over_tcp]
 
 def read_on(consumer):
     """What was fetched already may still come."""
-    while consumer.poll(timeout=5):
+    while consumer.poll(timeout=25):
         pass
 
 

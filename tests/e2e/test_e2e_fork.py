@@ -146,7 +146,7 @@ def test_rule_7_a_child_may_make_its_own_consumer_from_the_inherited_client(
 
         def work() -> list[bytes | None]:
             with client.consumer(topic) as consumer:
-                return [record.value for record in consumer.poll(timeout=10.0)]
+                return [record.value for record in consumer.poll(timeout=45)]
 
         assert in_child(work) == [b"0"]
 
@@ -174,7 +174,7 @@ def test_rule_7_the_child_closes_its_copies_and_none_of_the_parents(
     plain = own_descriptors()
     with client.producer() as producer, client.consumer(topic) as consumer:
         producer.send_and_wait(topic, b"0", timeout=45)
-        consumer.poll(timeout=10.0)
+        consumer.poll(timeout=45)
         held = own_descriptors()
         inherited = in_child(own_descriptors)
         sockets = {what for what in held.values() if what.startswith("socket")}

@@ -218,7 +218,7 @@ def test_rule_15_what_is_committed_before_anything_came_has_its_epoch(broker, be
     fill(broker, topic, 100, 15)  # offsets from 10 on are given a second time
     with broker.connect() as client, client.consumer(topic, group="young") as consumer:
         with pytest.raises(er.LogTruncatedError) as caught:
-            consumer.poll(timeout=5)
+            consumer.poll(timeout=25)
         assert caught.value.divergence == 10
 
 
@@ -229,7 +229,7 @@ def test_of_two_with_one_instance_id_the_later_stays_and_the_other_is_told(node)
         assert first.assignment() == [(topic, 0)]
         with client.consumer(topic, **options) as second:
             with pytest.raises(er.GroupError, match="taken over by process"):
-                first.poll(timeout=5)
+                first.poll(timeout=25)
             assert second.assignment() == [(topic, 0)]
             assert second.metrics()["lost"] == 0
 

@@ -80,7 +80,7 @@ def test_rule_18_nothing_comes_twice_when_the_node_is_killed(broker, members):
 def test_rule_18_a_claim_without_an_answer_is_dropped_and_counted(broker):
     """A node that hangs: within the node timeout the same claim is asked, then it is given up."""
     topic = broker.create_topic()
-    options = {"group": "hangs", "guarantee": "at-most-once", "node_timeout": 0.3}
+    options = {"group": "hangs", "guarantee": "at-most-once", "node_timeout": 2.0}
     with broker.connect() as client, client.consumer(topic, **options) as consumer:
         assert consumer.assignment() == [(topic, 0)]
         fill(broker, topic, 0, 10)
@@ -224,7 +224,7 @@ def test_rule_15_a_group_behind_a_power_cut_is_told_where_the_logs_parted(broker
     fill(broker, topic, 100, count)  # offsets from 10 on are given a second time
     with broker.connect() as client, client.consumer(topic, group="cut") as consumer:
         with pytest.raises(er.LogTruncatedError) as caught:
-            consumer.poll(timeout=5)
+            consumer.poll(timeout=25)
         assert caught.value.divergence == 10
         assert consumer.metrics()["truncated"] == 1
         consumer.seek(topic, 0, 10)

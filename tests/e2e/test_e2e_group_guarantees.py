@@ -250,10 +250,10 @@ def test_invariant_7_a_stale_members_commit_is_refused_by_name(node):
         node.connect() as client,
         client.consumer(topic, **options) as consumer,
     ):
-        stale = consumer.poll(timeout=5)
+        stale = consumer.poll(timeout=25)
         while {chunk.partition for chunk in stale.chunks} != {0, 1}:  # one came first
             consumer.rewind()
-            stale = consumer.poll(timeout=5)
+            stale = consumer.poll(timeout=25)
         with client.consumer(topic, **options) as other:
             wait_until(
                 lambda: (consumer.poll(), other.poll(), len(other.assignment()) == 1)[2],
@@ -337,7 +337,7 @@ def test_exactly_once_a_transaction_of_a_former_owner_is_aborted(node):
         client.admin().reset_offsets("former", source, to=5)
         with pytest.raises((er.StaleGenerationError, er.TransactionError)):
             move(producer, batch, target)
-        batch = consumer.poll(timeout=5)
+        batch = consumer.poll(timeout=25)
         assert offsets(batch) == [5, 6, 7, 8, 9]
         move(producer, batch, target)
         with client.consumer(target, isolation="read_committed", follow=False) as reader:

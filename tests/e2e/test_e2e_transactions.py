@@ -599,9 +599,9 @@ def test_what_no_transaction_can_commit_is_refused_before_it_begins(client, node
     ):
         for consumed, says in (
             (5, "consumed=5"),
-            (reader.poll(timeout=5), "what a consumer of a group brought"),
+            (reader.poll(timeout=25), "what a consumer of a group brought"),
             (member, "at-most-once"),
-            (member.poll(timeout=5), "at-most-once"),
+            (member.poll(timeout=25), "at-most-once"),
         ):
             with (
                 pytest.raises(penstock.ConfigError, match=says),

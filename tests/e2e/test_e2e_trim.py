@@ -63,7 +63,7 @@ def start_of(admin: Admin, topic: str, partition: int = 0) -> int:
 
 def read_on(consumer: Consumer) -> None:
     """What was fetched already may still come."""
-    while consumer.poll(timeout=5):
+    while consumer.poll(timeout=25):
         pass
 
 
@@ -130,7 +130,7 @@ def test_a_consumer_that_was_overtaken_is_told_and_one_with_a_policy_goes_on(cli
             read_on(strict)
         offsets: list[int] = []
         while not offsets or offsets[-1] < 299:
-            offsets += [record.offset for record in lenient.poll(timeout=5)]
+            offsets += [record.offset for record in lenient.poll(timeout=25)]
         assert offsets[-100:] == list(range(200, 300))
 
 

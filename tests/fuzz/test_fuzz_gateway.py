@@ -136,7 +136,7 @@ client = penstock.connect(sys.argv[1], transport="tcp")
 consumer = client.consumer(sys.argv[2], start="earliest")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
-    print(len(consumer.poll(10, timeout=10)), "records")
+    print(len(consumer.poll(10, timeout=45)), "records")
 except penstock.PenstockError as error:
     print(type(error).__name__)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
