@@ -268,6 +268,22 @@ def test_invariant_7_a_stale_members_commit_is_refused_by_name(node):
             assert other.committed() == {(topic, number): None}
 
 
+@pytest.mark.parametrize("guarantee", ["at-least-once", "at-most-once", "exactly-once"])
+def test_where_latest_was_is_kept_before_what_came_just_then_is_handed_out(node, guarantee):
+    """Of a busy topic the first poll brings something already: a crash in it must skip nothing."""
+    topic, group = node.create_topic(), f"busy-{guarantee}"
+    fill(node, topic, 0, 10)
+    came = lambda names: fill(node, topic, 10, 5)  # noqa: E731 - right after where it begins was found
+    options = {"group": group, "guarantee": guarantee, "start": "latest", "on_assigned": came}
+    with node.connect() as client, client.consumer(topic, **options) as consumer:
+        assert consumer.poll(1, timeout=25).offsets.tolist() == [10]
+        [place] = client.admin().describe_group(group).partitions
+        assert place.committed == (11 if guarantee == "at-most-once" else 10)
+        if guarantee == "exactly-once":
+            consumer.rewind()
+            assert consumer.poll(1, timeout=25).offsets.tolist() == [10]
+
+
 def test_at_least_once_rewinding_to_what_is_still_to_come_passes_nothing_over(node):
     topic = node.create_topic()
     fill(node, topic, 0, 10)

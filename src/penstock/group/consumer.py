@@ -107,6 +107,7 @@ class GroupConsumer(OffsetVerbs, Closing, elsewhere.Elsewhere):
         self._closed = False
         self._out: GroupBatch | None = None  # in the caller's hands
         self._is_gathering = False  # positions run ahead of what was handed out
+        self._fresh: list[TopicPartition] = []  # of which nothing is committed yet
         self._ends: dict[TopicPartition, int] | None = None
         self._due = 0.0
         self._look_every = session_timeout / 3
@@ -322,6 +323,9 @@ class GroupConsumer(OffsetVerbs, Closing, elsewhere.Elsewhere):
             if self._claims is not None and not self._reader.is_lost:
                 yield from self._claims.knowing()
             yield from changes.following()
+        if self._fresh:  # kept before the first record, lest a crash then moves "latest" on
+            fresh, self._fresh = self._fresh, []
+            yield from self._commits.finishing(now, fresh, out=self._out)
         if changes.retry_at is not None:
             self._due = min(self._due, changes.retry_at)
 
@@ -343,8 +347,10 @@ class GroupConsumer(OffsetVerbs, Closing, elsewhere.Elsewhere):
         if self._claims is not None:
             self._claims.place(owned, fresh)
         self._commits.place(owned)
+        if self.guarantee in ("at-least-once", "exactly-once"):
+            self._fresh += fresh
         if fresh and self.guarantee == "at-least-once":
-            self._commits.at = self._due = 0.0  # lest a crash before that moves "latest" on
+            self._commits.at = self._due = 0.0  # should it have no answer
 
     # --- life ------------------------------------------------------------------------------------
     @property
