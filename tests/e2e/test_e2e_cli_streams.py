@@ -244,7 +244,7 @@ def test_an_unknown_topic_is_told_before_stdin_is_read(node):
 
 
 def test_an_unreachable_writer_is_a_timeout(tmp_path):
-    with Broker() as node, node.connect() as client:
+    with Broker(options={"writer_stall_timeout": 120.0}) as node, node.connect() as client:
         client.admin().create_topic("stuck")
         [writer] = client.admin().describe_node().writers[:1]
         os.kill(writer.pid, signal.SIGSTOP)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.over_tcp
 
 def test_a_partition_that_is_not_open_yet_is_read_once_it_is() -> None:
     """Its page is that of a deleted topic until then, and says nothing of where to begin."""
-    with Broker(writers=2) as broker:
+    with Broker(writers=2, options={"writer_stall_timeout": 120.0}) as broker:
         broker.create_topic("old", partitions=6)
         for partition in range(6):
             with broker.connect() as client, client.producer() as producer:

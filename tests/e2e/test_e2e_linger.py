@@ -17,6 +17,8 @@ from penstock.boxes import GATHER_MAX
 from penstock.outbox import IN_FLIGHT_EAGER
 
 WITHIN = 45.0
+PATIENT = 120.0
+"""Seconds: writers that are stopped stay, however long a test takes on a busy machine."""
 FOR_EVER = 120.0
 """Seconds: a record that leaves only when such a sleep ends has missed its time."""
 
@@ -26,7 +28,10 @@ def test_a_box_is_sealed_in_time_while_another_thread_waits_for_an_answer(
 ) -> None:
     monkeypatch.setattr(minder, "WAIT_MAX", FOR_EVER)
     monkeypatch.setattr(minder, "CALLER_WAIT_MAX", FOR_EVER)
-    with NodeUnderTest(tmp_path, writers_max=2) as node, node.connect() as client:
+    with (
+        NodeUnderTest(tmp_path, writers_max=2, writer_stall_timeout=PATIENT) as node,
+        node.connect() as client,
+    ):
         admin = client.admin()
         admin.create_topic("t", TopicConfig(partitions=2))
         with client.producer(linger=0.2, delivery_timeout=FOR_EVER) as producer:
@@ -55,7 +60,7 @@ def test_records_that_do_not_linger_go_together_while_batches_wait_for_their_ans
 ) -> None:
     count = 500
     with (
-        NodeUnderTest(tmp_path, writers_max=1) as node,
+        NodeUnderTest(tmp_path, writers_max=1, writer_stall_timeout=PATIENT) as node,
         node.connect() as client,
         client.producer(linger=0, delivery_timeout=FOR_EVER) as producer,
     ):
@@ -83,7 +88,7 @@ def test_records_that_gather_leave_with_the_next_answer(
     monkeypatch.setattr(boxes, "GATHER_MAX", FOR_EVER)
     monkeypatch.setattr(minder, "WAIT_MAX", FOR_EVER)
     with (
-        NodeUnderTest(tmp_path, writers_max=1) as node,
+        NodeUnderTest(tmp_path, writers_max=1, writer_stall_timeout=PATIENT) as node,
         node.connect() as client,
         client.producer(linger=0, delivery_timeout=FOR_EVER) as producer,
     ):

@@ -29,7 +29,8 @@ OPTIONS: dict[str, Any] = {"batch_bytes": 4 << 10, "buffer_bytes_max": BUFFER}
 
 @pytest.fixture(scope="module")
 def node(transport: str) -> Iterator[NodeUnderTest]:
-    with NodeUnderTest(writers_max=1, lane_capacity=LANE) as node:
+    # Writers that are stopped stay, however long a test takes on a busy machine.
+    with NodeUnderTest(writers_max=1, lane_capacity=LANE, writer_stall_timeout=120.0) as node:
         yield node
         assert node.stop() == 0
 
