@@ -5,7 +5,7 @@ Owns that bound. What does not fit any more has its turn with the next decision.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from penstock.cluster.decisions import Record
@@ -25,9 +25,14 @@ class Bounded:
     def take(self, records: Sequence[Record]) -> bool:
         """Take all of these, or none where that is too much. The first are never too much: what one
         group needs is not divided."""
-        size = sum(len(key) + len(value or b"") + RECORD_BYTES for key, value in records)
+        size = size_of(records)
         if self.records and (size > self._left or len(self.records) >= RECORDS_MAX):
             return False
         self._left -= size
         self.records += records
         return True
+
+
+def size_of(records: Iterable[Record]) -> int:
+    """About how much of a batch they take."""
+    return sum(len(key) + len(value or b"") + RECORD_BYTES for key, value in records)

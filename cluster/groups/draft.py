@@ -13,7 +13,7 @@ a partition is given once in a decision, so (partition, grant) names one owner f
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from penstock.cluster.decisions import Record
@@ -62,6 +62,8 @@ class Draft:
             for topic_id, o in group.owners.items()
         }
         self.notify: frozenset[str] = frozenset()
+        self.added: dict[bytes, range] = {}
+        """Partitions that came to be since the group last looked at what its members want."""
 
     # --- members ---
     def enter(self, member: Member) -> None:
@@ -103,25 +105,21 @@ class Draft:
         there = {topic_id for topic_id, _ in topics.values()}
         self.tables = {i: table for i, table in self.tables.items() if i in there}
         shares: dict[bytes, Shares] = {}
-        for topic, subscribers in sorted(self._subscribers(topics).items()):
+        wanted = _subscribers(self.members.values(), topics)
+        before: Container[str] = ()
+        if any(topics[topic][0] not in self.tables for topic in wanted):
+            before = _subscribers(self.group.members.values(), topics)
+        for topic, subscribers in sorted(wanted.items()):
             topic_id, partitions = topics[topic]
+            is_known = topic in before or topic_id in self.tables
             table = self.tables.setdefault(topic_id, Table(topic))
+            if is_known and len(table.owners) < partitions:
+                self.added[topic_id] = range(len(table.owners), partitions)
             table.grow(partitions)
             shares[topic_id] = Shares(tuple(subscribers), table.owners, table.targets)
         targets = assign(shares, partitions_max)
         for topic_id, table in self.tables.items():
             table.targets = targets.get(topic_id) or [0] * len(table.owners)
-
-    def _subscribers(self, topics: Topics) -> dict[str, list[int]]:
-        """Topics that there are and that somebody wants -> numbers of those who do, ascending."""
-        found: dict[str, list[int]] = {}
-        for member in sorted(self.members.values(), key=lambda member: member.number):
-            wanted = {topic for topic in member.topics if topic in topics}
-            if member.pattern is not None:
-                wanted.update(topic for topic in topics if matches(member.pattern, topic))
-            for topic in wanted:
-                found.setdefault(topic, []).append(member.number)
-        return found
 
     # --- what comes of it ---
     def finish(self, now: float) -> tuple[Record, ...]:
@@ -200,6 +198,18 @@ class Draft:
                         )
                     )
         return Assignment(member.member_id, self.generation, tuple(owned))
+
+
+def _subscribers(members: Iterable[Member], topics: Topics) -> dict[str, list[int]]:
+    """Topics that there are and that somebody wants -> numbers of those who do, ascending."""
+    found: dict[str, list[int]] = {}
+    for member in sorted(members, key=lambda member: member.number):
+        wanted = {topic for topic in member.topics if topic in topics}
+        if member.pattern is not None:
+            wanted.update(topic for topic in topics if matches(member.pattern, topic))
+        for topic in wanted:
+            found.setdefault(topic, []).append(member.number)
+    return found
 
 
 def _seen(owners: list[int], grants: list[int], targets: list[int]) -> list[tuple[int, int, bool]]:

@@ -33,6 +33,7 @@ and who was heard of when (`liveness`).
 | A, A | A releases it all the same, or seek | A, A under a new grant |
 
 **An offset** is moved by who owns the partition under its current grant, by nobody else but `seek`.
+One of 0 comes with a partition, or a topic, that comes to be while members want it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from typing import Final
 from penstock.cluster.decisions import Decision, Record
 from penstock.cluster.groups import admission, described, records, requests
 from penstock.cluster.groups import offsets as kept
-from penstock.cluster.groups.bounded import RECORDS_MAX, Bounded
+from penstock.cluster.groups.bounded import RECORDS_MAX, Bounded, size_of
 from penstock.cluster.groups.described import everything
 from penstock.cluster.groups.draft import Draft
 from penstock.cluster.groups.liveness import Liveness, Timers
@@ -344,10 +345,17 @@ class Groups:
         return Decision(decided, draft.assignment(member), notify)
 
     def _finish(self, now: float, draft: Draft) -> tuple[Record, ...]:
-        decided = draft.finish(now)
+        decided = self._finished(now, draft)
         if decided:
             self._count(draft.group.name, "rebalances", 1)
         return decided
+
+    def _finished(self, now: float, draft: Draft) -> tuple[Record, ...]:
+        """What the draft decides, and where partitions begin that are new. These are left out where
+        so many came at once that no batch takes them."""
+        begins = kept.begin_records(draft.group, draft.added, now)
+        fits = size_of(begins) <= self._limits.decision_bytes
+        return draft.finish(now) + (begins if fits else ())
 
     def _drop(self, now: float, group: str, member_id: str, why: str) -> Decision[None]:
         if self._find(group, member_id) is None:
@@ -373,7 +381,7 @@ class Groups:
                 for member_id in ended:
                     draft.drop(member_id)
                 self._place(draft)
-                changed, orphans = draft.finish(now), self._orphans(group)
+                changed, orphans = self._finished(now, draft), self._orphans(group)
                 if not decided.take((*changed, *orphans)):
                     break
                 notify |= draft.notify

@@ -11,7 +11,7 @@ committed offset is the line between what may have been handed out and what neve
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from penstock.cluster.decisions import Record
@@ -27,6 +27,7 @@ from penstock.cluster.groups.records import (
 )
 from penstock.cluster.groups.state import Group
 from penstock.cluster.groups.types import (
+    NO_EPOCH,
     NO_OFFSET,
     Claim,
     Claimed,
@@ -117,6 +118,20 @@ def _check_offset(group: Group, topic_id: bytes, partition: int, offset: int) ->
             f"offset {offset} of {where(group, topic_id, partition)} in group {group.name!r} is "
             "no offset"
         )
+
+
+def begin_records(
+    group: Group, added: Mapping[bytes, Iterable[int]], now: float
+) -> tuple[Record, ...]:
+    """Of partitions that came to be under the eyes of a group's members: they begin at their
+    beginning. Where members begin by themselves, say at the latest, would pass over what was
+    written until they heard of it."""
+    return tuple(
+        offset_record(group.name, topic_id, partition, Committed(0, NO_EPOCH, micros(now)))
+        for topic_id, partitions in added.items()
+        for partition in partitions
+        if group.committed(topic_id, partition) is None
+    )
 
 
 # --- claim --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A member is given a partition before its writer has opened it."""
+"""Partitions that come to be while a group has members: opened late, written to at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import threading
 
 import pytest
 
-from penstock.testing import Broker, wait_until
+from penstock.group.options import Guarantee
+from penstock.testing import Broker, produce, wait_until
 
 pytestmark = pytest.mark.over_tcp
 
@@ -56,3 +57,35 @@ def test_a_partition_that_is_not_open_yet_is_read_once_it_is() -> None:
             wait_until(all_came, 25.0, lambda: f"records of all partitions come: {seen}")
             assert set(seen) == {b"0", b"1", b"2", b"3"}
             consumer.close()
+
+
+@pytest.mark.parametrize("guarantee", ["at-least-once", "at-most-once", "exactly-once"])
+def test_what_is_written_to_a_new_partition_before_its_group_looks_is_not_passed_over(
+    guarantee: Guarantee,
+) -> None:
+    """Also where the group begins at the latest: that was said of what was there then."""
+    with Broker() as broker:
+        broker.create_topic("orders", partitions=1)
+        produce(broker, "orders", [b"before"])
+        with (
+            broker.connect() as client,
+            client.admin() as admin,
+            client.consumer(
+                pattern="orders.*", group="g", guarantee=guarantee, start="latest"
+            ) as c,
+        ):
+            wait_until(lambda: not c.poll() and c.assignment(), 25.0, "it is joined")
+            c.poll()
+            admin.add_partitions("orders", 2)
+            broker.create_topic("orders-more")
+            with client.producer() as producer:
+                producer.send_batch("orders", [b"grown"] * 3, partition=1)
+                producer.send_batch("orders-more", [b"more"] * 3)
+            seen: list[bytes | None] = []
+
+            def all_came() -> bool:
+                seen.extend(record.value for record in c.poll(timeout=0.1))
+                return len(seen) >= 6
+
+            wait_until(all_came, 25.0, lambda: f"what was written meanwhile: {seen}")
+            assert sorted(value or b"" for value in seen) == [b"grown"] * 3 + [b"more"] * 3

@@ -144,7 +144,7 @@ class GroupAdmin:
         now = time.time()
         partitions = []
         for one in asked.partitions:
-            end = self._session.page(one.page).high_watermark if one.page >= 0 else 0
+            end = self._end_of(one)
             is_set = one.offset != co.NO_OFFSET
             name = (one.topic, one.partition)
             lag = max(0, end - one.offset) if is_set else None
@@ -209,18 +209,23 @@ class GroupAdmin:
         lag = 0
         for one in asked.partitions:
             offset = positions.get((one.topic, one.partition), one.offset)
-            if offset != co.NO_OFFSET and one.page >= 0:
-                lag += max(0, self._session.page(one.page).high_watermark - offset)
+            if offset != co.NO_OFFSET:
+                lag += max(0, self._end_of(one) - offset)
         return lag
+
+    def _end_of(self, one: co.GroupPartition) -> int:
+        """Its high watermark; 0 before its page is its own."""
+        if one.page < 0:
+            return 0
+        page = self._session.page(one.page)
+        return page.high_watermark if page.identity == (one.topic_id, one.partition) else 0
 
     def _ages(self, asked: co.GroupDescription) -> dict[TopicPartition, float]:
         """When the first record that is not committed was appended, by the time index."""
         names, places = [], []
         for one in asked.partitions:
-            if one.offset == co.NO_OFFSET or one.page < 0:
-                continue
-            page = self._session.page(one.page)
-            if one.offset < page.high_watermark:
+            if co.NO_OFFSET < one.offset < self._end_of(one):
+                page = self._session.page(one.page)
                 log = Log(page, one.topic_id, one.partition)
                 names.append((one.topic, one.partition))
                 places.append((log, max(one.offset, page.log_start)))

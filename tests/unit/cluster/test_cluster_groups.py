@@ -136,14 +136,14 @@ def test_a_topic_that_is_deleted_takes_its_offsets_along():
     assert shell.offsets() == {("u", 0): 3}
 
 
-def test_a_topic_made_again_under_another_id_begins_with_nothing_committed():
+def test_a_topic_made_again_under_another_id_begins_at_its_beginning():
     shell = Shell(t=1)
     told = shell.join()
     shell.take(shell.machine.commit(shell.now, "g", "m1", commits(told, 3)))
     other = {"t": (b"another id......", 1)}
     shell.take(shell.machine.topics_changed(shell.now, other))
     [owned] = shell.sync("m1").partitions
-    assert (owned.topic_id, owned.offset) == (b"another id......", -1)
+    assert (owned.topic_id, owned.offset) == (b"another id......", 0)
 
 
 def test_patterns_never_match_the_nodes_own_topics():
@@ -525,6 +525,54 @@ def test_work_on_many_groups_is_spread_over_ticks():
     shell.tick()
     assert len(decisions[0].records) < 2200
     assert not any(shell.offsets(f"g{n}") for n in range(50))
+
+
+# --- partitions that are new ----------------------------------------------------------------------
+def begins(shell: Shell, member_id: str) -> dict[tuple[str, int], int]:
+    return {(o.topic, o.partition): o.offset for o in shell.sync(member_id).partitions}
+
+
+def test_what_was_there_when_a_group_began_is_not_said_to_begin_anywhere():
+    shell = Shell(t=2, u=1)
+    member = shell.join(topics=["t"]).member_id
+    assert begins(shell, member) == {("t", 0): -1, ("t", 1): -1}
+    shell.join(topics=["t", "u"], member_id=member)
+    assert begins(shell, member)["u", 0] == -1  # it was not wanted before
+
+
+def test_partitions_and_topics_that_come_to_be_under_a_groups_eyes_begin_at_their_beginning():
+    shell = Shell(t=1)
+    member = shell.join(topics=["t", "named"], pattern="a.*").member_id
+    shell.change_topics(t=3, named=1, also=1, other=1)
+    found = begins(shell, member)
+    assert found == {("t", 0): -1, ("t", 1): 0, ("t", 2): 0, ("named", 0): 0, ("also", 0): 0}
+    shell.reload()
+    assert begins(shell, member) == found
+
+
+def test_what_came_to_be_while_nobody_decided_is_seen_by_what_the_group_knew():
+    shell = Shell(t=1)
+    member = shell.join().member_id
+    shell.topics = catalogue(t=2)
+    shell.reload()
+    assert begins(shell, member) == {("t", 0): -1, ("t", 1): 0}
+
+
+def test_what_was_sought_or_committed_before_a_partition_came_stays_so():
+    shell = Shell(t=1)
+    told = shell.join()
+    shell.take(shell.machine.commit(shell.now, "g", told.member_id, commits(told, 7)))
+    shell.change_topics(t=2)
+    assert begins(shell, told.member_id) == {("t", 0): 7, ("t", 1): 0}
+    shell.take(shell.machine.leave(shell.now, "g", told.member_id))
+    assert begins(shell, shell.join().member_id) == {("t", 0): 7, ("t", 1): 0}
+
+
+def test_where_too_many_partitions_come_at_once_their_group_follows_all_the_same():
+    shell = Shell(SMALL, t=1)
+    member = shell.join().member_id
+    shell.change_topics(t=500)
+    assert set(begins(shell, member).values()) == {-1}
 
 
 SMALL = GroupLimits(decision_bytes=2000, offsets_retention=10.0)
