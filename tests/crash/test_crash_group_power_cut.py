@@ -99,7 +99,7 @@ def read_and_cut(
     if not cut:
         client.admin().create_topic("t", TopicConfig(durability="fsync"))
     consumers = [
-        client.consumer("t", group=name, guarantee=name, commit_interval=0.02, node_timeout=0.3)  # type: ignore[call-overload]
+        client.consumer("t", group=name, guarantee=name, commit_interval=0.02, node_timeout=1.5)  # type: ignore[call-overload]
         for name in GUARANTEES
     ]
     readers = [

@@ -56,14 +56,14 @@ def expect_death(node: NodeUnderTest) -> None:
 def work(url: str) -> None:
     """Everything that a node does for clients; it may die at any of it."""
     client = connect(url)
-    admin = client.admin(timeout=0.5)
-    producer = client.producer(timeout=0.5, delivery_timeout=0.5)
+    admin = client.admin()
+    producer = client.producer()
     with contextlib.suppress(PenstockError):
         admin.create_topic("fresh")
     with contextlib.suppress(PenstockError):
-        producer.send_and_wait("fresh", b"value", timeout=0.5)
+        producer.send_and_wait("fresh", b"value", timeout=45)
     with contextlib.suppress(PenstockError):
-        producer.close(timeout=0.5)
+        producer.close(timeout=45)
     with contextlib.suppress(PenstockError):
         admin.delete_topic("fresh")
     with contextlib.suppress(PenstockError):
@@ -110,10 +110,11 @@ def test_crash_of_the_node_at_work(node: NodeUnderTest, step: str) -> None:
     armed(node, step)
     node.start()
     # A process of its own: a lane that the node made and did not hand over any more stays until the
-    # process dies that it was made for.
+    # process dies that it was made for. It waits for the node as long as that lives.
     worker = multiprocessing.get_context("fork").Process(target=work, args=[node.url])
     worker.start()
     expect_death(node)
+    worker.kill()
     worker.join(45)
     assert not worker.is_alive()
     check_whole(node)

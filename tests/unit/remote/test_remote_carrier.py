@@ -80,7 +80,7 @@ def producing(gateway, client):
 def test_an_error_names_every_broker_that_was_tried_and_why():
     first, second = unused_port(), unused_port()
     with pytest.raises(er.NotConnectedError) as caught:
-        penstock.connect(f"tcp://127.0.0.1:{first},127.0.0.1:{second}", timeout=0.5)
+        penstock.connect(f"tcp://127.0.0.1:{first},127.0.0.1:{second}", timeout=1.5)
     assert f"127.0.0.1:{first}: nothing listens there" in str(caught.value)
     assert f"127.0.0.1:{second}: nothing listens there" in str(caught.value)
     assert "penstock serve --listen" in str(caught.value)
@@ -97,7 +97,7 @@ def test_who_was_reached_and_hung_up_is_not_said_to_be_missing():
 
         threading.Thread(target=hang_up, daemon=True).start()
         with pytest.raises(er.NotConnectedError, match=f"127.0.0.1:{port}: it hung up") as caught:
-            penstock.connect(f"tcp://127.0.0.1:{port}", timeout=0.5)
+            penstock.connect(f"tcp://127.0.0.1:{port}", timeout=1.5)
         stranger.shutdown(socket.SHUT_RDWR)
     assert "penstock serve --listen" not in str(caught.value)
 
@@ -152,7 +152,7 @@ def test_who_greets_late_is_taken_where_no_other_does(gateway):
 def test_a_broker_that_does_not_greet_is_named(gateway):
     gateway.greets = False
     with pytest.raises(er.NotConnectedError, match=f"127.0.0.1:{gateway.port}: no answer yet"):
-        penstock.connect(gateway.url, transport="tcp", timeout=0.3)
+        penstock.connect(gateway.url, transport="tcp", timeout=1.0)
 
 
 def test_a_refusal_is_raised_as_the_gateway_named_it(gateway):
@@ -294,7 +294,7 @@ def test_a_request_under_way_hears_the_end(gateway, client):
 
 
 def test_the_late_answer_of_a_request_that_timed_out_is_not_the_next_ones(gateway, client):
-    admin = client.admin(timeout=0.2)
+    admin = client.admin(timeout=1.5)
     with pytest.raises(er.PenstockTimeout, match=gateway.url):
         admin.list_topics()
     peer, first, _ = gateway.next(fr.Ask)
@@ -386,7 +386,7 @@ def test_what_outlives_its_client_keeps_the_carrier(gateway):
 def test_closing_while_nothing_answers_is_bounded(gateway):
     before = carriers()
     client = penstock.connect(gateway.url, transport="tcp")
-    producing = Producing(gateway, client, delivery_timeout=0.5)
+    producing = Producing(gateway, client, delivery_timeout=2.0)
     gateway.close()
     delivery = producing.producer.send("orders", b"1")
     with pytest.raises(er.PenstockError):

@@ -229,7 +229,7 @@ def test_a_record_waits_while_nobody_leads_its_partition(
 def test_nobody_leads_for_longer_than_a_delivery_may_take(
     cluster: ClusterDouble, client: Client
 ) -> None:
-    producer = client.producer(linger=0, delivery_timeout=0.5)
+    producer = client.producer(linger=0, delivery_timeout=2.0)
     producer.send_and_wait(TOPIC, b"0", partition=1)
     cluster.move(FIRST_PAGE + 1, -1)
     with pytest.raises(er.DeliveryTimeout, match="orders-1"):
@@ -389,7 +389,7 @@ def test_a_broker_of_another_cluster_is_not_taken_for_one(cluster: ClusterDouble
         cluster.urls[2] = other.url
         cluster.tell()
         with penstock.connect(cluster.url, timeout=WITHIN) as client:
-            producer = client.producer(linger=0, delivery_timeout=1.0)
+            producer = client.producer(linger=0, delivery_timeout=2.0)
             producer.send_and_wait(TOPIC, b"0", partition=0)
             with pytest.raises(er.DeliveryTimeout):
                 producer.send(TOPIC, b"1", partition=1).result(WITHIN)
