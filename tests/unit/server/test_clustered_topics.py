@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -236,7 +237,8 @@ def test_a_topic_shows_how_many_replicas_its_partitions_have(world):
 def test_a_deleted_topic_is_gone_from_all_brokers(world):
     async def test(quorum: Decided, hosts: list[Host]) -> None:
         pages = (await create(hosts[0], "t", partitions=3)).topic.pages
-        await hosts[1].settled()
+        for host in hosts:  # or one would hear of it when it is gone already
+            await host.settled()
         await hosts[1].topics.delete("t")
         for host in hosts:
             await host.settled()
@@ -283,6 +285,50 @@ def test_a_partition_that_moves_away_is_closed_and_removed_and_may_come_back(wor
             while left.open != {"t-0"}:
                 await asyncio.sleep(0.001)
         assert isinstance(left.orders[-1], ms.OpenPartition)
+        assert len(left.folders) == 1
+
+    world(test)
+
+
+def test_a_partition_that_comes_back_in_the_middle_of_a_pass_has_its_folder_first(
+    world, monkeypatch
+):
+    """Its removal ends when the pass has looked already what is missing."""
+
+    async def test(quorum: Decided, hosts: list[Host]) -> None:
+        topic = (await create(hosts[0], "t", replication_factor=1)).topic
+        place = (topic.topic_id, 0)
+        [old] = quorum.image.partitions[place].replicas
+        new = old % 3 + 1
+        for host in hosts:
+            await host.settled()
+        left = hosts[old - 1]
+        left.is_stuck = True
+        await quorum.ask("reassign", (place,), (new,), timeout=1.0)
+        it = quorum.image.partitions[place]
+        isr = tuple((b, quorum.image.brokers[b].epoch) for b in (old, new))
+        change = IsrChange(old, it.leader_epoch, it.partition_epoch, isr)
+        await quorum.ask("change_isr", place, change, timeout=1.0)
+        await left.settled()
+        note, stands, goes_on = left.topics._kept.note, threading.Event(), threading.Event()
+
+        def slow(here: set[Place]) -> None:
+            stands.set()
+            assert goes_on.wait(45)
+            note(here)
+
+        monkeypatch.setattr(left.topics._kept, "note", slow)
+        await quorum.ask("reassign", (place,), (old, new), timeout=1.0)
+        async with asyncio.timeout(45):
+            while not stands.is_set():
+                await asyncio.sleep(0.001)
+            left.catch_up()
+            while left.topics._dropping:
+                await asyncio.sleep(0.001)
+            assert not left.folders
+            goes_on.set()
+            while left.open != {"t-0"}:
+                await asyncio.sleep(0.001)
         assert len(left.folders) == 1
 
     world(test)

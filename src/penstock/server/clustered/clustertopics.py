@@ -107,6 +107,9 @@ class ClusterTopics(Topics):
         self._wake = asyncio.Event()
         self._passed = asyncio.Event()
         self._dropping: dict[int, asyncio.Task[None]] = {}
+        self._barred: frozenset[int] = frozenset()
+        """Pages that were being dropped when the pass under way looked what is missing: it makes no
+        folders for them, so it opens none of them, though the drop may end before it does."""
         self._kept = KeptReplicas(folder)
         self.lost = self._kept.lost
         """Replicas whose folders were here in an earlier life and were not when this one began."""
@@ -137,7 +140,8 @@ class ClusterTopics(Topics):
         if self._image is None:
             return os.path.isdir(topic.folder(self._folder.path, index))
         page = topic.pages[index]
-        if page in self._dropping or self._partitions.are_closing([page]):
+        is_dropped = page in self._dropping or page in self._barred
+        if is_dropped or self._partitions.are_closing([page]):
             return False  # another pass comes when that is over
         return hosts(self._image, self._broker, place_of(topic, index))
 
@@ -152,6 +156,8 @@ class ClusterTopics(Topics):
                 logger.error("what the controller says of topics is not carried out: %s", error)
                 asyncio.get_running_loop().call_later(PASS_RETRY, self._wake.set)
                 continue
+            finally:
+                self._barred = frozenset()
             self._passes = wanted
             self._passed.set()
             self._passed = asyncio.Event()
@@ -175,6 +181,7 @@ class ClusterTopics(Topics):
                 self._begin_deletion(topic)
                 self._partitions.close(topic)
                 logger.info("topic %s deleted", topic.name, extra={"topic": topic.name})
+            self._barred = frozenset(self._dropping)
             missing = {topic.topic_id: self._missing(topic) for topic in records}
             for topic in records:
                 await self._make_room(topic, missing[topic.topic_id])
