@@ -27,15 +27,22 @@ def zombie(url: str, topic: str) -> None:
 
 
 def job(url: str, source: str, target: str, name: str) -> None:
-    """Reads, transforms and writes exactly once, until it is killed or has been idle for a while.
+    """Reads, transforms and writes exactly once, until it is killed or nothing is left to read.
     Prints a line for each transaction that it committed."""
     with (
         penstock.connect(url) as client,
         client.producer(transactional_id=name, transaction_timeout=10.0) as producer,
         client.consumer(source, group=name, guarantee="exactly-once", start="earliest") as consumer,
     ):
+        partitions = len(client.admin().describe_topic(source).partitions)
         print("ready", flush=True)
-        while batch := consumer.poll(20, timeout=5.0):
+        while True:
+            batch = consumer.poll(20, timeout=1.0)
+            if not batch:
+                lags = consumer.lag()
+                if len(lags) == partitions and not any(lags.values()):
+                    break
+                continue
             with producer.transaction(consumed=batch):
                 for record in batch:
                     producer.send(target, b"did " + (record.value or b""), key=record.key)

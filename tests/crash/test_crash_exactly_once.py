@@ -101,7 +101,7 @@ def test_a_transaction_is_whole_whatever_dies_around_its_producer():
         broker.create_topic("out", partitions=2)
         with (
             broker.connect() as client,
-            client.producer(transactional_id="t", timeout=2.0) as producer,
+            client.producer(transactional_id="t", timeout=20.0) as producer,
         ):
             for number in range(10 * max(10, ASKED)):
                 producer.begin_transaction()
