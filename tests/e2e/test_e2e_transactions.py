@@ -589,6 +589,34 @@ def test_offsets_of_a_partition_that_moved_on_abort_the_transaction(client, topi
     assert committed(client, topic) == sorted([b"x"] * 3 + [b"good"])
 
 
+@pytest.mark.parametrize("how", ["polls", "loop"])
+def test_what_was_handed_out_of_a_partition_that_went_aborts_a_transaction(client, topic, how):
+    """With `consumed=consumer`: its next owner brings it again, so it must not count here."""
+    with client.producer() as plain:
+        for partition in range(3):
+            plain.send_batch(topic, [b"%d" % partition] * 9, partition=partition).result()
+    options = {"group": topic, "guarantee": "exactly-once", "start": "earliest"}
+    with (
+        client.producer(transactional_id=topic) as producer,
+        client.consumer(topic, **options) as consumer,
+    ):
+        for _ in range(2):  # what was committed before does not matter
+            with producer.transaction(consumed=consumer):
+                assert consumer.poll(3, timeout=25)
+        with pytest.raises(penstock.StaleGenerationError):  # noqa: SIM117
+            with producer.transaction(consumed=consumer):
+                rows = iter(consumer)
+                for _ in range(20 if how == "loop" else 4):  # of each partition something
+                    assert next(rows) if how == "loop" else consumer.poll(4, timeout=25)
+                with client.consumer(topic, **options) as other:
+                    eventually(
+                        lambda: (consumer.poll(1), other.poll(1), other.assignment())[2],
+                        "the other one's partition",
+                    )
+        with producer.transaction(consumed=consumer):
+            assert consumer.poll(1, timeout=25)
+
+
 def test_what_no_transaction_can_commit_is_refused_before_it_begins(client, node, topic, caplog):
     with client.producer() as plain:
         plain.send_and_wait(topic, b"1", partition=0)

@@ -37,6 +37,10 @@ class Commits:
         self._counts = counts
         self._committed: dict[TopicPartition, int] = {}
         self._begun: dict[TopicPartition, int] = {}
+        self._offered: dict[TopicPartition, int] = {}
+        """How far transactions were asked to commit, or a rewind went back."""
+        self._left: dict[TopicPartition, co.OffsetCommit] = {}
+        """Of partitions that went: what was handed out and is in no transaction that is over."""
         self.interval = interval
         self.at = 0.0
 
@@ -46,6 +50,15 @@ class Commits:
             name = one.topic, one.partition
             self._committed[name] = one.offset
             self._begun[name] = self._reader.partitions[name].offset
+
+    def leave(self, names: Iterable[TopicPartition]) -> None:
+        """These go, and transactions commit here: one that has to do with what was handed out of
+        them is refused, since whoever owns them next brings that again."""
+        owner, handed = self._member.ownership, self._handed()
+        for name in names:
+            done = self._offered.pop(name, self._begun.get(name))
+            if name in handed and name in owner.owned and handed[name][0] != done:
+                self._left[name] = owner.commit_of(name, *handed[name])
 
     def forget(self, names: Iterable[TopicPartition]) -> None:
         for name in names:
@@ -90,13 +103,14 @@ class Commits:
     def handed_out(self) -> co.GroupOffsets:
         """What a transaction commits for all that was handed out since it came, or was committed by
         this member."""
-        owner = self._member.ownership
+        owner, handed = self._member.ownership, self._handed()
         offsets = [
             owner.commit_of(name, *place)
-            for name, place in self._handed().items()
+            for name, place in handed.items()
             if place[0] != self._committed[name]
         ]
-        return co.GroupOffsets(owner.group, owner.member_id, offsets)
+        self._offered.update((name, offset) for name, (offset, _) in handed.items())
+        return co.GroupOffsets(owner.group, owner.member_id, [*self._left.values(), *offsets])
 
     def out_but(self, out: GroupBatch | None, name: TopicPartition) -> GroupBatch | None:
         """What is in the caller's hands while it seeks in that partition: of other partitions the
@@ -222,12 +236,12 @@ class Commits:
                 name = one.topic, one.partition
                 if name in owned and owned[name].grant == one.grant:
                     self._committed[name] = one.offset
-        reader.back_to(
-            {
-                name: self._begun[name] if offset == co.NO_OFFSET else offset
-                for name, offset in self._committed.items()
-            }
-        )
+        targets = {
+            name: self._begun[name] if offset == co.NO_OFFSET else offset
+            for name, offset in self._committed.items()
+        }
+        reader.back_to(targets)
+        self._offered, self._left = targets, {}
 
 
 def _place(partition: AssignedPartition) -> tuple[int, int]:

@@ -335,6 +335,8 @@ class GroupConsumer(OffsetVerbs, Closing, elsewhere.Elsewhere):
             self._claims.drop(names)
         elif self.guarantee == "at-least-once" and not lost:
             yield from self._commits.finishing(time.monotonic(), names, out=self._out)
+        elif self.guarantee == "exactly-once":
+            self._commits.leave(names)
         self._commits.forget(names)
         self._reader.drop(names)
         for name in names:
