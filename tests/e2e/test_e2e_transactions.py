@@ -573,6 +573,30 @@ def test_several_batches_count_together_or_all_come_again(client, node, topic, o
     assert committed(client, f"{topic}-out") == [b"%d" % n for n in range(6)]
 
 
+@pytest.mark.parametrize("aborts", ["batch", "consumer"])
+def test_a_batch_that_comes_again_since_one_before_it_was_aborted_cannot_be_committed(
+    client, node, topic, aborts
+):
+    node.create_topic(f"{topic}-out")
+    with client.producer() as plain:
+        plain.send_batch(topic, [b"%d" % n for n in range(6)], partition=0).result()
+    options = {"group": topic, "guarantee": "exactly-once", "start": "earliest"}
+    with (
+        client.producer(transactional_id=topic) as producer,
+        client.consumer(topic, **options) as consumer,
+    ):
+        first, second = consumer.poll(2, timeout=25), consumer.poll(2, timeout=25)
+        consumed = {"batch": first, "consumer": consumer}[aborts]
+        with pytest.raises(KeyError), producer.transaction(consumed=consumed):
+            raise KeyError
+        with pytest.raises(penstock.StaleGenerationError), producer.transaction(consumed=second):
+            producer.send_batch(f"{topic}-out", second.values)
+        for _ in range(3):
+            with producer.transaction(consumed=(batch := consumer.poll(2, timeout=25))):
+                producer.send_batch(f"{topic}-out", batch.values)
+    assert committed(client, f"{topic}-out") == [b"%d" % n for n in range(6)]
+
+
 def test_offsets_of_a_partition_that_moved_on_abort_the_transaction(client, topic):
     with client.producer() as plain:
         plain.send_batch(topic, [b"x"] * 3, partition=0).result()

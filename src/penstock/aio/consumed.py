@@ -13,7 +13,7 @@ from typing import TypeAlias
 from penstock.aio.group import GroupConsumer
 from penstock.consumer import Consumer
 from penstock.core import errors as er
-from penstock.group.consumed import GroupBatch
+from penstock.group.consumed import GroupBatch, batch_offsets
 from penstock.group.consumer import GroupConsumer as BlockingGroupConsumer
 from penstock.ipc.coordination import GroupOffsets
 from penstock.records import RecordBatch
@@ -33,7 +33,7 @@ class Held:
     def offsets_of(self, _batch: GroupBatch | None = None) -> GroupOffsets:
         """In the loop: what to commit."""
         if isinstance(self._consumed, GroupBatch):
-            return self._consumed.consumed
+            return batch_offsets(self._consumed)
         return self._consumed.blocking.offsets_of()
 
     def rewind(self, _batch: GroupBatch | None = None) -> None:

@@ -220,6 +220,7 @@ class Commits:
             name = chunk.topic, chunk.partition
             if owner.is_still(batch.ownership, name):
                 firsts[name] = chunk.row_offset(chunk.start)
+        self._member.ownership = owner.rewound(firsts)
         stands = {name: reader.handout.offset_of(part) for name, part in reader.partitions.items()}
         reader.back_to({name: at for name, at in firsts.items() if at < stands.get(name, 0)})
         self._reader.notice = UNSEEN  # a transaction was aborted: perhaps others own it by now
@@ -241,6 +242,7 @@ class Commits:
             for name, offset in self._committed.items()
         }
         reader.back_to(targets)
+        self._member.ownership = self._member.ownership.rewound(targets)
         self._offered, self._left = targets, {}
 
 

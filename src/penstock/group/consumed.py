@@ -7,22 +7,31 @@ transactional producer needs: `consumed_offsets` before the commit, `rewind` aft
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol, TypeAlias
+
+from msgspec import structs
 
 from penstock.assigned import TopicPartition
 from penstock.core.errors import ConfigError
 from penstock.ipc.coordination import GroupOffsets, OffsetCommit, Owned
 from penstock.records import Chunk, RecordBatch
 
+NO_GRANT: Final = 0
+"""Generations of a group begin at 1."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """What a member owned at some time, and under which grants. Never changed: replaced."""
+    """What a member owned at some time, and under which grants. Never changed: replaced.
+
+    `rewinds`: how often a partition was rewound until then, and the least offset it went back to.
+    """
 
     group: str = ""
     member_id: str = ""
     owned: Mapping[TopicPartition, Owned] = field(default_factory=dict)
+    rewinds: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
 
     def commit_of(self, name: TopicPartition, offset: int, leader_epoch: int) -> OffsetCommit:
         owned = self.owned[name]
@@ -32,6 +41,19 @@ class Ownership:
         """Whether it owns that partition under the grant that it had then."""
         one, other = self.owned.get(name), before.owned.get(name)
         return one is not None and other is not None and one.grant == other.grant
+
+    def rewound(self, places: Mapping[TopicPartition, int]) -> Ownership:
+        """The same after partitions went back to these offsets."""
+        found = dict(self.rewinds)
+        for name, offset in places.items():
+            times, least = found.get(name, (0, offset))
+            found[name] = times + 1, min(least, offset)
+        return replace(self, rewinds=found)
+
+    def comes_again(self, before: Ownership, name: TopicPartition, end: int) -> bool:
+        """Whether what was brought then, up to `end`, was rewound since."""
+        times, least = self.rewinds.get(name, (0, 0))
+        return times > before.rewinds.get(name, (0, 0))[0] and end > least
 
 
 class Source(Protocol):
@@ -57,14 +79,22 @@ class GroupBatch(RecordBatch):
     @property
     def consumed(self) -> GroupOffsets:
         """The offsets behind its records, to be committed by who owned them when they were read."""
+        return self.consumed_under(self.ownership)
+
+    def consumed_under(self, now: Ownership) -> GroupOffsets:
+        """The same. What was rewound since comes again, so it is named under a grant that nobody
+        has: a transaction with it is refused as stale."""
         ends = {(chunk.topic, chunk.partition): chunk for chunk in self.chunks}
         owner = self.ownership
         return GroupOffsets(
             owner.group,
             owner.member_id,
             [
-                owner.commit_of(name, chunk.next_offset, chunk.leader_epoch)
+                structs.replace(commit, grant=NO_GRANT)
+                if now.comes_again(owner, name, chunk.next_offset)
+                else commit
                 for name, chunk in ends.items()
+                for commit in [owner.commit_of(name, chunk.next_offset, chunk.leader_epoch)]
             ],
         )
 
@@ -107,12 +137,17 @@ def check_consumed(consumed: Consumed | None) -> Consumed | None:
     return None if consumed is None else found
 
 
+def batch_offsets(batch: GroupBatch) -> GroupOffsets:
+    """What to commit for a batch, as the consumer that brought it says."""
+    return batch.consumed if batch.source is None else batch.source.offsets_of(batch)
+
+
 def consumed_offsets(consumed: Consumed | None) -> list[GroupOffsets]:
     """What to commit with a transaction's records: of several batches of a partition the furthest,
     in whatever order they are named. Raises `ConfigError` for what no group's consumer brought."""
     found: dict[tuple[str, str], dict[tuple[bytes, int, int], OffsetCommit]] = {}
     for each in _each(consumed):
-        offsets = each.consumed if isinstance(each, GroupBatch) else each.offsets_of()
+        offsets = batch_offsets(each) if isinstance(each, GroupBatch) else each.offsets_of()
         furthest = found.setdefault((offsets.group, offsets.member_id), {})
         for one in offsets.offsets:
             place = one.topic_id, one.partition, one.grant

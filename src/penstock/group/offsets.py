@@ -71,7 +71,7 @@ class OffsetVerbs:
     def offsets_of(self, batch: GroupBatch | None = None) -> co.GroupOffsets:
         """What a transaction has to commit for a batch, or for all that was handed out."""
         if batch is not None:
-            return batch.consumed
+            return batch.consumed_under(self._member.ownership)
         if self._is_gathering:
             raise er.GroupError(
                 f"group {self.group!r}: what it handed out is not known, since a poll was "

@@ -37,6 +37,8 @@ class Source:
         self.rewound = []
 
     def offsets_of(self, batch=None):
+        if batch is not None:
+            return batch.consumed
         return GroupOffsets("audit", "member-2", [OffsetCommit(b"c" * 16, 0, 1, 5, 0)])
 
     def rewind(self, batch=None):
@@ -76,6 +78,16 @@ def test_what_was_read_under_an_older_grant_is_named_beside_the_newer_and_refuse
     ]
     [offsets] = consumed_offsets(batches)
     assert [each.grant for each in offsets.offsets] == [7, 11]
+
+
+def test_what_was_rewound_since_is_named_under_no_grant_and_what_stands_before_it_is_not():
+    early, late = (GroupBatch([chunk(0).cut(*rows)], OWNERSHIP) for rows in ((0, 1), (1, 3)))
+    now = OWNERSHIP.rewound({("orders", 0): 1})
+    again = GroupBatch(late.chunks, now)
+    grants = [batch.consumed_under(now).offsets[0].grant for batch in (early, late, again)]
+    assert grants == [7, 0, 7]
+    later = now.rewound({("orders", 0): 9})
+    assert again.consumed_under(later).offsets[0].grant == 0  # nobody knows better: it comes again
 
 
 def test_rewind_reaches_the_consumer_that_brought_it():
