@@ -1,12 +1,14 @@
 """Regular expressions for topic names, kept from holding the node up.
 
 Python's `re` backtracks: a short expression can take for ever on a short name. What could is
-refused here by its form: repeats of repeats, or too many choices in one expression.
+refused here by its form: repeats of repeats or of choices, or too many choices in one expression;
+and what hides such a form: comments, and the flag by which blanks count for nothing.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -41,25 +43,56 @@ def check_pattern(pattern: str) -> None:
 
 def _slow(pattern: str) -> str | None:
     tokens = _TOKEN.findall(pattern)
-    repeats, branches = 0, 0
-    inside = [False]  # by open group: whether something is repeated in it
-    closed = False  # whether the token before ended a group in which something is repeated
+    repeats, choices = 0, 1
+    groups = [_Group()]  # that are open
+    closed = _Group()  # what the token before ended
     for place, token in enumerate(tokens):
         if token == "?" and place and tokens[place - 1] == "(":
+            if _hides(tokens[place + 1 :]):
+                return "a comment, or the flag x, hides what is repeated"
             continue
         if token in "*+?" or (token[0] == "{" and len(token) > 2):
-            if closed:
+            if closed.repeats:
                 return "a repeat of a repeat"
+            if closed.chooses and token != "?":
+                return "a repeat of a choice"
             repeats += token != "?" or tokens[place - 1] not in ("*", "+", "?")
-            inside = [True] * len(inside)
+            for group in groups:
+                group.repeats = True
             continue
-        closed = token == ")" and inside.pop()
+        closed = _Group()
         if token == "(":
-            inside.append(False)
-        branches += token == "|"
+            groups.append(_Group())
+        elif token == ")":
+            closed = groups.pop()
+            choices *= closed.branches
+        elif token == "|":
+            groups[-1].branches += 1
+            for group in groups:
+                group.chooses = True
+    choices *= groups[0].branches
     if repeats > REPEATS_MAX:
         return f"more than {REPEATS_MAX} repeats"
-    return f"more than {BRANCHES_MAX} branches" if branches >= BRANCHES_MAX else None
+    return f"more than {BRANCHES_MAX} ways through it" if choices > BRANCHES_MAX else None
+
+
+@dataclass(slots=True)
+class _Group:
+    """Of an expression: whether anything in it is repeated, or a choice; its own branches."""
+
+    repeats: bool = False
+    chooses: bool = False
+    branches: int = 1
+
+
+def _hides(tokens: list[str]) -> bool:
+    """Whether what follows `(?` makes text mean nothing: these rules would read it all the same."""
+    for token in tokens:
+        if token in ("x", "#"):
+            return True
+        if not (token.isalpha() or token == "-"):
+            return False
+    return False
 
 
 @lru_cache(maxsize=65_536)

@@ -152,8 +152,13 @@ def test_patterns_never_match_the_nodes_own_topics():
 
 
 @pytest.mark.parametrize(
-    "pattern", ["(a+)+", "(a|b*)*c", "(a{1,9}){1,9}", ".*.*.*.*.*x", "|".join("ab" * 10), "(", ""]
-)
+    "pattern",
+    [
+        "(a+)+", "(a|b*)*c", "(a{1,9}){1,9}", ".*.*.*.*.*x", "|".join("ab" * 10), "(", "",
+        "(a|a)*b", "(a|aa)+b", "((?:a|aa)b?)*", "((a|aa)){1,99}b", "(|a)" * 5,
+        "(?x)(a+) +b", "(?i-x:a)(?ix: (a+) + )b", "(a+)(?#c)+b",
+    ],
+)  # fmt: skip
 def test_patterns_that_could_hold_the_node_up_are_refused(pattern):
     with pytest.raises(ConfigError, match="pattern"):
         Shell(t=1).join(topics=[], pattern=pattern)
@@ -166,6 +171,8 @@ def test_patterns_that_could_hold_the_node_up_are_refused(pattern):
         ("(?:orders|clicks)-(eu|us)", {"orders-eu", "clicks-us"}),
         (r"[a-z]+-us", {"clicks-us"}),
         (r"a\.b[*+?]?", {"a.b"}),
+        ("orders(-eu|-us)?", {"orders-eu"}),
+        ("(?i:ORDERS|(?P<x>c[lx])icks)-(eu|us)", {"orders-eu", "clicks-us"}),
     ],
 )
 def test_patterns_that_users_write_are_allowed(pattern, matching):
