@@ -8,6 +8,7 @@ transactions began, which gives the last stable offset, and what aborts leave to
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from penstock.core.aborted import Aborted
@@ -54,6 +55,11 @@ class OpenTransactions:
     def oldest(self) -> OpenTransaction | None:
         """The one that holds the last stable offset back."""
         return next(iter(self._open.values())) if self._open else None
+
+    @property
+    def opened(self) -> Iterable[OpenTransaction]:
+        """All that are open, the oldest first."""
+        return self._open.values()
 
     def begin(self, transaction: OpenTransaction) -> None:
         producer_id = transaction.producer_id

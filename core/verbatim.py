@@ -8,7 +8,9 @@
 
 A batch continues the log if it begins where that ends, or beyond, if compaction took what was
 between: such a batch says so itself (`FLAG_COMPACTED`). In the log of one who copied it the gap may
-then be at any place, also in the active segment.
+then be at any place, also in the active segment. Where a transaction is open that has data here,
+such a gap may be its outcome: it is not passed over, and `undecided` is where the log has to be cut
+and copied again; the leader has there what was decided.
 
 Owns what only a replicated log does. Who leads, and what is committed, others say.
 """
@@ -22,7 +24,7 @@ from penstock.core.admission import verify_verbatim
 from penstock.core.anew import wipe
 from penstock.core.epochs import EpochCache, save_epochs
 from penstock.core.errors import ErrorCode, LogOfflineError, NotLeaderError, StorageError
-from penstock.core.header import FLAG_COMPACTED, BatchHeader
+from penstock.core.header import ATTR_CONTROL, ATTR_TRANSACTIONAL, FLAG_COMPACTED, BatchHeader
 from penstock.core.logtail import LogTail
 from penstock.core.producers import ProducerTable
 from penstock.core.recoverypoint import RecoveryPoint
@@ -44,6 +46,10 @@ class Verbatim(NamedTuple):
 class VerbatimLog(LogTail):
     """The replicated half of `Log`."""
 
+    undecided: int | None = None
+    """Where the oldest transaction began whose outcome compaction may have taken before the batch
+    that `append_verbatim` refused last."""
+
     # ---- following
 
     def append_verbatim(
@@ -53,10 +59,12 @@ class VerbatimLog(LogTail):
         publish: Publish | None = None,
         *,
         passes_over: bool = True,
+        copied_from: int = -1,
     ) -> Verbatim:
         """Append these batches of the leader's log, in order, up to the first that cannot be; those
         that are here already count as taken. Without `passes_over` none may begin beyond the end,
-        compacted or not: what stands between may have been refused.
+        compacted or not: what stands between may have been refused. `copied_from`: what was
+        `undecided` and is copied again; what is open from there on is open in the leader's log.
 
         `publish` is called with a lower end where an empty log has to begin a little earlier: with
         the batch in which the leader's log starts. Raises a retriable `StorageError` with nothing
@@ -64,6 +72,7 @@ class VerbatimLog(LogTail):
         """
         if self._offline:
             raise LogOfflineError(self._offline)
+        self.undecided = None
         heads: list[BatchHeader] = []
         good: list[memoryview] = []
         begins = self._log_end
@@ -80,6 +89,8 @@ class VerbatimLog(LogTail):
                 begins = head.base_offset
             elif head.base_offset != end:
                 error, why = self._objection(head, end, passes_over)
+                if not error:
+                    error, why = self._doubt(head, heads, copied_from)
             newest = max(order, (self._epochs.latest, 0))
             if not error and (head.leader_epoch, head.generation) < newest:
                 error = ErrorCode.CORRUPT_BATCH
@@ -114,6 +125,20 @@ class VerbatimLog(LogTail):
         else:
             return ErrorCode.NONE, ""
         return ErrorCode.BEYOND_LOG_END, f"{what}, which is {end}"
+
+    def _doubt(
+        self, head: BatchHeader, heads: list[BatchHeader], copied_from: int
+    ) -> tuple[ErrorCode, str]:
+        """Why what compaction took before a batch may not be passed over, behind those `heads`."""
+        start = self._producers.undecided()
+        if start is not None and start != copied_from:
+            self.undecided = start
+        elif not any(_is_open_data(each) for each in heads):
+            return ErrorCode.NONE, ""
+        return ErrorCode.BEYOND_LOG_END, (
+            f"compaction took what stood before offset {head.base_offset}, maybe the outcome of a "
+            "transaction that is open here"
+        )
 
     def _append_heads(
         self, heads: list[BatchHeader], batches: Sequence[memoryview], now_us: int
@@ -241,3 +266,8 @@ class VerbatimLog(LogTail):
         self._epochs = EpochCache()
         self._leader_epoch = 0
         self._syncs.begin_anew(self._point())
+
+
+def _is_open_data(head: BatchHeader) -> bool:
+    """Data whose transaction was not decided when its log was compacted last."""
+    return head.attributes & (ATTR_TRANSACTIONAL | ATTR_CONTROL) == ATTR_TRANSACTIONAL

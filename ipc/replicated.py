@@ -19,7 +19,8 @@ answered, leave the log as they left it before: what stood behind them in the la
 still.
 
 What compaction took between two batches is passed over only by who follows and has refused nothing
-since it was told to: behind a batch that was refused, a gap may be that batch.
+since it was told to: behind a batch that was refused, a gap may be that batch. Where it may be the
+outcome of a transaction that is open here, the log is cut where that began, and copied from there.
 
 A role begins idle: nobody knows whether it led. The high watermark only rises, but where the log is
 cut below it. Owns what is shown of a replica. Who leads, what is committed and what has to go, the
@@ -72,6 +73,8 @@ class ReplicaRole(LogRole):
         self._epoch = max(log.leader_epoch, state.leader_epoch)
         self._high_watermark = max(log.log_start, min(state.high_watermark, log.log_end))
         self._trim_to = 0
+        self._copied_from = -1
+        """Where the log was cut last for a transaction whose outcome it did not get."""
         self._complaints: set[ErrorCode] = set()
         """What the log names of this role's refusals."""
         self._owner = order.topic_id, order.partition
@@ -210,8 +213,12 @@ class ReplicaRole(LogRole):
             self._watch_room()
             start = log.log_start
             made = log.append_verbatim(
-                batches, now_us, self._end_at, passes_over=self._may_pass_over
-            )
+                batches, now_us, self._end_at, passes_over=self._may_pass_over,
+                copied_from=self._copied_from,
+            )  # fmt: skip
+            if log.undecided is not None and not self._syncing:
+                self._copied_from = log.undecided
+                self._truncate(log.undecided)
             if self._group_commit and log.log_end > log.durable:
                 self._sync()
         except StorageError as error:

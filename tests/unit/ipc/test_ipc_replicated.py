@@ -7,7 +7,9 @@ import logging
 
 import pytest
 from replica_world import ReplicaPartition
+from unit.core.compacting import compact, keyed
 from unit.core.log_helpers import (
+    FOLDER,
     TOPIC,
     Crash,
     MemoryStorage,
@@ -22,6 +24,7 @@ from unit.core.log_helpers import (
 )
 
 from penstock.core import header as hd
+from penstock.core.committed import AbortedTransactions
 from penstock.core.errors import ErrorCode, StorageError
 from penstock.core.storage import storage_error
 from penstock.core.swapping import Prepared, Source
@@ -505,3 +508,96 @@ def test_who_is_parked_for_want_of_room_asks_for_patience():
     (frame,) = made.receiver.frames(9, 1 << 20)
     (result,) = parked.replicate([frame], 1)
     assert (result.error, result.base_offset) == (ErrorCode.STORAGE_FULL, 0)
+
+
+# --- transactions whose outcome compaction took --------------------------------------------------
+def in_transaction(key: bytes, epoch: int = 0) -> memoryview:
+    return keyed([(key, b"v")], producer=2, producer_epoch=epoch, attributes=hd.ATTR_TRANSACTIONAL)
+
+
+def visible(made: ReplicaPartition) -> list[int]:
+    """Where the batches stand that readers of committed records get."""
+    log, found = made.role._log, []
+    aborted = AbortedTransactions(made.storage, FOLDER)
+    for head, _ in log.read(0, 1 << 40):
+        is_data = head.record_count and not head.attributes & hd.ATTR_CONTROL
+        if not is_data or head.base_offset >= log.last_stable:
+            continue
+        if head.attributes & hd.ATTR_TRANSACTIONAL and aborted.has(head, log.last_stable):
+            continue
+        found.append(head.base_offset)
+    return found
+
+
+def compacted_away(leader: ReplicaPartition, *batches: memoryview) -> None:
+    """These are appended, and the log is compacted up to its end."""
+    assert leader.append(*batches) == [NONE] * len(batches)
+    log = leader.role._log
+    log.roll(leader.clock)
+    log.sync()
+    compact(leader.storage, log)
+
+
+def caught_up(leader: ReplicaPartition, replica: ReplicaPartition) -> int:
+    """How often the replica was told to follow until it had all."""
+    for times in range(5):
+        replica.obey(Follow(5))
+        end = replica.role.log_end
+        if end == leader.role.log_end:
+            return times
+        replica.follow(5, *leader.batches(end))
+    raise AssertionError(f"it comes to {end}, and not to {leader.role.log_end}")
+
+
+@pytest.mark.parametrize("second", [commit, abort])
+@pytest.mark.parametrize("first", [commit, abort])
+def test_the_outcome_of_a_transaction_that_compaction_took_is_that_of_the_leader(
+    leader, replica, first, second
+):
+    """The replica was away with the first half of it. A later end of the same producer is not its
+    outcome: aborted records would be served, or committed ones left out."""
+    leader.append(keyed([(b"z", b"v")]), begin(0, producer=2), in_transaction(b"a"))
+    assert replica.follow(5, *leader.batches()) == [NONE] * 3
+    replica.obey(HighWatermark(5, 2))
+    ends = [begin(1, producer=2), in_transaction(b"b", 1), second(1, producer=2)]
+    compacted_away(leader, first(0, producer=2), *ends, keyed([(b"y", b"v")], 1))
+    caught_up(leader, replica)
+    assert visible(replica) == visible(leader) == [
+        0, *([2] if first is commit else []), *([5] if second is commit else []), 7,
+    ]  # fmt: skip
+    assert replica.role._log.last_stable == leader.role._log.last_stable == 8
+    assert replica.ends()[1] == 1  # where it was cut
+    replica.obey(HighWatermark(5, 8))
+    replica.killed()
+    assert visible(replica) == visible(leader)
+
+
+def test_a_log_is_cut_once_for_a_transaction_that_is_open_in_the_leaders_too(leader, replica):
+    """Such logs were made before replicas asked for it: what is there is all that there is."""
+    leader.append(begin(0, producer=2), in_transaction(b"a"))
+    first = leader.batches()
+    leader.append(*numbered(3))
+    batches = [*first, compacted(leader.batches())[-1]]
+    assert replica.follow(5, *batches) == [NONE, NONE, BEYOND]
+    assert replica.obey(Follow(5)) == [NONE]
+    assert replica.follow(5, *batches[2:]) == [BEYOND]
+    assert replica.role.log_end == 0
+    replica.obey(Follow(5))
+    assert replica.follow(5, *batches[:2]) == [NONE] * 2
+    assert replica.follow(5, *batches[2:]) == [NONE]
+    assert replica.role.log_end == 5
+
+
+def test_a_sync_under_way_puts_off_the_cut(leader, replica):
+    leader.append(begin(0, producer=2), in_transaction(b"a"))
+    replica.follow(5, *leader.batches())
+    compacted_away(leader, abort(0, producer=2), keyed([(b"y", b"v")]), keyed([(b"y", b"w")], 1))
+    replica.role.request_sync()
+    job = replica.role.tick(0.0, replica.clock)
+    assert job is not None
+    assert replica.follow(5, leader.batches(2)[-1]) == [BEYOND]
+    assert replica.role.log_end == 2
+    job.run()
+    replica.role.finish_sync(job)
+    assert caught_up(leader, replica) == 2
+    assert visible(replica) == visible(leader) == [4]
