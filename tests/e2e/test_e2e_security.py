@@ -687,3 +687,75 @@ def test_rule_27_the_producer_id_of_anothers_transaction_is_refused(world: World
         assert robber.acks(1)[0].error == ErrorCode.ACCESS_DENIED
         teller.say(fr.Produce(1, page % writers, 0, page), honest)
         assert teller.acks(1)[0].error == 0
+
+
+def test_a_cursor_tells_of_no_page_but_of_its_own_topic(world: World) -> None:
+    """Whatever page it names, and whatever stands there later."""
+    with world.broker.connect() as client, client.admin() as admin:
+        admin.create_topic("hidden")
+        info = admin._find("hidden")
+        with client.producer() as producer:
+            producer.send("hidden", b"x").result(45)
+    with world.dealer(world.key("guesser", namespace="guess")) as dealer:
+        dealer.attach(1, lo.KIND_CONSUMER)
+        own = dealer.ask(1, ms.CreateTopic("guess.t", ms.TopicSettings())).topic
+        for credit in (0, 1 << 20):
+            dealer.say(fr.Fetch(1, credit, info.pages[0], own.topic_id, 0, 0, -1, False, credit))
+            assert dealer.hear(fr.CursorFailed).error == "UnknownTopicError"
+        dealer.ask(1, ms.ListTopics())
+        told = [page for one, _ in dealer.heard for page in getattr(one, "pages", [])]
+        assert [page for page in told if page.topic_id == info.topic_id] == []
+
+
+def test_who_may_read_no_more_hears_no_more_of_how_a_topic_moves(world: World) -> None:
+    world.broker.create_topic("moving")
+    world.allow("onlooker allow read topic moving")
+    with (
+        world.dealer(world.key("onlooker")) as dealer,
+        world.broker.connect() as local,
+        local.producer() as producer,
+    ):
+        dealer.attach(1, lo.KIND_CONSUMER)
+        info = dealer.find(1, "moving")
+        dealer.say(fr.Fetch(1, 1, info.pages[0], info.topic_id, 0, 0, -1, False, 0))
+        producer.send("moving", b"1").result(45)
+
+        def heard(end: int) -> bool:
+            pages = dealer.hear_either((fr.Pages,), 2.0)
+            assert isinstance(pages, fr.Pages)
+            return any(page.log_end == end for page in pages.pages)
+
+        eventually(lambda: heard(1))
+        world.forbid("onlooker allow read topic moving")
+        look = lk.LookUpTime(info.pages[0], info.topic_id, 0, 0)
+        eventually(lambda: isinstance(dealer.ask(1, look), ms.Refused))  # by the gateway
+        producer.send("moving", b"2").result(45)
+
+        def goes_on() -> None:
+            while not heard(2):
+                pass
+
+        with pytest.raises(AssertionError, match="no Pages"):
+            goes_on()
+
+
+def test_nobody_takes_the_members_of_another_group_away(world: World) -> None:
+    """By the name of a group of one's own, and the id of a member that is shown elsewhere."""
+    world.broker.create_topic("teamwork", partitions=2)
+    world.allow("member allow read topic teamwork", "member allow read group theirs2")
+    world.allow("taker allow describe group theirs2")
+    join = co.JoinGroup("theirs2", "", ["teamwork"], None, "at-least-once")
+    with (
+        world.dealer(world.key("member")) as first,
+        world.dealer(world.key("member2", principal="member")) as second,
+        world.dealer(world.key("taker", namespace="taker")) as taker,
+    ):
+        first.attach(1, lo.KIND_CONSUMER)
+        taker.attach(1, lo.KIND_ADMIN)
+        joined = first.ask(1, join)
+        [shown] = taker.ask(1, co.DescribeGroup("theirs2")).members
+        assert shown.member_id == joined.member_id
+        taker.ask(1, co.LeaveGroup("taker.own", shown.member_id))
+        second.attach(1, lo.KIND_CONSUMER)
+        second.ask(1, join)
+        assert first.hear(fr.Notice).notice > joined.notice

@@ -126,7 +126,9 @@ class GroupRequests:
 
     def _leave(self, request: co.LeaveGroup) -> Plan:
         def say(_: None) -> ms.NodeMessage:
-            self._members.left(request.member_id)
+            member = self._members.get(request.member_id)
+            if member is not None and member.group == request.group:
+                self._members.left(request.member_id)
             return ms.Done()
 
         return Plan(lambda now: self._groups.leave(now, request.group, request.member_id), say)

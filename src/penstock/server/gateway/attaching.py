@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -50,7 +51,7 @@ KINDS: Final = (lo.KIND_PRODUCER, lo.KIND_CONSUMER, lo.KIND_ADMIN)
 class Attaching:
     """`rung` is told when an endpoint's doorbell rang, `gone` when it is over, before its session
     is closed. `bytes_max`: the bound of a principal, given the one of all;
-    `clients_max`: how many endpoints it may have."""
+    `clients_max`: how many endpoints it may have; `may_know`: whether it may hear of a topic."""
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class Attaching:
         gone: Callable[[Endpoint], None],
         bytes_max: Callable[[str, int], int],
         clients_max: Callable[[str], int | None],
+        may_know: Callable[[str, bytes], bool],
     ) -> None:
         self._config = config
         self._events = events
@@ -76,6 +78,7 @@ class Attaching:
         self._gone = gone
         self._bytes_max = bytes_max
         self._clients_max = clients_max
+        self._may_know = may_know
         self._clients: Counter[str] = Counter()
         self._reserved: Counter[str] = Counter()
         self._producers: dict[int, Endpoint] = {}
@@ -170,7 +173,10 @@ class Attaching:
         endpoint.task = None
         endpoint.session = session
         endpoint.states = PageStates(
-            session.state, self._known, wide=endpoint.kind == lo.KIND_ADMIN
+            session.state,
+            self._known,
+            wide=endpoint.kind == lo.KIND_ADMIN,
+            may_know=partial(self._may_know, peer.principal),
         )
         endpoint.asks = Asks(self._events, endpoint, lambda: self._watch_channel(endpoint))
         endpoint.is_open = True

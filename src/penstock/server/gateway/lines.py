@@ -213,13 +213,14 @@ class Line:
 
     # --- what others are told --------------------------------------------------------------------
     def news_of(self, page: int) -> list[fr.PageState]:
-        """How a page stands, if that is another than this endpoint was told here."""
+        """How a page stands, if that is another than this endpoint was told here, and its to
+        know."""
         standing = standing_of(self.states.page(page))
         self.stale.pop(page, None)
         if self._told.get(page) == standing:
             return []
         self._told[page] = standing
-        return [self.states.of(page)]
+        return self.states.shown(page)
 
     def durable_news(self) -> list[fr.PageState]:
         """Pages that its producer waits for to be durable, and that have come further."""

@@ -131,6 +131,7 @@ class Gateway:
             gone=self._ending,
             bytes_max=standing.bytes_max,
             clients_max=standing.clients_max,
+            may_know=standing.may_know,
         )
         self._messages: dict[type, Callable[[Peer, Any, memoryview | None, float], str | None]] = {
             fr.Produce: self._produce,

@@ -457,7 +457,7 @@ class Producing:
             self._commits.forget(lane)
         if not acks:
             return
-        states = [endpoint.states.of(page) for page in pages]
+        states = [state for page in pages for state in endpoint.states.shown(page)]
         if not endpoint.post(fr.Acks(endpoint.number, lane.writer, acks, states)):
             return
         for state in states:

@@ -43,6 +43,17 @@ class Standing:
     def may_read(self, principal: str, topic: str) -> None:
         self.guard.check(principal, Operation.read, Kind.topic, topic)
 
+    def may_know(self, principal: str, topic_id: bytes) -> bool:
+        """Whether it may hear how the partitions of that topic stand: who may do anything with
+        it, also where a denial keeps it from looking the topic up."""
+        if self.access.policy.is_open:
+            return True
+        name = self._names.of(topic_id)
+        return name is not None and any(
+            self.guard.allows(principal, operation, Kind.topic, name)
+            for operation in (Operation.describe, Operation.read, Operation.write)
+        )
+
     def may_look_up(self, endpoint: Endpoint, request: lk.Request) -> None:
         self.guard.check_request(endpoint.principal, request)
 

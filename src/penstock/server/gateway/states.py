@@ -6,6 +6,7 @@ Owns what was told to whom of leader epochs. Never waits; reads pages and `epoch
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -66,12 +67,21 @@ class Known:
 
 
 class PageStates:
-    """The node's pages as one endpoint is told of them. `wide`: with counters (for admins)."""
+    """The node's pages as one endpoint is told of them. `wide`: with counters (for admins).
+    `may_know`: whether it may hear of the topic with that id."""
 
-    def __init__(self, state: Region, known: Known, *, wide: bool = False) -> None:
+    def __init__(
+        self,
+        state: Region,
+        known: Known,
+        *,
+        wide: bool = False,
+        may_know: Callable[[bytes], bool] = lambda _: True,
+    ) -> None:
         self._state = state
         self._known = known
         self._wide = wide
+        self._may_know = may_know
         self._told: dict[int, tuple[bytes, int, int]] = {}
         self._pages: dict[int, StatePage] = {}
 
@@ -81,6 +91,15 @@ class PageStates:
         if page is None:
             page = self._pages[index] = StatePage(self._state, index)
         return page
+
+    def shown(self, index: int) -> list[fr.PageState]:
+        """How a page stands now that the endpoint named by itself; nothing where it may not hear of
+        whose page that is by now."""
+        state = self.of(index)
+        if not state.topic_id or self._may_know(state.topic_id):
+            return [state]
+        self._told.pop(index, None)
+        return []
 
     def of(
         self, index: int, *, wide: bool = False, epochs_max: int = EPOCHS_TOLD_MAX
