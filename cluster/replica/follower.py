@@ -4,7 +4,9 @@ It asks with its log end and the epoch of its last record; a leader whose log ha
 elsewhere says where (KIP-101, KIP-279, KIP-320 tell what goes wrong without). The follower cuts its
 log there, or where its own record of that epoch ends, and asks again, an epoch further down each
 time. It never cuts at its high watermark: what counts is not known at a follower, only that it is
-at least so much. One request is under way at a time; only its own answer is taken.
+at least so much. Where they parted below its log start, which only an unclean election brings, it
+begins anew: with what is left it would lack what its leader has there. One request is under way at
+a time; only its own answer is taken.
 """
 
 from __future__ import annotations
@@ -48,15 +50,19 @@ class Follower:
         )  # fmt: skip
 
     def diverged(self, answer: Diverged) -> int | None:
-        """Cut the log: its end from now on, None if the answer is of another time."""
+        """Cut the log: its end from now on, None if the answer is of another time. An end below the
+        log start is that of an empty log, which begins anew there."""
         if not self._is_due(answer):
             return None
         log = self._log
         _, own_end = log.end_of(answer.epoch)
-        end = max(min(answer.end, own_end, log.log_end), log.log_start)
+        end = min(answer.end, own_end, log.log_end)
         self.counts["truncations"] += 1
-        log.truncate(end)
-        return end
+        log.truncate(max(end, log.log_start))
+        if end >= log.log_start:
+            return end
+        log.begin_anew(0)  # its leader says where its own starts
+        return 0
 
     def fetched(self, answer: Fetched, ends: list[tuple[int, int]]) -> bool:
         """Records came and are appended: (offset behind them, their epoch), rising. False: they are

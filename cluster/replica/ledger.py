@@ -30,8 +30,8 @@ class LogEnds:
 
     @property
     def last_epoch(self) -> int | None:
-        """Of the last record; None for a log without any."""
-        return self.epochs.epoch_at(self.log_end - 1) if self.log_end > self.log_start else None
+        """Of the last record, also of one that was trimmed; None where none is known."""
+        return self.epochs.epoch_at(self.log_end - 1)
 
     def end_of(self, epoch: int) -> tuple[int, int]:
         """The newest epoch here at or below that one, and where it ends."""

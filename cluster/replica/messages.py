@@ -53,8 +53,8 @@ class FetchRequest(msgspec.Struct, frozen=True, array_like=True):
     """A follower asks for what follows its log, and says by that what it has.
 
     `number`: of its requests, echoed by the answer, so that late and doubled ones are known.
-    `offset`: its log end; `last_epoch`: the leader epoch of its last record, None where there is
-    none. `stored`: what it answers for: its log end, or how far it is on stable storage where the
+    `offset`: its log end; `last_epoch`: the leader epoch of its last record, None where none is
+    known. `stored`: what it answers for: its log end, or how far it is on stable storage where the
     topic wants that."""
 
     number: Number

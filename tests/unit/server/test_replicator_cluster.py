@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 from node_helpers import eventually
-from replicator_world import Producer, World
+from replicator_world import TOPIC, Producer, World
 
 from penstock.core.errors import ErrorCode
 from penstock.ipc import layout as lo
@@ -220,3 +220,38 @@ def test_a_preferred_leader_takes_over_without_loss(world):
         world.wait_isr(*world.brokers)
         filled(world, 10, first=world.leader().page().log_end)
     world.check_equal()
+
+
+@pytest.mark.parametrize("trimmed_to", [75, 100])
+def test_who_was_trimmed_beyond_where_an_unclean_leader_parted_from_it_begins_anew(
+    tmp_path, trimmed_to
+):
+    """What the leader wrote below that counts, too: without it nobody may be in sync."""
+    with World(tmp_path, brokers=2) as world:
+        world.topic(factor=2, min_insync=1)
+        filled(world, 50)
+        old = world.leader()
+        new = next(each for each in world.brokers.values() if each is not old)
+        world.kill(new.number)
+        world.wait_isr(old.number)
+        producer = Producer(old)
+        for sequence in range(50, 100):
+            producer.send(sequence)
+        producer.settle()
+        world.wait_committed(100)
+        old.trim(trimmed_to)
+        eventually(lambda: old.page().log_start == trimmed_to, "it is trimmed")
+        world.kill(old.number)
+        eventually(lambda: world.partition().leader is None, "nobody leads")
+        world.start(new.number)
+        with world.lock:
+            world._decide(world.controller.elect([(TOPIC, 0)], is_unclean=True))
+        again = Producer(world.leader(), producer=9)
+        for sequence in range(0, 70, 7):
+            again.send(sequence, records=7)
+        assert not any(ack.error for ack in again.settle())
+        world.wait_committed(120)
+        world.start(old.number)
+        world.wait_isr(old.number, new.number)
+        world.check_equal()
+        assert (old.page().log_start, old.page().log_end) == (0, 120)

@@ -310,7 +310,7 @@ class Copying:
         partition = copy.partition
         role, log = partition.follower, partition.log
         assert role is not None
-        before, end_before = log.truncated_below, log.log_end
+        before, start, end_before = log.truncated_below, log.log_start, log.log_end
         end = role.diverged(diverged)
         if end is None:
             self.want(copy)
@@ -322,7 +322,9 @@ class Copying:
             partition, end, end_before, diverged.epoch, diverged.end,
         )  # fmt: skip
         copy.is_busy = True
-        order = ro.Truncate(role.epoch, end)
+        begins = end < start
+        self._counts.begun_anew += begins
+        order = ro.BeginAnew(role.epoch, end) if begins else ro.Truncate(role.epoch, end)
         self._lanes.order(partition, order, lambda ack: self._cut(copy, role, ack))
 
     def _cut(self, copy: Copy, role: Follower, ack: Ack) -> None:
