@@ -472,6 +472,19 @@ def test_credit_is_passed_by_less_than_a_batch_and_none_is_sent_without(at, gate
     assert reading.records == at.expected(committed=False)
 
 
+def test_who_gives_back_less_than_a_batch_takes_is_charged_for_it(at, gateway):
+    client = gateway.client()
+    at.write(1, 3)
+    reading = gateway.fetch(client)
+    gateway.turn()
+    [owed] = reading.owed
+    for credit in (0, 1):
+        gateway.fetching.more(client, fr.More(client.number, 1, credit))
+    assert client.peer.charged == 2
+    gateway.fetching.more(client, fr.More(client.number, 1, owed - 1))
+    assert client.peer.charged == 2
+
+
 def test_one_connection_has_a_bounded_number_of_bytes_under_way(at):
     for _ in range(300):
         at.write(1, 3)

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from penstock.cluster.frames import messages as fr
 from penstock.core import errors as er
+from penstock.core.header import HEADER_BYTES
 from penstock.ipc import layout as lo
 from penstock.server.gateway.counts import Counts
 from penstock.server.gateway.cursors import BATCH_WORK, Cursor, OpenFiles, Piece
@@ -164,8 +165,8 @@ class Fetching:
         """The client has consumed so many bytes."""
         line = self._line(endpoint)
         cursor = line.cursors.get(message.cursor)
-        if cursor is None or not cursor.out_bytes:
-            endpoint.peer.charge()  # nothing of it was under way
+        if cursor is None or not cursor.out_bytes or message.credit < HEADER_BYTES:
+            endpoint.peer.charge()  # nothing of it was under way, or no batch that was consumed
         if cursor is not None:
             line.credit(cursor, message.credit)
             line.link.blocked.pop(line, None)

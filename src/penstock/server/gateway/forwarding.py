@@ -177,6 +177,7 @@ class Forwarding:
             return
         session = endpoint.session
         self._aside.run(
+            endpoint.peer.identity,
             lambda: lookups.answer(session, self._membership, request),
             lambda reply: self._answer(endpoint, number, reply, came),
             lambda error: self._failed(endpoint, number, name, error),
