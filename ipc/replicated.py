@@ -218,7 +218,7 @@ class ReplicaRole(LogRole):
             )  # fmt: skip
             if log.undecided is not None and not self._syncing:
                 self._copied_from = log.undecided
-                self._truncate(log.undecided)
+                self._end_log(log.undecided)
             if self._group_commit and log.log_end > log.durable:
                 self._sync()
         except StorageError as error:
@@ -307,9 +307,18 @@ class ReplicaRole(LogRole):
 
     # --- cuts ---
     def _truncate(self, end: int) -> None:
+        """A compacted log that loses what counted lacks what that had replaced, too, and its leader
+        has it: it is copied anew."""
+        if self._settings.compacts and end < self._high_watermark:
+            self._begin_anew(0)
+        else:
+            self._end_log(end)
+
+    def _end_log(self, end: int) -> None:
         log = self._log
         was, start = log.log_end, log.log_start
         log.truncate_to(max(end, start), self._end_at)
+        self._trim_to = min(self._trim_to, log.log_end)  # of another log, from there on
         if log.log_end != was:
             logger.warning("%s: truncated from %d to %d", self.name, was, log.log_end)
         self._cut(start)

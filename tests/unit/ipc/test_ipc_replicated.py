@@ -601,3 +601,37 @@ def test_a_sync_under_way_puts_off_the_cut(leader, replica):
     replica.role.finish_sync(job)
     assert caught_up(leader, replica) == 2
     assert visible(replica) == visible(leader) == [4]
+
+
+# --- cuts below what counted: only an unclean election brings them -------------------------------
+def test_a_compacted_log_that_is_cut_below_what_counted_is_copied_anew():
+    """Compaction has taken records for newer ones that are cut off now: the leader has the old
+    ones, which count."""
+    replica = ReplicaPartition(cleanup="compact")
+    replica.obey(Lead(5))
+    before = [keyed([(b"k", b"1")]), keyed([(b"x", b"1")], 1)]
+    compacted_away(replica, *before, keyed([(b"k", b"2")], 2), keyed([(b"z", b"1")], 3))
+    replica.obey(HighWatermark(5, 4))
+    assert visible(replica) == [1, 2, 3]
+    leader = ReplicaPartition(cleanup="compact")
+    leader.obey(Lead(5))
+    assert leader.append(*before) == [NONE] * 2
+    assert leader.obey(Lead(6)) == [NONE]  # an unclean election: it has no more
+    leader.append(keyed([(b"y", b"1")], 2))
+    assert replica.obey(Follow(6), Truncate(6, 2)) == [NONE] * 2
+    assert replica.follow(6, *leader.batches(replica.role.log_end)) == [NONE] * 3
+    assert visible(replica) == visible(leader) == [0, 1, 2]
+    assert replica.ends()[3] == 3
+
+
+def test_a_trim_that_waits_goes_no_further_than_a_cut(leader, replica):
+    leader.append(*numbered(6))
+    replica.follow(5, *leader.batches())
+    replica.obey(HighWatermark(5, 2), Trim(5, 5))
+    assert replica.ends()[0] == 2
+    assert replica.obey(Follow(6), Truncate(6, 3)) == [NONE] * 2
+    leader.obey(Lead(6))
+    replica.follow(6, *leader.batches(3))
+    replica.obey(HighWatermark(6, 6))
+    replica.role.tick(0.0, replica.clock)
+    assert replica.ends() == (3, 6, 6, 6)
