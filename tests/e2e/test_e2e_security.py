@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zmq
-from node_helpers import eventually
+from node_helpers import children, eventually
 from wire import WITHIN, Dealer, batch_of
 
 import penstock
@@ -759,3 +761,45 @@ def test_nobody_takes_the_members_of_another_group_away(world: World) -> None:
         second.attach(1, lo.KIND_CONSUMER)
         second.ask(1, join)
         assert first.hear(fr.Notice).notice > joined.notice
+
+
+def gateways(world: World) -> list[int]:
+    """Processes of the node that are one."""
+    found = []
+    for pid in children(world.broker.pid):
+        with suppress(OSError):
+            if "penstock.server.gateway_main" in Path(f"/proc/{pid}/cmdline").read_text():
+                found.append(pid)
+    return found
+
+
+def test_a_new_gateway_learns_whose_a_transaction_is_when_it_goes_on(world: World) -> None:
+    world.broker.create_topic("ledger")
+    world.allow("* allow write topic ledger", "clerk allow write transactional_id till")
+    clerk, other = world.key("clerk"), world.key("stranger")
+    with world.dealer(clerk) as dealer:
+        dealer.attach(1, lo.KIND_PRODUCER)
+        ready = dealer.ask(1, co.InitTransactions("till", 60.0))
+    [gateway] = gateways(world)
+    os.kill(gateway, signal.SIGKILL)
+    eventually(lambda: gateways(world) not in ([], [gateway]))
+
+    def sent(file: Path, sequence: int) -> int:
+        with world.dealer(file) as dealer:
+            attached = dealer.attach(1, lo.KIND_PRODUCER)
+            info = dealer.find(1, "ledger")
+            if file == clerk:
+                who = (ready.producer_id, ready.producer_epoch)
+                added = dealer.ask(1, co.AddPartitions("till", *who, [(info.topic_id, 0)]))
+                assert isinstance(added, ms.Done), added
+            batch = batch_of(
+                [b"x"], info, ready.producer_id, sequence,
+                producer_epoch=ready.producer_epoch, attributes=hd.ATTR_TRANSACTIONAL,
+            )  # fmt: skip
+            writer = info.pages[0] % attached.writers
+            dealer.say(fr.Produce(1, writer, 0, info.pages[0]), batch)
+            return dealer.acks(1)[0].error
+
+    assert sent(clerk, 0) == ErrorCode.NONE
+    assert sent(other, 1) == ErrorCode.ACCESS_DENIED
+    assert sent(clerk, 1) == ErrorCode.NONE

@@ -107,7 +107,7 @@ class Forwarding:
     """All endpoints' requests. `may_look_up` is asked before a look-up is answered here, and
     `shown` leaves out of the answer what its endpoint may not see; whatever goes to the node is
     judged there. `owns` hears which principal a producer id of transactions was
-    given to."""
+    given to, or is used by."""
 
     def __init__(
         self,
@@ -156,6 +156,9 @@ class Forwarding:
         def answered(found: tuple[ms.NodeMessage, list[int]]) -> None:
             reply, fds = found
             close_fds(fds)
+            if isinstance(request, co.AddPartitions) and isinstance(reply, ms.Done):
+                # The node knows that id as its transaction's, also where this gateway is a new one.
+                self._owns(request.producer_id, endpoint.principal)
             self._answer(endpoint, message.request, reply, came)
 
         asks.add(
