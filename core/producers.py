@@ -358,14 +358,15 @@ class ProducerTable:
         transactions.commit()
         producer.transactional = ATTR_TRANSACTIONAL * (producer_id in transactions)
 
-    def undecided(self) -> int | None:
-        """Where the oldest transaction begins that is open and has data; None if there is none."""
+    def undecided(self) -> list[int]:
+        """Where the transactions begin that are open and have data, the oldest first."""
+        found = []
         for each in self.transactions.opened:
             recent = self._producers[each.producer_id].recent
             sequence, *_ = KEPT.unpack_from(recent, len(recent) - _KEPT_BYTES)
             if sequence < _CONTROL_KEPT:
-                return each.first_offset
-        return None
+                found.append(each.first_offset)
+        return found
 
     def forget(self, producer_id: int) -> None:
         """Drop a producer whose lane is gone and whose retries have ended."""

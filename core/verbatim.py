@@ -9,15 +9,15 @@
 A batch continues the log if it begins where that ends, or beyond, if compaction took what was
 between: such a batch says so itself (`FLAG_COMPACTED`). In the log of one who copied it the gap may
 then be at any place, also in the active segment. Where a transaction is open that has data here,
-such a gap may be its outcome: it is not passed over, and `undecided` is where the log has to be cut
-and copied again; the leader has there what was decided.
+such a gap may be its outcome: it is not passed over, and `undecided` is from where on the log has
+to be cut and copied again; the leader has there what was decided.
 
 Owns what only a replicated log does. Who leads, and what is committed, others say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple
 
 from penstock.core.admission import verify_verbatim
@@ -46,9 +46,9 @@ class Verbatim(NamedTuple):
 class VerbatimLog(LogTail):
     """The replicated half of `Log`."""
 
-    undecided: int | None = None
-    """Where the oldest transaction began whose outcome compaction may have taken before the batch
-    that `append_verbatim` refused last."""
+    undecided: Sequence[int] = ()
+    """Where the transactions began, the oldest first, whose outcome compaction may have taken
+    before the batch that `append_verbatim` refused last."""
 
     # ---- following
 
@@ -59,12 +59,12 @@ class VerbatimLog(LogTail):
         publish: Publish | None = None,
         *,
         passes_over: bool = True,
-        copied_from: int = -1,
+        copied: Container[int] = (),
     ) -> Verbatim:
         """Append these batches of the leader's log, in order, up to the first that cannot be; those
         that are here already count as taken. Without `passes_over` none may begin beyond the end,
-        compacted or not: what stands between may have been refused. `copied_from`: what was
-        `undecided` and is copied again; what is open from there on is open in the leader's log.
+        compacted or not: what stands between may have been refused. `copied`: what was
+        `undecided` and is copied again: what is open there is open in the leader's log, too.
 
         `publish` is called with a lower end where an empty log has to begin a little earlier: with
         the batch in which the leader's log starts. Raises a retriable `StorageError` with nothing
@@ -72,7 +72,7 @@ class VerbatimLog(LogTail):
         """
         if self._offline:
             raise LogOfflineError(self._offline)
-        self.undecided = None
+        self.undecided = ()
         heads: list[BatchHeader] = []
         good: list[memoryview] = []
         begins = self._log_end
@@ -90,7 +90,7 @@ class VerbatimLog(LogTail):
             elif head.base_offset != end:
                 error, why = self._objection(head, end, passes_over)
                 if not error:
-                    error, why = self._doubt(head, heads, copied_from)
+                    error, why = self._doubt(head, heads, copied)
             newest = max(order, (self._epochs.latest, 0))
             if not error and (head.leader_epoch, head.generation) < newest:
                 error = ErrorCode.CORRUPT_BATCH
@@ -127,12 +127,12 @@ class VerbatimLog(LogTail):
         return ErrorCode.BEYOND_LOG_END, f"{what}, which is {end}"
 
     def _doubt(
-        self, head: BatchHeader, heads: list[BatchHeader], copied_from: int
+        self, head: BatchHeader, heads: list[BatchHeader], copied: Container[int]
     ) -> tuple[ErrorCode, str]:
         """Why what compaction took before a batch may not be passed over, behind those `heads`."""
-        start = self._producers.undecided()
-        if start is not None and start != copied_from:
-            self.undecided = start
+        undecided = self._producers.undecided()
+        if not all(start in copied for start in undecided):
+            self.undecided = undecided
         elif not any(_is_open_data(each) for each in heads):
             return ErrorCode.NONE, ""
         return ErrorCode.BEYOND_LOG_END, (

@@ -73,8 +73,9 @@ class ReplicaRole(LogRole):
         self._epoch = max(log.leader_epoch, state.leader_epoch)
         self._high_watermark = max(log.log_start, min(state.high_watermark, log.log_end))
         self._trim_to = 0
-        self._copied_from = -1
-        """Where the log was cut last for a transaction whose outcome it did not get."""
+        self._copied: set[int] = set()
+        """Where transactions began that are copied again in this role, not knowing their outcome:
+        once each."""
         self._complaints: set[ErrorCode] = set()
         """What the log names of this role's refusals."""
         self._owner = order.topic_id, order.partition
@@ -214,11 +215,11 @@ class ReplicaRole(LogRole):
             start = log.log_start
             made = log.append_verbatim(
                 batches, now_us, self._end_at, passes_over=self._may_pass_over,
-                copied_from=self._copied_from,
+                copied=self._copied,
             )  # fmt: skip
-            if log.undecided is not None and not self._syncing:
-                self._copied_from = log.undecided
-                self._end_log(log.undecided)
+            if log.undecided and not self._syncing:
+                self._copied.update(log.undecided)
+                self._end_log(log.undecided[0])
             if self._group_commit and log.log_end > log.durable:
                 self._sync()
         except StorageError as error:
@@ -293,6 +294,7 @@ class ReplicaRole(LogRole):
         logger.info("%s: %s in epoch %d", self.name, mode.value, epoch)
         self._mode, self._epoch, self._is_held = mode, epoch, False
         self._complaints.clear()
+        self._copied.clear()
         if mode is not Mode.LEADING:
             self._state.publish_status(self._usual_status)
         self._state.publish_epoch(epoch)

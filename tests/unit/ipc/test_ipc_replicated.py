@@ -635,3 +635,22 @@ def test_a_trim_that_waits_goes_no_further_than_a_cut(leader, replica):
     replica.obey(HighWatermark(6, 6))
     replica.role.tick(0.0, replica.clock)
     assert replica.ends() == (3, 6, 6, 6)
+
+
+def test_transactions_that_overlap_are_copied_again_once_each(leader, replica):
+    """What is open in the leader's log where it has gaps would have it cut to and fro for ever."""
+    plain = [keyed([(b"p", b"v")], sequence) for sequence in range(4)]
+    p, q = in_transaction(b"a"), keyed([(b"b", b"v")], producer=3, attributes=hd.ATTR_TRANSACTIONAL)
+    leader.append(begin(0, producer=2), p, begin(0, producer=3), q, *plain[:2])
+    leader.append(commit(0, producer=2), *plain[2:], commit(0, producer=3))
+    batches = compacted(leader.batches())
+    cuts = 0
+    for _ in range(40):
+        end = replica.role.log_end
+        following = next((b for i, b in enumerate(batches) if i >= end and i not in (4, 7)), None)
+        if following is None:
+            break
+        if replica.follow(5, following) != [NONE]:
+            replica.obey(Follow(5))
+        cuts += replica.role.log_end < end
+    assert (replica.role.log_end, cuts) == (10, 1)
