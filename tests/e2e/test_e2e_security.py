@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 from node_helpers import children, eventually
@@ -761,6 +762,31 @@ def test_nobody_takes_the_members_of_another_group_away(world: World) -> None:
         second.attach(1, lo.KIND_CONSUMER)
         second.ask(1, join)
         assert first.hear(fr.Notice).notice > joined.notice
+
+
+def test_who_looks_up_and_goes_fills_no_log(world: World) -> None:
+    world.broker.create_topic("looked")
+    world.allow("browser allow read topic looked")
+    with (
+        world.dealer(world.key("browser")) as dealer,
+        world.broker.connect() as client,
+        client.producer() as producer,
+    ):
+        producer.send("looked", b"x").result(45)
+        dealer.attach(1, lo.KIND_ADMIN)
+        info = dealer.find(1, "looked")
+        [page] = info.pages
+        many = lk.LookUpAppends([lk.LogPlace(page, info.topic_id, 0, 0)] * lk.PLACES_AT_ONCE)
+        raw = msgspec.Raw(msgspec.msgpack.encode(many))
+        for number in range(2, 12):
+            dealer.attach(number, lo.KIND_ADMIN)
+            for request in range(5):
+                dealer.say(fr.Ask(number, request, 5.0, raw))
+            dealer.say(fr.Detach(number))
+        dealer.say(fr.Ask(1, 99, 5.0, raw))
+        while dealer.hear(fr.Answer).endpoint != 1:  # each connection's are done in order
+            pass
+    assert "LookUpAppends of endpoint" not in world.log
 
 
 def gateways(world: World) -> list[int]:

@@ -200,6 +200,8 @@ class Forwarding:
         self._counts.latencies["ask"].observe(time.monotonic() - came)
 
     def _failed(self, endpoint: Endpoint, number: int, name: str, error: Exception) -> None:
+        if not endpoint.is_open:
+            return  # a look-up: what it looked at was closed under it
         if not isinstance(error, PenstockError):
             logger.error("%s of %s failed", name, endpoint, exc_info=error)
             self._refuse(
