@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import random
@@ -16,7 +17,14 @@ from quorum_world import ELECTION, STEADY, World, create, free_port
 from seeds import fresh_seed
 from unit.core.log_helpers import Call, MemoryStorage, refuse
 
-from penstock.core.errors import ConfigError, DataFolderError, PenstockTimeout, StorageError
+from penstock.core.errors import (
+    AttachRefusedError,
+    ConfigError,
+    DataFolderError,
+    PenstockError,
+    PenstockTimeout,
+    StorageError,
+)
 from penstock.core.storage import Buffer, Storage, storage_error
 from penstock.server.quorum import Quorum, consensus
 from penstock.server.quorum import quorum as quorum_module
@@ -142,9 +150,6 @@ def test_a_voter_that_lost_its_folder_gets_its_vote_back_after_it_was_removed(tm
             )
             active = await world.agreed(but=lost)
             await world.remove(lost)
-            await eventually(
-                lambda: active.image.brokers[lost].is_fenced, "its life before is over"
-            )
             registered = asyncio.create_task(again.register((), was_clean=False))
             await eventually(
                 lambda: (
@@ -155,6 +160,43 @@ def test_a_voter_that_lost_its_folder_gets_its_vote_back_after_it_was_removed(tm
             await registered
             await world.unfenced()
             await world.same()
+
+    run(main())
+
+
+def test_a_number_is_refused_to_another_folder_only_while_its_broker_is_heard(tmp_path):
+    """A disk that was replaced is back before anybody has missed the one before."""
+
+    async def main() -> None:
+        async with World(tmp_path, broker_session_timeout=2.0) as world:
+            first = await world.agreed()
+            await world.unfenced()
+            lost = next(node for node in world.quorums if node != first.node)
+            epoch = world.quorums[lost].broker_epoch
+            await world.stop(lost)
+            shutil.rmtree(tmp_path / str(lost))
+            again = await world.start(lost, registers=False)
+            await world.agreed(but=lost)
+            await world.remove(lost)
+
+            async def speaks() -> None:
+                while True:
+                    asked = world.quorums[first.node].ask(
+                        "heartbeat", lost, epoch, is_current=True, is_leaving=False
+                    )
+                    with contextlib.suppress(PenstockError):
+                        await asked
+                    await asyncio.sleep(0.05)
+
+            speaking = asyncio.create_task(speaks())
+            with pytest.raises(AttachRefusedError, match="with another data folder: give this one"):
+                await again.register((), was_clean=False)
+            registered = asyncio.create_task(again.register((), was_clean=False))
+            await asyncio.sleep(0.5)
+            assert not registered.done()
+            speaking.cancel()
+            await registered
+            await world.unfenced()
 
     run(main())
 

@@ -13,11 +13,13 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable
 from typing import Final
 
 from penstock.cluster.controller import Heard, Image, Place, Registered
 from penstock.core.errors import (
+    AttachRefusedError,
     ClosedError,
     PenstockError,
     PenstockTimeout,
@@ -30,6 +32,9 @@ logger = logging.getLogger("penstock.quorum")
 
 BEATS: Final = 5
 """In a session."""
+LINGERS: Final = 2
+"""Sessions for which a life that has this broker's number and another folder may be over, and
+nobody has missed it yet: its disk was replaced."""
 TRY: Final = 5.0
 """Seconds for one try to register."""
 PAUSE: Final = 1.0
@@ -78,16 +83,22 @@ class Standing:
 
     async def register(self, endpoints: tuple[str, ...], *, was_clean: bool) -> int:
         """The broker epoch. Goes on until a controller is there. Raises what it refuses with. What
-        was not `was_clean` is told until a controller knows it, whoever registers meanwhile."""
+        was not `was_clean` is told until a controller knows it, whoever registers meanwhile. While
+        another folder has its number it asks again: that one may be gone, and not missed yet."""
         if self._beats is not None and endpoints != self._endpoints:
             self.renew()  # a registration does not change
         self._endpoints = endpoints
         self._was_clean = self._was_clean and was_clean
+        refused_from: float | None = None
         while True:
             try:
                 epoch = await self._register()
                 break
-            except PenstockTimeout as error:
+            except (PenstockTimeout, AttachRefusedError) as error:
+                if isinstance(error, AttachRefusedError):
+                    refused_from = refused_from or time.monotonic()
+                    if time.monotonic() - refused_from > LINGERS * self._session:
+                        raise
                 logger.warning("broker %d is not registered yet: %s", self._node, error)
                 await asyncio.sleep(self._session / BEATS)
         if self._beats is None:
