@@ -75,7 +75,7 @@ class VerbatimLog(LogTail):
         self.undecided = ()
         heads: list[BatchHeader] = []
         good: list[memoryview] = []
-        begins = self._log_end
+        begins, has_open = self._log_end, False
         end, order, taken, error, why = begins, self._order, 0, ErrorCode.NONE, ""
         for batch in batches:
             head = verify_verbatim(batch, self._topic_id, self._partition)
@@ -90,7 +90,7 @@ class VerbatimLog(LogTail):
             elif head.base_offset != end:
                 error, why = self._objection(head, end, passes_over)
                 if not error:
-                    error, why = self._doubt(head, heads, copied)
+                    error, why = self._doubt(head, has_open, copied)
             newest = max(order, (self._epochs.latest, 0))
             if not error and (head.leader_epoch, head.generation) < newest:
                 error = ErrorCode.CORRUPT_BATCH
@@ -100,6 +100,7 @@ class VerbatimLog(LogTail):
             taken += 1
             heads.append(head)
             good.append(batch)
+            has_open = has_open or _is_open_data(head)
             end, order = head.next_offset, (head.leader_epoch, head.generation)
         if heads:
             start = self.log_start
@@ -127,13 +128,14 @@ class VerbatimLog(LogTail):
         return ErrorCode.BEYOND_LOG_END, f"{what}, which is {end}"
 
     def _doubt(
-        self, head: BatchHeader, heads: list[BatchHeader], copied: Container[int]
+        self, head: BatchHeader, has_open: bool, copied: Container[int]
     ) -> tuple[ErrorCode, str]:
-        """Why what compaction took before a batch may not be passed over, behind those `heads`."""
+        """Why what compaction took before a batch may not be passed over. `has_open`: open data
+        stands between the log's end and that batch."""
         undecided = self._producers.undecided()
         if not all(start in copied for start in undecided):
             self.undecided = undecided
-        elif not any(_is_open_data(each) for each in heads):
+        elif not has_open:
             return ErrorCode.NONE, ""
         return ErrorCode.BEYOND_LOG_END, (
             f"compaction took what stood before offset {head.base_offset}, maybe the outcome of a "
