@@ -39,7 +39,7 @@ One of 0 comes with a partition, or a topic, that comes to be while members want
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -374,6 +374,7 @@ class Groups:
         """Drop members that `ends` names by group, and why; then groups that have to follow the
         catalogue, then those whose offsets expire. What one decision does not take is due still."""
         decided, notify = Bounded(self._limits.decision_bytes), frozenset[str]()
+        there = {topic_id for topic_id, _ in self._catalogue.values()} if self._unsettled else set()
         waiting = deque([*ends, *(name for name in self._unsettled if name not in ends)])
         while waiting:
             if group := self._groups.get(waiting[0]):
@@ -381,7 +382,7 @@ class Groups:
                 for member_id in ended:
                     draft.drop(member_id)
                 self._place(draft)
-                changed, orphans = self._finished(now, draft), self._orphans(group)
+                changed, orphans = self._finished(now, draft), self._orphans(group, there)
                 if not decided.take((*changed, *orphans)):
                     break
                 notify |= draft.notify
@@ -407,11 +408,10 @@ class Groups:
             self._watch_expiry(group, now)
         return Decision(tuple(decided.records), None, notify)
 
-    def _orphans(self, group: Group) -> tuple[Record, ...]:
-        """Tombstones of offsets whose topic is gone, for a group that has not looked yet."""
+    def _orphans(self, group: Group, there: Container[bytes]) -> tuple[Record, ...]:
+        """Tombstones of offsets whose topic is not `there`, for a group that has not looked yet."""
         if group.name not in self._unsettled:
             return ()
-        there = {topic_id for topic_id, _ in self._catalogue.values()}
         return tuple(islice(kept.orphaned(group, there), TOMBSTONES_MAX))
 
     def _expired(self, now: float, group: Group) -> tuple[tuple[Record, ...], int]:
