@@ -29,7 +29,6 @@ from penstock.remote.mirror import memory
 if TYPE_CHECKING:
     from penstock.remote.branches import Branch
 
-"""Answers after which a batch is sent again."""
 SEND_PASS_BYTES: Final = 2 << 20
 """What one lane sends before others get their turn."""
 
