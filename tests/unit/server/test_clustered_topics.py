@@ -255,6 +255,15 @@ def test_a_deleted_topic_is_gone_from_all_brokers(world):
     world(test)
 
 
+async def move(quorum: Decided, place: Place, old: int, new: int) -> None:
+    """Its only replica goes from one broker to another, which is in sync at once."""
+    await quorum.ask("reassign", (place,), (new,), timeout=1.0)
+    it = quorum.image.partitions[place]
+    isr = tuple((b, quorum.image.brokers[b].epoch) for b in (old, new))
+    change = IsrChange(old, it.leader_epoch, it.partition_epoch, isr)
+    await quorum.ask("change_isr", place, change, timeout=1.0)
+
+
 def test_a_partition_that_moves_away_is_closed_and_removed_and_may_come_back(world):
     async def test(quorum: Decided, hosts: list[Host]) -> None:
         topic = (await create(hosts[0], "t", replication_factor=1)).topic
@@ -264,11 +273,7 @@ def test_a_partition_that_moves_away_is_closed_and_removed_and_may_come_back(wor
         for host in hosts:
             await host.settled()
         hosts[old - 1].is_stuck = True
-        await quorum.ask("reassign", (place,), (new,), timeout=1.0)
-        it = quorum.image.partitions[place]
-        isr = tuple((b, quorum.image.brokers[b].epoch) for b in (old, new))
-        change = IsrChange(old, it.leader_epoch, it.partition_epoch, isr)
-        await quorum.ask("change_isr", place, change, timeout=1.0)
+        await move(quorum, place, old, new)
         assert quorum.image.partitions[place].replicas == (new,)
         await hosts[new - 1].settled()
         assert hosts[new - 1].open == {"t-0"}
@@ -304,11 +309,7 @@ def test_a_partition_that_comes_back_in_the_middle_of_a_pass_has_its_folder_firs
             await host.settled()
         left = hosts[old - 1]
         left.is_stuck = True
-        await quorum.ask("reassign", (place,), (new,), timeout=1.0)
-        it = quorum.image.partitions[place]
-        isr = tuple((b, quorum.image.brokers[b].epoch) for b in (old, new))
-        change = IsrChange(old, it.leader_epoch, it.partition_epoch, isr)
-        await quorum.ask("change_isr", place, change, timeout=1.0)
+        await move(quorum, place, old, new)
         await left.settled()
         note, stands, goes_on = left.topics._kept.note, threading.Event(), threading.Event()
 
