@@ -30,8 +30,11 @@ FUZZ_SECONDS ?= 600
 NETNS_SECONDS ?= 300
 CLUSTER_SECONDS ?= 300
 SIM_ROUNDS ?= 1000
+MUTANTS_SECONDS ?=
+SETTINGS_SECONDS ?=
+INTERRUPTS ?= 100000
 
-.PHONY: help run test check bench crash fuzz netns cluster sim clean FORCE
+.PHONY: help run test check bench crash fuzz netns cluster sim mutants settings interrupts clean FORCE
 .DELETE_ON_ERROR:
 
 help:
@@ -44,6 +47,9 @@ help:
 	@echo "make netns   two hosts in network namespaces (root): NETNS_SECONDS=$(NETNS_SECONDS) each guarantee"
 	@echo "make cluster three brokers under faults: CLUSTER_SECONDS=$(CLUSTER_SECONDS) of histories, and as many of cuts"
 	@echo "make sim     the simulator with SIM_ROUNDS=$(SIM_ROUNDS) seeds"
+	@echo "make mutants plant each fault of tests/mutants in a copy and see it found; MUTANTS_SECONDS=60 for a share"
+	@echo "make settings reset each setting to its default in a copy and see its tests fail; SETTINGS_SECONDS=60 for a share"
+	@echo "make interrupts  INTERRUPTS=$(INTERRUPTS) signals at random moments for each guarantee; INTERRUPTS=all for every line"
 	@echo "make clean   remove .venv, builds and caches"
 
 run: $(VENV)/.run
@@ -73,12 +79,21 @@ netns: $(VENV)/.test
 
 cluster: $(VENV)/.test
 	@PENSTOCK_CLUSTER=all PENSTOCK_BROKERS_SECONDS=$(CLUSTER_SECONDS) PENSTOCK_CUTS_SECONDS=$(CLUSTER_SECONDS) \
-		PENSTOCK_FAILOVER_ROUNDS=20 PENSTOCK_POWER_CUTS=5 \
+		PENSTOCK_FAILOVER_ROUNDS=20 PENSTOCK_POWER_CUTS=10 \
 		$(BIN)/python -m pytest -m "crash or slow" --timeout=0 $(ARGS) tests/cluster --ignore tests/cluster/test_cluster_two_hosts.py
 
 sim: $(VENV)/.test
 	@PENSTOCK_SIM_ROUNDS=$(SIM_ROUNDS) PENSTOCK_MACHINE_EXAMPLES=$(SIM_ROUNDS) \
 		$(BIN)/python -m pytest --timeout=0 $(ARGS) tests/sim tests/unit/cluster
+
+mutants: $(VENV)/.test
+	@PYTHONPATH=tests $(BIN)/python -m mutants $(if $(MUTANTS_SECONDS),--seconds $(MUTANTS_SECONDS)) $(ARGS)
+
+settings: $(VENV)/.test
+	@PYTHONPATH=tests $(BIN)/python tests/settings_check.py $(if $(SETTINGS_SECONDS),--seconds $(SETTINGS_SECONDS)) $(ARGS)
+
+interrupts: $(VENV)/.test
+	@PENSTOCK_INTERRUPTS=$(INTERRUPTS) $(BIN)/python -m pytest -n0 -s --timeout=0 $(ARGS) tests/interrupts
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -22,12 +22,12 @@ from penstock.bench.errors import BenchError, BenchTimeout
 from penstock.bench.ground import Ground, ground
 from penstock.bench.options import Transport, Where
 from penstock.bench.progress import Progress
-from penstock.client import Client
-from penstock.delivery import Delivery
-from penstock.embeddedcluster import EmbeddedCluster
-from penstock.failover import Failover, failover
-from penstock.lookout import Lookout, View
-from penstock.pulse import Pulse
+from penstock.client.client import Client
+from penstock.client.producer.delivery import Delivery
+from penstock.testing.cluster_monitor import Lookout, View
+from penstock.testing.embedded_cluster import EmbeddedCluster
+from penstock.testing.failover import Failover, failover
+from penstock.testing.probe import Pulse
 
 Result = dict[str, Any]
 WAIT: Final = 120.0

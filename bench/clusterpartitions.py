@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.admin import TopicConfig
 from penstock.bench.errors import BenchError, BenchTimeout
 from penstock.bench.progress import Progress
 from penstock.bench.scratch import scratch_folder
 from penstock.bench.usage import broker_pids, cpu_seconds_of, differences, memory_of
-from penstock.embeddedcluster import EmbeddedCluster, start_together
-from penstock.lookout import Lookout, View
+from penstock.client.admin.admin import TopicConfig
+from penstock.testing.cluster_monitor import Lookout, View
+from penstock.testing.embedded_cluster import EmbeddedCluster, start_together
 
 TOPIC: Final = "many"
 REPLICAS: Final = 3

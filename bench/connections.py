@@ -29,9 +29,9 @@ from penstock.bench.latency import percentiles, sharpen_timers
 from penstock.bench.options import Transport, Where
 from penstock.bench.progress import Progress
 from penstock.bench.usage import Usage, cpu_seconds_of, differences, memory_of
-from penstock.delivery import BatchDelivery, Delivery
+from penstock.client.producer.delivery import BatchDelivery, Delivery
+from penstock.client.producer.producer import Producer
 from penstock.ipc.liveness import raise_descriptor_limit
-from penstock.producer import Producer
 
 CONNECTIONS_MAX: Final = 500
 ROOM: Final = 2 * CONNECTIONS_MAX

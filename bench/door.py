@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.client import Client, connect
+from penstock.client.client import Client, connect
 
 
 @dataclass(frozen=True, slots=True)

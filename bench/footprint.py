@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.admin import TopicConfig
 from penstock.bench.progress import Progress
 from penstock.bench.usage import cpu_seconds_of, differences, memory_of, server_pids
-from penstock.embedded import EmbeddedNode
+from penstock.client.admin.admin import TopicConfig
+from penstock.testing.embedded import EmbeddedNode
 
 RESULT_TIMEOUT: Final = 10.0
 

@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from penstock.admin import TopicConfig
 from penstock.bench.door import Door
 from penstock.bench.options import Durability, Where
 from penstock.bench.scratch import check_room, scratch_folder
 from penstock.bench.usage import broker_pids, server_pids
-from penstock.client import Client
+from penstock.client.admin.admin import TopicConfig
+from penstock.client.client import Client
 from penstock.cluster.access import Entry, Kind
 from penstock.core.errors import PenstockError
-from penstock.embedded import EmbeddedNode
-from penstock.embeddedcluster import EmbeddedCluster
 from penstock.ipc.messages import NodeDescription
-from penstock.keys import create_key
-from penstock.server.access import Access, AccessDocument
+from penstock.security.keys import create_key
+from penstock.server.security.access_store import Access, AccessDocument
+from penstock.testing.embedded import EmbeddedNode
+from penstock.testing.embedded_cluster import EmbeddedCluster
 
 PRINCIPAL: Final = "bench"
 REPLICAS: Final = 3

@@ -21,16 +21,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.admin import Admin
 from penstock.bench.crew import Crew, Station
 from penstock.bench.door import Door
 from penstock.bench.errors import BenchError, BenchTimeout
 from penstock.bench.ground import Ground, ground
 from penstock.bench.options import Where
 from penstock.bench.progress import Progress
-from penstock.client import Client
+from penstock.client.admin.admin import Admin
+from penstock.client.client import Client
+from penstock.client.consumer.group.consumer import GroupConsumer
 from penstock.core.errors import GroupError, PenstockError
-from penstock.group.consumer import GroupConsumer
 
 STAMP: Final = struct.Struct("<Q")
 WAIT: Final = 60.0

@@ -27,8 +27,8 @@ from penstock.bench.ground import Ground, ground
 from penstock.bench.options import LATENCY_HEAD, LatencyOptions
 from penstock.bench.progress import Progress
 from penstock.bench.usage import Usage, cpu_seconds_of, differences
-from penstock.delivery import Delivery
-from penstock.producer import Producer
+from penstock.client.producer.delivery import Delivery
+from penstock.client.producer.producer import Producer
 
 _HEAD: Final = struct.Struct("<QQQ")  # number, due, sent
 assert _HEAD.size == LATENCY_HEAD

@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import psutil
 
-from penstock.admin import TopicConfig
 from penstock.bench.progress import Progress
 from penstock.bench.scratch import scratch_folder
 from penstock.bench.usage import cpu_seconds_of, differences, memory_of, server_pids
-from penstock.embedded import EmbeddedNode
+from penstock.client.admin.admin import TopicConfig
+from penstock.testing.embedded import EmbeddedNode
 
 TOPIC: Final = "many"
 BYTES_EACH: Final = 100_000

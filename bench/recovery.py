@@ -15,14 +15,14 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.admin import TopicConfig
 from penstock.bench import payload
 from penstock.bench.errors import BenchError
 from penstock.bench.ground import filesystem_of
 from penstock.bench.partitions import kill_all
 from penstock.bench.progress import Progress
 from penstock.bench.scratch import scratch_folder
-from penstock.embedded import EmbeddedNode
+from penstock.client.admin.admin import TopicConfig
+from penstock.testing.embedded import EmbeddedNode
 
 TOPIC: Final = "large"
 VALUE_BYTES: Final = 16 << 10

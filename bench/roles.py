@@ -20,22 +20,22 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from penstock.assigned import Isolation
 from penstock.bench import payload
 from penstock.bench.crew import Station
 from penstock.bench.door import Door
 from penstock.bench.ledger import Book, Ledger, Stamps, stamps_in_place, stamps_of
 from penstock.bench.options import ThroughputOptions
 from penstock.bench.usage import Usage
-from penstock.client import Client
-from penstock.consumer import Consumer
+from penstock.client.client import Client
+from penstock.client.consumer.consumer import Consumer
+from penstock.client.consumer.group.consumer import GroupConsumer
+from penstock.client.consumer.partition_cursor import Isolation
+from penstock.client.consumer.records import Record
+from penstock.client.options import ProducerOptions
+from penstock.client.producer.delivery import BatchDelivery
+from penstock.client.producer.producer import Producer
+from penstock.client.transactions.producer import TransactionalProducer
 from penstock.core.columns import BinaryColumn
-from penstock.delivery import BatchDelivery
-from penstock.group.consumer import GroupConsumer
-from penstock.options import ProducerOptions
-from penstock.producer import Producer
-from penstock.records import Record
-from penstock.transactions.producer import TransactionalProducer
 
 Reader = Consumer | GroupConsumer
 

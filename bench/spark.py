@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from penstock.admin import TopicConfig
 from penstock.bench.errors import BenchError, BenchTimeout
 from penstock.bench.ground import Ground, ground
 from penstock.bench.options import Where
 from penstock.bench.progress import Progress
 from penstock.bench.scratch import scratch_folder
+from penstock.client.admin.admin import TopicConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

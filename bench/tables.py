@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.bench.ledger import Ledger, Stamps, stamps_in_place
-from penstock.consumer import Consumer
-from penstock.group.consumer import GroupConsumer
-from penstock.producer import Producer
+from penstock.client.consumer.consumer import Consumer
+from penstock.client.consumer.group.consumer import GroupConsumer
+from penstock.client.producer.producer import Producer
 
 POLL_TIMEOUT: Final = 1.0
 

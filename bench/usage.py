@@ -11,11 +11,11 @@ from typing import Final
 
 import psutil
 
-from penstock.client import Client
-from penstock.embeddedcluster import EmbeddedCluster
+from penstock.client.client import Client
+from penstock.testing.embedded_cluster import EmbeddedCluster
 
 SERVER_MODULES: Final = "penstock.server."
-GATEWAY_MODULE: Final = f"{SERVER_MODULES}gateway_main"
+GATEWAY_MODULE: Final = f"{SERVER_MODULES}gateway.main"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def broker_pids(cluster: EmbeddedCluster) -> dict[str, int]:
 
 def _kind_of(command: list[str]) -> str:
     modules = (word for word in command if word.startswith(SERVER_MODULES))
-    return next(modules, "other").removeprefix(SERVER_MODULES).removesuffix("_main")
+    return next(modules, "other").removeprefix(SERVER_MODULES).removesuffix(".main")
 
 
 def _free_name(name: str, taken: Mapping[str, int]) -> str:

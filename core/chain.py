@@ -15,6 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from penstock.core.index import IndexWriter
+from penstock.core.indexrestoring import IndexRestoring
 from penstock.core.logstart import first_live
 from penstock.core.replay import restore_index
 from penstock.core.rescue import remove_mark, rescue_segment, sync_or_mark, write_mark
@@ -43,6 +44,7 @@ class Chain:
         bases: list[int],
         closed: list[OpenSegment],
         active: OpenSegment,
+        restoring: IndexRestoring,
     ) -> None:
         self._storage = storage
         self._folder = folder
@@ -51,6 +53,7 @@ class Chain:
         self.bases = bases
         self.closed = closed
         self.active = active
+        self.restoring = restoring
         # A killed process may have made segments in this boot that no folder fsync has covered.
         self.folder_changed = True
 
@@ -153,6 +156,7 @@ class Chain:
         """End the log at `offset`, which stands at `position` of segment `base`. On the device when
         it returns; when it raises, the log has to be recovered."""
         storage, folder = self._storage, self._folder
+        self.restoring.forget(base, self.active.base_offset)
         kept = None
         for segment in (*self.closed, self.active):
             if segment.base_offset == base:
@@ -186,6 +190,7 @@ class Chain:
 
     def begin_anew(self, fresh: OpenSegment) -> None:
         """Every segment is gone, and this one is there instead."""
+        self.restoring.forget(0, self.active.base_offset)
         self.close()
         self.bases, self.closed, self.active = [fresh.base_offset], [], fresh
         self._junk_end = 0
@@ -195,7 +200,7 @@ class Chain:
         dead = self.bases[: first_live(self.bases, start)]
         for base in dead:
             remove_segment(self._storage, self._folder, base)
-            self.bases.remove(base)
+            del self.bases[0]
         for segment in self.closed:
             if segment.base_offset < self.bases[0]:
                 self._storage.close(segment.fd)
@@ -212,11 +217,17 @@ class Chain:
             return None
         return self.bases[at + len(bases)]
 
-    def refresh(self) -> None:
-        """Segments went that others hold now: at every moment those that are there are the log."""
-        storage, folder = self._storage, self._folder
-        self.bases = [each for each in self.bases if storage.exists(segment_path(folder, each))]
+    def refresh(self, base: int, end: int) -> None:
+        """Segments between these went that the one at `base` holds now: at every moment those that
+        are there are the log."""
+        first, behind = bisect_right(self.bases, base), bisect_left(self.bases, end)
+        storage, folder, between = self._storage, self._folder, self.bases[first:behind]
+        self.bases[first:behind] = [
+            each for each in between if storage.exists(segment_path(folder, each))
+        ]
+        self.restoring.add(base)
 
     def close(self) -> None:
+        self.restoring.close()
         for segment in (*self.closed, self.active):
             self._storage.close(segment.fd)

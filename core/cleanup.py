@@ -118,6 +118,7 @@ class Cleanup:
                 drop_prepared(storage, folder, prepared.base)
                 return None
             self._syncs.leave(prepared.end)
+        self._chain.restoring.forget(prepared.base, prepared.end)
         self.job = SwapJob(storage, folder, prepared, is_marked=again)
         return self.job
 
@@ -127,7 +128,7 @@ class Cleanup:
             raise ValueError("finish_swap wants the job that begin_swap gave, after it ran")
         self.job = None
         prepared = job.prepared
-        self._chain.refresh()
+        self._chain.refresh(prepared.base, prepared.end)
         if job.error is not None:
             self._half = prepared if job.is_marked else None
             raise job.error
@@ -146,6 +147,7 @@ class Cleanup:
         while one is under way."""
         self._check_idle()
         if self._half is not None:
+            self._chain.restoring.forget(self._half.base, self._half.end)
             job = self.job = SwapJob(self._storage, self._folder, self._half, is_marked=True)
             job.run()
             self.finish_swap(job)

@@ -21,6 +21,7 @@ from penstock.core import encode as en
 from penstock.core import header as hd
 from penstock.core import sections as sc
 from penstock.core.errors import CorruptBatchError
+from penstock.core.storage import Window
 
 SMALL: Final = 8
 """Up to so many records plain Python beats a handful of numpy calls (by 8 us at one record)."""
@@ -167,11 +168,12 @@ class Columns:
     `timestamps`: int64[n], microseconds since the epoch, and `constant_timestamp` the only one of
     them, None where they differ. `is_dense`: whether record i has offset base + i.
     `header_columns`: int32[n+1] bounds of each record's headers in the columns of names and values;
-    None where the batch has no headers at all.
+    None where the batch has no headers at all. `mapped_end`: where the batch ends in the buffer
+    that the columns view, 0 where they view none.
     """
 
     __slots__ = ("_sparse", "_times", "constant_timestamp", "count", "head", "header_columns",
-                 "is_dense", "keys", "values")  # fmt: skip
+                 "is_dense", "keys", "mapped_end", "values")  # fmt: skip
 
     constant_timestamp: int | None
 
@@ -196,6 +198,13 @@ class Columns:
         else:
             self.constant_timestamp = head.base_timestamp if times is None else None
         self.header_columns = header_columns
+        self.mapped_end = 0
+
+    def check_mapped(self) -> None:
+        """Raises `StorageError` where the file that they view was cut since it was read."""
+        window = self.values.data.obj
+        if self.mapped_end and isinstance(window, Window):
+            window.check_end(self.mapped_end)
 
     @property
     def offsets(self) -> npt.NDArray[np.int64]:
@@ -314,12 +323,14 @@ def decode(
             "wrong"
         )
     body = buffer[position + hd.HEADER_BYTES : position + head.length]
+    mapped_end = position + head.length
     if head.codec != hd.CODEC_NONE:
-        body = _raw_body(body, head)
+        body, mapped_end = _raw_body(body, head), 0
     count = head.record_count
     if count == 1 and not head.attributes & _NOT_PLAIN:
         only = _plain_one(body, head)
         if only is not None:
+            only.mapped_end = mapped_end
             return only
     found = sc.directory(body)
     values = _binary_column(
@@ -342,10 +353,12 @@ def decode(
         )
     else:
         keys = NullColumn(count)
-    return Columns(
+    columns = Columns(
         head, values, keys, _sparse(body, found, head), _times(body, found, count),
         _headers(body, found, head),
     )  # fmt: skip
+    columns.mapped_end = mapped_end
+    return columns
 
 
 _NOT_PLAIN: Final = hd.ATTR_HAS_KEYS | hd.ATTR_HAS_HEADERS | hd.ATTR_SPARSE_OFFSETS

@@ -22,18 +22,13 @@ from penstock.core.aborted import AbortedWriter, txn_path
 from penstock.core.chain import Chain
 from penstock.core.errors import LogOfflineError, StorageError
 from penstock.core.index import index_paths
+from penstock.core.indexrestoring import PREPARED_SUFFIX
 from penstock.core.logconfig import LogConfig
 from penstock.core.producers import ProducerTable
 from penstock.core.recoverypoint import PointFile, RecoveryPoint
 from penstock.core.rescue import write_mark
 from penstock.core.segment import OpenSegment
-from penstock.core.snapshots import (
-    list_snapshots,
-    load_snapshot,
-    prune_snapshots,
-    snapshot_path,
-    write_snapshot,
-)
+from penstock.core.snapshots import Snapshots, snapshot_path
 from penstock.core.storage import Storage
 
 logger = logging.getLogger("penstock.core.log")
@@ -82,6 +77,8 @@ class SyncJob:
     aborted: set[int] = field(default_factory=set)
     """Segments whose `.txn` goes along: it must be on the device before the recovery point passes
     what it speaks of, since it is not looked for again below."""
+    indexes: list[int] = field(default_factory=list)
+    """Segments whose indexes were made again, and are to come into place."""
     ran: bool = False
     seconds: float = 0.0
     """How long `run` took, told by who ran it."""
@@ -111,6 +108,13 @@ class SyncJob:
             except StorageError:
                 # Indexes, snapshots and the point only save work to recovery, which checks them.
                 continue
+        try:
+            for base in self.indexes:
+                for path in index_paths(self.folder, base):
+                    self.storage.sync_file(path + PREPARED_SUFFIX)
+        except StorageError as error:
+            logger.warning("%s: indexes not made again: %s", self.folder, error)
+            self.indexes = []
         self.ran = True
 
     def _mark(self, base_offset: int) -> None:
@@ -144,8 +148,9 @@ class Syncs:
         self._chain = chain
         self._point_file = point_file
         self._aborted = aborted
+        self._snapshots = Snapshots(storage, folder)
         # Those of a process that was killed may not be on the device yet.
-        self._fresh_snapshots = list_snapshots(storage, folder)
+        self._fresh_snapshots = list(self._snapshots.offsets)
         self._fresh_points = 0  # written since the file was last synced
         self._kept = point if is_settled else None  # stands in it on the device, or an older one
         self._point = point
@@ -161,9 +166,11 @@ class Syncs:
         self.batches_above_snapshot = batches
 
     def due(self, config: LogConfig, log_end: int, seconds_since_last: float) -> bool:
-        if self.job is not None or self.durable == log_end:
+        if self.job is not None:
             return False
-        return (
+        if self._chain.restoring.wants_sync:
+            return True
+        return self.durable != log_end and (
             config.flush == "batch"
             or bool(self._chain.closed)
             or self.batches_above_point >= config.recovery_batches_max
@@ -181,8 +188,9 @@ class Syncs:
                 f"a sync of {self._folder} is under way: finish it first", retriable=True
             )
         chain = self._chain
-        targets = chain.unsynced()
-        if not targets and not chain.folder_changed and self.durable == point.offset:
+        targets, indexes = chain.unsynced(), chain.restoring.take_prepared()
+        is_clean = not (targets or indexes or chain.folder_changed)
+        if is_clean and self.durable == point.offset:
             return None
         for segment, _ in targets:
             flush_index(segment, self._folder)
@@ -195,6 +203,7 @@ class Syncs:
             derived=self._derived(),
             folder_changed=chain.folder_changed,
             aborted=self._aborted.take_unsynced(),
+            indexes=indexes,
         )
         chain.folder_changed = False
         self.batches_above_point = 0
@@ -236,6 +245,7 @@ class Syncs:
         if job is not self.job or not job.ran:
             raise ValueError("finish_sync wants the job that begin_sync gave, after it ran")
         self.job = None
+        self._install(job.indexes)
         if job.folder_error is not None:
             self._aborted.unsynced |= job.aborted
         if job.folder_error is not None and not job.folder_error.retriable:
@@ -261,6 +271,12 @@ class Syncs:
         self._point = point
         self.save_point(point)
 
+    def _install(self, indexes: list[int]) -> None:
+        try:
+            self._chain.restoring.install(self._chain.bases, indexes)
+        except StorageError as error:  # look-ups go without, and the next open makes them again
+            logger.warning("%s: indexes not put in place: %s", self._folder, error)
+
     def move(self, point: RecoveryPoint) -> None:
         """Set `durable` and the recovery point, on the device: around a truncation."""
         self._point_file.write(point, durable=True)
@@ -271,6 +287,7 @@ class Syncs:
     def begin_anew(self, point: RecoveryPoint) -> None:
         """The log is empty and stands at this point."""
         self.move(point)
+        self._snapshots.list_again()
         self._fresh_snapshots = []
         self._fresh_points = self.batches_above_point = self.batches_above_snapshot = 0
 
@@ -303,11 +320,15 @@ class Syncs:
     def keep_producers(self, end: int) -> bool:
         """Whether what the batches below `end` say of their producers is on the device without
         them: in a good snapshot of the durable log at `end` or above."""
-        found = load_snapshot(self._storage, self._folder, self._settled_to, 1)
-        if found is None or found[1] < end:
+        found = self._snapshots.newest(self._settled_to)
+        if found is None or found < end:
             return False
-        self._storage.sync_file(snapshot_path(self._folder, found[1]))
+        self._storage.sync_file(snapshot_path(self._folder, found))
         return True
+
+    def forget_snapshots(self) -> None:
+        """Some were removed from the folder."""
+        self._snapshots.list_again()
 
     def sync_snapshots(self) -> None:
         """Those that no sync has taken along yet: what they say of producers from before the log
@@ -321,7 +342,7 @@ class Syncs:
         try:
             self._point_file.write(point, durable=durable)
             self._fresh_points += 1
-            prune_snapshots(self._storage, self._folder, self._settled_to)
+            self._snapshots.prune(self._settled_to)
         except StorageError as error:
             if not error.retriable:
                 raise
@@ -341,9 +362,8 @@ class Syncs:
         knows producers from before the log start.
         """
         try:
-            found = load_snapshot(self._storage, self._folder, log_end, 1)
-            if found is None or found[1] != log_end:
-                write_snapshot(self._storage, self._folder, producers, log_end, durable=durable)
+            if not self._snapshots.has(log_end):
+                self._snapshots.write(producers, log_end, durable=durable)
         except StorageError as error:
             logger.warning(
                 "%s: no producer snapshot: %s", self._folder, error, extra={"folder": self._folder}

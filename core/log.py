@@ -26,6 +26,7 @@ from penstock.core.cleanup import Cleanup
 from penstock.core.epochs import save_epochs
 from penstock.core.errors import LogOfflineError, StorageError
 from penstock.core.flush import SyncJob, Syncs, Writeback, flush_index
+from penstock.core.indexrestoring import IndexRestoring
 from penstock.core.logconfig import LogConfig
 from penstock.core.recovery import Recovered, Recovery, RecoveryReport
 from penstock.core.recoverypoint import RecoveryPoint
@@ -52,8 +53,15 @@ class Log(VerbatimLog):
         self._generation = request.generation
         self._boot_id = request.boot_id
         self._replicated = request.replicated
+        interval = request.config.index_interval_bytes
         self._chain = Chain(
-            storage, folder, request.owner, recovered.bases, recovered.unsynced, recovered.active
+            storage,
+            folder,
+            request.owner,
+            recovered.bases,
+            recovered.unsynced,
+            recovered.active,
+            IndexRestoring(storage, folder, recovered.unindexed, interval),
         )
         self._log_end = recovered.log_end
         self._order = recovered.order
@@ -79,6 +87,9 @@ class Log(VerbatimLog):
         )
         self._cleanup = Cleanup(storage, folder, self._chain, self._syncs, recovered.log_start)
         self._attached: Callable[[], Container[int]] | None = None
+        self._believed_us: Callable[[], int] | None = None
+        self._producers_due = request.config.producers_max
+        self.producers_expired = 0
         self._offline = ""
 
     @classmethod
@@ -96,15 +107,17 @@ class Log(VerbatimLog):
         published: int | None = None,
         node_clean: bool,
         attached: Callable[[], Container[int]] | None = None,
+        believed_us: Callable[[], int] | None = None,
         replicated: bool = False,
     ) -> tuple[Log, RecoveryReport]:
         """Open or create the log in `folder`, recovering it as far as needed.
 
         `published` is the log end that the state page showed in this same boot, None if that is
         not known; `node_clean` says that the node was shut down cleanly. `attached` gives the
-        producers that have a lane: without it none is ever forgotten. `replicated`: it leads in no
-        epoch before `lead` says so. Raises `LogOfflineError` if
-        the log is damaged where it must not be, with its files kept as they are.
+        producers that have a lane: without it none is ever forgotten. `believed_us`: a time that
+        append times may be ahead of, and before which none is. `replicated`: it leads in no epoch
+        before `lead` says so. Raises `LogOfflineError` if the log is damaged where it must not be,
+        with its files kept as they are.
         """
         request = OpenRequest(
             storage,
@@ -119,7 +132,7 @@ class Log(VerbatimLog):
         )
         recovered, report = Recovery(request).run()
         log = cls(request, recovered)
-        log._attached = attached
+        log._attached, log._believed_us = attached, believed_us
         if replicated:
             log.note_committed(log.log_start)
         try:
@@ -199,6 +212,26 @@ class Log(VerbatimLog):
         except StorageError as error:
             self._judge(error)
 
+    # ---- indexes
+
+    @property
+    def lacks_indexes(self) -> bool:
+        """Whether closed segments have lost indexes that `restore_indexes` has not made again."""
+        return not self._offline and self._chain.restoring.has_missing
+
+    def restore_indexes(self, batches_max: int) -> bool:
+        """Read about so many headers for indexes that are missing; whether there is more to do.
+        What is ready comes into place with a sync, which is due then.
+
+        Raises a retriable `StorageError`, or `LogOfflineError` where a segment is damaged.
+        """
+        if self._offline:
+            raise LogOfflineError(self._offline)
+        try:
+            return self._chain.restoring.step(self._chain.bases, batches_max)
+        except StorageError as error:
+            self._judge(error)
+
     # ---- end
 
     def truncate_to(self, offset: int, publish: Callable[[int], None] | None = None) -> int:
@@ -236,6 +269,7 @@ class Log(VerbatimLog):
             publish(end)
         forget_cleaned_to(storage, folder)
         remove_useless_snapshots(storage, folder, end, end)
+        self._syncs.forget_snapshots()
         interval = self._config.index_interval_bytes
         chain.truncate(base, position, end, self._boot_id, interval)
         self._log_end = end

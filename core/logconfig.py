@@ -46,6 +46,11 @@ class LogConfig:
     producer_batches_kept: int = 128
     """Batches remembered for each producer, so that a repeated one is answered as it was."""
 
+    producers_max: int = 10_000
+    """Producers remembered for the partition. Beyond it those that are silent for longest go, but
+    for who has a lane, an open transaction, or appended within two minutes; of the last twice as
+    many may be there. It bounds memory, and what each snapshot and recovery writes and reads."""
+
     recovery_batches_max: int = 200_000
     """Batches above the recovery point at which a sync is due in every flush mode: it bounds how
     long a start after a crash reads."""
@@ -64,6 +69,7 @@ class LogConfig:
             ("flush_interval", self.flush_interval > 0),
             ("timestamp_type", self.timestamp_type in ("create", "append")),
             ("producer_batches_kept", 1 <= self.producer_batches_kept <= 4096),
+            ("producers_max", self.producers_max >= 1),
             ("recovery_batches_max", self.recovery_batches_max >= 1),
             ("snapshot_batches", self.snapshot_batches >= 1),
         )

@@ -29,19 +29,21 @@ from penstock.core.header import (
 )
 from penstock.core.index import FLUSH_ENTRIES
 from penstock.core.logview import LogView
-from penstock.core.producers import PRODUCER_TTL_US, Answer
+from penstock.core.producers import PRODUCER_SILENCE_US, PRODUCER_TTL_US, Answer
 from penstock.core.recoverypoint import RecoveryPoint
 from penstock.core.segment import OpenSegment
 
 logger = logging.getLogger("penstock.core.log")
 
-# Refusals that do not poison what follows: the batch is in the log or fenced, or poisoned already.
+# Refusals that do not poison what follows: the batch is in the log or fenced, or poisoned already;
+# or what follows is refused alike.
 _HARMLESS: Final = frozenset(
     {
         ErrorCode.STALE_PRODUCER_EPOCH,
         ErrorCode.POISONED,
         ErrorCode.DUPLICATE_TOO_OLD,
         ErrorCode.TRANSACTION_NOT_OPEN,
+        ErrorCode.UNKNOWN_PRODUCER,
     }
 )
 
@@ -54,6 +56,10 @@ class LogTail(LogView):
     _boot_id: str
     _order: tuple[int, int]
     _attached: Callable[[], Container[int]] | None
+    _believed_us: Callable[[], int] | None
+    _producers_due: int
+    producers_expired: int
+    """Producers that were forgotten since the log was opened."""
 
     # ---- append
 
@@ -113,10 +119,36 @@ class LogTail(LogView):
                 self._producers.rollback()
                 self._judge(error)
             self._appended(offset, now_us, notes)
-        self._producers.commit()
-        if self._producers.transactions.aborted:
+        producers = self._producers
+        producers.commit()
+        if producers.transactions.aborted:
             self._note_aborted()
+        if len(producers) > self._producers_due:
+            self._bound_producers()
         return results
+
+    def _bound_producers(self) -> None:
+        """Forget the longest silent where there are more than `producers_max`, some at a time.
+        Without lanes that are known none is forgotten."""
+        if self._attached is None:
+            return
+        limit, producers, attached = self._config.producers_max, self._producers, self._attached()
+        keep, silent = limit - limit // 16, self._silent_before(PRODUCER_SILENCE_US)
+        count = producers.expire_oldest(keep, attached, silent)
+        if len(producers) > 2 * limit:
+            count += producers.expire_oldest(keep, attached, self._append_timestamp + 1)
+        self._producers_due = max(limit, len(producers) + limit // 16)
+        self._expired(count, f"there were more than producers_max={limit}")
+
+    def _silent_before(self, silence_us: int) -> int:
+        """The time of append before which one was silent for so long."""
+        now = self._append_timestamp
+        return (now if self._believed_us is None else min(now, self._believed_us())) - silence_us
+
+    def _expired(self, count: int, why: str) -> None:
+        if count:
+            self.producers_expired += count
+            logger.info("%s: %d producers forgotten: %s", self._folder, count, why)
 
     def _note_aborted(self) -> None:
         """After the log and before anybody may read so far. What cannot be written now holds the
@@ -211,11 +243,14 @@ class LogTail(LogView):
     def snapshot(self) -> None:
         """Write the producer state at the log's end. A failure is logged: it only costs recovery
         time. Fsynced, and older ones removed, by the next sync. Producers that are long silent and
-        have no lane are forgotten (rule 3), by the log's own time."""
-        before = self._append_timestamp - PRODUCER_TTL_US
+        have no lane are forgotten (rule 3), by the log's own time, and not before its believed
+        one: append times jump with the wall clock."""
+        before = self._silent_before(PRODUCER_TTL_US)
         if self._attached is not None and self._producers.is_older(before):
             count = self._producers.expire(before, self._attached())
-            logger.info("%s: %d producers forgotten after 7 days", self._folder, count)
+            self._expired(count, "they were silent for 7 days")
+        if len(self._producers) > self._producers_due:
+            self._bound_producers()
         if self._aborted.flush():  # the log below a snapshot is not looked through for aborts again
             self._syncs.snapshot(self._producers, self._log_end)
 

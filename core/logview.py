@@ -6,6 +6,8 @@ that does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from penstock.core.aborted import AbortedWriter
 from penstock.core.chain import Chain
 from penstock.core.cleanup import Cleanup
@@ -67,6 +69,11 @@ class LogView:
     @property
     def segment_base(self) -> int:
         return self._chain.active.base_offset
+
+    @property
+    def segments(self) -> Sequence[int]:
+        """Where its segments begin, rising; the last one is active."""
+        return tuple(self._chain.bases)
 
     @property
     def valid_bytes(self) -> int:

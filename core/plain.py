@@ -132,7 +132,7 @@ def decode_records(view: hd.Buffer, position: int, head: hd.BatchHeader) -> list
     if not head.record_count:
         return []
     if head.codec != hd.CODEC_NONE:
-        body = _expanded(body, head)
+        body = expanded(body, head)
     found = sc.directory(body)
     count = head.record_count
     values = _column(
@@ -156,7 +156,8 @@ def decode_records(view: hd.Buffer, position: int, head: hd.BatchHeader) -> list
     return list(map(PlainRecord, _offsets(body, found, head), keys, values))
 
 
-def _expanded(stored: bytes, head: hd.BatchHeader) -> bytes:
+def expanded(stored: bytes | memoryview, head: hd.BatchHeader) -> bytes:
+    """A compressed body expanded. `header.checked` has bounded what it may expand to."""
     packed, _ = sc.STORED.unpack_from(stored) if len(stored) >= sc.STORED.size else (-1, 0)
     if not 0 <= packed <= len(stored) - sc.STORED.size:
         raise CorruptBatchError("a compressed body is longer than its batch")

@@ -41,6 +41,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Container
+from heapq import nsmallest
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -59,6 +60,10 @@ _KIND: Final = ATTR_TRANSACTIONAL | ATTR_CONTROL
 
 PRODUCER_TTL_US: Final = 7 * 24 * 3600 * 1_000_000
 """A producer without a lane is forgotten so long after its last append (rule 3)."""
+PRODUCER_SILENCE_US: Final = 120 * 1_000_000
+"""One that appended within this may be on its way back, with what it has no answer for."""
+POISONED_MAX: Final = 1024
+"""Poisoned producers remembered of which the log has nothing: it takes none but their first."""
 
 SNAPSHOT_HEAD: Final = struct.Struct("<4sHHIIQ")
 """Magic, version, reserved, crc32c of all with itself zeroed, producers, offset."""
@@ -293,6 +298,9 @@ class ProducerTable:
             for producer_id, producer, *_ in self._undo:
                 if self._poisoned.get(producer_id, producer.epoch) < producer.epoch:
                     del self._poisoned[producer_id]
+            if len(self._poisoned) > len(self._producers) + POISONED_MAX:
+                known = self._poisoned.keys() & self._producers.keys()
+                self._poisoned = {each: self._poisoned[each] for each in known}
         self._undo.clear()
         self._undo_poison.clear()
         if self._undo_coordinator:
@@ -391,6 +399,21 @@ class ProducerTable:
             and not producer.transactional
         ]
         for producer_id in gone:
+            self.forget(producer_id)
+        return len(gone)
+
+    def expire_oldest(self, keep: int, attached: Container[int], before_us: int) -> int:
+        """Drop the longest silent of those that `expire` would, until `keep` are left; how many
+        were dropped."""
+        silent = [
+            (producer.last_append, producer_id)
+            for producer_id, producer in self._producers.items()
+            if producer.last_append < before_us
+            and not producer.transactional
+            and producer_id not in attached
+        ]
+        gone = nsmallest(max(0, len(self) - keep), silent)
+        for _, producer_id in gone:
             self.forget(producer_id)
         return len(gone)
 

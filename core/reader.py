@@ -3,13 +3,16 @@
 A `LogReader` follows one partition folder. It is told how far it may read (the high watermark, and
 how many bytes of the active segment are valid) and never asks anybody. Segments may be sealed,
 rolled or unlinked under it: what is mapped stays valid, and a name that is gone means the list of
-segments is read again (rule 11).
+segments is read again (rule 11). Else it is listed where nothing is known to follow: a folder has
+three names for each segment.
 
 Owns positions in files. Knows nothing of state pages, waiting or columns; never writes.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from bisect import bisect_right
 from typing import Final, NamedTuple
 
@@ -22,13 +25,15 @@ from penstock.core.errors import (
     PenstockError,
     StorageError,
 )
-from penstock.core.index import index_paths, lookup_time
-from penstock.core.logstart import first_live
-from penstock.core.segment import batch_time, find_batch, list_segments, open_for_reading
-from penstock.core.storage import Storage
+from penstock.core.segment import find_batch, list_segments, open_for_reading
+from penstock.core.storage import Storage, Window, cut_off
 
 WINDOW_BYTES: Final = 16 << 20
+POPULATE_BYTES: Final = 1 << 20
+"""Brought into memory by one call at most: this thread holds the interpreter meanwhile."""
 PAGE_BYTES: Final = 4096
+RECENT: Final = 10.0
+"""Seconds for which what is appended is taken to be in memory."""
 BATCHES_MAX: Final = 1 << 20
 _NO_MAGIC: Final = bytes(4)
 _NOT_ALONE: Final = hd.ATTR_CONTROL | hd.ATTR_TRANSACTIONAL
@@ -59,13 +64,19 @@ class LogReader:
         self._storage = storage
         self._folder = folder
         self.offset = offset
+        self._bases: list[int] = []  # as listed last: later ones may be there, and some be gone
         self._base: int | None = None
         self._until: int | None = None  # where the next segment begins, once that is asked
         self._retried: int | None = None  # the offset for which the segments were looked at again
         self._fd = -1
         self._at = 0
+        self._window: Window | None = None
         self._view = memoryview(b"")
         self._view_start = 0
+        self._populated = 0  # up to here in the file, this call of `fetch` may touch the window
+        self._ahead = 0  # bytes that this call is expected to touch
+        self._marked_at = -math.inf  # when `_mark` was the end of the log: (segment, valid bytes)
+        self._mark = (0, 0)
 
     def seek(self, offset: int) -> None:
         """Go on at `offset` with the next `fetch`."""
@@ -89,6 +100,10 @@ class LogReader:
             )
         found: list[Found] = []
         size = 0
+        self._populated, self._ahead = 0, bytes_max
+        now = time.monotonic()
+        if now - self._marked_at > RECENT:
+            self._marked_at, self._mark = now, (limit.base, limit.valid_bytes)
         try:
             while self.offset < limit.offset and size < bytes_max and len(found) < batches_max:
                 if self._base is None and not self._open_at(self.offset, limit):
@@ -123,6 +138,10 @@ class LogReader:
         end = min(valid_bytes, self._view_start + len(view))
         if self.offset != offset or self._base != base or at + hd.HEADER_BYTES > end:
             return None
+        if time.monotonic() - self._marked_at > RECENT or (base, at) < self._mark:
+            return None
+        if self._storage.size(self._fd) < end:
+            return None  # the file was cut
         head = hd.checked_private(bytearray(view[position : position + hd.HEADER_BYTES]), position)
         if (
             head.base_offset != offset
@@ -145,11 +164,11 @@ class LogReader:
         if end is not None and self._at >= end:
             return None
         if end is None and self._until is None:
-            self._until = next(iter(self._following()), None)
+            self._until = self._following()
         until = self._until if end is None else None
         if until is not None and self.offset >= until:
             return None
-        if not self._cover(hd.HEADER_BYTES):
+        if not self._cover(hd.HEADER_BYTES, end):
             return None
         position = self._at - self._view_start
         if end is None and self._view[position : position + 4] == _NO_MAGIC:
@@ -169,7 +188,7 @@ class LogReader:
                 f"segment {self._base} in {self._folder} goes from offset {self.offset} to "
                 f"{head.base_offset} at byte {self._at}"
             )
-        if not self._cover(head.length):
+        if not self._cover(head.length, end):
             raise CorruptBatchError(
                 f"batch at byte {self._at} of segment {self._base} in {self._folder} is cut off"
             )
@@ -180,28 +199,70 @@ class LogReader:
         assert self._base is not None
         return bool(head.flags & hd.FLAG_COMPACTED) and self.offset >= self._base
 
-    def _cover(self, length: int) -> bool:
-        """Make the window hold `length` bytes from the cursor; False if the file ends before."""
-        if self._at + length <= self._view_start + len(self._view):
+    def _cover(self, length: int, end: int | None) -> bool:
+        """Make the window hold `length` bytes from the cursor, in memory; False if the file ends
+        before. Raises `StorageError` where it must not, or where its device fails.
+
+        Each `fetch` checks again: a file may be cut while it is mapped. What was appended within
+        the last seconds is in memory, and only its file's size is looked at.
+        """
+        needed = self._at + length
+        if needed <= self._populated:
             return True
+        if needed > self._view_start + len(self._view) and not self._map(needed, end):
+            return False
+        stop = self._view_start + len(self._view)
+        if self._base is not None and (self._base, self._at) >= self._mark:
+            size = self._storage.size(self._fd)
+            if needed <= size:
+                self._populated = min(stop, size)
+                return True
+        first = max(self._at, self._populated)
+        if end is not None:
+            stop = min(stop, max(end, needed))
+        stop = min(stop, max(needed, self._at + min(self._ahead, POPULATE_BYTES)))
+        try:
+            self._populate(first, stop)
+        except StorageError:
+            if stop == needed:
+                raise
+            stop = needed  # what stands before the bytes that are lost is good
+            self._populate(first, stop)
+        self._ahead -= stop - self._at
+        self._populated = stop
+        return True
+
+    def _populate(self, start: int, end: int) -> None:
+        """Have these bytes of the file in memory."""
+        assert self._window is not None
+        at = self._view_start
+        self._storage.populate(self._fd, self._window, start - at, end - at)
+
+    def _map(self, needed: int, end: int | None) -> bool:
+        """Map a window that holds the file from the cursor to byte `needed`."""
         size = self._storage.size(self._fd)
-        if self._at + length > size:
+        if needed > size:
+            if end is not None and size < end:
+                raise cut_off(self._storage.path_of(self._fd), size, end)
             return False
         start = self._at & -PAGE_BYTES
-        stop = min(size, max(start + WINDOW_BYTES, self._at + length))
+        stop = min(size, max(start + WINDOW_BYTES, needed))
         # The old map goes when the last column that views it goes.
-        self._view = memoryview(self._storage.map_readonly(self._fd, stop - start, start))
+        self._window = self._storage.map_readonly(self._fd, stop - start, start)
+        self._view = memoryview(self._window)
         self._view_start = start
         return True
 
     def _open_at(self, offset: int, limit: Limit) -> bool:
         """Open the segment that holds `offset` and stand on its batch."""
-        for _ in range(3):  # a segment may go between the listing and the opening
-            bases = list_segments(self._storage, self._folder)
-            after = bisect_right(bases, offset)
-            if not bases:
+        for tries in range(4):  # a segment may go between the listing and the opening
+            after = bisect_right(self._bases, offset)
+            if tries or not 0 < after < len(self._bases):
+                self._bases = list_segments(self._storage, self._folder)
+                after = bisect_right(self._bases, offset)
+            if not self._bases:
                 return False
-            base = bases[max(after - 1, 0)]
+            base = self._bases[max(after - 1, 0)]
             try:
                 fd = open_for_reading(self._storage, self._folder, base)
             except StorageError as error:
@@ -221,37 +282,54 @@ class LogReader:
     def _advance(self, limit: Limit) -> bool:
         """Go on to the segment after this one; False if it is not there (yet)."""
         following = self._following()
-        if not following or following[0] > limit.offset:
+        if following is not None and following != self.offset:
+            self._bases.clear()
+            following = self._following()
+        if following is None or following > limit.offset:
             return False
-        if following[0] != self.offset and self._retried != self.offset:
+        if following != self.offset and self._retried != self.offset:
             # Compaction has put one segment in the place of this one and those behind it.
-            self._retried = self.offset
-            self._close_segment()
-            return self._open_at(self.offset, limit)
+            return self._open_again(limit)
         try:
-            fd = open_for_reading(self._storage, self._folder, following[0])
+            fd = open_for_reading(self._storage, self._folder, following)
         except StorageError as error:
             if isinstance(error.__cause__, FileNotFoundError):
-                return False
+                return self._retried != self.offset and self._open_again(limit)
             raise
         self._close_segment()
-        self._base, self._fd, self._at = following[0], fd, 0
+        self._base, self._fd, self._at = following, fd, 0
         return True
 
-    def _following(self) -> list[int]:
-        """The segments after this one."""
+    def _open_again(self, limit: Limit) -> bool:
+        """Look once at the segments that there are now for the one that holds the cursor."""
+        self._retried = self.offset
+        self._bases.clear()
+        self._close_segment()
+        return self._open_at(self.offset, limit)
+
+    def _following(self) -> int | None:
+        """Where the segment after this one begins, None if there is none (yet).
+
+        It may be gone, or the log be another one from there on, since the segments were listed: who
+        does not find the cursor's offset there lists them again.
+        """
         assert self._base is not None
-        bases = list_segments(self._storage, self._folder)
-        return bases[bisect_right(bases, self._base) :]
+        after = bisect_right(self._bases, self._base)
+        if after == len(self._bases):
+            self._bases = list_segments(self._storage, self._folder)
+            after = bisect_right(self._bases, self._base)
+        return self._bases[after] if after < len(self._bases) else None
 
     def _close_segment(self) -> None:
-        if self._fd >= 0:
-            self._storage.close(self._fd)
-        self._fd = -1
+        fd, self._fd = self._fd, -1  # first: no interrupt has it closed twice
+        if fd >= 0:
+            self._storage.close(fd)
         self._base = None
         self._until = None
+        self._window = None
         self._view = memoryview(b"")
         self._view_start = 0
+        self._populated = 0
         self._at = 0
 
     def close(self) -> None:
@@ -260,27 +338,6 @@ class LogReader:
     def __del__(self) -> None:
         if getattr(self, "_fd", -1) >= 0:
             self.close()
-
-
-def offset_for_timestamp(storage: Storage, folder: str, timestamp: int, limit: Limit) -> int | None:
-    """The first offset below the limit whose batch has a time >= `timestamp` (microseconds); None
-    if there is none. The answer is the base offset of that batch, or the log start within it."""
-    bases = list_segments(storage, folder)
-    for base in bases[first_live(bases, limit.start) :]:
-        times = storage.read_file(index_paths(folder, base)[1]) or b""
-        start = max(lookup_time(times, base, timestamp), limit.start)
-        reader = LogReader(storage, folder, start)
-        try:
-            while reader.offset < limit.offset:
-                before = reader.offset
-                for found in reader.fetch(limit, WINDOW_BYTES):
-                    if batch_time(found.head) >= timestamp:
-                        return max(found.head.base_offset, limit.start)
-                if reader._base != base or reader.offset == before:
-                    break
-        finally:
-            reader.close()
-    return None
 
 
 def divergence(storage: Storage, folder: str, offset: int, epoch: int, log_end: int) -> int | None:

@@ -8,6 +8,7 @@
     any       a truncation was under way            finished: the log ends at the recovery point
     any       it was about to begin anew            finished: empty from the recovery point on
     any       a version of the future               offline, file kept
+    the folder was copied here, or brought back     as in another boot, and without a clean mark
 
 First everything is read, then judged, and only then is the log changed; every change leaves one
 that a second recovery takes to the same end (rule 14, invariant 9). The cost follows what stands
@@ -66,6 +67,8 @@ class RecoveryReport:
     lost: tuple[int, int] | None
     """First lost offset and the end of the loss as far as the remains tell; None: nothing lost."""
     lost_bytes: int
+    missing: tuple[int, int] | None
+    """What was published in this boot by the log that this copy of it took the place of."""
     cause: str
     segments_removed: int
     segments_rescued: int
@@ -84,6 +87,11 @@ class RecoveryReport:
             first, end = self.lost
             behind = f"{first} to at least {end}" if end > first else f"from {first} on"
             text += f"; lost offsets {behind}, {self.lost_bytes} bytes: {self.cause}"
+        if self.missing is not None:
+            text += (
+                f"; offsets {self.missing[0]} to {self.missing[1]} are missing: the folder was "
+                "brought back from a copy"
+            )
         if self.segments_rescued:
             text += f"; {self.segments_rescued} segments rescued after a failed fsync"
         return text
@@ -94,6 +102,7 @@ class Recovered:
     """The parts of an open log, as `Log` takes them over."""
 
     bases: list[int]
+    unindexed: list[int]
     log_start: int
     active: OpenSegment
     unsynced: list[OpenSegment]
@@ -147,6 +156,7 @@ class Recovery:
             epoch_bumped=bumped,
             lost=(recovered.log_end, max(recovered.log_end, self._lost_to)) if lost else None,
             lost_bytes=self._lost_bytes,
+            missing=self._missing(recovered.log_end),
             cause=cause,
             segments_removed=len(found.later) if cause else 0,
             segments_rescued=rescued,
@@ -154,14 +164,25 @@ class Recovery:
             bytes_scanned=found.bytes,
             seconds=time.monotonic() - started,
         )
-        if cause:
+        if cause or report.missing:
             logger.warning(
                 "%s: %s",
                 self._ask.folder,
                 report.summary(),
-                extra={"folder": self._ask.folder, "reason": cause},
+                extra={"folder": self._ask.folder, "reason": cause or "brought back"},
             )
         return recovered, report
+
+    @property
+    def _is_clean(self) -> bool:
+        """Whether the log is as a clean end left it, all of it on the device."""
+        return self._ask.node_clean and not self._found.is_copy
+
+    def _missing(self, log_end: int) -> tuple[int, int] | None:
+        published = self._ask.published
+        if not self._found.is_copy or published is None or published <= log_end:
+            return None
+        return log_end, published
 
     def _reason(self, cause: str) -> str:
         if self._found.created:
@@ -186,7 +207,7 @@ class Recovery:
         if scan.offset < self._found.log_start:
             raise damaged(path, scan, f"offset {self._found.log_start}, where it starts")
         whole = scan.stop in (Stop.END, Stop.ZERO) and not self._found.later
-        if whole and self._ask.node_clean and not self._found.batches:
+        if whole and self._is_clean and not self._found.batches:
             return ""
         self._tail = examine_tail(self._ask.storage, last.fd, last.valid, self._ask.owner)
         self._lost_bytes = self._tail.end - last.valid
@@ -256,6 +277,7 @@ class Recovery:
                 storage.close(segment.fd)
         recovered = Recovered(
             bases=list_segments(storage, folder),
+            unindexed=self._found.unindexed,
             log_start=self._found.log_start,
             active=active,
             unsynced=unsynced,
@@ -276,7 +298,7 @@ class Recovery:
         """Whether all is as the clean close left it, so that a close has nothing to add."""
         found = self._found
         return (
-            self._ask.node_clean
+            self._is_clean
             and found.point is not None
             and not (cause or folder_changed or found.batches or found.created)
             and found.end.offset in list_snapshots(self._ask.storage, self._ask.folder)
@@ -326,8 +348,8 @@ class Recovery:
         epochs.truncate_end(log_end + 1)
         bump = not self._ask.replicated and (
             self._found.epochs_lost
-            or (not self._found.same_boot and not self._ask.node_clean)
-            or (bool(cause) and self._ask.published is None)
+            or (not self._found.same_boot and not self._is_clean)
+            or (bool(cause) and self._found.published is None)
             or self._found.start.truncating
             or (newest, self._ask.generation) < order
             or epochs.latest < newest  # it began behind the end, before a truncation or a cut
@@ -341,6 +363,9 @@ class Recovery:
     def _sync_all(self, active: OpenSegment, log_end: int, order: tuple[int, int]) -> RecoveryPoint:
         """After a reboot, what was read came from the device; one cheap sync makes it certain."""
         storage, folder, boot_id = self._ask.storage, self._ask.folder, self._ask.boot_id
+        if self._found.is_copy:  # who copied it need not have synced it, below the point neither
+            for name in storage.listdir(folder):
+                storage.sync_file(f"{folder}/{name}")
         for segment in self._found.scanned:
             if segment.synced < segment.valid:
                 sync_or_mark(storage, folder, boot_id, segment.base_offset, segment.fd)

@@ -12,12 +12,17 @@ torn by a power cut leaves the other one; the good slot with the higher serial c
     48 ├────────────────┬───────────────────┼─────────────────────────────────┤
        │ leader epoch   │ generation        │ append timestamp                │   of the last batch
     64 ├────────────────┴───────────────────┴─────────────────────────────────┤   below the point
-       │ boot id, utf-8, up to 64 bytes                                       │
+       │ boot id, utf-8, up to 56 bytes                                       │
+   120 ├──────────────────────────────────────────────────────────────────────┤
+       │ identity of this file, 0: not known (versions before it was told)    │
    128 └──────────────────────────────────────────────────────────────────────┘
 
 Flag 1: the log is to end at this point. Written before a truncation and cleared after it, so that
 one that was killed half-way is finished by the next recovery, and truncated batches never return.
 Flag 2: the log is to begin at this point, with nothing in it (`anew`), in the same way.
+
+The file is written in place from its first day on, so it keeps its inode, and a copy of it has
+another identity: by that a partition is known that was copied, or brought back from a backup.
 
 A point may be older than the truth (recovery then reads more) and never ahead of it, so it is
 written after each fsync of the log but need not be fsynced itself each time.
@@ -33,16 +38,16 @@ from typing import Final
 from crc32c import crc32c
 
 from penstock.core.errors import ConfigError
-from penstock.core.storage import WRITE_ANY, Storage, write_all
+from penstock.core.storage import READ, WRITE_ANY, Storage, write_all
 
-POINT: Final = struct.Struct("<4sHHIIQQQQIIq64s")
+POINT: Final = struct.Struct("<4sHHIIQQQQIIq56sQ")
 POINT_MAGIC: Final = b"PSRP"
 POINT_VERSION: Final = 1
 POINT_FILE: Final = "recovery-point"
 SLOT_BYTES: Final = 512
 FLAG_TRUNCATING: Final = 1
 FLAG_BEGINNING: Final = 2
-BOOT_ID_MAX: Final = 64
+BOOT_ID_MAX: Final = 56
 assert POINT.size == 128
 
 
@@ -66,32 +71,35 @@ class RecoveryPoint:
         """Something was begun that this point stands for, and is not done."""
         return self.truncating or self.beginning
 
-    def encode(self, serial: int) -> bytes:
+    def encode(self, serial: int, identity: int = 0) -> bytes:
+        """A slot, in the file of that identity."""
         boot = self.boot_id.encode()
         flags = FLAG_TRUNCATING * self.truncating | FLAG_BEGINNING * self.beginning
         fields = [
             POINT_MAGIC, POINT_VERSION, len(boot), 0, flags, serial, self.segment_base,
             self.position, self.offset, self.leader_epoch, self.generation, self.append_timestamp,
-            boot,
+            boot, identity,
         ]  # fmt: skip
         fields[3] = crc32c(POINT.pack(*fields))
         return POINT.pack(*fields)
 
     @classmethod
-    def decode(cls, data: bytes) -> tuple[RecoveryPoint, int] | None:
-        """The point and its serial, None if these bytes are not a good slot."""
+    def decode(cls, data: bytes) -> tuple[RecoveryPoint, int, int] | None:
+        """The point, its serial and its file's identity; None if these bytes are not a good
+        slot."""
         if len(data) < POINT.size:
             return None
         fields = list(POINT.unpack_from(data))
         crc, fields[3] = fields[3], 0
         if fields[:2] != [POINT_MAGIC, POINT_VERSION] or crc32c(POINT.pack(*fields)) != crc:
             return None
-        _, _, boot_length, _, flags, serial, base, position, offset, epoch, generation, at, _ = (
-            fields
-        )
-        boot_id = fields[-1][:boot_length].decode()
+        _, _, boot_length, _, flags, serial, base, position, offset, epoch, generation, at = fields[
+            :12
+        ]
+        boot_id = fields[12][:boot_length].decode()
         half_way = bool(flags & FLAG_TRUNCATING), bool(flags & FLAG_BEGINNING)
-        return cls(base, position, offset, epoch, generation, at, boot_id, *half_way), serial
+        point = cls(base, position, offset, epoch, generation, at, boot_id, *half_way)
+        return point, serial, fields[13]
 
 
 class PointFile:
@@ -100,6 +108,8 @@ class PointFile:
     def __init__(self, storage: Storage, folder: str) -> None:
         self._storage = storage
         self.path = f"{folder}/{POINT_FILE}"
+        self.is_copy = False
+        """Whether what `load` found was written into another file than this one."""
         self._serial = 0
         self._is_half_way = False  # a slot may be, on the device
 
@@ -118,10 +128,18 @@ class PointFile:
                 continue
             self._is_half_way |= slot[0].is_half_way
             if slot[1] > self._serial:
-                found, self._serial = slot
+                found, self._serial, identity = slot
+                self.is_copy = identity not in (0, self._identity())
         if found is not None and self._is_half_way and not found.is_half_way:
             self.write(found, durable=True)
         return found
+
+    def _identity(self) -> int:
+        fd = self._storage.open(self.path, READ)
+        try:
+            return self._storage.identity(fd)
+        finally:
+            self._storage.close(fd)
 
     def write(self, point: RecoveryPoint, *, durable: bool) -> None:
         """Write the older slot. With `durable` the point is on the device when this returns. Both
@@ -133,15 +151,18 @@ class PointFile:
         self._is_half_way = point.is_half_way
 
     def _write(self, point: RecoveryPoint, *, durable: bool) -> None:
-        slot = point.encode(self._serial + 1).ljust(SLOT_BYTES, b"\0")
+        def slots(fd: int, count: int) -> bytes:
+            found = point.encode(self._serial + 1, self._storage.identity(fd))
+            return found.ljust(count * SLOT_BYTES, b"\0")
+
         if not self._storage.exists(self.path):
-            self._storage.write_file_atomic(self.path, slot.ljust(2 * SLOT_BYTES, b"\0"))
+            self._storage.write_file(self.path, lambda fd: slots(fd, 2), durable=True)
             self._serial += 1
             return
         fd = self._storage.open(self.path, WRITE_ANY)
         try:
             # Serial n stands in slot (n - 1) % 2, the first one of a new file in slot 0.
-            write_all(self._storage, fd, [slot], self._serial % 2 * SLOT_BYTES)
+            write_all(self._storage, fd, [slots(fd, 1)], self._serial % 2 * SLOT_BYTES)
             if durable:
                 self._storage.fdatasync(fd)
         finally:

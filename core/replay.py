@@ -20,7 +20,7 @@ from penstock.core.aborted import (
 from penstock.core.epochs import EpochCache
 from penstock.core.errors import LogOfflineError
 from penstock.core.header import BatchHeader
-from penstock.core.index import IndexWriter, index_paths
+from penstock.core.index import IndexWriter
 from penstock.core.producers import ProducerTable
 from penstock.core.segment import (
     Scan,
@@ -186,43 +186,20 @@ def restore_index(
     fd: int,
     interval: int,
     *,
-    position: int | None,
+    position: int,
     until: int,
 ) -> IndexWriter:
-    """The index of a segment for all batches below offset `until`, which stands at `position`
-    (None: wherever). What the files say is taken over as far as it is plausible and its last
-    entry proves true; the rest comes from the log."""
+    """The index of a segment for all batches below offset `until`, which stands at `position`. What
+    the files say is taken over as far as it is plausible and its last entry proves true; the rest
+    comes from the log."""
     index = IndexWriter(storage, folder, base, interval)
-    limit = storage.size(fd) if position is None else position
-    for attempt in (index.resume(limit), None):
+    for attempt in (index.resume(position), None):
         offset, at = attempt or index.restart()
         scan = Scan(storage, fd, position=at, offset=offset, until=until)
         for found, head in scan:
             index.note(head.base_offset, found, batch_time(head))
-        if scan.offset == until and position in (None, scan.position):
+        if scan.offset == until and position == scan.position:
             return index
         if not at:
             raise damaged(segment_path(folder, base), scan, f"offset {until} at byte {position}")
     raise AssertionError("unreachable: the second attempt starts at byte 0")
-
-
-def restore_missing_indexes(
-    storage: Storage, folder: str, bases: list[int], below: int, interval: int
-) -> int:
-    """Write the indexes of segments below segment `below` that have lost a file; how many."""
-    names = set(storage.listdir(folder))
-    restored = 0
-    for base, following in pairwise(bases):
-        paths = index_paths(folder, base)
-        if base >= below or all(path.rpartition("/")[2] in names for path in paths):
-            continue
-        fd = open_for_reading(storage, folder, base)
-        try:
-            index = restore_index(
-                storage, folder, base, fd, interval, position=None, until=following
-            )
-        finally:
-            storage.close(fd)
-        index.settle(durable=True)
-        restored += 1
-    return restored

@@ -48,7 +48,8 @@ def segment_path(folder: str, base_offset: int) -> str:
 
 def list_segments(storage: Storage, folder: str) -> list[int]:
     """The base offsets of a folder's segments, rising."""
-    matches = (_NAME.fullmatch(name) for name in storage.listdir(folder))
+    found = [name for name in storage.listdir(folder) if name.endswith(LOG_SUFFIX)]
+    matches = map(_NAME.fullmatch, found)
     return sorted(int(match[1]) for match in matches if match)
 
 

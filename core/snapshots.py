@@ -3,12 +3,16 @@
 A snapshot carries a checksum and is replaced as one step, so it needs no fsync before it may be
 relied on: a damaged one is passed over for an older one or for the log. Old ones go only when two
 newer ones at or below the recovery point are on the device.
+
+An open log lists its folder once and remembers which snapshots there are (`Snapshots`): the folder
+has three names for each segment.
 Owns names and files. The bytes are `producers`' business.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import insort
 from typing import Final
 
 from penstock.core.errors import CorruptBatchError
@@ -16,30 +20,32 @@ from penstock.core.producers import ProducerTable
 from penstock.core.storage import Storage
 
 SNAPSHOTS_KEPT: Final = 2
+PREFIX: Final = "producers-"
 _NAME: Final = re.compile(r"producers-(\d{20})\.snapshot")
 
 
 def snapshot_path(folder: str, offset: int) -> str:
-    return f"{folder}/producers-{offset:020d}.snapshot"
+    return f"{folder}/{PREFIX}{offset:020d}.snapshot"
 
 
 def list_snapshots(storage: Storage, folder: str) -> list[int]:
     """Offsets of a folder's snapshots, rising."""
-    matches = (_NAME.fullmatch(name) for name in storage.listdir(folder))
+    found = [name for name in storage.listdir(folder) if name.startswith(PREFIX)]
+    matches = map(_NAME.fullmatch, found)
     return sorted(int(match[1]) for match in matches if match)
-
-
-def write_snapshot(
-    storage: Storage, folder: str, table: ProducerTable, offset: int, *, durable: bool = False
-) -> None:
-    storage.write_file(snapshot_path(folder, offset), table.encode(offset), durable=durable)
 
 
 def load_snapshot(
     storage: Storage, folder: str, limit: int, batches_kept: int
 ) -> tuple[ProducerTable, int] | None:
     """The newest good snapshot at or below offset `limit`."""
-    for offset in reversed(list_snapshots(storage, folder)):
+    return _newest(storage, folder, list_snapshots(storage, folder), limit, batches_kept)
+
+
+def _newest(
+    storage: Storage, folder: str, offsets: list[int], limit: int, batches_kept: int
+) -> tuple[ProducerTable, int] | None:
+    for offset in reversed(offsets):
         if offset > limit:
             continue
         table = _read(storage, folder, offset, batches_kept)
@@ -72,8 +78,36 @@ def remove_useless_snapshots(storage: Storage, folder: str, synced: int, log_end
     return bool(useless)
 
 
-def prune_snapshots(storage: Storage, folder: str, durable: int) -> None:
-    """Keep the newest ones at or below the recovery point, and all above it."""
-    below = [offset for offset in list_snapshots(storage, folder) if offset <= durable]
-    for offset in below[:-SNAPSHOTS_KEPT]:
-        storage.unlink(snapshot_path(folder, offset))
+class Snapshots:
+    """Those of an open log, which alone makes and removes them. `offsets` rise."""
+
+    def __init__(self, storage: Storage, folder: str) -> None:
+        self._storage = storage
+        self._folder = folder
+        self.list_again()
+
+    def list_again(self) -> None:
+        """Others have removed some: a truncation, or a log that begins elsewhere."""
+        self.offsets = list_snapshots(self._storage, self._folder)
+
+    def newest(self, limit: int) -> int | None:
+        """The newest good one at or below offset `limit`."""
+        found = _newest(self._storage, self._folder, self.offsets, limit, 1)
+        return None if found is None else found[1]
+
+    def has(self, offset: int) -> bool:
+        """Whether there is a good one at that very offset."""
+        return offset in self.offsets and _read(self._storage, self._folder, offset, 1) is not None
+
+    def write(self, table: ProducerTable, offset: int, *, durable: bool) -> None:
+        path = snapshot_path(self._folder, offset)
+        self._storage.write_file(path, table.encode(offset), durable=durable)
+        if offset not in self.offsets:
+            insort(self.offsets, offset)
+
+    def prune(self, durable: int) -> None:
+        """Keep the newest ones at or below the recovery point, and all above it."""
+        below = [offset for offset in self.offsets if offset <= durable]
+        for offset in below[:-SNAPSHOTS_KEPT]:
+            self._storage.unlink(snapshot_path(self._folder, offset))
+            self.offsets.remove(offset)

@@ -15,6 +15,7 @@ from penstock.core.anew import wipe
 from penstock.core.epochs import load_epochs
 from penstock.core.errors import LogOfflineError
 from penstock.core.index import IndexWriter
+from penstock.core.indexrestoring import missing_indexes
 from penstock.core.logconfig import LogConfig
 from penstock.core.logstart import first_live, load_start
 from penstock.core.recoverypoint import PointFile, RecoveryPoint
@@ -23,7 +24,6 @@ from penstock.core.replay import (
     rebuild_epochs,
     rebuild_producers,
     restore_index,
-    restore_missing_indexes,
 )
 from penstock.core.rescue import RESCUE_SUFFIX, read_mark
 from penstock.core.segment import OpenSegment, Scan, batch_time, list_segments, segment_path
@@ -52,7 +52,7 @@ class OpenRequest:
 class Survey:
     """Complete after `read`. `end` is the scan that found the end of the log, in the last of the
     `scanned` segments; `later` are segments that do not continue it, `dead` ones that lie below the
-    log start."""
+    log start, `unindexed` ones below the recovery point that have lost an index."""
 
     def __init__(self, request: OpenRequest) -> None:
         self._ask = request
@@ -65,6 +65,9 @@ class Survey:
         storage, folder = self._ask.storage, self._ask.folder
         self.point = self.point_file.load()
         self.published = self._ask.published
+        self.is_copy = self.point_file.is_copy and not self._ask.replicated
+        if self.is_copy:
+            self.published = None  # it was said of the log that was here before
         if self.point is not None and self.point.beginning:
             self.point = self._begin(self.point)
         self.created = self._prepare()
@@ -76,8 +79,9 @@ class Survey:
         self.dead, self.bases = bases[:live], bases[live:]
         bases = self.bases
         self.log_start = max(persisted, bases[0])
-        self.same_boot = self._ask.published is not None or (
-            self.point is not None and self.point.boot_id == self._ask.boot_id
+        self.same_boot = not self.is_copy and (
+            self._ask.published is not None
+            or (self.point is not None and self.point.boot_id == self._ask.boot_id)
         )
         self.marked = read_mark(storage, folder, self._ask.boot_id, same_boot=self.same_boot)
         epochs = load_epochs(storage, folder)
@@ -91,8 +95,7 @@ class Survey:
                 "it. Restore it, or restore the partition from a replica or a backup."
             )
         self.start = start
-        interval = self._ask.config.index_interval_bytes
-        restore_missing_indexes(storage, folder, bases, start.segment_base, interval)
+        self.unindexed = missing_indexes(storage, folder, bases, start.segment_base)
         kept = self._ask.config.producer_batches_kept
         self.producers, self.replayed_from = rebuild_producers(
             storage, folder, bases, start.offset, kept

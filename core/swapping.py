@@ -19,6 +19,7 @@ into a batch.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -87,9 +88,12 @@ def mark_swap(storage: Storage, folder: str, base: int, end: int) -> None:
         raise
 
 
-def finish_swap(storage: Storage, folder: str, base: int, end: int, *, again: bool) -> None:
-    """The second half of a marked swap. `again`: somebody died or failed in it before, and the
-    indexes may be of either log: without them they are made anew."""
+def finish_swap(
+    storage: Storage, folder: str, sources: Sequence[int], end: int, *, again: bool
+) -> None:
+    """The second half of a marked swap, of these segments up to `end`. `again`: somebody died or
+    failed in it before, and the indexes may be of either log: without them they are made anew."""
+    base = sources[0]
     mark = mark_path(folder, base, end)
     cleaned, *indexes = cleaned_paths(folder, base)
     for source, target in zip(indexes, index_paths(folder, base), strict=True):
@@ -102,23 +106,21 @@ def finish_swap(storage: Storage, folder: str, base: int, end: int, *, again: bo
         storage.link(mark, cleaned)
     storage.rename(cleaned, segment_path(folder, base))
     storage.unlink(cleaned)  # a rename to another name of the same file does nothing
-    _gather_aborted(storage, folder, base, end)
-    for other in list_segments(storage, folder):
-        if base < other < end:
-            remove_segment(storage, folder, other)
+    _gather_aborted(storage, folder, sources)
+    for other in sources[1:]:
+        remove_segment(storage, folder, other)
     storage.fsync_folder(folder)
     storage.unlink(mark)
 
 
-def _gather_aborted(storage: Storage, folder: str, base: int, end: int) -> None:
-    """The first segment's `.txn` says what those of all others below `end` said. What is there
-    stays in front, so that readers go on where they were."""
-    bases = [each for each in list_segments(storage, folder) if base <= each < end]
+def _gather_aborted(storage: Storage, folder: str, bases: Sequence[int]) -> None:
+    """The first segment's `.txn` says what those of all others said. What is there stays in front,
+    so that readers go on where they were."""
     files = [storage.read_file(txn_path(folder, each)) for each in bases]
     entries = [each for data in files for each in decode_aborted(data or b"")]
     merged = encode_aborted({each.last_offset: each for each in entries}.values())
     if files[1:] and any(data is not None for data in files) and merged != files[0]:
-        storage.write_file(txn_path(folder, base), merged, durable=True)
+        storage.write_file(txn_path(folder, bases[0]), merged, durable=True)
 
 
 def is_half_written(name: str) -> bool:
@@ -147,7 +149,8 @@ class SwapJob:
             if not again:
                 mark_swap(storage, folder, base, end)
                 self.is_marked = True
-            finish_swap(storage, folder, base, end, again=again)
+            sources = [source.base for source in self.prepared.sources]
+            finish_swap(storage, folder, sources, end, again=again)
         except StorageError as error:
             self.error = error
         self.ran = True
@@ -177,4 +180,5 @@ def finish_swaps(storage: Storage, folder: str) -> None:
     if marks:
         storage.fsync_folder(folder)  # who died may have come no further than the mark's name
     for base, end in marks:
-        finish_swap(storage, folder, base, end, again=True)
+        others = [each for each in list_segments(storage, folder) if base < each < end]
+        finish_swap(storage, folder, [base, *others], end, again=True)

@@ -10,7 +10,9 @@ A batch continues the log if it begins where that ends, or beyond, if compaction
 between: such a batch says so itself (`FLAG_COMPACTED`). In the log of one who copied it the gap may
 then be at any place, also in the active segment. Where a transaction is open that has data here,
 such a gap may be its outcome: it is not passed over, and `undecided` is from where on the log has
-to be cut and copied again; the leader has there what was decided.
+to be cut and copied again; the leader has there what was decided. Who was away for longer than
+tombstones are kept may have records of keys that were deleted since, and takes no compacted batch
+behind them (`is_outdated`): its log has to begin anew.
 
 Owns what only a replicated log does. Who leads, and what is committed, others say.
 """
@@ -49,6 +51,8 @@ class VerbatimLog(LogTail):
     undecided: Sequence[int] = ()
     """Where the transactions began, the oldest first, whose outcome compaction may have taken
     before the batch that `append_verbatim` refused last."""
+    is_outdated = False
+    """Whether `append_verbatim` refused one for what may have been deleted before it."""
 
     # ---- following
 
@@ -60,11 +64,13 @@ class VerbatimLog(LogTail):
         *,
         passes_over: bool = True,
         copied: Container[int] = (),
+        was_away: bool = False,
     ) -> Verbatim:
         """Append these batches of the leader's log, in order, up to the first that cannot be; those
         that are here already count as taken. Without `passes_over` none may begin beyond the end,
         compacted or not: what stands between may have been refused. `copied`: what was
         `undecided` and is copied again: what is open there is open in the leader's log, too.
+        `was_away`: tombstones behind the end may have come and gone, where compaction was.
 
         `publish` is called with a lower end where an empty log has to begin a little earlier: with
         the batch in which the leader's log starts. Raises a retriable `StorageError` with nothing
@@ -72,7 +78,8 @@ class VerbatimLog(LogTail):
         """
         if self._offline:
             raise LogOfflineError(self._offline)
-        self.undecided = ()
+        self.undecided, self.is_outdated = (), False
+        was_away = was_away and not self._is_empty
         heads: list[BatchHeader] = []
         good: list[memoryview] = []
         begins, has_open = self._log_end, False
@@ -85,6 +92,10 @@ class VerbatimLog(LogTail):
             if head.next_offset <= end:
                 taken += 1
                 continue
+            if was_away and not heads:
+                error, why = self._outdated(head)
+            if error:
+                break
             if head.base_offset < end and not heads and self._is_empty:
                 begins = head.base_offset
             elif head.base_offset != end:
@@ -111,6 +122,16 @@ class VerbatimLog(LogTail):
                 self.sync()  # a log does not start beyond what is on the device
                 self._set_start(start)
         return Verbatim(self._log_end, taken, error, why)
+
+    def _outdated(self, head: BatchHeader) -> tuple[ErrorCode, str]:
+        """Why who was away does not go on with that batch; nothing where it may."""
+        self.is_outdated = bool(head.flags & FLAG_COMPACTED)
+        if not self.is_outdated:
+            return ErrorCode.NONE, ""
+        return ErrorCode.BEYOND_LOG_END, (
+            f"compaction was at offset {head.base_offset}, and may have taken tombstones of keys "
+            "that are here"
+        )
 
     @property
     def _is_empty(self) -> bool:
@@ -170,6 +191,8 @@ class VerbatimLog(LogTail):
             self._producers.replay(head)
         if self._producers.transactions.aborted:
             self._note_aborted()
+        if len(self._producers) > self._producers_due:
+            self._bound_producers()
 
     def _learn_epochs(self, heads: list[BatchHeader]) -> None:
         """What compaction took before a batch counts as its epoch's: of what was here instead,

@@ -40,6 +40,8 @@ class LimitSetting(msgspec.Struct, frozen=True):
     namespace: str
     topics_max: Amount | None = None
     partitions_max: Amount | None = None
+    groups_max: Amount | None = None
+    transactional_ids_max: Amount | None = None
 
 
 # --- client -> node -----------------------------------------------------------------------------

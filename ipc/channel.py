@@ -11,12 +11,14 @@ import array
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import select
 import socket
 import stat
 import struct
 import time
+from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -33,6 +35,7 @@ from penstock.core.errors import (
     ResourceLimitError,
 )
 from penstock.ipc.liveness import descriptor_limit_error
+from penstock.ipc.machine import check_machine
 from penstock.ipc.waits import Wait, Waits, run
 
 MESSAGE_BYTES_MAX: Final = 60 * 1024  # well below the kernel's default socket buffer
@@ -46,6 +49,7 @@ ADDRESS_LOCK_TIMEOUT: Final = 5.0
 SUN_PATH_MAX: Final = 107
 
 _ANCILLARY_BYTES = socket.CMSG_SPACE(FDS_MAX * array.array("i").itemsize)
+_RECEIVE: Final = ((MESSAGE_BYTES_MAX,), (_ANCILLARY_BYTES,), (socket.MSG_CMSG_CLOEXEC,))
 _UCRED = struct.Struct("iII")
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -73,14 +77,26 @@ class Channel:
     The socket is non-blocking from here on. `recv` and `send` wait with a bound, `receiving` and
     `sending` let another one wait (see `penstock.ipc.waits`); `recv_nowait` and `send_nowait` raise
     BlockingIOError instead of waiting.
+
+    A signal's handler may raise behind any call, so what the kernel did is noted by the very call
+    that had it do that: `sent` and `taken` always tell how many messages have gone and come.
     """
 
-    __slots__ = ("_decoder", "_sock")
+    __slots__ = ("_decoder", "_inbox", "_log", "_numbers", "_sock", "taken")
 
     def __init__(self, sock: socket.socket, inbound: Any) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._decoder = _decoder(inbound)
+        self._numbers = itertools.count(1)
+        self._log: deque[tuple[int, int]] = deque(maxlen=1)  # bytes and number of the last one
+        self._inbox: deque[tuple[bytes, list[tuple[int, int, bytes]], int, Any]] = deque()
+        self.taken = 0
+
+    @property
+    def sent(self) -> int:
+        """How many messages have gone."""
+        return self._log[0][1] if self._log else 0
 
     def fileno(self) -> int:
         """-1 once closed."""
@@ -131,7 +147,8 @@ class Channel:
         self._check_open()
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         try:
-            self._sock.sendmsg([data], rights, socket.MSG_NOSIGNAL)
+            sends = map(self._sock.sendmsg, ([data],), (rights,), (socket.MSG_NOSIGNAL,))
+            self._log.extend(zip(sends, self._numbers, strict=False))
         except BlockingIOError:
             raise
         except OSError as error:
@@ -170,20 +187,24 @@ class Channel:
     def recv_nowait(self) -> tuple[Any, list[int]] | None:
         """As `recv`, but BlockingIOError when nothing is there."""
         self._check_open()
-        try:
-            data, ancillary, flags, _ = self._sock.recvmsg(
-                MESSAGE_BYTES_MAX, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
-            )
-        except ConnectionResetError:  # the peer closed with messages of ours unread
-            return None
+        if not self._inbox:
+            try:
+                self._inbox.extend(map(self._sock.recvmsg, *_RECEIVE))
+            except ConnectionResetError:  # the peer closed with messages of ours unread
+                return None
+        data, ancillary, flags, _ = self._inbox[0]
         fds = _received_fds(ancillary)
         try:
             if not data and not fds and self._is_hung_up():
+                self._inbox = deque()
                 return None
-            return self._decode(data, flags, len(fds)), fds
-        except BaseException:
+            message = self._decode(data, flags, len(fds))
+        except Exception:
+            self._inbox, self.taken = deque(), self.taken + 1
             close_fds(fds)
             raise
+        self._inbox, self.taken = deque(), self.taken + 1
+        return message, fds
 
     def _decode(self, data: bytes, flags: int, fds: int) -> Any:
         if flags & socket.MSG_TRUNC:
@@ -214,6 +235,9 @@ class Channel:
 
     def close(self) -> None:
         self._sock.close()
+        inbox, self._inbox = self._inbox, deque()
+        for _, ancillary, _, _ in inbox:
+            close_fds(_received_fds(ancillary))
 
     def __enter__(self) -> Channel:
         return self
@@ -386,6 +410,7 @@ def connect(path: str | os.PathLike[str], timeout: float) -> socket.socket:
 
 def connecting(path: str | os.PathLike[str], timeout: float) -> Waits[socket.socket]:
     """`connect`, with the waiting left to another one."""
+    check_machine()
     path = os.fspath(path)
     sock = _socket()
     try:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.errors import PenstockError, UnknownTopicError
-from penstock.core.segment import list_segments, open_for_reading
+from penstock.core.segment import open_for_reading, segment_path
 from penstock.core.storage import Storage
 from penstock.core.swapping import Prepared, Source
 from penstock.ipc.messages import CleanedSegment, LogCleaned, SwapLog, TrimLog
@@ -101,12 +101,13 @@ def prepared(segment: CleanedSegment) -> Prepared:
     return Prepared(segment.base, segment.end, segment.length, sources)
 
 
-def segment_sizes(storage: Storage, folder: str, below: int, start: int = 0) -> dict[int, int]:
-    """The sizes of the segment files that begin from `start` to below an offset, by their bases."""
+def segment_sizes(storage: Storage, folder: str, bases: Iterable[int]) -> dict[int, int]:
+    """The sizes of the files of those of these segments that are there, by their bases."""
     sizes = {}
-    for base in list_segments(storage, folder):
-        if start <= base < below:
-            fd = open_for_reading(storage, folder, base)
-            sizes[base] = storage.size(fd)
-            storage.close(fd)
+    for base in bases:
+        if not storage.exists(segment_path(folder, base)):
+            continue
+        fd = open_for_reading(storage, folder, base)
+        sizes[base] = storage.size(fd)
+        storage.close(fd)
     return sizes

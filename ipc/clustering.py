@@ -44,9 +44,21 @@ class QuorumMember(msgspec.Struct, frozen=True):
     trouble: str = ""
 
 
+class UncleanRecovery(msgspec.Struct, frozen=True):
+    """The last election in which no replica in sync was clean. The log of `leader`, elected in
+    `leader_epoch`, ended at `first` (-1: not known): what was committed from there on may be
+    missing. Offsets below `known_end` are known to have been used. `at`: seconds since 1970."""
+
+    leader: int
+    leader_epoch: int
+    first: int
+    known_end: int
+    at: float
+
+
 class PartitionPlace(msgspec.Struct, frozen=True):
     """Where a partition is. `target`: the replicas that a reassignment is to end with; `offline`:
-    those whose log takes nothing."""
+    those whose log takes nothing; `unclean`: its last election without a clean replica."""
 
     topic: str
     partition: int
@@ -56,6 +68,7 @@ class PartitionPlace(msgspec.Struct, frozen=True):
     isr: list[int]
     target: list[int] = []
     offline: list[int] = []
+    unclean: UncleanRecovery | None = None
 
 
 # --- client -> node -----------------------------------------------------------------------------
@@ -106,7 +119,8 @@ Request = DescribeCluster | DescribePartitions | ElectLeaders | ReassignPartitio
 class ClusterDescription(msgspec.Struct, frozen=True, tag="cluster"):
     """The cluster as `broker` sees it. `controller`: the broker whose controller is active.
     `ill_partitions` counts those that have no leader, replicas out of sync, or fewer in sync than
-    `min_insync_replicas`; `ill` names the first of them."""
+    `min_insync_replicas`; `ill` names the first of them. `unclean_partitions` counts those that had
+    an election without a clean replica within the last day; `unclean` names the first of them."""
 
     cluster_id: bytes
     broker: int
@@ -121,6 +135,8 @@ class ClusterDescription(msgspec.Struct, frozen=True, tag="cluster"):
     ill_partitions: int
     ill: list[PartitionPlace]
     more: bool = False
+    unclean_partitions: int = 0
+    unclean: list[PartitionPlace] = []
 
 
 class PartitionPlaces(msgspec.Struct, frozen=True, tag="partition_places"):

@@ -20,9 +20,9 @@ _PRODUCER_ID: Final = slice(64, 72)
 _ATTRIBUTES_AT: Final = 50
 
 
-def producers_with_lanes(node_uuid_hex: str) -> set[int]:
+def producers_with_lanes(owner: str) -> set[int]:
     """The producers of whom a lane exists, drained or not, with whatever writer."""
-    prefix = object_name(node_uuid_hex, LANE_KIND) + "-"
+    prefix = object_name(owner, LANE_KIND) + "-"
     return {int(name.removeprefix(prefix).partition("-")[0]) for name in listing(prefix)}
 
 

@@ -47,6 +47,10 @@ class LaneIdentity(NamedTuple):
     boot_hash: int
 
 
+SENT_BEFORE: Final = -2
+"""The base offset of a refusal where a carrier sent the frame before, and heard nothing of it."""
+
+
 class Ack(NamedTuple):
     """One acknowledgement: error 0 means appended at `base_offset` in `leader_epoch`."""
 
@@ -203,12 +207,21 @@ class LaneSender:
             end = start + len(piece)
             view[start:end] = piece
             start = end
-        self.next_sequence = sequence + 1
         self.last_start = tail
-        self._tail = tail + size
         q[lo.Q_LANE_TAIL_SEQUENCE] = sequence + 1
-        q[lo.Q_LANE_TAIL] = tail + size
+        q[lo.Q_LANE_TAIL] = tail + size  # published: all else follows from it, see `mend`
+        self.next_sequence = sequence + 1
+        self._tail = tail + size
         return sequence
+
+    def mend(self) -> None:
+        """A write may have been interrupted: what counts is whether the tail has moved."""
+        q = self._q
+        tail: int = q[lo.Q_LANE_TAIL]
+        if tail != self._tail:
+            self.next_sequence = q[lo.Q_LANE_TAIL_SEQUENCE]
+            self._tail = tail
+        q[lo.Q_LANE_TAIL_SEQUENCE] = self.next_sequence
 
     def _pad(self, at: int, size: int) -> None:
         """A frame that holds nothing, up to where the memory begins again."""
@@ -223,6 +236,13 @@ class LaneSender:
 
     def acks(self) -> list[Ack]:
         """The acknowledgements that came since the last call; frees their places."""
+        found = self.unread()
+        if found:
+            self.read(len(found))
+        return found
+
+    def unread(self) -> list[Ack]:
+        """The acknowledgements that have come; they keep their places until `read`."""
         tail = self._q[lo.Q_LANE_ACK_TAIL]
         head = self._ack_head
         if tail == head:
@@ -236,9 +256,12 @@ class LaneSender:
         for position in range(head, tail):
             at = lo.LANE_ACKS_AT + position % lo.ACKS_MAX * lo.ACK.size
             found.append(Ack._make(lo.ACK.unpack_from(self._bytes, at)))
-        self._ack_head = tail
-        self._q[lo.Q_LANE_ACK_HEAD] = tail
         return found
+
+    def read(self, count: int) -> None:
+        """So many of the unread ones have been taken in; frees their places."""
+        self._ack_head = head = self._ack_head + count
+        self._q[lo.Q_LANE_ACK_HEAD] = head
 
     def has_acks(self) -> bool:
         return bool(self._q[lo.Q_LANE_ACK_TAIL] != self._ack_head)

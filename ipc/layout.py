@@ -27,7 +27,7 @@ State table: one a data folder and boot; read by everybody
           64 seqlock │ segment base │ valid bytes
          128 log end │ high watermark │ last stable │ durable │ log start
          256 reserved │ status │ errno │ oldest open transaction: producer id │ epoch │ began
-         320 records │ bytes │ batches │ duplicates │ refusals │ throttles
+         320 records │ bytes │ batches │ duplicates │ refusals │ throttles │ producers forgotten
          384 cleanings │ segments and bytes deleted │ records compacted │ errors │ time of the last
          448 microseconds in syncs │ syncs up to 1 ms │ 5 ms │ 20 ms │ 0.1 s │ 0.5 s │ 2 s │ longer
 
@@ -174,6 +174,7 @@ Q_PAGE_BATCHES: Final = 336 // 8
 Q_PAGE_DUPLICATES: Final = 344 // 8
 Q_PAGE_REFUSALS: Final = 352 // 8
 Q_PAGE_THROTTLES: Final = 360 // 8
+Q_PAGE_PRODUCERS_EXPIRED: Final = 368 // 8
 Q_PAGE_CLEANINGS: Final = 384 // 8
 Q_PAGE_SEGMENTS_DELETED: Final = 392 // 8
 Q_PAGE_BYTES_DELETED: Final = 400 // 8

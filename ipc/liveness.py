@@ -80,6 +80,18 @@ def state(pid: int) -> str | None:
     return None if fields is None else fields[0].decode("ascii")
 
 
+def is_locked(path: str | os.PathLike[str]) -> bool:
+    """Whether a process that can be seen from here holds a lock on that file."""
+    try:
+        found = os.stat(path)
+        with open("/proc/locks") as locks:
+            fields = [line.split() for line in locks]
+    except OSError:
+        return False
+    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    return any(device in line for line in fields)
+
+
 def open_pidfd(pid: int, expected_start: int | None = None) -> int:
     """A close-on-exec pidfd of the living process `pid`, checked after opening to be the expected.
 

@@ -13,6 +13,7 @@ import errno
 import logging
 import os
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Container, Sequence
 from typing import Final, Self
 
@@ -20,7 +21,6 @@ from penstock.core.admission import refused
 from penstock.core.errors import ErrorCode, LogOfflineError, StorageError
 from penstock.core.log import AppendResult, Log, LogConfig, SyncJob, Writeback
 from penstock.core.opentransactions import OpenTransaction
-from penstock.core.segment import list_segments
 from penstock.core.storage import Storage
 from penstock.core.swapping import Prepared, drop_prepared
 from penstock.ipc import layout as lo
@@ -31,6 +31,11 @@ from penstock.ipc.state import OpenSince, StatePage
 
 logger = logging.getLogger("penstock.writer")
 
+RESTORE_BATCHES: Final = 1000
+"""Batch headers that one step of making lost indexes again reads: what lanes wait for then, some
+milliseconds."""
+RESTORE_RETRY: Final = 60.0
+"""Seconds until it is tried again after it found no room or no descriptor."""
 ROOM_BYTES: Final = 1 << 20
 """Bytes that a partition appends at most between two looks at the room on the disk."""
 
@@ -69,6 +74,8 @@ class LogRole:
         self._oldest_open: OpenTransaction | None = None
         self._seen_at = 0
         self._last_sync = 0.0
+        self._restore_at = 0.0
+        self._expired = 0
         self.offline = ""
         self._segment_base = log.segment_base
         self._sync_wanted = log.durable < log.log_end  # a producer may still wait for it
@@ -100,9 +107,10 @@ class LogRole:
         batch_bytes_max: int,
         now_us: int,
         attached: Callable[[], Container[int]] | None = None,
+        believed_us: Callable[[], int] | None = None,
     ) -> tuple[Self, str]:
         """Recover the log and publish its page; the second value says what recovery did. `attached`
-        gives the producers that have a lane."""
+        gives the producers that have a lane, `believed_us` the time by which they expire."""
         identity = state.identity
         same = identity is not None and identity == (order.topic_id, order.partition)
         published = state.log_end if same and state.status != lo.STATUS_ABSENT else None
@@ -119,6 +127,7 @@ class LogRole:
             published=published,
             node_clean=order.clean,
             attached=attached,
+            believed_us=believed_us,
             replicated=order.replicated,
         )
         state.claim(order.topic_id, order.partition, generation)
@@ -257,6 +266,9 @@ class LogRole:
 
     def tick(self, now: float, now_us: int) -> SyncJob | None:
         log = self._log
+        if log.producers_expired > self._expired:
+            self._state.count_expired(log.producers_expired - self._expired)
+            self._expired = log.producers_expired
         if self._state.status == lo.STATUS_OFFLINE:
             return None
         if self._is_held and not self._state.disk.is_stopped:
@@ -277,6 +289,20 @@ class LogRole:
         except StorageError as error:
             logger.warning("%s: %s", self.name, error)
         return None
+
+    def lacks_indexes(self, now: float) -> bool:
+        return self._log.lacks_indexes and now >= self._restore_at
+
+    def restore_indexes(self, now: float) -> None:
+        try:
+            if not self._log.restore_indexes(RESTORE_BATCHES):
+                logger.info("%s: the indexes that were missing are made again", self.name)
+        except StorageError as error:
+            if not error.retriable:
+                self._go_offline(error, 0)
+                return
+            self._restore_at = now + RESTORE_RETRY
+            logger.warning("%s: indexes are missing, for now: %s", self.name, error)
 
     def _begin_sync(self, now: float) -> SyncJob | None:
         """A job for the flusher, or None where nothing is unsynced. Partitions that sync before
@@ -324,7 +350,8 @@ class LogRole:
 
     def trim(self, before: int, now_us: int) -> Freed:
         log, state = self._log, self._state
-        sizes = segment_sizes(self._storage, self._folder, before)
+        bases = log.segments
+        sizes = segment_sizes(self._storage, self._folder, bases[: bisect_left(bases, before)])
 
         def publish(log_start: int) -> None:
             self._show()  # it may have begun a new segment
@@ -343,7 +370,7 @@ class LogRole:
                 self._segment_base = log.segment_base
                 self._sync_wanted = True
                 self._show()
-        left = set(list_segments(self._storage, self._folder))
+        left = set(log.segments)
         gone = [size for base, size in sizes.items() if base not in left]
         if gone:
             state.count_cleaning(now_us, len(gone), sum(gone), 0)
@@ -354,7 +381,8 @@ class LogRole:
         if not count:  # left behind by a cleaner that died
             drop_prepared(self._storage, self._folder, prepared.base)
             return Freed(log.log_start, 0, 0, done=False)
-        sizes = segment_sizes(self._storage, self._folder, prepared.end, prepared.base)
+        bases = [source.base for source in prepared.sources]
+        sizes = segment_sizes(self._storage, self._folder, bases)
         try:
             done = log.swap(prepared)
         except StorageError as error:

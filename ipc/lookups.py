@@ -26,14 +26,15 @@ Slot = Annotated[int, msgspec.Meta(ge=0, lt=CLIENTS_MAX)]
 
 
 class LookUpTime(msgspec.Struct, frozen=True, tag="look_up_time"):
-    """The first offset whose batch has a time of `timestamp` (microseconds) or later. `committed`:
-    below the last stable offset, not the high watermark."""
+    """The first offset from `start` on whose record has a time of `timestamp` (microseconds) or
+    later. `committed`: below the last stable offset, not the high watermark, and not aborted."""
 
     page: Page
     topic_id: TopicId
     partition: Small
     timestamp: Number
     committed: bool = False
+    start: Number = 0
 
 
 class LogPlace(msgspec.Struct, frozen=True, array_like=True):
@@ -74,9 +75,11 @@ Request = LookUpTime | LookUpAppends | LookUpSegments | LookUpPages | LookUpPosi
 
 
 class TimeLookedUp(msgspec.Struct, frozen=True, tag="time_looked_up"):
-    """None: all records are older."""
+    """None: all records are older. `again`: below that offset they are, and the look-up took long
+    enough for one request; the next one goes on there."""
 
     offset: int | None
+    again: bool = False
 
 
 class AppendsLookedUp(msgspec.Struct, frozen=True, tag="appends_looked_up"):

@@ -17,6 +17,10 @@ PROTOCOL_VERSION: Final = 1
 TOPICS_PER_PAGE: Final = 80
 
 
+DELETE_RETENTION: Final = 86_400.0
+"""Seconds, where a topic says nothing else."""
+
+
 class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A topic's configuration as it travels and is kept. Seconds and bytes; None = default."""
 
@@ -45,6 +49,11 @@ class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     @property
     def compacts(self) -> bool:
         return "compact" in self.cleanup
+
+    @property
+    def tombstones_kept(self) -> float:
+        """Seconds for which a tombstone stays that was compacted."""
+        return DELETE_RETENTION if self.delete_retention is None else self.delete_retention
 
 
 class TopicInfo(msgspec.Struct, frozen=True):
@@ -228,6 +237,7 @@ class NodeDescription(msgspec.Struct, frozen=True, tag="node"):
     replicator: dict[str, int] = {}
     lags: list[tuple[int, int, int]] = []
     controller: dict[str, int] = {}
+    clock: dict[str, int] = {}
 
 
 class Cleaned(msgspec.Struct, frozen=True, tag="cleaned"):

@@ -17,6 +17,8 @@ from penstock.ipc.messages import TopicSettings
 
 TICK: Final = 0.5
 """Seconds between looks at the clock for rolls and syncs."""
+RESTORE_EVERY: Final = 0.05
+"""Seconds between two steps of making lost indexes again, one partition of a writer at a time."""
 
 
 class PartitionRole(Protocol):
@@ -54,6 +56,12 @@ class PartitionRole(Protocol):
 
     def tick(self, now: float, now_us: int) -> SyncJob | None:
         """Time-driven work (roll by age, flush interval); a job for the flusher, if one is due."""
+
+    def lacks_indexes(self, now: float) -> bool:
+        """Whether `restore_indexes` has something to do now."""
+
+    def restore_indexes(self, now: float) -> None:
+        """A bounded step of making lost indexes of closed segments again."""
 
     def finish_sync(self, job: SyncJob) -> bool:
         """Publish what a finished job made durable. True if `durable` moved."""

@@ -144,6 +144,13 @@ def folder_of(name: str) -> Path | None:
         return None
 
 
+def folder_served_at(socket: Path) -> Path | None:
+    """The data folder of the node of this attach socket, if one is known."""
+    if socket.name == ATTACH_SOCKET:
+        return socket.parent
+    return folder_of(socket.name.removesuffix(".sock"))
+
+
 def _folder_link(name: str) -> Path:
     return runtime_folder() / f"{check_node_name(name)}.data"
 

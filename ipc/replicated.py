@@ -21,6 +21,7 @@ still.
 What compaction took between two batches is passed over only by who follows and has refused nothing
 since it was told to: behind a batch that was refused, a gap may be that batch. Where it may be the
 outcome of a transaction that is open here, the log is cut where that began, and copied from there.
+One that took nothing for longer than its topic keeps tombstones is copied as a whole.
 
 A role begins idle: nobody knows whether it led. The high watermark only rises, but where the log is
 cut below it. Owns what is shown of a replica. Who leads, what is committed and what has to go, the
@@ -32,6 +33,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from enum import Enum
+from typing import Final
 
 from penstock.core.admission import refused
 from penstock.core.errors import (
@@ -56,6 +58,10 @@ from penstock.ipc.state import StatePage
 logger = logging.getLogger("penstock.writer")
 
 
+AWAY_MIN: Final = 60.0
+"""Seconds without a batch after which a follower may count as having been away."""
+
+
 class Mode(Enum):
     IDLE = "idle"
     FOLLOWING = "following"
@@ -76,6 +82,8 @@ class ReplicaRole(LogRole):
         self._copied: set[int] = set()
         """Where transactions began that are copied again in this role, not knowing their outcome:
         once each."""
+        self._took_at = 0
+        """When it last took a batch of the leader's, in microseconds; 0: not in this process."""
         self._complaints: set[ErrorCode] = set()
         """What the log names of this role's refusals."""
         self._owner = order.topic_id, order.partition
@@ -215,11 +223,13 @@ class ReplicaRole(LogRole):
             start = log.log_start
             made = log.append_verbatim(
                 batches, now_us, self._end_at, passes_over=self._may_pass_over,
-                copied=self._copied,
+                copied=self._copied, was_away=self._was_away(now_us),
             )  # fmt: skip
             if log.undecided and not self._syncing:
                 self._copied.update(log.undecided)
                 self._end_log(log.undecided[0])
+            if log.is_outdated and not self._syncing:
+                self._begin_anew(0)  # its leader says where its own starts
             if self._group_commit and log.log_end > log.durable:
                 self._sync()
         except StorageError as error:
@@ -232,11 +242,20 @@ class ReplicaRole(LogRole):
         if self._group_commit:
             self._publish_durable()
         self._note_segment()
+        if made.taken:
+            self._took_at = now_us
         results = [self._done()] * made.taken
         if made.taken < len(batches):
             refusal = self._refused(made.error, made.message)
             results += [refusal] * (len(batches) - made.taken)
         return results
+
+    def _was_away(self, now_us: int) -> bool:
+        """Whether tombstones may have come and gone since it had all that its leader had: what it
+        misses was appended after what it has."""
+        known = max(self._log.append_timestamp, self._took_at)
+        kept = max(AWAY_MIN, self._settings.tombstones_kept)
+        return self._settings.compacts and now_us - known > kept * 1e6
 
     def _watch_room(self) -> None:
         grown = abs(self._log.valid_bytes - self._seen_at)

@@ -12,33 +12,38 @@ import mmap
 import os
 import re
 import resource
+import stat
 import sys
 
 import posix_ipc
 
 from penstock.core.errors import AttachRefusedError, ClosedError, ConfigError, ResourceLimitError
 from penstock.ipc.liveness import descriptor_limit_error
+from penstock.ipc.machine import check_machine
 
 SHM_FOLDER = "/dev/shm"
 NAME_MAX = 255  # bytes of a name after its slash, as in any folder
 
-_UUID = re.compile(r"[0-9a-f]{32}")
+_OWNER = re.compile(r"[0-9a-f]{32}(-[0-9a-f]{16})?")
 _PART = re.compile(r"[A-Za-z0-9._]+(-[A-Za-z0-9._]+)*")
 _RELEASED = memoryview(b"")
 _RELEASED.release()
 
 
-def object_name(node_uuid_hex: str, kind: str, *parts: str | int) -> str:
-    """`/penstock-<uuid>-<kind>-<part>...`: the uuid keeps two nodes of a host apart."""
-    if not _UUID.fullmatch(node_uuid_hex):
-        raise ConfigError(f"node uuid {node_uuid_hex!r} is not 32 lower-case hexadecimal digits")
+def object_name(owner: str, kind: str, *parts: str | int) -> str:
+    """`/penstock-<owner>-<kind>-<part>...`. `owner`: a data folder's uuid, and the random part that
+    `ownership` gave it."""
+    if not _OWNER.fullmatch(owner):
+        raise ConfigError(
+            f"{owner!r} is not the uuid of a node, 32 lower-case hexadecimal digits, and 16 more"
+        )
     words = [kind, *map(str, parts)]
     for word in words:
         if not _PART.fullmatch(word):
             raise ConfigError(
                 f"{word!r} cannot be part of a shared memory name: use [A-Za-z0-9._-]"
             )
-    name = "-".join(["/penstock", node_uuid_hex, *words])
+    name = "-".join(["/penstock", owner, *words])
     if len(name) - 1 > NAME_MAX:
         raise ConfigError(
             f"shared memory name of {len(name) - 1} bytes is over NAME_MAX {NAME_MAX}: {name}"
@@ -89,17 +94,32 @@ def open_existing(name: str, writable: bool) -> int:
 
     An object of another user is refused: on this trust boundary (the uid) it can only be a trap.
     """
-    fd = _open(name, 0, read_only=not writable)
-    owner = os.fstat(fd).st_uid
-    if owner != os.geteuid():
-        os.close(fd)
-        raise AttachRefusedError(
-            f"shared memory {name} belongs to uid {owner}, not to uid {os.geteuid()}: not used"
-        )
-    return fd
+    try:
+        found = os.lstat(SHM_FOLDER + name)  # in this folder nobody else can replace what is ours
+    except FileNotFoundError as error:
+        raise FileNotFoundError(errno.ENOENT, "no such shared memory", name) from error
+    if not _is_own(found):
+        raise _trap(name, found)
+    return _open(name, 0, read_only=not writable)
+
+
+def _trap(name: str, found: os.stat_result) -> AttachRefusedError:
+    """What lies under a name of ours, and was not made by this user's nodes."""
+    kind = "no shared memory object"
+    if stat.S_ISLNK(found.st_mode):
+        kind = "a symbolic link"
+    elif stat.S_ISREG(found.st_mode):
+        kind = "another user's"
+    path = f"{SHM_FOLDER}{name}"
+    return AttachRefusedError(
+        f"{path} is {kind}: made by uid {found.st_uid}, and this is uid {os.geteuid()}. No node of "
+        f"this user made it, and it is not used: remove it (`rm {path}`, as root where it is "
+        "another user's), and look who put it there"
+    )
 
 
 def _open(name: str, flags: int, *, read_only: bool) -> int:
+    check_machine()
     try:
         # Size 0: posix_ipc shall not ftruncate, which would promise pages that are not there.
         shared = posix_ipc.SharedMemory(name, flags, mode=0o600, size=0, read_only=read_only)
@@ -129,19 +149,42 @@ def unlink(name: str) -> bool:
 
 
 def listing(prefix: str) -> list[str]:
-    """The names that begin with `prefix`, sorted, each with its slash as `unlink` takes it."""
+    """This user's objects whose names begin with `prefix`, sorted, each with its slash as `unlink`
+    takes it. What anybody else has put there under such a name is not among them."""
     bare = prefix.removeprefix("/")
     try:
-        return sorted("/" + entry for entry in os.listdir(SHM_FOLDER) if entry.startswith(bare))
+        with os.scandir(SHM_FOLDER) as entries:
+            return sorted(
+                "/" + entry.name
+                for entry in entries
+                if entry.name.startswith(bare) and _is_own_entry(entry)
+            )
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise descriptor_limit_error(f"listing {SHM_FOLDER}") from error
         raise
 
 
-def unlink_all(node_uuid_hex: str) -> None:
+def _is_own_entry(entry: os.DirEntry[str]) -> bool:
+    try:
+        return _is_own(entry.stat(follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def _is_own(found: os.stat_result) -> bool:
+    """Whether a node of this user can have made it."""
+    return found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode)
+
+
+def rename(name: str, to: str) -> None:
+    """Give an object another name; mappings stay valid."""
+    os.rename(SHM_FOLDER + name, SHM_FOLDER + to)
+
+
+def unlink_all(owner: str) -> None:
     """Take away the names of everything that a node had."""
-    for name in listing(object_name(node_uuid_hex, "x").removesuffix("x")):
+    for name in listing(object_name(owner, "x").removesuffix("x")):
         unlink(name)
 
 

@@ -331,6 +331,9 @@ class StatePage:
         for at, value in enumerate(cleaning[: len(CLEANING)]):
             q[base + lo.Q_PAGE_CLEANINGS + at] = value
 
+    def count_expired(self, producers: int) -> None:
+        self._q[self._base + lo.Q_PAGE_PRODUCERS_EXPIRED] += producers
+
     def count_throttle(self) -> None:
         self._q[self._base + lo.Q_PAGE_THROTTLES] += 1
 

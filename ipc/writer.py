@@ -35,7 +35,7 @@ from penstock.ipc.doorbell import Backoff, Doorbell, fence, spin
 from penstock.ipc.drained import RETRY_MIN, DrainedLane, wake_producers
 from penstock.ipc.flusher import Flusher
 from penstock.ipc.lane import Ack, Frame, LaneCorruptError, LaneReceiver
-from penstock.ipc.partitionrole import PartitionRole, errno_of
+from penstock.ipc.partitionrole import RESTORE_EVERY, PartitionRole, errno_of
 from penstock.ipc.replicating import replicate
 from penstock.ipc.shm import Region, open_existing
 from penstock.ipc.state import StatePage, WriterSlot
@@ -96,7 +96,7 @@ class Writer:
         self._orphaned = False
         self._slot = WriterSlot(state, index)
         self._idle = Backoff()
-        self._next_tick = 0.0
+        self._next_tick = self._next_restore = 0.0
         self._poll = select.poll()
         self._poll.register(doorbell.fileno(), select.POLLIN)
         self._poll.register(channel.fileno(), select.POLLIN)
@@ -318,6 +318,12 @@ class Writer:
                 self._offline.add(page)
                 self._tell(ms.PartitionOffline(page, role.offline[:1000]))
         every = min((role.tick_every for role in self._roles.values()), default=1.0)
+        bare = next((role for role in self._roles.values() if role.lacks_indexes(now)), None)
+        if bare is not None:
+            every = min(every, RESTORE_EVERY)
+            if now >= self._next_restore:
+                bare.restore_indexes(now)
+                self._next_restore = time.monotonic() + RESTORE_EVERY
         self._next_tick = 0.0 if self._cleaning.work(now) else now + every
 
     def _finish_syncs(self) -> None:

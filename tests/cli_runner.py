@@ -89,12 +89,17 @@ def run_cli(
     return Ran(done.returncode, done.stdout, done.stderr.decode())
 
 
-def call_cli(*arguments: str | os.PathLike[str], url: str | None = None, stdin: bytes = b"") -> Ran:
+def call_cli(
+    *arguments: str | os.PathLike[str],
+    url: str | None = None,
+    stdin: bytes = b"",
+    env: dict[str, str] | None = None,
+) -> Ran:
     """Run a command within this process; its stdin is a file."""
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
     with (
         tempfile.TemporaryFile() as file,
-        patch.dict(os.environ, environment(url), clear=True),
+        patch.dict(os.environ, environment(url, env), clear=True),
         patch("sys.stdin", io.TextIOWrapper(file)),
         redirect_stdout(out),
         redirect_stderr(err),

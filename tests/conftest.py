@@ -1,5 +1,5 @@
-"""What every test shares: how hypothesis behaves on a machine that is busy with other work, and the
-plugin of this checkout."""
+"""What every test shares: the seed of the day, how hypothesis behaves on a machine that is
+busy with other work, and the plugin of this checkout."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import gc
 import os
 
 import pytest
-import two_stages
+import serial_scheduler
 from hypothesis import settings
+from seeds import DAY, seed_of_day
 from xdist.remote import Producer
 
 from penstock import pytest_plugin
@@ -29,7 +30,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The plugin is here already where the checkout is installed."""
+    """One day for all processes of a run, hypothesis included, also past midnight. The plugin is
+    here already where the checkout is installed."""
+    os.environ[DAY] = str(seed_of_day())
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = seed_of_day()
     if config.getoption("--transport") == "tcp":  # end-to-end tests choose one by one
         os.environ.update(PENSTOCK_TEST_TRANSPORT="tcp", PENSTOCK_TRANSPORT="tcp")
     config.addinivalue_line("markers", "over_tcp(yes=True): run over tcp too in the default suite")
@@ -38,8 +43,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(pytest_plugin, "penstock")
 
 
+def pytest_report_header() -> str:
+    return f"seed of the day: {DAY}={seed_of_day()} repeats its random tests"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items[:] = two_stages.in_stages(items)
+    items[:] = serial_scheduler.in_stages(items)
 
 
 def pytest_collection_finish() -> None:
@@ -56,12 +65,12 @@ def pytest_sessionfinish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    return two_stages.workers_of(len(os.sched_getaffinity(0)))
+    return serial_scheduler.workers_of(len(os.sched_getaffinity(0)))
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> two_stages.TwoStages:
-    return two_stages.TwoStages(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> serial_scheduler.TwoStages:
+    return serial_scheduler.TwoStages(config, log)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -43,7 +43,7 @@ class FakeWriter:
         self.modes = dict(mode.partition("=")[::2] for mode in options.modes)
         self.index = options.writer
         self.generation = options.generation
-        self.state = Region.of_fd(open_existing(object_name(options.uuid, "state"), writable=True))
+        self.state = Region.of_fd(open_existing(object_name(options.shm, "state"), writable=True))
         self.slot = WriterSlot(self.state, options.writer)
         self.sock = socket.socket(fileno=options.channel_fd)
         self.channel = Channel(self.sock, inbound=ms.WriterOrder)
@@ -124,7 +124,7 @@ def main() -> int:
     parser.add_argument("modes", nargs="*")
     for option in ("--writer", "--generation", "--restarts", "--channel-fd", "--doorbell-fd"):
         parser.add_argument(option, type=int)
-    for option in ("--data", "--uuid", "--batch-bytes-max", "--log-level"):
+    for option in ("--data", "--shm", "--batch-bytes-max", "--log-level"):
         parser.add_argument(option)
     return FakeWriter(parser.parse_known_args()[0]).run()
 

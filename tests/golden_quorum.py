@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from unit.core.log_helpers import MemoryStorage
 
 from penstock.cluster.raft import Entry, Members, Saved, Snapshot, Write
@@ -28,7 +29,7 @@ from penstock.cluster.raft.messages import (
     VoteReply,
 )  # fmt: skip
 from penstock.server.quorum import messages as qm
-from penstock.server.quorum.disk import RaftDisk
+from penstock.server.quorum.raft_storage import RaftDisk
 
 FILE: Final = Path(__file__).parent / "golden" / "quorum.txt"
 VOTERS: Final = (1, 2, 3)
@@ -78,9 +79,9 @@ def disk_files() -> dict[str, bytes]:
 
 SNAPSHOT: Final = Snapshot(3, 2, Members(VOTERS, (4,)), b"all of it")
 MESSAGES: Final[dict[str, qm.LinkMessage]] = {
-    "hello": qm.Hello(1, 2, CLUSTER, FOLDER, URL, LIFE),
-    "hello-new": qm.Hello(1, 2, b"", FOLDER, URL, LIFE),
-    "welcome": qm.Welcome(1, 3, CLUSTER, FOLDER, LIFE),
+    "hello": qm.Hello(1, 2, CLUSTER, FOLDER, URL, LIFE, 1, "0.1.0"),
+    "hello-new": qm.Hello(1, 2, b"", FOLDER, URL, LIFE, 1, "0.1.0"),
+    "welcome": qm.Welcome(1, 3, CLUSTER, FOLDER, LIFE, 1, "0.1.0"),
     "refused": qm.Refused("AttachRefusedError", "another cluster"),
     "ask": qm.Ask(LIFE, 300, "forget", b"\x91\x02"),
     "answer": qm.Answer(300, b"\xc0"),
@@ -104,8 +105,18 @@ MESSAGES: Final[dict[str, qm.LinkMessage]] = {
 }
 
 
+def first_release() -> dict[str, bytes]:
+    """Greetings of brokers that tell no release, which are still understood."""
+    found = {}
+    for name in ("hello", "hello-new", "welcome"):
+        raw = msgspec.msgpack.decode(qm.encode(MESSAGES[name]))
+        found[f"{name}-first-release"] = msgspec.msgpack.encode(raw[:-2])
+    return found
+
+
 def cases() -> dict[str, bytes]:
-    return disk_files() | {name: qm.encode(message) for name, message in MESSAGES.items()}
+    messages = {name: qm.encode(message) for name, message in MESSAGES.items()}
+    return disk_files() | messages | first_release()
 
 
 def load() -> dict[str, bytes]:

@@ -6,7 +6,7 @@ import os
 import struct
 
 from crc32c import crc32c
-from dying import memory
+from store_crash import memory
 
 from penstock.ipc.lane import Ack, Frame, LaneIdentity, LaneReceiver, LaneSender, format_lane
 from penstock.ipc.shm import Region

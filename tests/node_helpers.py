@@ -28,10 +28,11 @@ from penstock.ipc import channel, liveness, paths, shm
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.lane import Ack, LaneSender
+from penstock.ipc.ownership import unlink_own
 from penstock.ipc.shm import Region
 from penstock.ipc.state import StatePage
 from penstock.server.config import NodeConfig
-from penstock.server.node import Node
+from penstock.server.node.node import Node
 from penstock.testing import reaper, remains
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,14 +69,17 @@ def uuid_of(folder: Path) -> str:
 def shared_objects(folder: Path) -> list[str]:
     """The names of the folder's objects in /dev/shm, without what they have in common."""
     prefix = f"/penstock-{uuid_of(folder)}-"
-    return [name.removeprefix(prefix) for name in shm.listing(prefix)]
+    return [re.sub("^[0-9a-f]{16}-", "", name.removeprefix(prefix)) for name in shm.listing(prefix)]
+
+
+def owner_of(folder: Path) -> str:
+    """What the names of the objects of its last run begin with."""
+    return str(msgspec.json.decode((folder / "node.json").read_bytes())["shm"])
 
 
 def remove_shared_objects(folder: Path) -> None:
-    if (folder / "node.json").exists():
-        prefix = f"/penstock-{uuid_of(folder)}-"
-        for name in shm.listing(prefix):
-            shm.unlink(name)
+    """Those of the folder's last run, and nothing of one that it is a copy of."""
+    unlink_own(os.fspath(folder))
 
 
 class NodeProcess:

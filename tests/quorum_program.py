@@ -21,7 +21,7 @@ from penstock.cluster.controller import Image, Place
 from penstock.cluster.controller.records import COORDINATOR_EPOCHS
 from penstock.core.errors import PenstockError
 from penstock.server.config import NodeConfig
-from penstock.server.datafolder import DataFolder
+from penstock.server.node.data_folder import DataFolder
 from penstock.server.quorum import Quorum
 
 

@@ -1,19 +1,33 @@
-"""Seeds of random tests: a fresh one each run, printed where a failure shows it, or the one given.
+"""Seeds of random tests: all derive from the seed of the day, which a run prints first.
 
-`PENSTOCK_SEED=123 pytest ...` runs a test again as it was.
+`PENSTOCK_DAY=20260731 pytest ...` repeats the random tests of another day or machine. What a test
+that failed prints, `PENSTOCK_SEED=123 pytest ...`, begins that one test where it failed.
 """
 
 from __future__ import annotations
 
+import datetime
+import hashlib
 import os
-import random
 import sys
+from typing import Final
+
+DAY: Final = "PENSTOCK_DAY"
+SEED: Final = "PENSTOCK_SEED"
 
 
-def fresh_seed(what: str) -> int:
-    given = int(os.environ.get("PENSTOCK_SEED", "0"))
-    seed = given or random.SystemRandom().randrange(1, 1 << 40)
-    print(f"{what}: PENSTOCK_SEED={seed}")
+def seed_of_day() -> int:
+    """The one given, or the date (UTC)."""
+    given = os.environ.get(DAY)
+    return int(given or f"{datetime.datetime.now(datetime.UTC):%Y%m%d}")
+
+
+def seed_of(what: str) -> int:
+    """The seed that a test begins with: of its own by the day, or the one given."""
+    given = int(os.environ.get(SEED) or "0")
+    digest = hashlib.sha256(f"{seed_of_day()}/{what}".encode()).digest()
+    seed = given or 1 + int.from_bytes(digest[:5], "big")
+    print(f"{what}: {SEED}={seed}")
     return seed
 
 

@@ -1,8 +1,8 @@
 """The house plan, held by reading the tree: who may import whom, what is pure, what is listed.
 
 Floors: `core` <- {`ipc`, `cluster`} <- `penstock` <- `bench`; `ipc` and `cluster` never import each
-other. Imports are read with ast and count wherever they stand: in functions, under TYPE_CHECKING,
-and as literal arguments of `import_module`.
+other; `test_import_graph` holds the rooms within `penstock`. Imports are read with ast and count
+wherever they are: in functions, under TYPE_CHECKING, and as literal arguments of `import_module`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FILE_LINES_MAX = 500
+FILE_LINES_MAX = 600
 
 # Each floor's folder. "penstock" is the top floor: all of src/penstock but its symlinks.
 FOLDERS = {
@@ -58,8 +58,8 @@ CLUSTER_SHELL: dict[str, str] = {}
 # Importing anything of Penstock imports `penstock`; the mains of node and writers belong here too.
 WITHOUT_NUMPY = [
     *("penstock", "penstock.core.plain", "penstock.core.control"),
-    *("penstock.server.node", "penstock.server.writer_main", "penstock.server.cleaner_main"),
-    "penstock.server.gateway_main",
+    *("penstock.server.node.node", "penstock.server.writer.main", "penstock.server.cleaner.main"),
+    "penstock.server.gateway.main",
 ]
 
 # The one package outside the namespace: Spark looks for sources in modules named `pyspark_*`.
@@ -250,7 +250,7 @@ def test_test_files_have_unique_names_and_no_packages():
 
 
 def test_decisions_have_numbers_of_their_own():
-    files = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    files = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
     numbers = Counter(file.name[:4] for file in files)
     assert [number for number, count in numbers.items() if count > 1] == []
     assert [f.name for f in files if not f.read_text().startswith(f"# {f.name[:4]}: ")] == []

@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import two_stages
+import serial_scheduler
 
 CONFTEST = """
 import os, time
 from pathlib import Path
-import two_stages
+import serial_scheduler
 
 HERE = Path(__file__).parent
 
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems():
         wait_for("gw3")  # it has not collected when the next one dies, nor when that is replaced
 
 def pytest_xdist_make_scheduler(config, log):
-    return two_stages.TwoStages(config, log)
+    return serial_scheduler.TwoStages(config, log)
 """
 FIRST = "from conftest import die_once\ndef test_first(): die_once('first')\n"
 SECOND = (
@@ -47,7 +47,7 @@ def test_two_processes_that_die_one_after_the_other_are_replaced(tmp_path: Path)
     files |= {f"test_{letter}.py": f"def test_{letter}(): pass\n" for letter in "cdef"}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    tests = Path(two_stages.__file__).parent
+    tests = Path(serial_scheduler.__file__).parent
     done = subprocess.run(
         [
             *[sys.executable, "-m", "pytest", "-n", "2", "-q", "-p", "no:cacheprovider"],

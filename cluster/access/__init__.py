@@ -19,6 +19,8 @@ from penstock.cluster.access.limits import (
     Tally,
     check_limit_settings,
     check_limits,
+    check_one_more,
+    with_shares,
 )
 from penstock.cluster.access.policy import CLUSTER, Policy
 from penstock.cluster.access.prefixes import literal_prefix
@@ -39,6 +41,8 @@ __all__ = [
     "check_limit_settings",
     "check_limits",
     "check_namespace",
+    "check_one_more",
     "check_principal",
     "literal_prefix",
+    "with_shares",
 ]

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from penstock.cluster.controller.image import Image, Place
 from penstock.cluster.controller.machine import Controller, ControllerConfig, Heard, Registered
-from penstock.cluster.controller.records import Broker, Partition, Topic, pack, unpack
+from penstock.cluster.controller.records import (
+    Broker,
+    Partition,
+    Topic,
+    UncleanRecovery,
+    pack,
+    unpack,
+)
 
 __all__ = [
     "Broker",
@@ -16,6 +23,7 @@ __all__ = [
     "Place",
     "Registered",
     "Topic",
+    "UncleanRecovery",
     "pack",
     "unpack",
 ]

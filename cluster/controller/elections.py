@@ -9,21 +9,31 @@
 | that log is open again | as it is | if nobody leads and it is in the ISR: it |
 | the leader asks for another ISR | that one | as it is |
 | all of a reassignment's target are in it, and there | those of the target | one of the target |
-| an unclean election, and nobody leads | the one who leads | one who is there |
+| nobody is in it, and all of the last ISR are back | the one who leads | the one with most |
+| an unclean election, and nobody leads | the one who leads | the one with most that is there |
 
 Each change makes the partition epoch one more, and each election the leader epoch. While nobody of
 the ISR is there it stays as it is: each of them has all that counts, and may lead when it is back.
+
+Who leaves the ISR by the controller's decision is of the *last ISR* until the leader asks for
+another ISR or is heard for a while: brokers that lose power at once are missed one by one, and
+register one by one, and each of them may have what the others lost. Where all have registered and
+none could be trusted, the one with the highest leader epoch and then the longest log leads. That is
+all that an operator could do, and what may be missing is noted (`UncleanRecovery`). One that has
+nothing any more (`blank`) does not count as back: then it is for the operator to go on without.
+
 An offline log elects nobody to it. Its broker goes on leading only while nobody else of the ISR is
 there: then it can still be read, and others that catch up from it join the ISR, which it leaves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
-from penstock.cluster.controller.records import Partition
+from penstock.cluster.controller.records import Partition, UncleanRecovery
+from penstock.cluster.replica.messages import LogEnd
 
 MayLead = Callable[[int], bool]
 
@@ -40,6 +50,8 @@ def changed(
     among = set(partition.isr if isr is None else isr)
     replicas = partition.replicas if replicas is None else replicas
     ill = others.pop("offline", partition.offline)
+    last = others.pop("last_isr", (*partition.isr, *partition.last_isr))
+    blank = others.pop("blank", partition.blank)
     offline = tuple(broker for broker in replicas if broker in ill)
     fit = {broker for broker in among if broker not in offline and may_lead(broker)}
     if fit:
@@ -55,6 +67,8 @@ def changed(
         isr=tuple(order),
         leader=leader,
         offline=offline,
+        last_isr=tuple(b for b in dict.fromkeys(last) if b in replicas and b not in among),
+        blank=tuple(broker for broker in replicas if broker in blank),
         leader_epoch=partition.leader_epoch + (leader != partition.leader),
         partition_epoch=partition.partition_epoch + 1,
         **others,
@@ -72,21 +86,17 @@ def without(partition: Partition, broker: int, may_lead: MayLead) -> Partition |
 
 
 def distrusted(
-    partition: Partition, broker: int, may_lead: MayLead, *, comes_last: bool = False
+    partition: Partition, broker: int, may_lead: MayLead, *, is_blank: bool = False
 ) -> Partition | None:
-    """It came back without all that it had, and is in no ISR until it has caught up. `comes_last`:
-    it has nothing at all, or what an older copy has, and leads by an unclean election only where
-    nobody else is there."""
-    others = [member for member in partition.isr if member != broker]
-    last = partition.last_isr
-    if comes_last:
-        order = (*partition.isr, *last, *partition.replicas)
-        last = (*dict.fromkeys(member for member in order if member != broker), broker)
-    elif broker in partition.isr and not any(map(may_lead, others)):
-        last = (*dict.fromkeys((broker, *last)),)  # nobody goes on, and leaves it behind
-    if broker not in partition.isr and last == partition.last_isr:
+    """It came back without all that it had, and is in no ISR until it has caught up. `is_blank`: it
+    has nothing at all, or what an older copy has."""
+    blank = partition.blank
+    if is_blank and broker not in blank:
+        blank = (*blank, broker)
+    if broker not in partition.isr and blank == partition.blank:
         return None
-    return changed(partition, may_lead, isr=others, last_isr=last)
+    others = [member for member in partition.isr if member != broker]
+    return changed(partition, may_lead, isr=others, blank=blank)
 
 
 def revived(partition: Partition, broker: int, may_lead: MayLead) -> Partition | None:
@@ -126,18 +136,53 @@ def preferred(partition: Partition, may_lead: MayLead) -> Partition | None:
     )
 
 
-def unclean(partition: Partition, may_lead: MayLead) -> Partition | None:
-    """Let somebody lead who may miss what counted, where nobody leads, or one whose log is offline:
-    those of the last ISR first."""
+def recovered(
+    partition: Partition, may_lead: MayLead, ends: Mapping[int, LogEnd], clock: float
+) -> Partition | None:
+    """Let the one with most lead, once all of the last ISR are back and none of them is clean.
+    `ends`: what each replica has that has told."""
+    if partition.leader is not None or partition.isr or not partition.last_isr:
+        return None
+    out = {*partition.offline, *partition.blank}
+    if not all(b in ends and may_lead(b) and b not in out for b in partition.last_isr):
+        return None
+    order = [broker for broker in partition.replicas if broker in partition.last_isr]
+    return _unclean(partition, order, may_lead, ends, clock)
+
+
+def unclean(
+    partition: Partition, may_lead: MayLead, ends: Mapping[int, LogEnd], clock: float
+) -> Partition | None:
+    """Let somebody lead who may miss what counted, where nobody leads, or one whose log is offline,
+    as an operator asked: the one with most of those that are there."""
     if partition.leader is not None and partition.leader not in partition.offline:
         return None
-    order = (*partition.isr, *partition.last_isr, *partition.replicas)
-    ill = partition.offline
-    there = (broker for broker in order if broker in partition.replicas and broker not in ill)
-    chosen = next((broker for broker in there if may_lead(broker)), None)
-    if chosen is None:
-        return None
-    return progressed(changed(partition, may_lead, isr=(chosen,), last_isr=()), may_lead)
+    order = dict.fromkeys((*partition.isr, *partition.last_isr, *partition.replicas))
+    fit = [broker for broker in order if broker not in partition.offline and may_lead(broker)]
+    return _unclean(partition, fit, may_lead, ends, clock) if fit else None
+
+
+def _unclean(
+    partition: Partition,
+    candidates: Iterable[int],
+    may_lead: MayLead,
+    ends: Mapping[int, LogEnd],
+    clock: float,
+) -> Partition:
+    """Who has the highest leader epoch and then the longest log, as far as they have told; else the
+    first. One that is blank comes behind all others."""
+
+    def worth(broker: int) -> tuple[bool, int, int]:
+        end = ends.get(broker, LogEnd(0, None, -1))
+        epoch = -1 if end.last_epoch is None else end.last_epoch
+        return broker not in partition.blank, epoch, end.log_end
+
+    chosen = max(candidates, key=worth)
+    made = changed(partition, may_lead, isr=(chosen,), last_isr=(), blank=())
+    known = max((max(it.log_end, it.high_watermark) for it in ends.values()), default=0)
+    first = ends[chosen].log_end if chosen in ends else None
+    note = UncleanRecovery(chosen, made.leader_epoch, first, max(known, first or 0), clock)
+    return progressed(replace(made, unclean=note), may_lead)
 
 
 def reassigned(

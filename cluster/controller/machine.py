@@ -29,8 +29,9 @@ from penstock.cluster.controller.image import Image, Place
 from penstock.cluster.controller.placement import place
 from penstock.cluster.controller.reassigning import targets
 from penstock.cluster.controller.records import Broker, Partition, Topic
+from penstock.cluster.controller.recovery import Recovery
 from penstock.cluster.decisions import Decision, Record
-from penstock.cluster.replica.messages import IsrChange, IsrChanged, Refusal
+from penstock.cluster.replica.messages import IsrChange, IsrChanged, LogEnd, Refusal
 from penstock.core.errors import (
     AttachRefusedError,
     ConfigError,
@@ -82,14 +83,23 @@ class Controller:
         self.counts: Counter[str] = Counter()
         self._heard_at: dict[int, float] = {}
         self._balancer = Balancer(self.config.balance_interval)
+        self._recovery = Recovery(self.counts)
+        self._clock = 0.0
 
-    def replay(self, record: Record) -> None:
-        self.image.replay(record)
+    def replay(self, record: Record) -> Place | None:
+        """Make it so; which partition that is about, if it is about one."""
+        place = self.image.replay(record)
+        if place is not None:
+            self._recovery.changed(place, self.image.partitions.get(place))
+        return place
 
-    def lead(self, now: float) -> None:
-        """This broker's controller is active from now on, or was held up and heard nobody."""
+    def lead(self, now: float, clock: float = 0.0) -> None:
+        """This broker's controller is active from now on, or was held up and heard nobody. `clock`:
+        seconds since 1970."""
+        self._clock = clock
         self._heard_at = dict.fromkeys(self.image.brokers, now)
         self._balancer.unsettle()
+        self._recovery.begin(self.image)
 
     # --- brokers ---
     def register(
@@ -160,9 +170,9 @@ class Controller:
         for at in sorted(self.image.places.get(broker, ())):
             is_trusted = was_clean or self.image.topics[at[0]].is_synced
             if is_other or not is_trusted or at in gone:
-                comes_last = is_other or at in gone
                 draft.change(at, partial(
-                    el.distrusted, broker=broker, may_lead=draft.may_lead, comes_last=comes_last
+                    el.distrusted, broker=broker, may_lead=draft.may_lead,
+                    is_blank=is_other or at in gone,
                 ))  # fmt: skip
             self._note(draft, broker, at, is_offline=at in ill)
             # Also a member that stays as the last one does not lead until its new life is up.
@@ -214,29 +224,45 @@ class Controller:
         )
         self.counts["logs_offline" if is_offline else "logs_online"] += is_news
 
+    def log_ends(
+        self, broker: int, epoch: int, ends: Iterable[tuple[Place, LogEnd]]
+    ) -> Decision[None]:
+        """What replicas of that broker have, of partitions that nobody leads: where all of the last
+        ISR are back and none is clean, the one with most leads. Raises `StaleBrokerEpochError`."""
+        self._broker(broker, epoch)
+        self._recovery.tell(self.image, broker, epoch, ends)
+        draft = Draft(self.image)
+        self._recovery.recover(self.image, draft, self._clock)
+        return Decision(draft.records(), None)
+
     def gone(self, broker: int) -> None:
         """Its host says that nothing listens for it any more: it is not waited for. Unless it is
         heard again before the next tick."""
         if broker in self._heard_at:
             self._heard_at[broker] = float("-inf")
 
-    def tick(self, now: float) -> Decision[None]:
-        """Fence who is silent."""
+    def tick(self, now: float, clock: float = 0.0) -> Decision[None]:
+        """Fence who is silent; have partitions go on that lost all who could be trusted. `clock`:
+        seconds since 1970."""
+        self._clock = clock
+        draft = Draft(self.image)
+        self._fence_silent(now, draft)
+        self._recovery.recover(self.image, draft, self._clock)
+        self._recovery.settle(now, draft, self._heard_at, self.config.session_timeout)
+        return Decision(draft.records(), None)
+
+    def _fence_silent(self, now: float, draft: Draft) -> None:
         silent = [
             broker
             for broker, known in self.image.brokers.items()
             if not known.is_fenced
             and now - self._heard_at.setdefault(broker, now) > self.config.session_timeout
         ]
-        if not silent:
-            return _NOTHING
-        draft = Draft(self.image)
         for broker in silent:
             self.counts["fenced"] += 1
             draft.put_broker(broker, replace(self.image.brokers[broker], is_fenced=True))
         for broker in silent:
             draft.each(broker, lambda it, b=broker: el.without(it, b, draft.may_lead))  # type: ignore[misc]
-        return Decision(draft.records(), None)
 
     def deadline(self) -> float:
         """When `tick` is due."""
@@ -367,7 +393,8 @@ class Controller:
             draft.put(at, replace(it, partition_epoch=it.partition_epoch + 1))
             return Decision(draft.records(), IsrChanged(it.partition_epoch + 1, it.isr, why))
         isr = [member for member, _ in asked.isr]
-        wanted = el.changed(it, draft.may_lead, isr=isr, last_isr=())  # all copy from the leader
+        # All copy from the leader:
+        wanted = el.changed(it, draft.may_lead, isr=isr, last_isr=(), blank=())
         now = el.progressed(wanted, draft.may_lead)
         draft.put(at, now)
         return Decision(draft.records(), IsrChanged(now.partition_epoch, now.isr))
@@ -388,10 +415,14 @@ class Controller:
     def elect(self, places: Iterable[Place], *, is_unclean: bool = False) -> Decision[int]:
         """Have preferred leaders lead, or, where nobody leads, whoever is there (`is_unclean`):
         what it does not have is lost. The answer is how many changed, of those that are there."""
-        step = el.unclean if is_unclean else el.preferred
         draft = Draft(self.image)
         known = [at for at in places if at in self.image.partitions]
-        count = sum(draft.change(at, lambda it: step(it, draft.may_lead)) for at in known)
+        if is_unclean:
+            count = self._recovery.elect(self.image, draft, known, self._clock)
+        else:
+            count = sum(
+                draft.change(at, lambda it: el.preferred(it, draft.may_lead)) for at in known
+            )
         self.counts["unclean_elections" if is_unclean else "preferred_elections"] += count
         return Decision(draft.records(), count)
 

@@ -9,6 +9,8 @@
 | `("counter", name)` | the next number of that kind that nobody has |
 
 Keys and values are msgpack; structs are array-like, and fields are only ever added at their ends.
+Whoever reads a record of a kind that is not here must not go on: it would hand on snapshots without
+it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ from typing import Final
 import msgspec
 
 from penstock.cluster.decisions import Record
+from penstock.core.errors import UnsupportedVersionError
 
+METADATA_VERSION: Final = 1
+"""Of all that is here: one more with each kind of record, and with each field that is added."""
 BROKER: Final = "broker"
 TOPIC: Final = "topic"
 PARTITION: Final = "partition"
@@ -60,12 +65,25 @@ class Topic(msgspec.Struct, frozen=True, array_like=True):
     is_synced: bool = False
 
 
+class UncleanRecovery(msgspec.Struct, frozen=True, array_like=True):
+    """The last election in which nobody of the last ISR was clean. `leader` was elected in
+    `leader_epoch`, with a log that ended at `first` (None: it has not told). What was committed
+    from there on may be missing; offsets below `known_end` are known to have been used. `at`:
+    seconds since 1970."""
+
+    leader: int
+    leader_epoch: int
+    first: int | None
+    known_end: int
+    at: float
+
+
 class Partition(msgspec.Struct, frozen=True, array_like=True):
     """See `penstock.cluster.replica.Assignment`. `target`: the replicas that a reassignment is to
-    end with, empty without one. `last_isr`: in which order an unclean election looks for somebody
-    behind the ISR: who was in that when nobody was left in it that could be trusted, and at the end
-    who has nothing any more, or what an older copy of its folder has. `offline`: replicas whose log
-    takes nothing, by the word of their brokers."""
+    end with, empty without one. `last_isr`: who left the ISR since a leader was last known to live,
+    the latest first: with the ISR, everybody who may have all that counts. `offline`: replicas
+    whose log takes nothing, by the word of their brokers. `blank`: replicas that have nothing any
+    more, or what an older copy of their folder has."""
 
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
@@ -75,6 +93,8 @@ class Partition(msgspec.Struct, frozen=True, array_like=True):
     target: tuple[int, ...] = ()
     last_isr: tuple[int, ...] = ()
     offline: tuple[int, ...] = ()
+    blank: tuple[int, ...] = ()
+    unclean: UncleanRecovery | None = None
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -95,9 +115,18 @@ def record(kind: str, *name: object, value: object) -> Record:
 
 
 def parsed(record: Record) -> tuple[str, tuple[object, ...], object]:
-    """Kind, the rest of the key, and the value."""
+    """Kind, the rest of the key, and the value. Raises `UnsupportedVersionError` for what a newer
+    version wrote."""
     kind, *name = _key.decode(record.key)
-    value = None if record.value is None else VALUES[kind].decode(record.value)
+    decoder = VALUES.get(kind)
+    if decoder is None:
+        raise UnsupportedVersionError(f"a record of type {kind!r}, which is not known here")
+    try:
+        value = None if record.value is None else decoder.decode(record.value)
+    except msgspec.ValidationError as error:
+        raise UnsupportedVersionError(
+            f"a record of type {kind!r} of another form: {error}"
+        ) from error
     return kind, tuple(name), value
 
 

@@ -32,11 +32,12 @@ PROTOCOL_VERSION: Final = 1
 APIS: Final = {
     "connection": (1, 1),
     "ask": (1, 1),
-    "produce": (1, 1),
+    "produce": (1, 2),
     "fetch": (1, 1),
     "cluster": (1, 1),
 }
-"""What this build speaks: the lowest and the highest version of each group of messages."""
+"""What this build speaks: the lowest and the highest version of each group of messages. Version 2
+of `produce` has proofs, without which a gateway takes no transactional batch."""
 
 ENDPOINTS_MAX: Final = 1024
 """Endpoints of one connection."""
@@ -67,6 +68,8 @@ Name = Annotated[str, msgspec.Meta(max_length=NAME_BYTES_MAX)]
 TopicId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Incarnation = TopicId
 Token = Annotated[bytes, msgspec.Meta(max_length=64)]
+Proof = Token | msgspec.UnsetType
+"""Shows that a principal may write as the producer of a transaction. Unset: it is left out."""
 
 
 class PageState(msgspec.Struct, frozen=True, array_like=True):
@@ -145,13 +148,15 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
 class Produce(msgspec.Struct, frozen=True, tag="produce"):
     """One batch for a partition of that writer; payload: the batch. `sequence` counts the batches
     to this writer from 0 (or from the lane's head on, after a reconnect) without gaps. `flags` as
-    in a lane's frame: with `FRAME_COMMITTED` it is answered when it is committed, not before."""
+    in a lane's frame: with `FRAME_COMMITTED` it is answered when it is committed, not before.
+    `proof`: of a transactional batch, what the answer to its `AddPartitions` had."""
 
     endpoint: EndpointNumber
     writer: Small
     sequence: Number
     page: Small
     flags: Small = 0
+    proof: Proof = msgspec.UNSET
 
 
 class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
@@ -257,12 +262,14 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class Answer(msgspec.Struct, frozen=True, tag="answer"):
-    """The node's answer, and how the partitions stand that it names."""
+    """The node's answer, and how the partitions stand that it names. `proof`: with the answer to an
+    `AddPartitions`, for the batches of that producer and epoch."""
 
     endpoint: int
     request: int
     body: msgspec.Raw
     pages: list[PageState] = []
+    proof: Proof = msgspec.UNSET
 
 
 class Acks(msgspec.Struct, frozen=True, tag="acks"):

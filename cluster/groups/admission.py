@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NoReturn
 
 from penstock.cluster.groups.records import Member
@@ -9,6 +10,13 @@ from penstock.cluster.groups.requests import go_together
 from penstock.cluster.groups.state import Group
 from penstock.cluster.groups.types import AT_MOST_ONCE, ClientIdentity, GroupLimits
 from penstock.core.errors import GroupError, ResourceLimitError, UnknownMemberError
+
+Owns = Callable[[str], bool]
+"""Whether the caller may act for the members of a principal."""
+
+
+def owned_by_all(principal: str) -> bool:
+    return True
 
 
 def check_room(group: Group, groups: int, limits: GroupLimits) -> None:
@@ -64,8 +72,15 @@ def refuse_twin(group: Group, other: Member) -> NoReturn:
     )
 
 
-def predecessor(group: Group, instance_id: str | None) -> Member | None:
+def predecessor(group: Group, instance_id: str | None, owns: Owns) -> Member | None:
+    """The member that has this instance id. Raises GroupError where the caller may not act for
+    it."""
     if instance_id is None:
         return None
-    found = (m for m in group.members.values() if m.instance_id == instance_id)
-    return next(found, None)
+    found = next((m for m in group.members.values() if m.instance_id == instance_id), None)
+    if found is not None and not owns(found.client.principal):
+        raise GroupError(
+            f"instance {instance_id!r} of group {group.name!r} belongs to another principal: use "
+            "another instance_id, or another group"
+        )
+    return found

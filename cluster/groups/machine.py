@@ -39,13 +39,14 @@ One of 0 comes with a partition, or a topic, that comes to be while members want
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
 from penstock.cluster.decisions import Decision, Record
 from penstock.cluster.groups import admission, described, records, requests
 from penstock.cluster.groups import offsets as kept
+from penstock.cluster.groups.admission import Owns, owned_by_all
 from penstock.cluster.groups.bounded import RECORDS_MAX, Bounded, size_of
 from penstock.cluster.groups.described import everything
 from penstock.cluster.groups.draft import Draft
@@ -84,6 +85,9 @@ class Groups:
         self._topics: Topics | None = None
         self._liveness = Liveness()
         self._expiry = Timers()
+        self.doubt = 0.0
+        """Seconds by which `now` may be ahead of the time that passed: offsets stay so much longer.
+        The shell says so."""
         self._unsettled: dict[str, None] = {}  # groups that have not followed the catalogue yet
         self._counts: dict[str, Counter[str]] = {}
 
@@ -121,9 +125,11 @@ class Groups:
         processing_timeout: float | None,
         client: ClientIdentity,
         takes_over: bool = True,
+        owns: Owns = owned_by_all,
     ) -> Decision[Assignment]:
         """`member_id` is empty at first (then `new_member_id` is taken), and known afterwards.
-        `takes_over`: also from a static member that is connected."""
+        `takes_over`: also from a static member that is connected. `owns`: which principals the
+        caller may act for."""
         requests.check_name("the group", group)
         if instance_id is not None:
             requests.check_name(f"the instance_id of a member of group {group!r},", instance_id)
@@ -131,10 +137,10 @@ class Groups:
         requests.check_subscription(group, topics, pattern, self._limits)
         requests.check_timeouts(group, session_timeout, processing_timeout, self._limits)
         there = self._groups.get(group) or Group(group)
-        old = self._known(group, member_id) if member_id else None
+        old = self.member_of(group, member_id, owns) if member_id else None
         if old is not None:
             admission.check_same(there, old, instance_id, client)
-        before = None if old else admission.predecessor(there, instance_id)
+        before = None if old else admission.predecessor(there, instance_id, owns)
         if before and not takes_over and self._liveness.is_connected((group, before.member_id)):
             admission.refuse_twin(there, before)
         admission.check_guarantee(there, guarantee)
@@ -206,8 +212,28 @@ class Groups:
             for member in group.members.values():
                 yield group.name, member.member_id, member.client
 
+    def names(self) -> Collection[str]:
+        """Of all groups there are."""
+        return self._groups.keys()
+
     def is_member(self, group: str, member_id: str) -> bool:
         return self._find(group, member_id) is not None
+
+    def member_of(self, group: str, member_id: str, owns: Owns) -> Member:
+        """That member. Raises UnknownMemberError, also where the caller may not act for it."""
+        member = self._known(group, member_id)
+        if not owns(member.client.principal):
+            raise _unknown(group, member_id)
+        return member
+
+    def is_owner(
+        self, group: str, member_id: str, topic_id: bytes, partition: int, grant: int
+    ) -> bool:
+        """Whether that member owns the partition under this grant."""
+        member = self._find(group, member_id)
+        return member is not None and self._groups[group].is_current(
+            member, topic_id, partition, grant
+        )
 
     # --- offsets ---
     def commit(
@@ -335,7 +361,8 @@ class Groups:
         """When `tick` is wanted next; it may be in the past."""
         if self._unsettled:
             return 0.0
-        both = (self._liveness.deadline(), self._expiry.next())
+        expiry = self._expiry.next()
+        both = (self._liveness.deadline(), None if expiry is None else expiry + self.doubt)
         return min((at for at in both if at is not None), default=None)
 
     # --- deciding ---
@@ -396,16 +423,17 @@ class Groups:
             for member_id in ends.get(name, ()):
                 self._liveness.timers.schedule((name, member_id), now)
         later: list[Group] = []
-        while not waiting and (due := self._expiry.due(now, 1)):
+        believed = now - self.doubt
+        while not waiting and (due := self._expiry.due(believed, 1)):
             group = self._groups[due[0][0]]
             later.append(group)
-            gone, offsets = ((), 0) if group.name in ends else self._expired(now, group)
+            gone, offsets = ((), 0) if group.name in ends else self._expired(believed, group)
             if not decided.take(gone):
                 break
             if offsets:
                 self._count(group.name, "expired_offsets", offsets)
         for group in later:
-            self._watch_expiry(group, now)
+            self._watch_expiry(group, believed)
         return Decision(tuple(decided.records), None, notify)
 
     def _orphans(self, group: Group, there: Container[bytes]) -> tuple[Record, ...]:
@@ -438,10 +466,7 @@ class Groups:
     def _known(self, group: str, member_id: str) -> Member:
         if member := self._find(group, member_id):
             return member
-        raise UnknownMemberError(
-            f"group {group!r} has no member {member_id!r} (any more): it was away for longer than "
-            "its session_timeout, fenced, or replaced; join anew"
-        )
+        raise _unknown(group, member_id)
 
     def _existing(self, group: str) -> Group:
         there = self._groups.get(group)
@@ -459,3 +484,10 @@ class Groups:
         retention = self._limits.offsets_retention
         at = kept.expires_at(group, retention)
         self._expiry.schedule((group.name, ""), not_before + retention if at is None else at)
+
+
+def _unknown(group: str, member_id: str) -> UnknownMemberError:
+    return UnknownMemberError(
+        f"group {group!r} has no member {member_id!r} (any more): it was away for longer than "
+        "its session_timeout, fenced, or replaced; join anew"
+    )

@@ -1,8 +1,10 @@
 """Regular expressions for topic names, kept from holding the node up.
 
-Python's `re` backtracks: a short expression can take for ever on a short name. What could is
-refused here by its form: repeats of repeats or of choices, or too many choices in one expression;
-and what hides such a form: comments, and the flag by which blanks count for nothing.
+Python's `re` backtracks: a short expression can take for ever on a short name, and to compile one
+with flags and wide ranges takes half a second. What could is refused here by its form, before it
+is compiled: repeats of repeats or of choices, too many choices, references to groups, and flags,
+comments and characters by number, which hide such a form. Names of topics are ASCII, and so are
+patterns.
 """
 
 from __future__ import annotations
@@ -22,6 +24,13 @@ BRANCHES_MAX: Final = 16
 RESERVED_PREFIX: Final = "__"
 """No pattern matches the node's own topics."""
 
+COUNT_MAX: Final = 200
+"""Of a counted repeat. No name is longer."""
+
+_NUMBERED: Final = re.compile(r"(?:[^\\]|^)(?:\\\\)*\\[0-9xuUN]")
+"""A character by its number or name, or a reference to a group."""
+_OPENED: Final = re.compile(r"\(\?(?!:|P<|=|!|<=|<!)")
+"""What follows `(?` and is neither a group nor an assertion: a flag, a comment, a condition."""
 _TOKEN: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{\d*,?\d*\}|.", re.DOTALL)
 
 
@@ -32,15 +41,22 @@ def check_pattern(pattern: str) -> None:
             f"a pattern for topics has 1 to {PATTERN_CHARACTERS_MAX} characters, this one "
             f"{len(pattern)}"
         )
-    try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ConfigError(f"the pattern {pattern!r} is no regular expression: {error}") from None
+    if not (pattern.isascii() and pattern.isprintable()):
+        raise ConfigError(f"the pattern {pattern!r} is not allowed: write it in printable ASCII")
+    if _NUMBERED.search(pattern) or _OPENED.search(pattern):
+        raise ConfigError(
+            f"the pattern {pattern!r} is not allowed: it has a flag, a comment, a condition, a "
+            "reference to a group, or a character by its number; write it without"
+        )
     if why := _slow(pattern):
         raise ConfigError(
             f"the pattern {pattern!r} could take very long to match ({why}): name the topics, or "
             "write it with fewer repeats"
         )
+    try:
+        re.compile(pattern, re.ASCII)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ConfigError(f"the pattern {pattern!r} is no regular expression: {error}") from None
 
 
 def _slow(pattern: str) -> str | None:
@@ -50,9 +66,9 @@ def _slow(pattern: str) -> str | None:
     closed = _Group()  # what the token before ended
     for place, token in enumerate(tokens):
         if token == "?" and place and tokens[place - 1] == "(":
-            if _hides(tokens[place + 1 :]):
-                return "a comment, or the flag x, hides what is repeated"
             continue
+        if token[0] == "{" and max(map(int, re.findall(r"\d+", token)), default=0) > COUNT_MAX:
+            return f"a count over {COUNT_MAX}"
         if token in "*+?" or (token[0] == "{" and len(token) > 2):
             if closed.repeats:
                 return "a repeat of a repeat"
@@ -69,6 +85,8 @@ def _slow(pattern: str) -> str | None:
         if token == "(":
             groups.append(_Group())
         elif token == ")":
+            if len(groups) == 1:
+                return "a group that is closed and not open"
             closed = groups.pop()
             choices *= closed.branches
         elif token == "|":
@@ -91,17 +109,19 @@ class _Group:
     branches: int = 1
 
 
-def _hides(tokens: list[str]) -> bool:
-    """Whether what follows `(?` makes text mean nothing: these rules would read it all the same."""
-    for token in tokens:
-        if token in ("x", "#"):
-            return True
-        if not (token.isalpha() or token == "-"):
-            return False
-    return False
-
-
 @lru_cache(maxsize=65_536)
 def matches(pattern: str, topic: str) -> bool:
     """Whether the pattern matches the whole name."""
-    return not topic.startswith(RESERVED_PREFIX) and re.fullmatch(pattern, topic) is not None
+    if topic.startswith(RESERVED_PREFIX):
+        return False
+    found = _compiled(pattern)
+    return found is not None and found.fullmatch(topic) is not None
+
+
+@lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> re.Pattern[str] | None:
+    """None: a member brought it to a version that read it in another way."""
+    try:
+        return re.compile(pattern, re.ASCII)
+    except (re.error, ValueError):
+        return None

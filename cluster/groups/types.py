@@ -50,12 +50,15 @@ class GroupLimits:
 
 
 class ClientIdentity(msgspec.Struct, frozen=True, array_like=True):
-    """The process behind a member: pid and start time name it within a boot of its host."""
+    """The process behind a member: pid and start time name it within a boot of its host.
+
+    `principal`: whose the member is. Empty in records of versions that did not note it."""
 
     pid: int
     start_time: int
     boot_id: str
     client_id: str = ""
+    principal: str = ""
 
 
 class OwnedPartition(msgspec.Struct, frozen=True):

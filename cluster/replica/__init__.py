@@ -22,6 +22,7 @@ from penstock.cluster.replica.messages import (
     FetchRequest,
     IsrChange,
     IsrChanged,
+    LogEnd,
     Refusal,
     ReplicaConfig,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "IsrChange",
     "IsrChanged",
     "Leader",
+    "LogEnd",
     "LogEnds",
     "Refusal",
     "Replica",

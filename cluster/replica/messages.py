@@ -113,6 +113,17 @@ class IsrChanged(msgspec.Struct, frozen=True, array_like=True):
     refused: Refusal | None = None
 
 
+class LogEnd(msgspec.Struct, frozen=True, array_like=True):
+    """A replica tells the controller what it has while nobody leads. `leader_epoch`: of the
+    controller's word that nobody does; `last_epoch`: of its last record, None for an empty log.
+    `high_watermark`: what it knows to have been committed, also where the log ends before that."""
+
+    leader_epoch: LeaderEpoch
+    last_epoch: LeaderEpoch | None
+    log_end: Offset
+    high_watermark: Offset = 0
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaConfig:
     """Seconds.

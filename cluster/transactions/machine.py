@@ -77,6 +77,9 @@ class Transactions:
         self._limits = limits or TransactionLimits()
         self._groups = groups
         self._state = State(self._limits)
+        self.doubt = 0.0
+        """Seconds by which `now` may be ahead of the time that passed: ids that are not used stay
+        so much longer. The shell says so."""
         self.counts: Counter[str] = Counter()
         """What was decided and refused since this machine was made, by kind."""
         self._stages = Stages(self._state, self._limits, self.counts)
@@ -276,13 +279,17 @@ class Transactions:
     ) -> Decision[StagesDecided]:
         return self._stages.decide(now, transactional_id, epoch, stages, commit, is_last)
 
+    def ids(self) -> set[str]:
+        """All ids there are."""
+        return self._state.ids()
+
     # --- time -------------------------------------------------------------------------------------
     def tick(self, now: float) -> Decision[None]:
         """What timed out, `tick_max` or about `tick_bytes_max` at once: `deadline` tells whether
         there is more."""
         records: list[Record] = []
         size = 0
-        for key in self._state.due(now):
+        for key in self._state.due(now, self.doubt):
             if records:
                 size += len(records[-1].value or b"")
             if size >= self._limits.tick_bytes_max:
@@ -300,7 +307,7 @@ class Transactions:
 
     def deadline(self) -> float | None:
         """When `tick` is wanted next; it may be in the past."""
-        return self._state.deadline()
+        return self._state.deadline(self.doubt)
 
     # --- markers ----------------------------------------------------------------------------------
     def unmarked(self) -> Iterator[Marking]:

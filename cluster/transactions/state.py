@@ -27,6 +27,7 @@ class State:
         self._owners: dict[int, Key] = {}
         self._unmarked: dict[Key, None] = {}
         self._due: list[tuple[float, Key]] = []
+        self._idle: list[tuple[float, Key]] = []
         self._written: dict[tuple[int, int], set[Place]] = {}
 
     def replay(self, record: Record) -> None:
@@ -92,14 +93,20 @@ class State:
         if self.is_marking(value):
             self._unmarked[key] = None
         if (when := self._due_at(value)) is not None:
-            insort(self._due, (when, key))
+            insort(self._list_of(value), (when, key))
 
     def _forget(self, key: Key, value: Value) -> None:
         for producer_id in producers_of(value):
             self._owners.pop(producer_id, None)
         self._unmarked.pop(key, None)
         if (when := self._due_at(value)) is not None:
-            del self._due[bisect_left(self._due, (when, key))]
+            found = self._list_of(value)
+            del found[bisect_left(found, (when, key))]
+
+    def _list_of(self, value: Value) -> list[tuple[float, Key]]:
+        """What times out, and ids that nobody uses."""
+        is_idle = isinstance(value, Transactional) and value.opened_at is None
+        return self._idle if is_idle else self._due
 
     def _due_at(self, value: Value) -> float | None:
         match value:
@@ -117,12 +124,17 @@ class State:
     def owner(self, producer_id: int) -> Key | None:
         return self._owners.get(producer_id)
 
-    def due(self, now: float) -> list[Key]:
-        """What timed out, oldest first, `tick_max` at most."""
-        return [key for when, key in self._due[: self._limits.tick_max] if when <= now]
+    def due(self, now: float, doubt: float) -> list[Key]:
+        """What timed out, oldest first, then ids that nobody used, for `doubt` seconds longer;
+        `tick_max` at most."""
+        most = self._limits.tick_max
+        found = [key for when, key in self._due[:most] if when <= now]
+        idle = self._idle[: most - len(found)]
+        return [*found, *(key for when, key in idle if when + doubt <= now)]
 
-    def deadline(self) -> float | None:
-        return self._due[0][0] if self._due else None
+    def deadline(self, doubt: float) -> float | None:
+        found = [self._due[0][0]] if self._due else []
+        return min([*found, self._idle[0][0] + doubt] if self._idle else found, default=None)
 
     def unmarked(self) -> Iterator[Marking]:
         for key in list(self._unmarked):

@@ -13,40 +13,41 @@ Names are loaded when first used, so that a node or a writer process imports onl
 
 from __future__ import annotations
 
+import atexit
+import sys
 from typing import TYPE_CHECKING
 
 from penstock.lazily import loaded
-
-__version__ = "0.1.0"
+from penstock.version import __version__
 
 _HOMES = {
-    "connect": "client",
-    "sql": "query",
-    "Client": "client",
-    "Producer": "producer",
-    "Consumer": "consumer",
-    "GroupBatch": "group.consumed",
-    "GroupConsumer": "group.consumer",
-    "GroupDescription": "group.admin",
-    "OffsetReset": "group.admin",
-    "AccessEntry": "access",
-    "LimitSetting": "access",
-    "QuotaSetting": "access",
-    "Admin": "admin",
-    "TopicConfig": "topicconfig",
-    "TopicDescription": "admin",
-    "TrimResult": "trimming",
-    "Offset": "offsets",
-    "Record": "records",
-    "RecordBatch": "records",
-    "TransactionDescription": "transactions.listing",
-    "TransactionalProducer": "transactions.producer",
-    "Stage": "transactions.stages",
-    "StagesOutcome": "transactions.stages",
-    "Delivery": "delivery",
-    "BatchDelivery": "delivery",
-    "Receipt": "delivery",
-    "BatchReceipt": "delivery",
+    "connect": "client.client",
+    "sql": "client.sql",
+    "Client": "client.client",
+    "Producer": "client.producer.producer",
+    "Consumer": "client.consumer.consumer",
+    "GroupBatch": "client.consumer.group.consumed",
+    "GroupConsumer": "client.consumer.group.consumer",
+    "GroupDescription": "client.admin.groups",
+    "OffsetReset": "client.admin.groups",
+    "AccessEntry": "client.admin.access",
+    "LimitSetting": "client.admin.access",
+    "QuotaSetting": "client.admin.access",
+    "Admin": "client.admin.admin",
+    "TopicConfig": "client.admin.topic_config",
+    "TopicDescription": "client.admin.admin",
+    "TrimResult": "client.admin.trim",
+    "Offset": "client.consumer.offsets",
+    "Record": "client.consumer.records",
+    "RecordBatch": "client.consumer.records",
+    "TransactionDescription": "client.transactions.listing",
+    "TransactionalProducer": "client.transactions.producer",
+    "Stage": "client.transactions.stages",
+    "StagesOutcome": "client.transactions.stages",
+    "Delivery": "client.producer.delivery",
+    "BatchDelivery": "client.producer.delivery",
+    "Receipt": "client.producer.delivery",
+    "BatchReceipt": "client.producer.delivery",
     **dict.fromkeys(
         (
             "AccessDeniedError", "AttachRefusedError", "BufferFullError", "ClosedError",
@@ -126,10 +127,23 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from penstock.access import AccessEntry, LimitSetting, QuotaSetting
-    from penstock.admin import Admin, TopicDescription
-    from penstock.client import Client, connect
-    from penstock.consumer import Consumer
+    from penstock.client.admin.access import AccessEntry, LimitSetting, QuotaSetting
+    from penstock.client.admin.admin import Admin, TopicDescription
+    from penstock.client.admin.groups import GroupDescription, OffsetReset
+    from penstock.client.admin.topic_config import TopicConfig
+    from penstock.client.admin.trim import TrimResult
+    from penstock.client.client import Client, connect
+    from penstock.client.consumer.consumer import Consumer
+    from penstock.client.consumer.group.consumed import GroupBatch
+    from penstock.client.consumer.group.consumer import GroupConsumer
+    from penstock.client.consumer.offsets import Offset
+    from penstock.client.consumer.records import Record, RecordBatch
+    from penstock.client.producer.delivery import BatchDelivery, BatchReceipt, Delivery, Receipt
+    from penstock.client.producer.producer import Producer
+    from penstock.client.sql import sql
+    from penstock.client.transactions.listing import TransactionDescription
+    from penstock.client.transactions.producer import TransactionalProducer
+    from penstock.client.transactions.stages import Stage, StagesOutcome
     from penstock.core.errors import (
         AccessDeniedError,
         AttachRefusedError,
@@ -162,18 +176,14 @@ if TYPE_CHECKING:
         UnknownTopicError,
         UnsupportedVersionError,
     )
-    from penstock.delivery import BatchDelivery, BatchReceipt, Delivery, Receipt
-    from penstock.group.admin import GroupDescription, OffsetReset
-    from penstock.group.consumed import GroupBatch
-    from penstock.group.consumer import GroupConsumer
-    from penstock.offsets import Offset
-    from penstock.producer import Producer
-    from penstock.query import sql
-    from penstock.records import Record, RecordBatch
-    from penstock.topicconfig import TopicConfig
-    from penstock.transactions.listing import TransactionDescription
-    from penstock.transactions.producer import TransactionalProducer
-    from penstock.transactions.stages import Stage, StagesOutcome
-    from penstock.trimming import TrimResult
+
+
+@atexit.register
+def _end() -> None:
+    """Registered here and now: what a program registers after its import of Penstock runs before
+    this, and may still send."""
+    if exits := sys.modules.get("penstock.client.process_exit"):
+        exits.end()
+
 
 __getattr__, __dir__ = loaded(__name__, _HOMES)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import re
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from brokers_ground import ClusterUnderTest, bounce
-from brokers_trial import EVERYTHING, BrokersTrial, Misfortune
-from crash.nursery import Nursery
-from crash.trial import Upheaval
-from seeds import tell
+from cluster_trial import EVERYTHING, BrokersTrial, Misfortune
+from cluster_under_test import ClusterUnderTest, bounce
+from crash.history_trial import Upheaval, check_amounts
+from crash.process_pool import Nursery
+from seeds import seed_of, tell
 
 from penstock.core.errors import PenstockError
 from penstock.testing import wait_until
@@ -48,8 +47,9 @@ class BalancedTrial(BrokersTrial):
         return AndBack(self, *args)
 
 
+@pytest.mark.setting("node.leader_balance_interval")
 def test_leaders_come_back_in_the_middle_of_traffic(capsys):
-    seed = random.SystemRandom().randrange(1 << 40)
+    seed = seed_of("leaders that come back")
     nursery = Nursery()
     try:
         with ClusterUnderTest(options=OPTIONS) as ground:
@@ -71,6 +71,7 @@ def test_leaders_come_back_in_the_middle_of_traffic(capsys):
         nursery.close()
     with capsys.disabled():
         tell(f"\nleaders that come back, seed {seed}: {report.figures}")
+    check_amounts(1, report.figures, trial.tally)
 
 
 def seen_back(ground: ClusterUnderTest) -> int:

@@ -10,8 +10,8 @@ import json
 from collections import Counter
 
 import pytest
-from brokers_ground import ClusterUnderTest, bounce
 from cli_runner import cli_process, run_cli
+from cluster_under_test import ClusterUnderTest, bounce
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(240)]
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crash.coordinating import Work
-from group_world import Members
+from crash.coordinator_workload import Work
+from group_fixture import Members
 
 from penstock.core import errors as er
 from penstock.core.control import ControlType, control_of, encode_control, is_control
@@ -38,7 +38,7 @@ WANTED = os.environ.get("PENSTOCK_CLUSTER", "")
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
 
-COUNT = 1500
+COUNT = 900
 PACE = 0.004
 """Seconds between two records of the feed, so that there is work while brokers die."""
 ALL_WELL = 60.0
@@ -129,6 +129,7 @@ def transactions_in(cluster: Cluster) -> list[list[tuple[str, int]]]:
     return found
 
 
+@pytest.mark.rule(17, 18, 19)
 @faults("kill", "stop", "pause", "elect", "kill another")
 def test_rules_17_to_19_what_was_answered_is_there_with_the_next_coordinator(fault):
     with Cluster(brokers=3, writers=2, options={"drain_timeout": 3.0}) as cluster:
@@ -298,6 +299,7 @@ def test_at_least_once_skips_nothing(cluster, fault):
         group.until(lambda: claimed(cluster, topic)[0] == COUNT, "all of it committed", ALL_WELL)
 
 
+@pytest.mark.rule(18)
 @faults("pause", "kill", "stop")
 def test_rule_18_at_most_once_hands_nothing_out_twice(cluster, fault):
     topic = cluster.create_topic(partitions=4)

@@ -8,10 +8,11 @@ import threading
 from typing import Any
 
 import pytest
-from brokers_ground import QUICK, ClusterUnderTest
+from cluster_under_test import QUICK, ClusterUnderTest
 
+from penstock.core.errors import UnknownTopicError
 from penstock.ipc.shm import unlink_all
-from penstock.server.datafolder import is_partition_folder
+from penstock.server.node.data_folder import is_partition_folder
 from penstock.testing import Cluster, drain, produce, wait_until
 
 SAFE: dict[str, Any] = {"replication_factor": 3, "min_insync_replicas": 2}
@@ -19,36 +20,38 @@ SAFE: dict[str, Any] = {"replication_factor": 3, "min_insync_replicas": 2}
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
 
 
-def test_the_first_group_of_a_cluster_waits_for_a_broker_that_is_away():
-    """The coordinator's log gets as many replicas as the cluster is meant to have, or none yet:
-    they would be too few for good."""
-    with ClusterUnderTest() as ground:
-        topic = ground.cluster.create_topic(replication_factor=2, min_insync_replicas=1)
-        produce(ground.cluster, topic, [b"1"])
-        away = ground.cluster.broker(3)
-        ground.leaves(away, clean=True)
-        came: list[bytes | None] = []
-
-        def read():
-            with ground.connect() as client, client.consumer(topic, group="g") as consumer:
-                while not came:
-                    came.extend(record.value for record in consumer.poll(timeout=0.1))
-
-        reader = threading.Thread(target=ground.insist, args=(read,))
-        reader.start()
-        reader.join(1.0)
-        assert reader.is_alive()
-        ground.returns(away)
-        wait_until(lambda: came == [b"1"], 60, ground.tail)
-        reader.join(45)
-        places = ground.cluster.look("__coordinator").partitions
-        assert [len(placed.replicas) for placed in places.values()] == [3]
-
-
 @pytest.fixture(scope="module")
 def ground():
     with ClusterUnderTest() as found:
         yield found
+
+
+def test_the_first_group_of_a_cluster_waits_for_a_broker_that_is_away(ground):
+    """The coordinator's log gets as many replicas as the cluster is meant to have, or none yet:
+    they would be too few for good. The first test of this cluster."""
+    topic = ground.cluster.create_topic(replication_factor=2, min_insync_replicas=1)
+    produce(ground.cluster, topic, [b"1"])
+    with ground.connect() as client, client.admin() as admin, pytest.raises(UnknownTopicError):
+        admin.describe_partitions("__coordinator")
+    away = ground.cluster.broker(3)
+    ground.leaves(away, clean=True)
+    came: list[bytes | None] = []
+
+    def read():
+        with ground.connect() as client, client.consumer(topic, group="g") as consumer:
+            while not came:
+                came.extend(record.value for record in consumer.poll(timeout=0.1))
+
+    reader = threading.Thread(target=ground.insist, args=(read,))
+    reader.start()
+    reader.join(1.0)
+    assert reader.is_alive()
+    ground.returns(away)
+    wait_until(lambda: came == [b"1"], 60, ground.tail)
+    reader.join(45)
+    ground.await_in_sync()
+    places = ground.cluster.look("__coordinator").partitions
+    assert [len(placed.replicas) for placed in places.values()] == [3]
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """Three brokers on hosts of their own (network namespaces), and cuts between them in the middle of
 traffic: one way and both, of the leader, of the controller, of a follower. Histories are judged.
 
-Each trial is a seed: `PENSTOCK_CRASH_SEED=n` begins with one, `PENSTOCK_CUTS_SECONDS` is how long
-it goes on. By default one trial with a few cuts runs, if this user may make namespaces.
+Each trial is a seed: `PENSTOCK_SEED=n` begins with one, `PENSTOCK_CUTS_SECONDS` is how long it
+goes on. By default one trial with a few cuts runs, if this user may make namespaces.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from brokers_ground import ClusterUnderTest
-from brokers_trial import EVERYTHING, BrokersTrial, Misfortune
-from crash.nursery import Nursery
-from many_hosts import OUTSIDE, ManyHosts
-from seeds import tell
+from cluster_trial import EVERYTHING, BrokersTrial, Misfortune
+from cluster_under_test import ClusterUnderTest
+from crash.history_trial import check_amounts
+from crash.process_pool import Nursery
+from network_namespaces import OUTSIDE, ManyHosts
+from seeds import seed_of, tell
 
-SEED = int(os.environ.get("PENSTOCK_CRASH_SEED", "0"))
 SECONDS = float(os.environ.get("PENSTOCK_CUTS_SECONDS", "0"))
 WEIGHTS: dict[str, float] = {
     "silence leader": 8,
@@ -121,9 +121,10 @@ class CutsTrial(BrokersTrial):
 
 
 def test_histories_of_brokers_between_which_packets_are_lost(capsys):
-    first = SEED or random.SystemRandom().randrange(1 << 40)
+    first = seed_of("cuts between brokers")
     begun, trials = time.monotonic(), 0
     faults: Counter[str] = Counter()
+    figures: Counter[str] = Counter()
     nursery = Nursery()
     try:
         with (
@@ -135,27 +136,30 @@ def test_histories_of_brokers_between_which_packets_are_lost(capsys):
             ) as ground,
         ):
             while not trials or time.monotonic() - begun < SECONDS:
-                faults += one_trial(hosts, ground, nursery, first + trials, f"c{trials}")
+                prefix = f"c{trials}"
+                one_trial(hosts, ground, nursery, first + trials, prefix, faults, figures)
                 trials += 1
     finally:
         nursery.close()
     with capsys.disabled():
         struck = ", ".join(f"{kind} {count}" for kind, count in sorted(faults.items()))
         tell(f"\ncuts: {trials} trials from {first} in {time.monotonic() - begun:.0f} s; {struck}")
+    check_amounts(trials, figures, faults)
 
 
-def one_trial(hosts, ground, nursery, seed, prefix):
+def one_trial(hosts, ground, nursery, seed, prefix, faults, figures):
     trial = CutsTrial(hosts, ground, nursery, EVERYTHING, seed, prefix)
     try:
-        trial.run(random.Random(seed).randint(3, 5))
+        report = trial.run(random.Random(seed).randint(3, 5))
     except Exception as error:
         trial.keep()
         raise AssertionError(
-            f"{error}\n--- seed {seed}: PENSTOCK_CRASH_SEED={seed} python -m pytest -m crash "
+            f"{error}\n--- seed {seed}: PENSTOCK_SEED={seed} python -m pytest -m crash "
             f"tests/cluster/test_cluster_cuts.py\n--- kept in {ground.keep()}\n"
             f"--- trace\n{trial.trace_text()}\n--- brokers\n{ground.tail()}"
         ) from error
     finally:
         hosts.heal()
         trial.close()
-    return trial.tally
+    faults += trial.tally
+    figures.update(report.figures)

@@ -10,14 +10,14 @@ import random
 from typing import Any
 
 import pytest
-from brokers_ground import ClusterUnderTest
-from brokers_trial import EVERYTHING, BrokersTrial, Misfortune
 from cli_runner import run_cli
-from crash.nursery import Nursery
-from crash.trial import Upheaval
-from seeds import tell
+from cluster_trial import EVERYTHING, BrokersTrial, Misfortune
+from cluster_under_test import ClusterUnderTest
+from crash.history_trial import Upheaval, check_amounts
+from crash.process_pool import Nursery
+from seeds import seed_of, tell
 
-from penstock.admin import PartitionPlace, TopicConfig
+from penstock.client.admin.admin import PartitionPlace, TopicConfig
 from penstock.testing import wait_until
 from penstock.testing.cluster import ClusterBroker
 
@@ -122,7 +122,7 @@ class ResizingTrial(BrokersTrial):
 
 
 def test_nothing_is_lost_while_a_topic_grows_from_one_replica_to_three_and_shrinks(capsys):
-    seed = random.SystemRandom().randrange(1 << 40)
+    seed = seed_of("replication factor")
     nursery = Nursery()
     try:
         with ClusterUnderTest() as ground:
@@ -141,3 +141,4 @@ def test_nothing_is_lost_while_a_topic_grows_from_one_replica_to_three_and_shrin
         nursery.close()
     with capsys.disabled():
         tell(f"\nfactors 1 to 3 to 2, seed {seed}: {report.figures}")
+    check_amounts(1, report.figures, trial.tally)

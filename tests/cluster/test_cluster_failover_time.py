@@ -7,17 +7,17 @@ import statistics
 import time
 
 import pytest
-from brokers_ground import ClusterUnderTest
+from cluster_under_test import ClusterUnderTest
 from seeds import tell
 
-from penstock.pulse import Pulse
+from penstock.testing.probe import Pulse
 
 ROUNDS = int(os.environ.get("PENSTOCK_FAILOVER_ROUNDS", "2"))
 MEDIAN_MAX = 3.0
 JUDGED_FROM = 20
 """Rounds from which on the median is held to its bound: a few say too little on a busy machine."""
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(60 + ROUNDS * 60)]
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(60 + ROUNDS * 60)]
 
 
 def test_a_partition_goes_on_after_its_leader_is_killed(capsys):

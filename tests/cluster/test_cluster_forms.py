@@ -4,176 +4,42 @@ Held by the command line alone, as an operator sees it, and by clients that prod
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from http.client import HTTPConnection
-from pathlib import Path
 from typing import Any
 
 import pytest
+from served_cluster import SECONDS, Three
 
 import penstock
-from penstock.embeddedcluster import Places
-from penstock.testing import remains, wait_until
+from penstock.testing import wait_until
 
 pytestmark = [pytest.mark.timeout(180)]
 
-SECONDS = 30.0
-PENSTOCK = [sys.executable, "-m", "penstock.cli"]
 
-
-class Serving:
-    """One broker, started by `penstock serve`."""
-
-    def __init__(self, number: int, places: Places, folder: Path) -> None:
-        self.number = number
-        self._home = folder / str(number)
-        self._home.mkdir(mode=0o700)
-        self.folder = self._home / remains.DATA
-        self.log = folder / f"{number}.log"
-        options = places.options(number)
-        self._words = [
-            *PENSTOCK, "serve", "--data", str(self.folder), "--format", "json",
-            "--node-id", str(number), "--listen", places.listen(number),
-            "--cluster-listen", str(options["cluster_listen"]),
-            "--controller-quorum", str(options["controller_quorum"]),
-            "--metrics", "127.0.0.1:0",
-        ]  # fmt: skip
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> Serving:
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self._words, stdout=subprocess.PIPE, stderr=log)
-        return self
-
-    def ready(self) -> dict[str, Any]:
-        """What it says when it admits clients."""
-        assert self.process is not None
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, self.log.read_text()[-4000:]
-        told: dict[str, Any] = json.loads(line)
-        return told
-
-    def page(self, path: str) -> tuple[int, str]:
-        """What it serves over HTTP."""
-        with penstock.connect(f"shm://{self.folder}") as client:
-            place = client.admin().describe_node().metrics
-        connection = HTTPConnection(place, timeout=10)
-        with contextlib.closing(connection):
-            connection.request("GET", path)
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode()
-
-    def until_ready(self) -> None:
-        wait_until(
-            lambda: self.page("/readyz") == (200, "ready\n"), SECONDS,
-            lambda: self.page("/readyz")[1],
-        )  # fmt: skip
-
-    def kill(self) -> None:
-        """All of its processes, at once."""
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
-        remains.end_processes(os.fspath(self._home))
-
-    def stop(self) -> int:
-        assert self.process is not None
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(SECONDS)
-
-    def end(self) -> None:
-        if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
-            self.process.wait()
-            if self.process.stdout is not None:
-                self.process.stdout.close()
-        remains.remove(os.fspath(self._home))
-
-
-class Three:
-    """The cluster, and what the command line says of it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.places = Places(3)
-        self.brokers = {number: Serving(number, self.places, folder) for number in (1, 2, 3)}
-
-    def run(self, *words: str, at: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*PENSTOCK, *words, "-b", at or self.places.url, "--format", "json"],
-            capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
-
-    def say(self, *words: str) -> Any:
-        done = self.run(*words)
-        assert done.returncode == 0, done.stderr + self.logs()
-        return json.loads(done.stdout) if done.stdout else None
-
-    def describe(self) -> Any:
-        return self.say("cluster", "describe")
-
-    def states(self) -> dict[int, str]:
-        return {each["broker"]: each["state"] for each in self.describe()["brokers"]}
-
-    def partitions(self, topic: str) -> list[Any]:
-        found: list[Any] = self.say("topic", "describe", topic)["partitions"]
-        return found
-
-    def leaders(self, topic: str) -> list[int | None]:
-        return [each["leader"] for each in self.partitions(topic)]
-
-    def until(self, condition: Callable[[], object], what: str) -> None:
-        wait_until(condition, SECONDS, lambda: f"{what}\n{self.describe()}\n{self.logs()}")
-
-    def until_well(self) -> None:
-        self.until(lambda: self.run("cluster", "health").returncode == 0, "all well")
-
-    def until_each_leads_one(self, topic: str) -> None:
-        """Its first replicas lead: they lie on three brokers. One that a busy machine held up for
-        a session has to be asked to lead again."""
-
-        def do_they() -> bool:
-            if {*self.leaders(topic)} == {1, 2, 3}:
-                return True
-            self.run("cluster", "elect")
-            return False
-
-        self.until(do_they, "each leads one")
-
-    def logs(self) -> str:
-        return "\n".join(
-            f"--- {number}\n{each.log.read_text()[-3000:]}"
-            for number, each in self.brokers.items()
-            if each.log.exists()
-        )
-
-    def close(self) -> None:
-        for each in self.brokers.values():
-            each.end()
-        self.places.close()
-
-
-@pytest.fixture
-def three(tmp_path: Path) -> Iterator[Three]:
-    cluster = Three(tmp_path)
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Three]:
+    cluster = Three(tmp_path_factory.mktemp("three"))
     try:
-        for each in cluster.brokers.values():
-            each.start()
-        for number, each in cluster.brokers.items():
-            told = each.ready()
-            assert told["listen"] == cluster.places.listen(number)
+        assert cluster.start() == {each: cluster.places.listen(each) for each in (1, 2, 3)}
         yield cluster
     finally:
         cluster.close()
+
+
+@pytest.fixture
+def three(started: Three) -> Three:
+    """All of them up and well, without topics."""
+    away = [each for each in started.brokers.values() if not each.is_running]
+    for each in away:
+        each.start()
+    for each in away:
+        each.ready()
+    for topic in started.run("topic", "list").objects:
+        started.say("topic", "delete", topic["name"], "--yes")
+    started.until_well()
+    return started
 
 
 def produce(three: Three, topic: str, values: range) -> None:
@@ -204,7 +70,7 @@ def test_three_brokers_form_a_cluster_that_survives_its_members(three):
     assert found["controller"] in (1, 2, 3)
     assert {each["role"] for each in found["quorum"]} == {"leader", "follower"}
 
-    assert three.run("topic", "create", "t", "-p", "3").returncode == 0
+    assert three.run("topic", "create", "t", "-p", "3").code == 0
     three.until_each_leads_one("t")
     assert all(sorted(each["replicas"]) == [1, 2, 3] for each in three.partitions("t"))
     settings = three.say("topic", "config", "t")
@@ -218,7 +84,7 @@ def test_three_brokers_form_a_cluster_that_survives_its_members(three):
     others = {1, 2, 3} - {victim.number}
     three.until(lambda: set(three.leaders("t")) == others, "others lead")
     assert three.states()[victim.number] == "fenced"
-    assert three.run("cluster", "health").returncode == 1
+    assert three.run("cluster", "health").code == 1
     produce(three, "t", range(300, 600))
 
     victim.start().ready()
@@ -257,40 +123,13 @@ def test_each_broker_tells_how_it_is_in_its_cluster(three):
     wait_until(lambda: together() == wanted, SECONDS, lambda: f"{wanted}: {together()}")
 
 
-def test_who_may_do_what_is_the_same_at_all_brokers(three):
-    one, two, _ = three.brokers.values()
-
-    def by_its_user(*words: str) -> list[str]:
-        """On the second broker's host, by who runs it."""
-        done = three.run(*words, at=f"shm://{two.folder}")
-        assert done.returncode == 0, done.stderr
-        lines: list[str] = done.stdout.splitlines()
-        return lines
-
-    by_its_user("acl", "add", "etl", "read", "topic", "orders.*")
-    files = [each.folder / "access.json" for each in three.brokers.values()]
-
-    def are_alike() -> bool:
-        return all(each.exists() for each in files) and len({f.read_bytes() for f in files}) == 1
-
-    wait_until(are_alike, SECONDS, three.logs)
-    refused = three.run("topic", "create", "t")
-    assert refused.returncode == 1
-    assert "AccessDenied" in refused.stderr or "may not create" in refused.stderr
-    one.kill()
-    by_its_user("acl", "add", "etl", "read", "topic", "a", "--deny")
-    assert not are_alike()
-    one.start().ready()
-    wait_until(are_alike, SECONDS, three.logs)
-    assert len(by_its_user("acl", "list")) == 2
-
-
 def test_a_broker_that_is_stopped_gives_away_what_it_leads_before(three):
     three.run("topic", "create", "t", "-p", "3")
     produce(three, "t", range(30))
     leaver = three.brokers[three.leaders("t")[0]]
+    before = len(leaver.log.read_text())
     assert leaver.stop() == 0
-    log = leaver.log.read_text()
+    log = leaver.log.read_text()[before:]
     assert log.index("leads nothing any more") < log.index("writers drain and close their logs")
     assert leaver.number not in three.leaders("t"), "nobody had to wait for its session to end"
     assert None not in three.leaders("t")
@@ -331,7 +170,7 @@ def test_a_partition_moves_to_other_brokers_with_all_it_has(three):
             "it has moved back, to where its log was before",
         )
     assert read(three, "t", 90 + len(sent)) == list(range(90 + len(sent)))
-    assert three.run("topic", "delete", "t", "--yes").returncode == 0
+    assert three.run("topic", "delete", "t", "--yes").code == 0
     folders = [each.folder for each in three.brokers.values()]
     three.until(
         lambda: not any(list(each.glob(f"{topic_id}-*")) for each in folders),
@@ -345,7 +184,7 @@ def test_a_log_that_is_trimmed_starts_there_on_every_replica(three):
         produce(three, "t", range(first, first + 30))
     topic_id = three.say("topic", "describe", "t")["topic_id"]
     done = three.run("topic", "trim", "t", "--before", "end", "--yes")
-    assert done.returncode == 0, done.stderr + three.logs()
+    assert done.code == 0, done.err + three.logs()
     assert [each["log_start"] for each in three.partitions("t")] == [300, 300, 300]
 
     def segments() -> dict[str, list[str]]:
@@ -369,9 +208,39 @@ def test_a_broker_without_the_others_says_what_it_waits_for(three):
         three.brokers[number].kill()
     one = three.brokers[1]
     one.kill()
+    before = len(one.log.read_text())
     one.start()
     wait_until(
-        lambda: "broker 1 waits for a controller: most brokers" in one.log.read_text(),
+        lambda: "broker 1 waits for a controller: most brokers" in one.log.read_text()[before:],
         SECONDS, lambda: one.log.read_text()[-2000:],
     )  # fmt: skip
     assert one.stop() == 0, "also one that never was ready stops when it is told to"
+
+
+def test_who_may_do_what_is_the_same_at_all_brokers(three):
+    """The last one: from here on the command line needs a key."""
+    one, two, _ = three.brokers.values()
+
+    def by_its_user(*words: str) -> list[str]:
+        """On the second broker's host, by who runs it."""
+        done = three.run(*words, at=f"shm://{two.folder}")
+        assert done.code == 0, done.err
+        lines: list[str] = done.lines
+        return lines
+
+    by_its_user("acl", "add", "etl", "read", "topic", "orders.*")
+    files = [each.folder / "access.json" for each in three.brokers.values()]
+
+    def are_alike() -> bool:
+        return all(each.exists() for each in files) and len({f.read_bytes() for f in files}) == 1
+
+    wait_until(are_alike, SECONDS, three.logs)
+    refused = three.run("topic", "create", "t")
+    assert refused.code == 1
+    assert "AccessDenied" in refused.err or "may not create" in refused.err
+    one.kill()
+    by_its_user("acl", "add", "etl", "read", "topic", "a", "--deny")
+    assert not are_alike()
+    one.start().ready()
+    wait_until(are_alike, SECONDS, three.logs)
+    assert len(by_its_user("acl", "list")) == 2

@@ -3,7 +3,7 @@ brokers and of their parts, of clients, of most brokers and of all, one fault af
 leaders come back by themselves.
 
 Each trial is a seed. By default one runs; `PENSTOCK_BROKERS_SECONDS` is how long it goes on, and
-`PENSTOCK_CRASH_SEED=n` begins with that seed; `make cluster` gives more.
+`PENSTOCK_SEED=n` begins with that seed; `make cluster` gives more.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import time
 from collections import Counter
 
 import pytest
-from brokers_ground import ClusterUnderTest
-from brokers_trial import EVERYTHING, BrokersTrial
-from crash.nursery import Nursery
-from seeds import tell
+from cluster_trial import EVERYTHING, BrokersTrial
+from cluster_under_test import ClusterUnderTest
+from crash.history_trial import check_amounts
+from crash.process_pool import Nursery
+from seeds import seed_of, tell
 
-SEED = int(os.environ.get("PENSTOCK_CRASH_SEED", "0"))
 SECONDS = float(os.environ.get("PENSTOCK_BROKERS_SECONDS", "0"))
 TRIALS_PER_CLUSTER = 5
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(SECONDS * 2 + 240)]
 
 
 def test_histories_of_a_cluster_under_faults(capsys):
-    first = SEED or random.SystemRandom().randrange(1 << 40)
+    first = seed_of("histories of a cluster")
     begun, trials = time.monotonic(), 0
     faults: Counter[str] = Counter()
     figures: Counter[str] = Counter()
@@ -48,6 +48,7 @@ def test_histories_of_a_cluster_under_faults(capsys):
             f"\na cluster: {trials} trials from seed {first} in {time.monotonic() - begun:.0f} s, "
             f"{figures['reads']} deliveries; {struck}"
         )
+    check_amounts(trials, figures, faults)
 
 
 def one_trial(ground, nursery, seed, prefix, faults, figures):
@@ -57,7 +58,7 @@ def one_trial(ground, nursery, seed, prefix, faults, figures):
     except Exception as error:
         trial.keep()
         raise AssertionError(
-            f"{error}\n--- seed {seed}: PENSTOCK_CRASH_SEED={seed} PENSTOCK_BROKERS_SECONDS=0 "
+            f"{error}\n--- seed {seed}: PENSTOCK_SEED={seed} PENSTOCK_BROKERS_SECONDS=0 "
             f"python -m pytest -m crash tests/cluster/test_cluster_histories.py\n"
             f"--- kept in {ground.keep()}\n--- trace\n{trial.trace_text()}\n"
             f"--- brokers\n{ground.tail()}"

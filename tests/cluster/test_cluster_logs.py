@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers_ground import ClusterUnderTest
-from crash import device
-from crash.device import Device
+from cluster_under_test import ClusterUnderTest
+from crash import block_device
+from crash.block_device import Device
 
 from penstock.core.errors import PenstockError
 from penstock.testing import drain, produce, wait_until
@@ -27,7 +27,9 @@ LEAST = 30
 MORE = 100
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(240)]
-needs_disks = pytest.mark.skipif(device.why_not() is not None, reason=str(device.why_not()))
+needs_disks = pytest.mark.skipif(
+    block_device.why_not() is not None, reason=str(block_device.why_not())
+)
 
 
 class Sender(threading.Thread):
@@ -69,12 +71,19 @@ class Sender(threading.Thread):
         return self.acknowledged
 
 
-@pytest.fixture
-def ground() -> Iterator[ClusterUnderTest]:
+@pytest.fixture(scope="module")
+def started() -> Iterator[ClusterUnderTest]:
     # No election but for what befalls its logs, however busy the machine is.
     options = {"election_timeout": 2.0, "broker_session_timeout": 5.0, "replica_lag_time": 5.0}
     with ClusterUnderTest(options=options) as found:
         yield found
+
+
+@pytest.fixture
+def ground(started: ClusterUnderTest) -> ClusterUnderTest:
+    """All brokers, up."""
+    started.heal()
+    return started
 
 
 def folder_of(ground: ClusterUnderTest, broker: ClusterBroker, topic: str) -> Path:
@@ -118,7 +127,9 @@ def breaking(
             admin.elect_leaders(topic)
             wait_until(lambda: ground.leader(topic) is leader, 30, ground.tail)
         yield topic, leader, disk
-        leader.kill()
+        ground.leaves(leader, clean=False)
+    with ground.connect() as client, client.admin() as admin:
+        admin.delete_topic(topic)  # what lies below the disk is as old as the first record
 
 
 @needs_disks

@@ -9,15 +9,14 @@ Histories of everybody who writes and reads are judged by the checker. By defaul
 from __future__ import annotations
 
 import os
-import random
 
 import pytest
-from brokers_ground import ClusterUnderTest
-from brokers_trial import EVERYTHING, BrokersTrial
-from crash.nursery import Nursery
-from seeds import tell
+from cluster_trial import EVERYTHING, BrokersTrial
+from cluster_under_test import ClusterUnderTest
+from crash.history_trial import check_amounts
+from crash.process_pool import Nursery
+from seeds import seed_of, tell
 
-SEED = int(os.environ.get("PENSTOCK_CRASH_SEED", "0"))
 WANTED = os.environ.get("PENSTOCK_CLUSTER", "")
 CASES = {
     "clean stop of the leader": ["stop leader"],
@@ -34,7 +33,12 @@ CASES = {
     "all brokers killed at once": ["kill all brokers"],
     "parts of the leader killed": ["kill replicator", "kill writers", "kill gateway", "kill node"],
 }
-ALWAYS = {"clean stop of the leader", "kill -9 of the leader"}
+ALWAYS = {
+    "clean stop of the leader",
+    "kill -9 of the leader",
+    "all brokers killed at once",
+    "parts of the leader killed",
+}
 """In the default suite."""
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
@@ -63,7 +67,7 @@ def cases():
 
 @pytest.mark.parametrize("case", list(cases()))
 def test_nothing_acknowledged_is_lost_or_doubled(case, ground, nursery, capsys):
-    seed = SEED or random.SystemRandom().randrange(1 << 40)
+    seed = seed_of(case)
     prefix = f"m{list(CASES).index(case)}"
     report = run_trial(ground, nursery, seed, prefix, CASES[case])
     with capsys.disabled():
@@ -73,12 +77,14 @@ def test_nothing_acknowledged_is_lost_or_doubled(case, ground, nursery, capsys):
 def run_trial(ground, nursery, seed, prefix, faults, scene=EVERYTHING):
     trial = BrokersTrial(ground, nursery, scene, seed, prefix)
     try:
-        return trial.play(faults)
+        report = trial.play(faults)
+        check_amounts(1, report.figures, trial.tally)
+        return report
     except Exception as error:
         trial.keep()
         kept = ground.keep()
         raise AssertionError(
-            f"{error}\n--- seed {seed}: PENSTOCK_CRASH_SEED={seed}\n--- kept in {kept}\n"
+            f"{error}\n--- seed {seed}: PENSTOCK_SEED={seed}\n--- kept in {kept}\n"
             f"--- trace\n{trial.trace_text()}\n--- brokers\n{ground.tail()}"
         ) from error
     finally:

@@ -3,8 +3,8 @@
 Faults of the network (one-way cuts, a cable that is pulled, half-open connections, a slow line,
 packets that are lost one by one and in bursts, doubled, late and out of order) and kill -9 of
 gateway, node, writers and clients, in the middle of traffic; histories are judged by the checker.
-Each trial is a seed: `PENSTOCK_CRASH_SEED=n` begins with one, `PENSTOCK_NETNS_SECONDS` is how long
-each test goes on (`make netns`).
+Each trial is a seed: `PENSTOCK_SEED=n` begins with one. By default one trial has all guarantees at
+once; `PENSTOCK_NETNS_SECONDS` is how long each guarantee is tried by itself (`make netns`).
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pytest
-from crash.ground import NodeUnderTest
-from crash.nursery import Nursery
-from crash.roster import Scene
-from crash.trial import WRITERS
-from far_trial import FarTrial
-from rough_line import Roughness
-from seeds import tell
-from two_hosts import ADDRESSES, CLIENT, NODE, Hosts
+from crash.history_trial import WRITERS, check_amounts
+from crash.node_under_test import NodeUnderTest
+from crash.participants import Scene
+from crash.process_pool import Nursery
+from lossy_link import Roughness
+from remote_trial import FarTrial
+from seeds import seed_of, tell
+from two_network_namespaces import ADDRESSES, CLIENT, NODE, Hosts
 
 from penstock.testing import wait_until
 
-SEED = int(os.environ.get("PENSTOCK_CRASH_SEED", "0"))
-SECONDS = float(os.environ.get("PENSTOCK_NETNS_SECONDS", "8"))
+ASKED = os.environ.get("PENSTOCK_NETNS_SECONDS")
+SECONDS = float(ASKED or "0")
 ROUNDS = int(os.environ.get("PENSTOCK_NETNS_ROUNDS", "7"))
 URL = f"tcp://{ADDRESSES[NODE]}:9640"
 TCP: dict[str, Any] = {"url": URL, "connect": {"transport": "tcp"}}
@@ -42,7 +42,11 @@ SCENES = {
     "at-most-once": Scene(("at-most-once",), readers=(), **TCP),
     "exactly-once": Scene(("exactly-once",), transactors=1, readers=(), **TCP),
 }
+if ASKED is None:
+    GUARANTEES = tuple(SCENES)
+    SCENES = {"together": Scene(GUARANTEES, transactors=1, readers=("read_uncommitted",), **TCP)}
 TRIALS_PER_NODE = 4
+ALSO = "" if ASKED is None else "PENSTOCK_NETNS_SECONDS=0 "
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(SECONDS * 3 + 150)]
 
@@ -88,7 +92,7 @@ class Story:
 
 @pytest.mark.parametrize("guarantee", SCENES)
 def test_histories_between_two_hosts(guarantee, hosts, capsys):
-    story = Story(guarantee, SEED or random.SystemRandom().randrange(1 << 40))
+    story = Story(guarantee, seed_of(f"two hosts, {guarantee}"))
     nursery = Nursery(hosts.on(CLIENT))
     before = hosts.smooth()
     try:
@@ -99,6 +103,7 @@ def test_histories_between_two_hosts(guarantee, hosts, capsys):
         story.packets = hosts.smooth() - before
         with capsys.disabled():
             tell(f"\n{story}")
+    check_amounts(story.trials, story.figures, story.faults)
 
 
 def test_nothing_passes_a_pulled_cable_or_a_cut(hosts):
@@ -180,7 +185,7 @@ AHEAD_MAX = 100
     ids=["smooth", "lost", "bursts", "twice", "late"],
 )
 def test_a_rough_line_is_what_it_says(roughness, least, most, rough_hosts):
-    seed = SEED or random.SystemRandom().randrange(1 << 40)
+    seed = seed_of("rough lines")
     rough_hosts.rough(roughness, seed)
     came = arrivals(rough_hosts, loses=roughness.lost + roughness.bursts > 0)
     seen = seen_in([number for number in came if number < NUMBERED])
@@ -295,8 +300,8 @@ def one_trial(
     except Exception as error:
         trial.keep()
         raise AssertionError(
-            f"{error}\n--- seed {seed}: PENSTOCK_CRASH_SEED={seed} PENSTOCK_NETNS_SECONDS=0 python "
-            f"-m pytest --timeout=0 tests/cluster -k {story.guarantee}\n--- kept in {node.folder}"
+            f"{error}\n--- seed {seed}: PENSTOCK_SEED={seed} {ALSO}python -m pytest --timeout=0 "
+            f"tests/cluster -k {story.guarantee}\n--- kept in {node.folder}"
             f"\n--- trace\n{trial.trace_text()}\n--- node\n{node.tail()}"
         ) from error
     finally:

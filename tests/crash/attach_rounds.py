@@ -20,13 +20,13 @@ from typing import Final
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from penstock.client import connect
+from penstock.client.client import connect
+from penstock.client.session import Session
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.channel import Channel
 from penstock.ipc.channel import connect as connect_socket
 from penstock.ipc.paths import parse_url
-from penstock.session import Session
 
 LIFE_MAX: Final = 0.03
 """Seconds after which a child that has not died yet is killed from outside."""

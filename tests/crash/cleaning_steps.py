@@ -67,10 +67,10 @@ def main() -> int:
     if step is not None:
         arm(process, step, lambda: plan.die(step))
     if process == "writer":
-        from penstock.server import writer_main
+        from penstock.server.writer import main as writer_main
 
         return writer_main.main()
-    from penstock.server import cleaner_main
+    from penstock.server.cleaner import main as cleaner_main
 
     return cleaner_main.main()
 

@@ -19,9 +19,9 @@ if __name__ == "__main__":
 
 from crash import node_steps
 
-from penstock.server import main, startup
 from penstock.server.config import NodeConfig
-from penstock.server.node import Node
+from penstock.server.node import main, startup
+from penstock.server.node.node import Node
 
 
 def run(plan: dict[str, Any]) -> int:

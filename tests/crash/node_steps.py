@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from penstock.core.storage import Storage
 from penstock.ipc import shm, state
-from penstock.server import lanes, topics
 from penstock.server.coordinator import opening
-from penstock.server.coordinator.journal import Journal
-from penstock.server.coordinator.life import Life
-from penstock.server.coordinator.mailbox import Mailbox
+from penstock.server.coordinator.decision_log import Journal
+from penstock.server.coordinator.epoch import Life
+from penstock.server.coordinator.lanes import Mailbox
 from penstock.server.coordinator.markers import Markers
-from penstock.server.supervisor import Supervisor
+from penstock.server.node import lanes, topics
+from penstock.server.process.writers import Supervisor
 
 AT_START: Final = (
     "before rename of node.json",

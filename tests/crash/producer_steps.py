@@ -17,7 +17,7 @@ from typing import Any, Final
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from penstock.client import connect
+from penstock.client.client import connect
 from penstock.ipc import layout as lo
 from penstock.ipc.lane import LaneSender
 

@@ -261,7 +261,7 @@ def _log_end_alone(die: Callable[[], object]) -> Any:
 
 
 def main() -> int:
-    from penstock.server import writer_main
+    from penstock.server.writer import main as writer_main
 
     plan = StepPlan(Path(os.environ[PLAN_VARIABLE]))
     step = plan.next()

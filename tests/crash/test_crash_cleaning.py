@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from crash import cleaning_steps
 from crash.cleaning_steps import PLAN_VARIABLE, STEPS
-from crash.ground import NodeUnderTest
+from crash.node_under_test import NodeUnderTest
 from crash.steps import StepPlan
 from seeds import tell
 
@@ -114,6 +114,7 @@ def read_table(client: Client) -> Table:
     return table
 
 
+@pytest.mark.rule(11, 21)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("process", list(STEPS))
 def test_rule_11_and_21_a_crash_at_any_step_of_cleaning_loses_and_changes_nothing(
@@ -154,14 +155,18 @@ def test_rule_11_and_21_a_crash_at_any_step_of_cleaning_loses_and_changes_nothin
             assert read_table(client) == traffic.table
             end = admin.describe_topic("retained").partitions[0].high_watermark
             assert end == traffic.retained
+            assert traffic.table
             start = [record.offset for record in read_rest(client)]
+            assert 0 < start[0] < end, "retention took nothing, or all"
             assert start == list(range(start[0], end))
         for _ in range(2):  # what the last death left is gone after the next start
             assert node.stop() == 0
             node.start()
         assert node.stop() == 0
         node.check_gone()
-        for partition in find_partitions(str(node.data)):
+        partitions = find_partitions(str(node.data))
+        assert len(partitions) >= len(TOPICS)
+        for partition in partitions:
             assert not check_partition(partition).findings
     except BaseException:
         with capsys.disabled():

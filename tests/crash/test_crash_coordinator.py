@@ -15,20 +15,20 @@ from pathlib import Path
 
 import pytest
 from crash import steps
-from crash.coordinating import Work
-from crash.ground import NodeUnderTest
+from crash.coordinator_workload import Work
 from crash.node_steps import COORDINATING, LOADING
+from crash.node_under_test import NodeUnderTest
 from crash.steps import StepPlan
-from seeds import tell
+from seeds import seed_of, tell
 
-from penstock.admin import TopicConfig
+from penstock.client.admin.admin import TopicConfig
 from penstock.ipc import paths
 from penstock.logcheck import check_partition, find_partitions
 from penstock.testing import wait_until
 
 pytestmark = pytest.mark.crash
 
-SEED = int(os.environ.get("PENSTOCK_CRASH_SEED", "0")) or random.SystemRandom().randrange(1 << 40)
+SEED = seed_of("crashes of the coordinator")
 WRITER_STEPS = [
     "frame half read",
     "frames read",
@@ -96,33 +96,41 @@ def work_until_it_dies(node: NodeUnderTest, work: Work) -> None:
     raise AssertionError(f"the node did not die in {ROUNDS_MAX} rounds")
 
 
-@pytest.mark.parametrize("step", COORDINATING)
+@pytest.mark.rule(17)
+@pytest.mark.timeout(240)
 def test_rule_17_crash_of_the_node_between_decision_and_answer(
-    node: NodeUnderTest, step: str, capsys: pytest.CaptureFixture[str]
+    node: NodeUnderTest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work = begin(node)
-    node.kill()
-    skip = random.Random(f"{SEED} {step}").randrange(12)
-    with capsys.disabled():
-        tell(f"\n{step}: seed {SEED}, skips {skip}")
-    node.config["step"] = [step, skip]
-    node.start()
-    work_until_it_dies(node, work)
+    for step in COORDINATING:
+        node.kill()
+        skip = random.Random(f"{SEED} {step}").randrange(12)
+        with capsys.disabled():
+            tell(f"\n{step}: seed {SEED}, skips {skip}")
+        node.config["step"] = [step, skip]
+        node.start()
+        work_until_it_dies(node, work)
     check_end(node, work)
 
 
-@pytest.mark.parametrize("step", LOADING)
-def test_rule_17_crash_of_the_node_while_it_loads(node: NodeUnderTest, step: str) -> None:
+@pytest.mark.rule(17)
+@pytest.mark.timeout(240)
+def test_rule_17_crash_of_the_node_while_it_loads(node: NodeUnderTest) -> None:
     work = begin(node)
-    node.kill()
-    node.config["step"] = [step, 0]
-    os.close(node.launch())
-    wait_until(lambda: node.process.poll() is not None, 45.0, "it dies")
-    del node.config["step"]
-    node.start()
+    for step in LOADING:
+        node.kill()
+        node.config["step"] = [step, 0]
+        os.close(node.launch())
+        dying = node.process
+        wait_until(lambda: dying.poll() is not None, 45.0, f"it dies {step}")  # noqa: B023
+        assert dying.returncode == -signal.SIGKILL, node.tail()
+        del node.config["step"]
+        node.start()
+        work.round()
     check_end(node, work)
 
 
+@pytest.mark.rule(17)
 @pytest.mark.timeout(120)
 def test_rule_17_crash_of_its_writer_at_each_step(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

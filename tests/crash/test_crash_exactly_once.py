@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from node_helpers import environment, eventually
+from seeds import seed_of
 
 import penstock
 from penstock.testing import Broker
@@ -45,13 +46,12 @@ def nothing_open(broker: Broker) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("victims", "rounds"), [(("job",), 20), (("job", "writer", "node"), 8)], ids=["job", "all"]
+    ("victims", "rounds"), [(("job",), 6), (("job", "writer", "node"), 8)], ids=["job", "all"]
 )
 def test_a_killed_job_gives_each_input_once(victims, rounds):
     """The job is killed between two lines of its own, at a random moment; with it, in some rounds,
     a writer or the node."""
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
+    seed = seed_of("a killed job")
     chance = random.Random(seed)
     rounds = max(rounds, ASKED)
     records = rounds * RECORDS_A_ROUND
@@ -93,8 +93,7 @@ def test_a_killed_job_gives_each_input_once(victims, rounds):
 
 def test_a_transaction_is_whole_whatever_dies_around_its_producer():
     """The producer lives; writers and the node are killed under its transactions."""
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
+    seed = seed_of("transactions amid deaths")
     chance = random.Random(seed)
     outcomes: dict[int, str] = {}
     with Broker() as broker:

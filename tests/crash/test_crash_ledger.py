@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from crash.cargo import Cargo
-from crash.ledger import (
+from crash.ledgers import (
     ConsumerLedger,
     ProducerLedger,
     Stored,
@@ -17,6 +16,7 @@ from crash.ledger import (
     judge,
     whole_lines,
 )
+from crash.record_contents import Cargo
 
 CARGO = Cargo("p0.0", (("t", 1),), keys=3)
 

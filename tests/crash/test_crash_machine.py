@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import random
 import time
 
 import pytest
-from crash.episode import Figures
-from crash.machine import Machine
-from seeds import tell
+from crash.crash_episode import Figures
+from crash.crash_machine import Machine
+from seeds import seed_of, tell
 
 ROUNDS = int(os.environ.get("PENSTOCK_CRASH_ROUNDS", "0"))
-SECONDS = float(os.environ.get("PENSTOCK_CRASH_SECONDS", "60"))
-SEED = int(os.environ.get("PENSTOCK_CRASH_SEED", "0")) or random.SystemRandom().randrange(1 << 40)
+SECONDS = float(os.environ.get("PENSTOCK_CRASH_SECONDS", "20"))
+SEED = seed_of("crash machine")
 MACHINE_EPISODES = 30
 """Episodes on one data folder."""
 
@@ -48,3 +47,7 @@ def test_crash_nothing_accepted_is_lost_or_doubled_and_nobody_hangs(
             machine.close()
     with capsys.disabled():
         tell(f"crash machine: {figures}")
+    assert figures.rounds > 0
+    assert sum(figures.faults.values()) == figures.rounds
+    assert figures.moving > 0
+    assert min(figures.records, figures.acknowledged, figures.consumed) >= figures.rounds, figures

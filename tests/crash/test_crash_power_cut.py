@@ -12,18 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crash import device
-from crash.device import Device
-from crash.ground import NodeUnderTest
+from crash import block_device
+from crash.block_device import Device
+from crash.node_under_test import NodeUnderTest
+from seeds import seed_of
 
-from penstock.admin import TopicConfig
-from penstock.consumer import Consumer
+from penstock.client.admin.admin import TopicConfig
+from penstock.client.consumer.consumer import Consumer
+from penstock.client.producer.producer import Producer
 from penstock.core.errors import OffsetOutOfRangeError, PenstockError
 from penstock.logcheck import check_partition, find_partitions
-from penstock.producer import Producer
 
 CUTS = max(3, int(os.environ.get("PENSTOCK_CRASH_ROUNDS", "0")) // 100)
-SEED = int(os.environ.get("PENSTOCK_CRASH_SEED", "0")) or random.SystemRandom().randrange(1 << 40)
+SEED = seed_of("power cuts")
 TOPICS = {
     "fsync": (TopicConfig(durability="fsync", segment_bytes=64 << 10), {}),
     "asked": (TopicConfig(segment_bytes=64 << 10), {"durability": "fsynced"}),
@@ -35,7 +36,7 @@ Sent = dict[int, tuple[bytes, str]]
 pytestmark = [
     pytest.mark.crash,
     pytest.mark.timeout(60 + 20 * CUTS),
-    pytest.mark.skipif(device.why_not() is not None, reason=str(device.why_not())),
+    pytest.mark.skipif(block_device.why_not() is not None, reason=str(block_device.why_not())),
 ]
 
 
@@ -70,6 +71,7 @@ class Sender(threading.Thread):
                 self.sent[receipt.offset] = value, receipt.durability
 
 
+@pytest.mark.rule(15)
 def test_rule_15_after_a_power_cut_what_was_fsynced_is_there_and_the_rest_is_a_prefix(
     disk: Device, tmp_path: Path
 ):
@@ -99,6 +101,7 @@ def test_rule_15_after_a_power_cut_what_was_fsynced_is_there_and_the_rest_is_a_p
             node.check_gone()
             check_files(node)
         assert gone, "no cut took anything: they were none"
+        assert min(len(sent[topic]) for topic in ("fsync", "asked")) >= CUTS
     finally:
         node.clear()
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from crash import producer_steps
-from crash.ground import NodeUnderTest, environment
+from crash.node_under_test import NodeUnderTest, environment
 from crash.producer_steps import BEFORE, INVISIBLE, VISIBLE
 
 from penstock.testing import wait_until

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 from crash import steps
-from crash.episode import Episode, Figures
-from crash.ground import NodeUnderTest
+from crash.crash_episode import Episode, Figures
+from crash.node_under_test import NodeUnderTest
 from crash.steps import STEPS, StepPlan
-from seeds import tell
+from seeds import seed_of, tell
 
-from penstock.admin import TopicConfig
+from penstock.client.admin.admin import TopicConfig
 from penstock.testing import wait_until
 
 pytestmark = pytest.mark.crash
 
-SEED = int(os.environ.get("PENSTOCK_CRASH_SEED", "0")) or random.SystemRandom().randrange(1 << 40)
-CALLS = min(int(os.environ.get("PENSTOCK_CRASH_ROUNDS", "30")), 500)
+SEED = seed_of("storage calls")
+CALLS = min(int(os.environ.get("PENSTOCK_CRASH_ROUNDS", "15")), 500)
 STEP_TIMEOUT = 45.0
 TOPICS = {
     # Small segments: rolls and snapshots come every few batches. Those of the first topic are just
@@ -71,7 +71,8 @@ def crash_at(
         restart_backoff_max=0.01,
         writer_command=[sys.executable, steps.__file__],
     )
-    episode = Episode(node, seed, 0, Figures(), TOPICS)
+    figures = Figures()
+    episode = Episode(node, seed, 0, figures, TOPICS)
     try:
         node.start()
         episode.begin()
@@ -82,6 +83,7 @@ def crash_at(
             episode.check_crew()
         episode.finish()
         assert plan.hit() == wanted
+        assert min(figures.acknowledged, figures.consumed) >= len(wanted), figures
         assert node.stop() == 0
         node.check_gone()
     except BaseException:

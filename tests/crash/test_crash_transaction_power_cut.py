@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crash import device
-from crash.device import Device
-from crash.ground import NodeUnderTest
+from crash import block_device
+from crash.block_device import Device
+from crash.node_under_test import NodeUnderTest
 
-from penstock.admin import TopicConfig
-from penstock.client import Client
-from penstock.transactions.producer import TransactionalProducer
+from penstock.client.admin.admin import TopicConfig
+from penstock.client.client import Client
+from penstock.client.transactions.producer import TransactionalProducer
 
 pytestmark = [
     pytest.mark.crash,
     pytest.mark.timeout(120),
-    pytest.mark.skipif(device.why_not() is not None, reason=str(device.why_not())),
+    pytest.mark.skipif(block_device.why_not() is not None, reason=str(block_device.why_not())),
 ]
 
 
@@ -46,6 +46,7 @@ def lose_power(
     disk.mount()
 
 
+@pytest.mark.rule(15)
 def test_rule_15_a_power_cut_that_takes_a_marker_takes_no_committed_record(
     disk: Device, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from loops import WITHIN, Ticker, run
+from event_loops import WITHIN, Ticker, run
 
 from penstock import aio
 from penstock.core.errors import ClosedError, PenstockError, TransactionError, UnknownTopicError

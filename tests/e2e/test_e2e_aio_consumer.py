@@ -11,7 +11,15 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
-from loops import WITHIN, Ticker, eventually, held, no_more_than, run
+from event_loops import (
+    WITHIN,
+    Ticker,
+    eventually,
+    held,
+    no_more_than,
+    run,
+)
+from seeds import seed_of
 
 from penstock import aio
 from penstock.core.errors import (
@@ -65,6 +73,7 @@ def test_a_poll_waits_while_the_loop_goes_on_and_ends_by_a_record(node: Broker, 
     run(main())
 
 
+@pytest.mark.rule(10)
 def test_rule_10_polls_live_through_kill_9_and_restart_of_the_node_and_the_loop_goes_on(
     own_node: Broker,
 ):
@@ -162,7 +171,7 @@ async def assigned(consumer: aio.Consumer, *partitions: tuple[str, int]) -> None
 def test_what_is_cancelled_at_any_moment_has_brought_nothing_and_loses_nothing(
     node: Broker, topic: str
 ):
-    seed = random.randrange(1 << 32)
+    seed = seed_of("cancelled consumers")
     rng = random.Random(seed)
     total = 3000
 
@@ -347,6 +356,7 @@ def test_no_node_is_an_error_within_the_timeout_and_options_are_checked(tmp_path
     run(main())
 
 
+@pytest.mark.rule(7)
 def test_rule_7_a_child_is_told_and_its_parent_reads_on(node: Broker, topic: str):
     async def main() -> None:
         async with aio.connect(node.url) as client, client.consumer(topic) as consumer:

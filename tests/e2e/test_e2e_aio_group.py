@@ -12,7 +12,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from loops import WITHIN, Ticker, eventually, held, no_more_than, run
+from event_loops import (
+    WITHIN,
+    Ticker,
+    eventually,
+    held,
+    no_more_than,
+    run,
+)
+from seeds import seed_of
 
 from penstock import aio
 from penstock.core.errors import ClosedError, ConfigError, GroupError, UnknownTopicError
@@ -96,7 +104,7 @@ def test_cancelled_calls_keep_the_guarantee(node: Broker, guarantee: str):
     topic = node.create_topic(partitions=2)
     total = 2000
     produce(node, topic, [(value, value) for value in numbers(total)])
-    seed = random.randrange(1 << 32)
+    seed = seed_of("cancelled members")
     rng = random.Random(seed)
 
     async def main() -> Counter[bytes | None]:

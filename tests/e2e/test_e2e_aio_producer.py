@@ -10,10 +10,16 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
-from loops import WITHIN, Ticker, held, no_more_than, run
+from event_loops import (
+    WITHIN,
+    Ticker,
+    held,
+    no_more_than,
+    run,
+)
 
 from penstock import aio
-from penstock.admin import TopicConfig
+from penstock.client.admin.admin import TopicConfig
 from penstock.core.errors import (
     BufferFullError,
     ClosedError,
@@ -260,6 +266,7 @@ def test_giving_up_an_await_takes_nothing_back(own_node: Broker):
     assert_records(own_node, "t", [b"0", b"1", b"2", b"3", b"4"])
 
 
+@pytest.mark.rule(10)
 def test_rule_10_sends_live_through_kill_9_and_restart_of_the_node_and_the_loop_goes_on(
     own_node: Broker,
 ):
@@ -318,6 +325,7 @@ def test_a_failed_body_is_not_hidden_by_what_leaving_finds(own_node: Broker):
     run(main())
 
 
+@pytest.mark.rule(7)
 def test_rule_7_a_child_may_not_send_for_its_parent(node: Broker, topic: str):
     async def main() -> None:
         async with aio.connect(node.url) as client, client.producer() as producer:

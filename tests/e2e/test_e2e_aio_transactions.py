@@ -12,7 +12,13 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
-from loops import WITHIN, Ticker, held, no_more_than, run
+from event_loops import (
+    WITHIN,
+    Ticker,
+    held,
+    no_more_than,
+    run,
+)
 
 import penstock
 from penstock import aio
@@ -400,6 +406,7 @@ def test_an_abort_that_is_cancelled_goes_on_and_the_next_transaction_waits(own_n
 
 
 # --- fencing, and no answer ----------------------------------------------------------------------
+@pytest.mark.rule(19)
 def test_rule_19_a_second_producer_with_the_id_fences_the_first(node: Broker):
     topic = node.create_topic()
 
@@ -492,6 +499,7 @@ def test_an_abort_without_an_answer_is_asked_for_by_the_next_begin_of_the_loop(
     run(main())
 
 
+@pytest.mark.rule(7)
 def test_rule_7_a_fork_leaves_the_transaction_of_a_loop_to_the_parent(node: Broker):
     topic = node.create_topic()
 
@@ -519,6 +527,7 @@ def test_rule_7_a_fork_leaves_the_transaction_of_a_loop_to_the_parent(node: Brok
 
 
 # --- stages --------------------------------------------------------------------------------------
+@pytest.mark.rule(20)
 def test_rule_20_stages_of_a_loop_count_when_they_are_listed(node: Broker):
     topic = node.create_topic()
 

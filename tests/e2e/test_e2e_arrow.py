@@ -21,7 +21,7 @@ from penstock import (
     TransactionError,
     UnknownTopicError,
 )
-from penstock.partitioner import partitions_of
+from penstock.client.producer.partitioner import partitions_of
 from penstock.testing import Broker
 
 pytestmark = pytest.mark.over_tcp

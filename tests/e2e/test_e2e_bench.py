@@ -1,4 +1,5 @@
-"""`penstock bench` from the command line to the last field, at images that take no time."""
+"""`penstock bench` from the command line to the last field, at images that take no time. Each
+starts a node and its clients: one of each kind runs by default."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from penstock.bench.cli import main
 from penstock.bench.curves import Curve
 from penstock.bench.options import LatencyOptions, ThroughputOptions
 from penstock.bench.suite import Page, Row
-from penstock.embedded import EmbeddedNode
+from penstock.testing.embedded import EmbeddedNode
 
 THROUGHPUT_FIELDS = {
     "records_per_second",
@@ -29,6 +30,10 @@ THROUGHPUT_FIELDS = {
     "durability",
     "options",
 }
+
+
+def slow(case: str) -> Any:
+    return pytest.param(case, marks=pytest.mark.slow)
 
 
 def run(capsys, *arguments: str) -> dict[str, Any]:
@@ -47,7 +52,7 @@ def assert_whole(result: dict[str, Any], records: int) -> None:
     assert result["received"] == result["appended"] == records
 
 
-@pytest.mark.parametrize("api", ["send", "batch", "arrow"])
+@pytest.mark.parametrize("api", ["send", slow("batch"), slow("arrow")])
 def test_throughput_of_one_producer_and_one_consumer(api, tmp_path, capsys):
     result = run(
         capsys, "throughput", "--api", api, "--size", "1024", "--records", "5000",
@@ -126,7 +131,7 @@ def test_recovery_of_a_log_with_a_tail_that_no_sync_reached(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("api", ["send", "batch"])
+@pytest.mark.parametrize("api", ["send", slow("batch")])
 def test_a_backlog_keeps_its_size_and_every_record_of_it_is_accounted_for(api, tmp_path, capsys):
     result = run(
         capsys, "backlog", "--gb", "0.005", "--records", "2000", "--turns", "2", "--api", api,
@@ -139,7 +144,7 @@ def test_a_backlog_keeps_its_size_and_every_record_of_it_is_accounted_for(api, t
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("guarantee", ["manual", "at-least-once", "at-most-once"])
+@pytest.mark.parametrize("guarantee", ["at-least-once", slow("manual"), slow("at-most-once")])
 def test_throughput_of_a_group(guarantee, tmp_path, capsys):
     result = run(
         capsys, "throughput", "--size", "256", "--records", "5000", "--partitions", "2",

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.bench.cli import main
 from penstock.bench.ground import let_in
-from penstock.embedded import EmbeddedNode
+from penstock.testing.embedded import EmbeddedNode
 
 FAULTS = ("lost", "doubled", "out_of_order", "foreign")
 
@@ -32,7 +32,7 @@ def throughput(capsys, *arguments: str) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("transport", ["tcp", "curve"])
+@pytest.mark.parametrize("transport", ["curve", pytest.param("tcp", marks=pytest.mark.slow)])
 def test_throughput_by_tcp_with_a_node_of_its_own(transport, tmp_path, capsys):
     result = throughput(capsys, "--transport", transport, "--data", str(tmp_path))
     assert "gateway" in result["cpu_seconds"]
@@ -71,6 +71,7 @@ def test_what_is_on_another_host_is_left_out(tmp_path, capsys, monkeypatch):
         assert main(["throughput", "--records", "100", "--bootstrap", node.tcp_url, "-q"]) == 0
 
 
+@pytest.mark.slow
 def test_latency_by_tcp(tmp_path, capsys):
     result = run(
         capsys, "latency", "--rate", "1000", "--seconds", "1", "--warmup", "0.1", "--timeout", "60",
@@ -81,6 +82,7 @@ def test_latency_by_tcp(tmp_path, capsys):
     assert set(result["cpu_seconds"]) == {"producer", "consumer", "gateway", "writer-0", "node"}
 
 
+@pytest.mark.slow
 def test_groups_of_a_node_that_is_there(tmp_path, capsys):
     with EmbeddedNode(tmp_path / "node", listen=True) as node, node.connect() as client:
         result = run(
@@ -93,7 +95,9 @@ def test_groups_of_a_node_that_is_there(tmp_path, capsys):
     assert min(result["all_join_seconds"], result["commits_per_second"]) > 0
 
 
-@pytest.mark.parametrize(("transport", "count"), [("tcp", 7), ("shm", 3)])
+@pytest.mark.parametrize(
+    ("transport", "count"), [("tcp", 7), pytest.param("shm", 3, marks=pytest.mark.slow)]
+)
 def test_connections(transport, count, tmp_path, capsys):
     result = run(
         capsys, "connections", "--connections", str(count), "--processes", "2", "--seconds", "0.5",

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import pytest
 from cli_runner import environment
+from node_helpers import uuid_of
 
 from penstock.core.errors import ConfigError, PenstockError, TopicExistsError
 from penstock.ipc.shm import listing
@@ -146,7 +147,7 @@ def test_a_closed_broker_has_left_nothing(scratch):
     topic = broker.create_topic(partitions=2)
     with broker.connect() as client, client.producer() as producer:  # clients live on
         producer.send_and_wait(topic, b"1")
-        uuid = remains.uuid_in(folder)
+        uuid = uuid_of(broker.folder / remains.DATA)
         assert len(remains.processes_of(folder)) >= 2
         assert len(listing(f"/penstock-{uuid}-")) >= 3
         broker.close()
@@ -165,8 +166,9 @@ broker = Broker()
 produce(broker, broker.create_topic(partitions=2), [b"1"])
 producer = broker.connect().producer()
 producer.send_and_wait("topic-0", b"2")  # its lane is there when the process dies
-from penstock.testing import remains
-print(broker.folder, remains.uuid_in(broker.folder), flush=True)
+import json
+record = json.loads((broker.folder / "data/node.json").read_bytes())
+print(broker.folder, record["uuid"], flush=True)
 """
 ENDS = {
     "kill -9": "os.kill(os.getpid(), signal.SIGKILL)",
@@ -239,4 +241,6 @@ def test_importing_the_plugin_loads_nothing_of_penstock():
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, env=environment(), check=True
     )
-    assert done.stdout.decode().split() == ["penstock", "penstock.lazily", "penstock.pytest_plugin"]
+    assert done.stdout.decode().split() == [
+        "penstock", "penstock.lazily", "penstock.pytest_plugin", "penstock.version",
+    ]  # fmt: skip

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from penstock.client.producer.delivery import Delivery
 from penstock.core import errors as er
-from penstock.delivery import Delivery
 from penstock.testing import Broker, wait_until
 
 pytestmark = pytest.mark.over_tcp

@@ -11,7 +11,7 @@ import pytest
 from cli_runner import COMMAND, call_cli, environment
 
 from penstock import TopicConfig
-from penstock.embedded import EmbeddedNode
+from penstock.testing.embedded import EmbeddedNode
 
 
 @pytest.fixture(scope="module")

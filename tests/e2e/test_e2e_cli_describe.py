@@ -12,7 +12,7 @@ from node_helpers import eventually
 
 import penstock
 from penstock import TopicConfig
-from penstock.embedded import EmbeddedNode
+from penstock.testing.embedded import EmbeddedNode
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import shutil
 import struct
 
-import craft
+import batch_bytes
 import pytest
 from cli_runner import call_cli, run_cli
 
-from penstock.admin import TopicConfig
+from penstock.client.admin.admin import TopicConfig
 from penstock.core import header as hd
 from penstock.core.index import OFFSET_ENTRY
-from penstock.embedded import EmbeddedNode
+from penstock.testing.embedded import EmbeddedNode
 
 PER_BATCH = 10
 BATCHES = 40
@@ -88,6 +88,7 @@ def test_dump_shows_batches_and_records_as_they_stand(data):
     assert [batch["base_offset"] for batch in batches] == list(range(0, 400, PER_BATCH))
     assert {batch["partition"] for batch in batches} == {"events-0"}
     assert [batch["base_sequence"] for batch in batches] == list(range(0, 400, PER_BATCH))
+    assert {path.name for path in segments_of(data)} == {batch["file"] for batch in batches}
     for path in segments_of(data):
         own = [batch for batch in batches if batch["file"] == path.name]
         assert [batch["position"] for batch in own] == [at for at, _ in batches_of(path)]
@@ -181,8 +182,8 @@ def copy_of(path, *, offset, sequence, epoch):
     """The last batch of a segment as another one: offset and sequence changed, checksums right."""
     at, head = list(batches_of(path))[-1]
     image = bytearray(path.read_bytes()[at : at + head.length])
-    craft.put(image, base_offset=offset, base_sequence=sequence, producer_epoch=epoch)
-    return at + head.length, bytes(craft.reseal(image))
+    batch_bytes.put(image, base_offset=offset, base_sequence=sequence, producer_epoch=epoch)
+    return at + head.length, bytes(batch_bytes.reseal(image))
 
 
 @pytest.mark.parametrize(

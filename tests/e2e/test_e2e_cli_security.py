@@ -8,8 +8,8 @@ import pytest
 from cli_runner import call_cli
 
 import penstock
-from penstock.embedded import EmbeddedNode
-from penstock.keys import load_cluster_key
+from penstock.security.keys import load_cluster_key
+from penstock.testing.embedded import EmbeddedNode
 
 
 @pytest.fixture(scope="module")

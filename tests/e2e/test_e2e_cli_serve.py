@@ -13,6 +13,7 @@ from node_helpers import NodeProcess, shared_objects
 from penstock.ipc import layout as lo
 
 
+@pytest.mark.setting("node.data_folder")
 def test_a_node_from_ready_to_a_clean_end(tmp_path):
     data = tmp_path / "data"
     with cli_process(
@@ -38,6 +39,7 @@ def test_a_node_from_ready_to_a_clean_end(tmp_path):
     assert json.loads((data / "node.json").read_text())["clean"] is True
 
 
+@pytest.mark.setting("node.listen")
 def test_the_port_that_remote_clients_got_is_told(tmp_path):
     data = tmp_path / "data"
     with cli_process(
@@ -83,7 +85,7 @@ def test_a_start_that_fails_leaves_what_is_another_nodes(tmp_path):
     with cli_process("serve", "--data", data, "--format", "json", "-q") as process:
         url = json.loads(process.stdout.readline())["url"]
         before = shared_objects(data)
-        assert len(before) == 2
+        assert len(before) == 3
         assert run_cli("serve", "--data", data, "--config", impatient).code == 1
         assert shared_objects(data) == before
         assert call_cli("topic", "create", "t", url=url).code == 0
@@ -97,7 +99,7 @@ def test_a_start_that_fails_leaves_the_lanes_of_living_producers(tmp_path):
     with NodeProcess(data).start() as node, node.attach(lo.KIND_PRODUCER) as producer:
         producer.open_lane()
         before = shared_objects(data)
-        assert len(before) == 3
+        assert len(before) == 4
         node.kill()
         with socket.create_server(("127.0.0.1", 0)) as taken:
             url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
@@ -119,6 +121,7 @@ def _config(folder, text):
     return path
 
 
+@pytest.mark.setting("node.name", "node.lane_capacity")
 def test_a_named_node_with_a_configuration_file(tmp_path):
     runtime = tmp_path / "run"
     runtime.mkdir(mode=0o700)

@@ -84,6 +84,7 @@ def test_serve_writes_nothing_but_objects_on_stderr(tmp_path):
     assert any(line.get("topic") == "t" for line in rest)
 
 
+@pytest.mark.setting("node.log_format")
 def test_a_node_that_cannot_start_says_so_in_the_chosen_format(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     config = tmp_path / "node.toml"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from cli_runner import COMMAND, call_cli, cli_process, environment, run_cli
 
-from penstock.admin import TopicConfig
+from penstock.client.admin.admin import TopicConfig
 from penstock.testing import Broker, wait_until
 
 

@@ -17,7 +17,7 @@ from cli_runner import COMMAND, call_cli, cli_process, environment, run_cli
 from node_helpers import eventually
 
 from penstock import TopicConfig
-from penstock.embedded import EmbeddedNode
+from penstock.testing.embedded import EmbeddedNode
 
 
 @pytest.fixture(scope="module")

@@ -26,11 +26,12 @@ def names_of(cli):
 
 def test_a_topic_from_its_creation_to_its_end(node):
     def cli(*arguments):
-        return run_cli(*arguments, url=node.url)
+        return call_cli(*arguments, url=node.url)
 
-    made = cli(
-        "topic", "create", "life", "-p", "2", "-c", "segment_bytes=1MiB", "-c", "durability=fsync"
-    )
+    made = run_cli(  # by a process, as a shell does
+        "topic", "create", "life", "-p", "2", "-c", "segment_bytes=1MiB", "-c", "durability=fsync",
+        url=node.url,
+    )  # fmt: skip
     assert (made.code, made.out) == (0, b"")
     assert "created topic life with 2 partitions" in made.err
     assert "life" in names_of(cli)

@@ -62,7 +62,9 @@ def test_what_the_producer_says_is_what_the_consumer_sees(node):
     assert identities(read) == identities(good)
     summaries = named(events, "records_consumed")
     assert sum(event["count"] for event in summaries) == 500
-    for part in (part for event in summaries for part in event["partitions"]):
+    parts = [part for event in summaries for part in event["partitions"]]
+    assert sum(part["count"] for part in parts) == 500
+    for part in parts:
         assert part["maxOffset"] - part["minOffset"] == part["count"] - 1
 
 
@@ -162,6 +164,7 @@ def test_what_is_not_there_is_said_plainly(node, arguments, code, reason):
     assert reason in ran.err
 
 
+@pytest.mark.setting("transaction.transactional_id")
 def test_a_transactional_producer_tells_what_was_committed(node):
     node.create_topic("exact", partitions=2)
     sent = run_cli(
@@ -178,6 +181,7 @@ def test_a_transactional_producer_tells_what_was_committed(node):
     assert good | {event["value"] for event in aborted} == {str(number) for number in range(300)}
     ends = named(events, "transaction_committed"), named(events, "transaction_aborted")
     assert sum(event["records"] for event in ends[0]) == len(good)
+    assert ends[1]
     assert all(event["transaction"] % 3 == 0 for event in ends[1])
 
     listed = run_cli("transaction", "list", "--format", "json", url=node.url).objects

@@ -15,8 +15,8 @@ import pytest
 
 import penstock
 from penstock import aio
+from penstock.client.remote.connection import CONNECT_WITHIN
 from penstock.core import errors as er
-from penstock.remote.wire import CONNECT_WITHIN
 from penstock.testing import Cluster, wait_until
 
 WITHIN = 30.0
@@ -92,6 +92,7 @@ def reading(consumer: Any, count: int) -> Iterator[Reading]:
 
 
 # --- one way to it ---
+@pytest.mark.rule(25)
 def test_shm_urls_of_a_broker_lead_to_its_tcp_address(cluster: Cluster) -> None:
     topic = cluster.create_topic(partitions=3)
     url = cluster.broker(2).node.url
@@ -171,6 +172,7 @@ def test_a_topic_that_is_deleted_is_told_to_who_still_sends(
     producer.close()
 
 
+@pytest.mark.setting("topic.min_insync_replicas")
 def test_a_partition_with_too_few_replicas_in_sync_holds_up_no_other(
     cluster: Cluster, client: penstock.Client
 ) -> None:

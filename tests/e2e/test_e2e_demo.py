@@ -13,14 +13,13 @@ import psutil
 import pytest
 from cli_runner import call_cli, cli_process, environment, run_cli
 
-from penstock import flights
+from penstock.client.consumer.records import Chunk
 from penstock.core.columns import decode
 from penstock.core.encode import encode_batch
 from penstock.core.header import parse
 from penstock.demo.consumer import Judge
 from penstock.demo.stage import NodeOutcome
-from penstock.records import Chunk
-from penstock.testing import wait_until
+from penstock.testing import flights, wait_until
 
 
 @pytest.fixture
@@ -111,7 +110,7 @@ def test_the_data_folder_may_be_kept_and_verifies(scratch):
     assert sum(partition["records"] for partition in checked) == 3000
 
 
-@pytest.mark.parametrize("role", ["producer", "consumer"])
+@pytest.mark.parametrize("role", ["consumer", pytest.param("producer", marks=pytest.mark.slow)])
 def test_a_child_that_dies_ends_the_demo_and_nothing_is_left(scratch, role):
     before = shared_memory()
     with cli_process("demo", "--records", "1000", env={"TMPDIR": str(scratch)}) as process:
@@ -128,7 +127,9 @@ def test_a_child_that_dies_ends_the_demo_and_nothing_is_left(scratch, role):
     assert_nothing_left(scratch, before, family)
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "stop", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_the_demo_and_nothing_is_left(scratch, stop):
     before = shared_memory()
     with cli_process("demo", "--records", "1000", env={"TMPDIR": str(scratch)}) as process:
@@ -150,11 +151,12 @@ def assert_nothing_left(scratch, before, family):
 
 
 def orphaned(names):
-    """Of these shared memory objects, the ones that no process has mapped."""
+    """Of these shared memory objects, the ones that no process has mapped or open."""
     used = set()
     for process in psutil.process_iter():
         try:
-            used |= {os.path.basename(mapped.path) for mapped in process.memory_maps()}
+            files = [*process.memory_maps(), *process.open_files()]
+            used |= {os.path.basename(file.path) for file in files}
         except (psutil.Error, FileNotFoundError):
             continue
     return {name for name in names if name not in used and os.path.exists(f"/dev/shm/{name}")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from own_mounts import run_behind
+from mount_namespace import run_behind
 
 SCRIPT = """
 import os, sys
@@ -12,7 +12,7 @@ from pathlib import Path
 from cli_runner import call_cli
 from node_helpers import eventually
 from penstock import BufferFullError, DeliveryTimeout, PenstockTimeout
-from penstock.embedded import EmbeddedNode
+from penstock.testing.embedded import EmbeddedNode
 
 mounted = Path(sys.argv[1])
 STOP = 16 << 20

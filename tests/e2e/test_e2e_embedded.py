@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.embedded import EmbeddedNode
-from penstock.embeddedcluster import BROKERS_MAX, Places, as_arguments, start_together
+from penstock.testing.embedded import EmbeddedNode
+from penstock.testing.embedded_cluster import BROKERS_MAX, Places, as_arguments, start_together
 
 pytestmark = pytest.mark.local("nodes that this process starts")
 

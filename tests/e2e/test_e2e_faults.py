@@ -15,25 +15,25 @@ from typing import Any
 
 import pytest
 from crash import steps
-from crash.ground import NodeUnderTest, descriptors, environment, is_running
+from crash.node_under_test import NodeUnderTest, descriptors, environment, is_running
 from crash.steps import StepPlan
 
-from penstock.admin import TopicConfig
-from penstock.client import Client, connect
-from penstock.consumer import Consumer
+from penstock.client.admin.admin import TopicConfig
+from penstock.client.client import Client, connect
+from penstock.client.consumer.consumer import Consumer
+from penstock.client.session import Session
 from penstock.core.errors import (
     DeliveryTimeout,
     NotConnectedError,
     PenstockError,
     PenstockTimeout,
 )
-from penstock.embedded import EmbeddedNode
 from penstock.ipc import layout as lo
 from penstock.ipc.messages import TopicInfo
 from penstock.ipc.shm import Region, open_existing
 from penstock.ipc.waits import Waits
-from penstock.session import Session
 from penstock.testing import wait_until
+from penstock.testing.embedded import EmbeddedNode
 
 WITHIN = 45.0
 SLACK = 10.0
@@ -79,6 +79,7 @@ def took(work: Callable[[], Any]) -> float:
 
 
 # --- the node goes away and comes back -----------------------------------------------------------
+@pytest.mark.rule(10)
 @pytest.mark.parametrize("end", ["kill", "stop"])
 def test_rule_10_producer_and_consumer_outlive_their_node(
     node: NodeUnderTest, client: Client, end: str
@@ -104,6 +105,7 @@ def test_rule_10_producer_and_consumer_outlive_their_node(
     wait_until(lambda: not lanes(node), WITHIN, "its lane is gone with it")
 
 
+@pytest.mark.rule(10)
 def test_rule_10_readers_and_writers_need_no_node_to_go_on(
     node: NodeUnderTest, client: Client
 ) -> None:
@@ -120,6 +122,7 @@ def test_rule_10_readers_and_writers_need_no_node_to_go_on(
             node.signal(signal.SIGCONT)
 
 
+@pytest.mark.rule(10)
 def test_rule_10_a_sleeping_consumer_is_woken_after_the_node_was_replaced(
     node: NodeUnderTest, client: Client
 ) -> None:
@@ -197,6 +200,7 @@ def test_a_client_waits_for_a_node_that_is_starting(tmp_path: Path) -> None:
 
 
 # --- the node is gone for good -------------------------------------------------------------------
+@pytest.mark.setting("consumer.node_timeout")
 def test_without_a_node_every_call_fails_clearly_within_its_bound(
     node: NodeUnderTest, client: Client
 ) -> None:
@@ -319,6 +323,7 @@ def test_a_second_node_on_the_folder_is_refused_and_clients_notice_nothing(
 
 
 # --- writers -------------------------------------------------------------------------------------
+@pytest.mark.rule(8)
 def test_rule_8_a_stopped_writer_is_replaced_only_when_it_is_dead(tmp_path: Path) -> None:
     with (
         NodeUnderTest(tmp_path, writers_max=1, writer_stall_timeout=1.0) as node,
@@ -338,6 +343,7 @@ def test_rule_8_a_stopped_writer_is_replaced_only_when_it_is_dead(tmp_path: Path
             assert sorted(map(str, read(consumer, 2))) == ["b'0'", "b'1'"]
 
 
+@pytest.mark.rule(2)
 def test_rule_2_what_was_acknowledged_and_is_drained_again_is_recognised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,6 +365,7 @@ def test_rule_2_what_was_acknowledged_and_is_drained_again_is_recognised(
         assert values(client) == [b"%d" % number for number in range(20)]
 
 
+@pytest.mark.rule(1)
 def test_rule_1_what_is_acknowledged_can_be_read_at_that_moment(
     node: NodeUnderTest, client: Client
 ) -> None:
@@ -372,13 +379,14 @@ def test_rule_1_what_is_acknowledged_can_be_read_at_that_moment(
             ]
 
 
+@pytest.mark.rule(5)
 def test_rule_5_what_dead_producers_left_is_there_when_clients_are_admitted(
     node: NodeUnderTest, client: Client
 ) -> None:
     """acks=0: the ring took it, then everybody died."""
     script = (
         "import os, signal\n"
-        "from penstock.client import connect\n"
+        "from penstock.client.client import connect\n"
         f"producer = connect({node.url!r}).producer(linger=0.0, acks=0)\n"
         "producer.send_and_wait('t', b'0', partition=0)\n"
         "print('ready', flush=True)\n"
@@ -409,6 +417,7 @@ def test_rule_5_what_dead_producers_left_is_there_when_clients_are_admitted(
     wait_until(lambda: not lanes(node), WITHIN, "the lane is gone")
 
 
+@pytest.mark.rule(5)
 def test_rule_5_a_lane_of_an_unreadable_version_keeps_the_node_from_starting(
     node: NodeUnderTest, client: Client
 ) -> None:
@@ -433,6 +442,7 @@ def test_rule_5_a_lane_of_an_unreadable_version_keeps_the_node_from_starting(
     producer.close()
 
 
+@pytest.mark.rule(7)
 def test_rule_7_a_killed_producer_frees_its_slot_its_lane_and_its_descriptors(
     node: NodeUnderTest, client: Client
 ) -> None:
@@ -441,7 +451,7 @@ def test_rule_7_a_killed_producer_frees_its_slot_its_lane_and_its_descriptors(
     child = subprocess.Popen(
         [sys.executable, "-c",
          "import time\n"
-         "from penstock.client import connect\n"
+         "from penstock.client.client import connect\n"
          f"client = connect({node.url!r})\n"
          "client.producer().send_and_wait('t', b'0')\n"
          "consumer = client.consumer('t')\n"
@@ -460,6 +470,7 @@ def test_rule_7_a_killed_producer_frees_its_slot_its_lane_and_its_descriptors(
     wait_until(lambda: len(descriptors(node.pid)) == before, WITHIN, "descriptors are given back")
 
 
+@pytest.mark.rule(13)
 def test_rule_13_idle_processes_hardly_wake_up_and_wake_at_once_when_rung(
     node: NodeUnderTest, client: Client
 ) -> None:

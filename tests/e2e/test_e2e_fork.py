@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-from crash.ground import NodeUnderTest, environment, is_running
+from crash.node_under_test import NodeUnderTest, environment, is_running
 
-from penstock.client import Client
+from penstock.client.client import Client
 from penstock.core.errors import ClosedError, ForkedClientError, PenstockError
 from penstock.testing import wait_until
 
@@ -79,6 +79,7 @@ def values(client: Client, topic: str) -> list[bytes | None]:
         return [record.value for record in consumer]
 
 
+@pytest.mark.rule(7)
 def test_rule_7_a_forked_child_attaches_anew_and_its_parent_goes_on(
     client: Client, topic: str
 ) -> None:
@@ -98,6 +99,7 @@ def test_rule_7_a_forked_child_attaches_anew_and_its_parent_goes_on(
     assert values(client, topic) == [b"parent 0", b"child", b"parent 1"]
 
 
+@pytest.mark.rule(7)
 def test_rule_7_a_child_sends_under_a_producer_id_of_its_own(client: Client, topic: str) -> None:
     with client.producer() as producer:
         producer.send_and_wait(topic, b"parent", timeout=45)
@@ -109,6 +111,7 @@ def test_rule_7_a_child_sends_under_a_producer_id_of_its_own(client: Client, top
         assert in_child(work) not in (0, producer.producer_id)
 
 
+@pytest.mark.rule(7)
 def test_rule_7_what_was_sent_before_the_fork_is_the_parents(client: Client, topic: str) -> None:
     with client.producer(linger=60.0) as producer:
         delivery = producer.send(topic, b"lingers in the parent")
@@ -125,6 +128,7 @@ def test_rule_7_what_was_sent_before_the_fork_is_the_parents(client: Client, top
     assert values(client, topic) == [b"lingers in the parent"]
 
 
+@pytest.mark.rule(7)
 def test_rule_7_a_consumer_is_refused_in_the_child_and_goes_on_in_the_parent(
     client: Client, topic: str
 ) -> None:
@@ -138,6 +142,7 @@ def test_rule_7_a_consumer_is_refused_in_the_child_and_goes_on_in_the_parent(
         assert [record.value for record in consumer.poll(timeout=45)] == [b"1"]
 
 
+@pytest.mark.rule(7)
 def test_rule_7_a_child_may_make_its_own_consumer_from_the_inherited_client(
     client: Client, topic: str
 ) -> None:
@@ -151,6 +156,7 @@ def test_rule_7_a_child_may_make_its_own_consumer_from_the_inherited_client(
         assert in_child(work) == [b"0"]
 
 
+@pytest.mark.rule(7)
 def test_rule_7_an_admin_is_refused_in_the_child(client: Client) -> None:
     admin = client.admin()
     with pytest.raises((ForkedClientError, ClosedError)):
@@ -168,6 +174,7 @@ def own_descriptors() -> dict[int, str]:
     return found
 
 
+@pytest.mark.rule(7)
 def test_rule_7_the_child_closes_its_copies_and_none_of_the_parents(
     client: Client, topic: str
 ) -> None:
@@ -185,11 +192,12 @@ def test_rule_7_the_child_closes_its_copies_and_none_of_the_parents(
         producer.send_and_wait(topic, b"1", timeout=45)
 
 
+@pytest.mark.rule(7)
 def test_rule_7_a_child_does_not_keep_its_dead_parent_attached(node: NodeUnderTest) -> None:
     """Even one that was forked behind Python's back and holds the socket: the pidfd decides."""
     script = (
         "import ctypes, os, sys, time\n"
-        "from penstock.client import connect\n"
+        "from penstock.client.client import connect\n"
         f"client = connect({node.url!r})\n"
         "producer = client.producer(client_id='dies')\n"
         "consumer = client.consumer()\n"
@@ -223,6 +231,7 @@ def test_rule_7_a_child_does_not_keep_its_dead_parent_attached(node: NodeUnderTe
             os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.rule(7)
 def test_rule_7_forks_beside_sending_threads_neither_hang_nor_lose(
     client: Client, topic: str
 ) -> None:
@@ -266,6 +275,7 @@ def send_fifty(topic: str, worker: int) -> None:
     _inherited.close()
 
 
+@pytest.mark.rule(7)
 def test_rule_7_multiprocessing_by_fork_shares_no_producer(client: Client, topic: str) -> None:
     global _inherited
     context = multiprocessing.get_context("fork")
@@ -289,6 +299,7 @@ def test_rule_7_multiprocessing_by_fork_shares_no_producer(client: Client, topic
         assert mine == [b"%d %d" % (number, n) for n in range(50)]
 
 
+@pytest.mark.rule(7)
 def test_rule_7_a_child_that_leaves_by_exit_disturbs_nobody(client: Client, topic: str) -> None:
     """An ordinary interpreter exit runs destructors of everything inherited."""
     with client.producer() as producer:

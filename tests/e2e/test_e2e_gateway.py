@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from craft import put, reseal
+from batch_bytes import put, reseal
 from wire import Dealer, batch_of
 
 from penstock.cluster.frames import messages as fr
@@ -121,6 +121,7 @@ def bad_batches(good: bytes) -> dict[str, tuple[bytes, ErrorCode]]:
     }
 
 
+@pytest.mark.rule(27)
 def test_rule_27_a_bad_batch_is_refused_in_its_turn_and_never_gets_into_a_lane(
     broker: Broker, dealer: Dealer
 ) -> None:
@@ -157,8 +158,8 @@ def test_the_nodes_own_topics_take_no_batch_of_a_remote_client(
         producer.abort_transaction()
     attached = dealer.producer()
     catalog = (broker.data / "topics.json").read_text()
-    from penstock.server.catalog import CatalogDocument
-    from penstock.server.datafolder import decode_document
+    from penstock.server.node.data_folder import decode_document
+    from penstock.server.node.topic_catalog import CatalogDocument
 
     document = decode_document(catalog.encode(), CatalogDocument, "topics.json", 1)
     (own,) = [topic for topic in document.topics if topic.name.startswith("__")]
@@ -288,8 +289,8 @@ def test_an_unknown_version_is_refused_with_both_named(broker: Broker) -> None:
         refused = dealer.hear(fr.Refused)
         assert (refused.endpoint, refused.error) == (-1, "UnsupportedVersionError")
         assert "99" in refused.message
-        dealer.say(fr.Hello(1, {**fr.APIS, "produce": (2, 3)}, "future", bytes(16)))
-        assert "'produce' in versions 2 to 3" in dealer.hear(fr.Refused).message
+        dealer.say(fr.Hello(1, {**fr.APIS, "produce": (3, 4)}, "future", bytes(16)))
+        assert "'produce' in versions 3 to 4" in dealer.hear(fr.Refused).message
 
 
 @pytest.mark.parametrize(
@@ -334,8 +335,8 @@ def test_a_chosen_identity_is_not_served(broker: Broker) -> None:
 
 
 def test_only_the_gateway_attaches_for_others(broker: Broker) -> None:
+    from penstock.client.session import Session, place_of
     from penstock.core.errors import AttachRefusedError
-    from penstock.session import Session, place_of
 
     with pytest.raises(AttachRefusedError, match="not this node's gateway"):
         Session.attach(

@@ -125,7 +125,7 @@ class World:
 
 def replicator_of(cluster: Cluster, number: int) -> int:
     for pid in children(cluster.broker(number).pid):
-        if "replicator_main" in Path(f"/proc/{pid}/cmdline").read_text():
+        if "replicator.main" in Path(f"/proc/{pid}/cmdline").read_text():
             return pid
     raise AssertionError("it has no replicator")
 

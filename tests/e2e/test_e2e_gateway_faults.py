@@ -12,15 +12,15 @@ from threading import Thread
 import msgspec
 import pytest
 from node_helpers import children, descriptors, eventually, shared_objects
-from resender import Resender
+from resending_producer import Resender
 from wire import Dealer, batch_of
 
+from penstock.client.session import Session, place_of
 from penstock.cluster.frames import messages as fr
 from penstock.core.header import ATTR_TRANSACTIONAL
 from penstock.ipc import coordination as co
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
-from penstock.session import Session, place_of
 from penstock.testing import Broker
 
 COUNT = 1500
@@ -55,7 +55,7 @@ def processes(broker: Broker, main: str) -> list[int]:
 
 
 def gateway(broker: Broker) -> int:
-    return eventually(lambda: processes(broker, "gateway_main"), "a gateway")[0]
+    return eventually(lambda: processes(broker, "gateway.main"), "a gateway")[0]
 
 
 @contextmanager
@@ -91,14 +91,16 @@ def test_a_killed_gateway_loses_and_doubles_nothing(broker: Broker) -> None:
     sent_through(broker, fault)
 
 
+@pytest.mark.setting("node.gateway_stall_timeout")
 def test_a_stopped_gateway_is_killed_and_replaced() -> None:
-    options = {"gateway_stall_timeout": 1.0, "client_silence_max": 120.0}
+    options = {"gateway_stall_timeout": 4.0, "client_silence_max": 120.0}
     with Broker(listen=True, writers=1, options=options) as broker:
 
         def fault(sender: Resender) -> None:
             pid = gateway(broker)
             with stopped(pid):
                 eventually(lambda: gateway(broker) != pid, "its successor")
+            assert "(gateway_stall_timeout 4): it is killed" in broker.log_tail(400)
 
         sent_through(broker, fault)
 
@@ -138,6 +140,7 @@ def test_a_killed_writer_is_not_seen_by_remote_producers(broker: Broker) -> None
     sent_through(broker, fault)
 
 
+@pytest.mark.rule(5)
 def test_rule_5_a_producer_that_comes_back_waits_for_what_its_lane_still_holds(
     broker: Broker,
 ) -> None:
@@ -149,7 +152,7 @@ def test_rule_5_a_producer_that_comes_back_waits_for_what_its_lane_still_holds(
         warm = batch_of([b"0"], info, attached.producer_id, 0)
         first.say(fr.Produce(1, 0, 0, page), warm)
         first.acks(1)
-        (writer,) = processes(broker, "writer_main")
+        (writer,) = processes(broker, "writer.main")
         with stopped(writer):
             held = [batch_of([b"%d" % n], info, attached.producer_id, n) for n in (1, 2)]
             for number, batch in enumerate(held, 1):
@@ -206,6 +209,7 @@ def test_a_clean_stop_tells_connections_and_leaves_no_lane(broker: Broker) -> No
     assert len(records(broker, topic)) == 20
 
 
+@pytest.mark.rule(19)
 def test_rule_19_what_a_remote_producer_left_open_is_aborted_when_it_does_not_come_back() -> None:
     options = {"client_absence_max": 2.0}
     with Broker(listen=True, writers=1, options=options) as broker:
@@ -221,7 +225,7 @@ def test_rule_19_what_a_remote_producer_left_open_is_aborted_when_it_does_not_co
                 [b"open"], info, ready.producer_id, 0, producer_epoch=ready.producer_epoch,
                 attributes=ATTR_TRANSACTIONAL,
             )  # fmt: skip
-            dealer.say(fr.Produce(1, 0, 0, info.pages[0]), batch)
+            dealer.say(fr.Produce(1, 0, 0, info.pages[0], 0, dealer.answer.proof), batch)
             assert dealer.acks(1)[0].error == 0
             # A connection that is lost and found again in time keeps it open.
             with Dealer(broker.tcp_url) as second:
@@ -277,7 +281,7 @@ def test_endpoints_that_come_and_go_leave_nothing_behind(broker: Broker) -> None
                 dealer.say(fr.Detach(2))
 
     def held() -> list[int]:
-        pids = [broker.pid, gateway(broker), *processes(broker, "writer_main")]
+        pids = [broker.pid, gateway(broker), *processes(broker, "writer.main")]
         return [len(descriptors(pid)) for pid in pids]
 
     round_of(3)

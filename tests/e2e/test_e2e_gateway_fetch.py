@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from fetch_world import heads_of
+from fetch_fixture import heads_of
 from wire import Dealer
 
 import penstock

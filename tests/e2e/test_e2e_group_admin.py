@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 from cli_runner import call_cli
-from group_world import fill
+from group_fixture import fill
 
 from penstock import Offset
 from penstock.core import errors as er
@@ -23,6 +23,7 @@ def read(client, topic, group, **options):
         return offsets(consumer)
 
 
+@pytest.mark.setting("group.group")
 def test_lag_in_records_and_in_seconds(node):
     topic = node.create_topic()
     fill(node, topic, 0, 10)

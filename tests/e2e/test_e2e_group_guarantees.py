@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from group_world import fill, member
+from group_fixture import fill, member
 
 from penstock.core import errors as er
 from penstock.testing.waiting import wait_until
@@ -102,6 +102,7 @@ def test_at_least_once_a_killed_member_loses_nothing(node):
         process.end(signal.SIGTERM)
 
 
+@pytest.mark.setting("group.start")
 def test_where_latest_was_is_kept_before_anything_came(node):
     topic = node.create_topic()
     fill(node, topic, 0, 10)
@@ -118,6 +119,7 @@ def test_where_latest_was_is_kept_before_anything_came(node):
 
 
 # --- at-most-once ---------------------------------------------------------------------------------
+@pytest.mark.rule(18)
 def test_rule_18_the_claim_is_committed_before_a_record_is_handed_out(node):
     topic = node.create_topic()
     fill(node, topic, 0, 300)
@@ -133,6 +135,7 @@ def test_rule_18_the_claim_is_committed_before_a_record_is_handed_out(node):
         assert came == list(range(300))
 
 
+@pytest.mark.rule(18)
 def test_rule_18_nothing_comes_twice_when_members_are_killed(node):
     topic = node.create_topic(partitions=2)
     fill(node, topic, 0, 500)
@@ -152,6 +155,7 @@ def test_rule_18_nothing_comes_twice_when_members_are_killed(node):
     assert set(came.values()) == {1}
 
 
+@pytest.mark.rule(18)
 def test_rule_18_what_was_granted_and_not_handed_out_is_counted_and_told(node):
     topic = node.create_topic()
     fill(node, topic, 0, 5000)
@@ -181,6 +185,7 @@ def test_at_most_once_a_loop_that_was_left_goes_on_where_it_was(node):
         assert consumer.metrics()["skipped"] == 0
 
 
+@pytest.mark.rule(18)
 def test_rule_18_going_back_needs_an_admin_who_says_so(node):
     topic = node.create_topic()
     fill(node, topic, 0, 100)

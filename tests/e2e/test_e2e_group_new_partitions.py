@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from penstock.group.options import Guarantee
+from penstock.client.consumer.group.options import Guarantee
 from penstock.testing import Broker, produce, wait_until
 
 pytestmark = pytest.mark.over_tcp

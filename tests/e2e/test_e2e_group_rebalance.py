@@ -7,10 +7,10 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from group_world import Members, fill, member
+from group_fixture import Members, fill, member
 
+from penstock.client.consumer.group.consumer import GroupConsumer
 from penstock.core import errors as er
-from penstock.group.consumer import GroupConsumer
 from penstock.testing.broker import Broker
 from penstock.testing.waiting import wait_until
 
@@ -59,6 +59,7 @@ def test_what_a_member_let_go_of_was_done_and_comes_to_nobody_else(node, members
         assert members.all[0].metrics()["revoked"] == 2
 
 
+@pytest.mark.setting("group.on_assigned", "group.on_revoked")
 def test_listeners_run_in_the_callers_thread_and_see_what_is_theirs(node, members):
     topic = node.create_topic(partitions=2)
     fill(node, topic, 0, 100)
@@ -119,6 +120,7 @@ def test_a_member_without_partitions_waits_warm(node, members):
         assert set(members.seen.values()) == {1}
 
 
+@pytest.mark.rule(7)
 def test_rule_7_a_killed_members_partitions_move_at_once(node):
     """Death is the pidfd: nobody waits for a session timeout, here of an hour."""
     topic = node.create_topic(partitions=4)
@@ -136,6 +138,7 @@ def test_rule_7_a_killed_members_partitions_move_at_once(node):
         second.end(signal.SIGTERM)
 
 
+@pytest.mark.rule(8)
 def test_rule_8_a_stopped_member_is_evicted_and_commits_nothing_when_it_continues():
     with ExitStack() as stack:
         node = stack.enter_context(Broker(options={"stall_timeout": 0.3}))
@@ -154,6 +157,7 @@ def test_rule_8_a_stopped_member_is_evicted_and_commits_nothing_when_it_continue
         second.end(signal.SIGTERM)
 
 
+@pytest.mark.setting("group.instance_id")
 def test_a_static_member_takes_over_from_its_predecessor(node, members):
     topic = node.create_topic(partitions=4)
     fill(node, topic, 0, 100)
@@ -184,6 +188,7 @@ def test_new_partitions_are_picked_up(node, members):
         members.until_seen(90)
 
 
+@pytest.mark.setting("group.pattern")
 def test_a_pattern_takes_topics_as_they_come_and_go(node, members):
     with node.connect() as client, client.admin() as admin:
         first = node.create_topic("pattern-a")
@@ -212,6 +217,7 @@ def test_a_topic_that_is_not_there_is_refused_at_once(node):
         client.consumer("nowhere", group="unknown")
 
 
+@pytest.mark.setting("group.guarantee")
 def test_members_share_one_guarantee(node):
     topic = node.create_topic()
     with (
@@ -233,6 +239,7 @@ def test_invariant_10_an_unassigned_poll_keeps_its_bound(node):
         assert not waiting.poll()
 
 
+@pytest.mark.setting("group.processing_timeout", "group.on_lost")
 def test_processing_timeout_is_for_those_who_ask_for_it(node, members):
     """Without one a member that works for long keeps its partitions; with one it loses them."""
     topic = node.create_topic(partitions=2)

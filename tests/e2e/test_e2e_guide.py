@@ -1,6 +1,6 @@
 """The guide is true: its blocks run and print what they say, its links lead somewhere, the messages
 it explains are in the code, and so are the bounds it lists. How blocks are marked: `guide_blocks`.
-Pages that need Spark are run in tests/spark.
+Pages that need Spark are run in tests/spark, that on clusters in tests/cluster.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import builtins
 import os
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -20,59 +19,89 @@ from cli_runner import environment
 from guide_blocks import (
     GUIDE,
     ROOT,
+    RUNS_IN_A_SHELL,
     RUNS_WITH_SPARK,
     first_cells,
     run_blocks,
     run_page,
+    serves,
 )
+from quorum_fixture import free_port
 
 from penstock.cli.app import make_app
 from penstock.core import errors
-from penstock.embedded import EmbeddedNode
 from penstock.ipc import layout
-from penstock.server.clustered.settings import CLUSTER_ONLY
+from penstock.server.broker.settings import CLUSTER_ONLY
 from penstock.server.config import NodeConfig
 from penstock.spark import errors as spark_errors
 from penstock.spark import positions
+from penstock.testing.embedded import EmbeddedNode
 
-ARCHITECTURE = ROOT / "docs" / "ARCHITECTURE.md"
+LIMITS = ROOT / "docs" / "limits.md"
 PAGES = [ROOT / "README.md", *sorted(GUIDE.glob("*.md"))]
-DOCUMENTS = [*PAGES, ARCHITECTURE, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+DOCUMENTS = [
+    *PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "internals").glob("*.md")),
+    ROOT / "docs" / "decisions" / "README.md",
+]  # fmt: skip
 RUN_HERE = [
     page
     for page in PAGES
-    if run_blocks(page) and all(block.marker != RUNS_WITH_SPARK for block in run_blocks(page))
+    if run_blocks(page)
+    and {block.marker for block in run_blocks(page)}.isdisjoint((RUNS_WITH_SPARK, RUNS_IN_A_SHELL))
 ]
 
 
 @pytest.fixture
-def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A reader's machine: a home, `python` on the path, and the default node."""
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A reader's machine: where he is at home, and `python` on the path. What he sends to another
+    host goes there."""
     home, runtime, programs = (tmp_path / name for name in ("home", "run", "bin"))
     for folder in (home, runtime, programs):
         folder.mkdir(mode=0o700)
     (programs / "python").symlink_to(sys.executable)
     places = {
         "HOME": str(home),
-        "PENSTOCK_RUNTIME_DIR": str(runtime),
+        "XDG_RUNTIME_DIR": str(runtime),
         "PATH": os.pathsep.join([str(programs), os.environ["PATH"]]),
     }
     for name, value in environment(env=places).items():
         monkeypatch.setenv(name, value)
-    data = home / ".local" / "share" / "penstock" / "default"
-    with EmbeddedNode(data, arguments=("--name", "default")) as node:
-        yield node.url
+    monkeypatch.delenv("PENSTOCK_URL", raising=False)
+    monkeypatch.delenv("PENSTOCK_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("PENSTOCK_TRANSPORT", "tcp")
+    monkeypatch.chdir(home)
+    return home
+
+
+@pytest.fixture
+def named(home: Path) -> dict[str, str]:
+    """What a reader has in the place of hosts, ports and folders of the pages."""
+    clients, metrics = free_port(), free_port()
+    return {
+        "tcp://0.0.0.0:9640": f"tcp://127.0.0.1:{clients}",
+        "tcp://broker.example:9640": f"tcp://127.0.0.1:{clients}",
+        "127.0.0.1:9641": f"127.0.0.1:{metrics}",
+        "/var/lib/penstock": str(home / "node"),
+        "/home/ann": str(home),
+    }
 
 
 @pytest.mark.parametrize("page", RUN_HERE, ids=lambda p: p.stem)
-def test_the_blocks_of_a_page_do_what_they_show(page, url):
-    run_page(page, url)
+def test_the_blocks_of_a_page_do_what_they_show(page, home, named):
+    if serves(page):
+        run_page(page, None, named)
+        return
+    data = home / ".local" / "share" / "penstock" / "default"
+    with EmbeddedNode(data, arguments=("--name", "default")) as node:
+        run_page(page, node.url, named)
 
 
 def test_every_promised_page_has_blocks_that_run():
     assert {page.stem for page in PAGES if run_blocks(page)} == {
-        "README", "asyncio", "at-least-once", "at-most-once", "columns", "exactly-once", "groups",
-        "guarantees", "install", "operations", "quickstart", "spark", "testing",
+        "README", "asyncio", "at-least-once", "at-most-once", "cluster", "columns", "exactly-once",
+        "groups", "guarantees", "install", "metrics", "monitoring", "quickstart", "remote",
+        "retention-and-disk", "security", "spark", "spark-jobs", "spark-writing", "testing",
     }  # fmt: skip
 
 
@@ -99,7 +128,7 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.stem)
 def test_named_files_and_commands_are_there(page):
     text = page.read_text()
-    for path in re.findall(r"`((?:core|ipc|src/penstock|tests|docs)/[\w/.]+)`", text):
+    for path in re.findall(r"`((?:core|ipc|cluster|bench|src/penstock|tests|docs)/[\w/.]+)`", text):
         if not path.startswith("docs/benchmarks"):  # written by `make bench`
             assert (ROOT / path).exists(), f"{page.name} names {path}"
     app = make_app()
@@ -135,7 +164,7 @@ def is_in_the_code(message: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("page", "heading"), [("troubleshooting.md", "message"), ("operations.md", "line")]
+    ("page", "heading"), [("troubleshooting.md", "message"), ("node-log.md", "line")]
 )
 def test_explained_messages_are_in_the_code(page, heading):
     explained = [cell for cell in first_cells(GUIDE / page, heading) if " " in cell]
@@ -160,7 +189,7 @@ def seconds_or_bytes(text: str) -> float | str:
 
 
 def test_the_bounds_of_a_node_are_the_ones_of_the_code():
-    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \|$", ARCHITECTURE.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \|$", LIMITS.read_text(), re.MULTILINE)
     shown = {name: default for name, default, _ in rows}
     for field in fields(NodeConfig):
         assert field.name in shown, field.name
@@ -184,7 +213,7 @@ def test_the_page_on_clusters_has_the_settings_of_a_broker_with_their_defaults()
 def test_the_fixed_bounds_are_the_ones_of_the_code():
     rows = re.findall(
         r"^\| [^|]+ \| (\d+ [KM]iB|[\d,.]+)[^|]* \| `([\w/.]+)` \(`([A-Z_]+)`",
-        ARCHITECTURE.read_text(), re.MULTILINE,
+        LIMITS.read_text(), re.MULTILINE,
     )  # fmt: skip
     assert len(rows) >= 10
     for value, path, name in rows:

@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from crash.ground import NodeUnderTest
+from crash.node_under_test import NodeUnderTest
 from crc32c import crc32c
 
-from penstock.client import Client
+from penstock.client.client import Client
+from penstock.client.session import Session, place_of
 from penstock.core import header as hd
 from penstock.core.encode import EncodedBatch, encode_batch
 from penstock.core.errors import ErrorCode
 from penstock.ipc import layout as lo
 from penstock.ipc.lane import Ack, LaneSender
-from penstock.session import Session, place_of
 from penstock.testing import wait_until
 
 pytestmark = pytest.mark.local("frames are written into lanes, past the producer")
@@ -177,6 +177,7 @@ def send_bent(rogue: Rogue, bend: Callable[[], None]) -> None:
     rogue.sender._q = words
 
 
+@pytest.mark.rule(27)
 @pytest.mark.parametrize("what", BAD_FRAMES)
 def test_rule_27_a_bad_frame_costs_its_producer_the_lane_and_nobody_else_anything(
     node: NodeUnderTest, client: Client, rogue: Rogue, what: str
@@ -201,6 +202,7 @@ def test_rule_27_a_bad_frame_costs_its_producer_the_lane_and_nobody_else_anythin
     assert described.log_end == end, "nothing of it is in the log"
 
 
+@pytest.mark.rule(27)
 def test_rule_27_good_frames_in_front_of_a_bad_one_are_written(
     node: NodeUnderTest, client: Client, rogue: Rogue
 ) -> None:
@@ -268,6 +270,7 @@ BAD_BATCHES: dict[str, tuple[ErrorCode, Callable[[Rogue], EncodedBatch]]] = {
 }
 
 
+@pytest.mark.rule(27)
 @pytest.mark.parametrize("what", BAD_BATCHES)
 def test_rule_27_a_bad_batch_is_refused_and_its_lane_goes_on(
     node: NodeUnderTest, client: Client, rogue: Rogue, what: str
@@ -290,6 +293,7 @@ def test_rule_27_a_bad_batch_is_refused_and_its_lane_goes_on(
     assert node.writer_pids() == [writer]
 
 
+@pytest.mark.rule(27)
 def test_rule_27_a_page_that_is_nobodys_is_refused(rogue: Rogue, client: Client) -> None:
     for page in (1000, lo.PAGES_MAX + 5, (1 << 32) - 1):
         rogue.send(rogue.batch(), page=page)
@@ -297,6 +301,7 @@ def test_rule_27_a_page_that_is_nobodys_is_refused(rogue: Rogue, client: Client)
     assert rogue.send_good().error == 0
 
 
+@pytest.mark.rule(27)
 def test_rule_27_a_batch_too_short_for_a_header_is_refused(rogue: Rogue) -> None:
     for short in (b"", b"x", bytes(64)):
         sequence = rogue.sender.try_write(rogue.topic.pages[0], [short], len(short))
@@ -306,6 +311,7 @@ def test_rule_27_a_batch_too_short_for_a_header_is_refused(rogue: Rogue) -> None
     rogue.send_good()
 
 
+@pytest.mark.rule(4)
 def test_rule_4_a_final_refusal_poisons_what_follows_until_the_epoch_is_raised(
     rogue: Rogue, client: Client
 ) -> None:
@@ -323,6 +329,7 @@ def test_rule_4_a_final_refusal_poisons_what_follows_until_the_epoch_is_raised(
     assert (ack.error, ack.base_offset) == (0, first.base_offset + 1)
 
 
+@pytest.mark.rule(1)
 def test_rule_1_a_producer_that_reads_no_answers_is_drained_no_further_than_they_have_places(
     rogue: Rogue, client: Client
 ) -> None:

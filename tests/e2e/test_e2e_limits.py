@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crash.ground import NodeUnderTest, descriptors, environment
-from own_mounts import run_behind
+from crash.node_under_test import NodeUnderTest, descriptors, environment
+from mount_namespace import run_behind
 
-from penstock.admin import TopicConfig
-from penstock.client import Client, connect
+from penstock.client.admin.admin import TopicConfig
+from penstock.client.client import Client, connect
+from penstock.client.producer.delivery import Receipt
+from penstock.client.producer.producer import Producer
 from penstock.core.errors import (
     AttachRefusedError,
     BufferFullError,
@@ -35,13 +37,11 @@ from penstock.core.errors import (
     UnknownTopicError,
     UnsupportedVersionError,
 )
-from penstock.delivery import Receipt
 from penstock.ipc import layout as lo
 from penstock.ipc import liveness
 from penstock.ipc import messages as ms
 from penstock.ipc.channel import Channel
 from penstock.ipc.channel import connect as connect_socket
-from penstock.producer import Producer
 from penstock.testing import wait_until
 
 WITHIN = 45.0
@@ -122,6 +122,7 @@ def test_the_largest_record_that_is_not_refused_arrives(client: Client) -> None:
         assert [len(record.value or b"") for record in consumer] == [size]
 
 
+@pytest.mark.setting("topic.record_bytes_max")
 def test_a_topics_own_bound_on_records_holds(client: Client) -> None:
     client.admin().create_topic("small-records", TopicConfig(record_bytes_max=1000))
     with client.producer() as producer:
@@ -234,6 +235,7 @@ def test_settings_of_a_topic_are_checked(client: Client, settings: dict[str, Any
 
 # --- bounds of the node --------------------------------------------------------------------------
 @pytest.mark.local("lanes of remote producers are the gateway's, which waits for one")
+@pytest.mark.setting("node.lanes_max")
 def test_lanes_max_is_named_and_room_is_given_back(node: NodeUnderTest, client: Client) -> None:
     with ExitStack() as stack:
         for _ in range(3):
@@ -250,6 +252,7 @@ def test_lanes_max_is_named_and_room_is_given_back(node: NodeUnderTest, client: 
         late.close()
 
 
+@pytest.mark.setting("node.clients_max")
 def test_clients_max_is_named_and_room_is_given_back(client: Client) -> None:
     made: list[Any] = []
     with pytest.raises(ResourceLimitError, match="clients_max"):  # noqa: PT012 - at some of them
@@ -261,6 +264,7 @@ def test_clients_max_is_named_and_room_is_given_back(client: Client) -> None:
     client.consumer().close()
 
 
+@pytest.mark.setting("node.topics_max", "node.partitions_max")
 def test_topics_max_and_partitions_max_are_named(client: Client) -> None:
     admin = client.admin()
     with pytest.raises(ConfigError, match=r"1\.\.100"):
@@ -277,6 +281,7 @@ def test_topics_max_and_partitions_max_are_named(client: Client) -> None:
     assert not set(admin.list_topics()) & set(made)
 
 
+@pytest.mark.setting("producer.buffer_bytes_max", "producer.block_timeout")
 def test_buffer_bytes_max_is_named_and_waited_for(node: NodeUnderTest, client: Client) -> None:
     (writer,) = node.writer_pids()
     options: dict[str, Any] = {"batch_bytes": 1 << 10, "buffer_bytes_max": 32 << 10}
@@ -315,7 +320,7 @@ SCRIPT = r"""
 import json, os, sys
 from pathlib import Path
 from penstock.core.errors import PenstockError
-from crash.ground import NodeUnderTest
+from crash.node_under_test import NodeUnderTest
 from penstock.testing import wait_until
 with NodeUnderTest(Path(sys.argv[1]), lane_capacity=4 << 20) as node, node.connect() as client:
     client.admin().create_topic("t")
@@ -376,8 +381,8 @@ def test_a_node_without_descriptors_refuses_and_recovers(
 def test_a_client_without_descriptors_is_told_its_limit(node: NodeUnderTest) -> None:
     script = (
         "import resource, os\n"
-        "from crash.ground import descriptors\n"
-        "from penstock.client import connect\n"
+        "from crash.node_under_test import descriptors\n"
+        "from penstock.client.client import connect\n"
         "from penstock.core.errors import ResourceLimitError\n"
         f"client = connect({node.url!r})\n"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"

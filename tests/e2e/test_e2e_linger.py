@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-from crash.ground import NodeUnderTest
+from crash.node_under_test import NodeUnderTest
 
-from penstock import boxes, minder
-from penstock.admin import TopicConfig
-from penstock.boxes import GATHER_MAX
-from penstock.outbox import IN_FLIGHT_EAGER
+from penstock.client.admin.admin import TopicConfig
+from penstock.client.producer import accumulator, io_thread
+from penstock.client.producer.accumulator import GATHER_MAX
+from penstock.client.producer.sender import IN_FLIGHT_EAGER
 
 WITHIN = 45.0
 PATIENT = 120.0
@@ -26,8 +26,8 @@ FOR_EVER = 120.0
 def test_a_box_is_sealed_in_time_while_another_thread_waits_for_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(minder, "WAIT_MAX", FOR_EVER)
-    monkeypatch.setattr(minder, "CALLER_WAIT_MAX", FOR_EVER)
+    monkeypatch.setattr(io_thread, "WAIT_MAX", FOR_EVER)
+    monkeypatch.setattr(io_thread, "CALLER_WAIT_MAX", FOR_EVER)
     with (
         NodeUnderTest(tmp_path, writers_max=2, writer_stall_timeout=PATIENT) as node,
         node.connect() as client,
@@ -85,8 +85,8 @@ def test_records_that_do_not_linger_go_together_while_batches_wait_for_their_ans
 def test_records_that_gather_leave_with_the_next_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(boxes, "GATHER_MAX", FOR_EVER)
-    monkeypatch.setattr(minder, "WAIT_MAX", FOR_EVER)
+    monkeypatch.setattr(accumulator, "GATHER_MAX", FOR_EVER)
+    monkeypatch.setattr(io_thread, "WAIT_MAX", FOR_EVER)
     with (
         NodeUnderTest(tmp_path, writers_max=1, writer_stall_timeout=PATIENT) as node,
         node.connect() as client,

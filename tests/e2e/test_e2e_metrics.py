@@ -12,11 +12,11 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from group_world import fill
+from group_fixture import fill
 from node_helpers import eventually
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.client import connect
+from penstock.client.client import connect
 from penstock.core.errors import PenstockError
 from penstock.server.health.address import HttpAddress
 from penstock.server.health.families import FAMILIES
@@ -109,7 +109,9 @@ def test_every_sample_is_of_a_family_that_the_guide_lists(node, http):
     with node.connect() as client, client.consumer(node.create_topic(), group="listed") as consumer:
         consumer.poll(1, timeout=0)
         suffixes = ("_bucket", "_sum", "_count")
-        for (name, labels), _ in http.metrics().items():
+        found = http.metrics()
+        assert len(found) > 50
+        for (name, labels), _ in found.items():
             if not name.startswith("penstock_"):
                 assert name.startswith(("process_", "python_gc_")), name
                 continue

@@ -24,6 +24,7 @@ from node_helpers import (
     remove_shared_objects,
     shared_objects,
 )
+from seeds import seed_of
 
 from penstock.ipc import channel, paths
 from penstock.ipc import layout as lo
@@ -32,6 +33,7 @@ from penstock.ipc.clients import ClientSlot
 from penstock.ipc.shm import Region
 
 ROUNDS = 200
+TABLES = ["clients", "owner", "state"]
 
 
 @pytest.fixture
@@ -49,10 +51,13 @@ def is_gone(pid: int) -> bool:
     return not os.path.exists(f"/proc/{pid}")
 
 
+@pytest.mark.rule(12)
 def test_a_first_start_makes_the_folder_private_and_tells_ready(node):
     node.start()
     assert node.folder.stat().st_mode & 0o777 == 0o700
-    assert {path.name for path in node.folder.iterdir()} == {"lock", "node.json", "attach.sock"}
+    assert {path.name for path in node.folder.iterdir()} == {
+        *("lock", "node.json", "clock.json", "attach.sock"),
+    }
     limits = Path(f"/proc/{node.pid}/limits").read_text()
     [open_files] = [line.split() for line in limits.splitlines() if "open files" in line]
     assert open_files[3] == open_files[4], "rule 12: the soft limit is raised to the hard one"
@@ -60,8 +65,8 @@ def test_a_first_start_makes_the_folder_private_and_tells_ready(node):
 
 def test_the_node_and_its_writers_load_no_heavy_module(node):
     program = (
-        "import sys; import penstock.server.__main__, penstock.server.node;"
-        "import penstock.server.writer_main; print(*sys.modules)"
+        "import sys; import penstock.server.__main__, penstock.server.node.node;"
+        "import penstock.server.writer.main; print(*sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment(), capture_output=True, text=True,
@@ -86,6 +91,7 @@ def test_records_go_from_a_lane_into_the_log_and_are_acknowledged(node):
         producer.close()
 
 
+@pytest.mark.rule(2)
 def test_rule_2_a_killed_writer_is_replaced_and_what_it_left_is_drained_exactly(node):
     node.start()
     with node.attach(lo.KIND_PRODUCER) as client:
@@ -107,6 +113,7 @@ def test_rule_2_a_killed_writer_is_replaced_and_what_it_left_is_drained_exactly(
         producer.close()
 
 
+@pytest.mark.rule(10)
 def test_rule_10_a_waiting_consumer_is_woken_by_a_writer_and_by_its_successor(node):
     node.start()
     with node.attach(lo.KIND_CONSUMER) as consumer, node.attach(lo.KIND_PRODUCER) as client:
@@ -137,6 +144,7 @@ def _wait_for_successor(node: NodeProcess, pid: int) -> None:
     eventually(lambda: any(w.pid not in (0, pid) for w in node.writers()), "a successor")
 
 
+@pytest.mark.rule(9)
 def test_rule_9_a_killed_node_is_followed_by_one_that_waits_for_its_writers(node):
     node.start()
     with node.attach() as client:
@@ -152,6 +160,7 @@ def test_rule_9_a_killed_node_is_followed_by_one_that_waits_for_its_writers(node
         assert client.ask(ms.FindTopic("orders"), ms.TopicFound).topic == topic
 
 
+@pytest.mark.rule(10)
 def test_rule_10_a_producer_outlives_its_node(node):
     node.start()
     client = node.attach(lo.KIND_PRODUCER)
@@ -169,10 +178,11 @@ def test_rule_10_a_producer_outlives_its_node(node):
     producer.send(10)
     assert [ack.base_offset for ack in producer.acks(10)] == list(range(20, 30))
     again.close(bye=True)
-    eventually(lambda: sorted(shared_objects(node.folder)) == ["clients", "state"], "lane removed")
+    eventually(lambda: sorted(shared_objects(node.folder)) == TABLES, "lane removed")
     producer.close()
 
 
+@pytest.mark.rule(5)
 def test_rule_5_what_a_dead_producer_left_is_in_the_log_before_clients_are_admitted(node):
     node.start()
     with node.attach() as client:
@@ -199,7 +209,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     node.wait()
     node.start()
     assert log_end(node, topic.pages[0]) == 51
-    eventually(lambda: sorted(shared_objects(node.folder)) == ["clients", "state"], "lane removed")
+    eventually(lambda: sorted(shared_objects(node.folder)) == TABLES, "lane removed")
 
 
 def test_a_second_node_on_the_folder_is_refused_and_the_first_goes_on(node):
@@ -237,7 +247,7 @@ def test_a_stop_leaves_lanes_and_tables_to_those_who_live_on(node):
     producer.send(5)
     assert node.stop() == 0
     assert record(node.folder)["clean"] is True
-    assert len(shared_objects(node.folder)) == 3
+    assert len(shared_objects(node.folder)) == 4
     assert len(producer.acks(5)) == 5, "drained by the stop"
     producer.send(5)
     node.start()
@@ -362,6 +372,7 @@ def test_garbage_on_the_attach_socket_does_not_hurt(node):
     assert len([line for line in node.log.splitlines() if "dropped" in line]) == 4
 
 
+@pytest.mark.rule(7)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a pid namespace here")
 def test_rule_7_a_client_that_the_node_cannot_see_is_sent_to_tcp(tmp_path):
     data = tmp_path / "data"
@@ -397,8 +408,7 @@ def test_damage_is_refused_with_exit_1_and_what_to_do(node):
 
 
 def test_rounds_of_attaching_and_being_killed_leak_nothing(tmp_path):
-    seed = int.from_bytes(os.urandom(4), "little")
-    print(f"seed {seed}")
+    seed = seed_of("killed clients")
     with NodeProcess(tmp_path / "data", "--lane-capacity", "65536", "--writers", "2") as node:
         node.start()
         with node.attach() as client:

@@ -62,6 +62,7 @@ def test_many_topics_are_made_and_deleted_while_another_is_in_use(penstock_broke
     assert len([name for name in folders if name.rpartition("-")[2].isdigit()]) == 2
 
 
+@pytest.mark.rule(12)
 @pytest.mark.penstock(writers=1)
 def test_partitions_beyond_the_limit_of_open_files_are_refused_with_the_remedy(penstock_broker):
     kept = penstock_broker.create_topic()

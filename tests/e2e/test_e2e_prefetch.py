@@ -10,11 +10,11 @@ import pytest
 from cli_runner import call_cli
 
 from penstock import TopicConfig
-from penstock.client import Client
-from penstock.consumer import Consumer
+from penstock.client.client import Client
+from penstock.client.consumer.consumer import Consumer
+from penstock.client.consumer.records import RecordBatch
 from penstock.core.errors import ConfigError
 from penstock.ipc.clients import ClientSlot
-from penstock.records import RecordBatch
 from penstock.testing import Broker
 
 pytestmark = pytest.mark.over_tcp
@@ -55,6 +55,7 @@ def polls(consumer: Consumer, max_records: int | None = None) -> Iterator[Record
 
 @pytest.mark.local("on another host turns are fair among what has come")
 @pytest.mark.parametrize("compression", ["none", "lz4"])
+@pytest.mark.setting("consumer.prefetch_bytes")
 def test_a_poll_is_bounded_over_all_partitions_and_turns_are_fair(
     client: Client, compression: str
 ) -> None:
@@ -84,6 +85,7 @@ def test_what_max_records_leaves_counts_against_the_bound(client: Client) -> Non
 
 
 @pytest.mark.parametrize("bound", [4096, 16 << 20])
+@pytest.mark.setting("consumer.latest_only")
 def test_only_the_newest_of_each_key(client: Client, bound: int) -> None:
     topic = f"keys-{bound}"
     filled(client, topic, 2, 30)

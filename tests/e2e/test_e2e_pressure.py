@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from cli_runner import call_cli, cli_process
-from crash.ground import NodeUnderTest
+from crash.node_under_test import NodeUnderTest
 
 from penstock import TopicConfig
-from penstock.client import Client
+from penstock.client.client import Client
+from penstock.client.producer.delivery import Delivery
 from penstock.core.errors import DroppedError
-from penstock.delivery import Delivery
 from penstock.testing import wait_until
 
 pytestmark = pytest.mark.over_tcp
@@ -96,6 +96,7 @@ def test_drop_oldest_keeps_what_a_lane_has_and_the_newest(
     assert numbers(client, topic) == [0, *kept, 9999]
 
 
+@pytest.mark.setting("producer.on_full")
 def test_drop_newest_keeps_what_came_first(node: NodeUnderTest, client: Client) -> None:
     client.admin().create_topic("newest", TopicConfig(partitions=1))
     with client.producer(on_full="drop_newest", **OPTIONS) as producer:
@@ -227,6 +228,7 @@ def _dropped(node: NodeUnderTest) -> int:
     return max((row["dropped"] for row in report.objects[0]["producers"]), default=0)
 
 
+@pytest.mark.rule(4)
 @pytest.mark.over_tcp(False)
 @pytest.mark.parametrize("fault", ["writer", "node"])
 def test_rule_4_drops_amid_kills_leave_an_exact_log(fault: str) -> None:

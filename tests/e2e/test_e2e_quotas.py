@@ -11,10 +11,10 @@ import pytest
 from wire import Dealer, batch_of
 
 import penstock
-from penstock import keys
-from penstock.access import AccessEntry, QuotaSetting
+from penstock.client.admin.access import AccessEntry, QuotaSetting
 from penstock.cluster.frames import messages as fr
 from penstock.ipc import layout as lo
+from penstock.security import keys
 from penstock.testing import Broker
 
 RATE = 1 << 20
@@ -97,6 +97,7 @@ def test_a_consumer_has_its_rate(broker: Broker, folder: Path) -> None:
     assert 3.0 * 0.8 - 0.5 <= took <= 3.0 * 2
 
 
+@pytest.mark.setting("producer.client_id")
 def test_a_client_id_has_its_own(broker: Broker, folder: Path) -> None:
     topic = broker.create_topic()
     with connect(broker, folder / "free", client_id="greedy") as client:

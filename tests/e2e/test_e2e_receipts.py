@@ -10,13 +10,13 @@ import threading
 import time
 from pathlib import Path
 
+import faulty_writer
 import pytest
-import rigged_writer
-from crash.ground import NodeUnderTest
+from crash.node_under_test import NodeUnderTest
 
+from penstock.client.producer.routes import LaneLink
 from penstock.core import errors as er
 from penstock.ipc import shm
-from penstock.routes import LaneLink
 from penstock.testing import Broker, wait_until
 
 pytestmark = pytest.mark.over_tcp
@@ -35,7 +35,7 @@ def writer_pid(node: Broker | NodeUnderTest) -> int:
 
 
 def rigged(folder: Path) -> list[str]:
-    return [sys.executable, rigged_writer.__file__, str(folder)]
+    return [sys.executable, faulty_writer.__file__, str(folder)]
 
 
 @pytest.mark.over_tcp(False)
@@ -99,7 +99,7 @@ def test_what_expires_after_it_was_written_does_not_hand_its_sequence_on(tmp_pat
         producer.send("t", b"warm").result(WITHIN)
         (link,) = producer._outbox.links.values()
         shm.unlink(link.sender.name)  # as systemd's RemoveIPC does at a logout
-        (tmp_path / rigged_writer.DIE_UNANSWERED).touch()
+        (tmp_path / faulty_writer.DIE_UNANSWERED).touch()
         written = producer.send("t", b"A")
         with client.producer(linger=0) as other:  # takes the one lane that the node may have
             wait_until(lambda: _sends(other), WITHIN, "the other producer's lane")
@@ -166,14 +166,14 @@ def test_what_waits_for_the_device_fails_when_another_node_takes_the_address(tmp
         client.admin().create_topic("t")
         producer = client.producer(linger=0, durability="fsynced", delivery_timeout=WITHIN)
         producer.send("t", b"warm").result(WITHIN)
-        (tmp_path / rigged_writer.HOLD_SYNCS).touch()
+        (tmp_path / faulty_writer.HOLD_SYNCS).touch()
         waiting = producer.send("t", b"A")
         (route,) = producer._outbox.routes()
         wait_until(lambda: route.waiting_durable, WITHIN, "an answer that waits for the device")
         writer = writer_pid(node)
         node.kill()
         os.kill(writer, signal.SIGKILL)
-        (tmp_path / rigged_writer.HOLD_SYNCS).unlink()
+        (tmp_path / faulty_writer.HOLD_SYNCS).unlink()
         uuid = node.uuid
         node.data.rename(tmp_path / "old")
         node.start()

@@ -14,7 +14,7 @@ from cli_runner import call_cli
 
 import penstock
 from penstock import aio
-from penstock.client import Client
+from penstock.client.client import Client
 from penstock.core import errors as er
 from penstock.testing import Broker, wait_until
 
@@ -42,6 +42,7 @@ def descriptors() -> int:
 
 
 # --- which way ---
+@pytest.mark.setting("producer.acks")
 def test_auto_takes_shared_memory_where_the_node_is_on_this_host(broker: Broker) -> None:
     before = carriers()
     with penstock.connect(broker.tcp_url) as client:
@@ -53,6 +54,7 @@ def test_auto_takes_shared_memory_where_the_node_is_on_this_host(broker: Broker)
             assert producer.send_and_wait(topic, b"x", timeout=WITHIN).durability == "ring"
 
 
+@pytest.mark.setting("client.transport")
 def test_tcp_is_taken_where_it_is_asked_for(broker: Broker, client: Client) -> None:
     assert client.transport == "tcp"
     assert client.metrics()["connected"] == 1
@@ -62,6 +64,7 @@ def test_tcp_is_taken_where_it_is_asked_for(broker: Broker, client: Client) -> N
         assert (receipt.durability, receipt.offset) == ("appended", 0)
 
 
+@pytest.mark.setting("producer.durability")
 def test_fsynced_is_told_when_it_is(broker: Broker, client: Client) -> None:
     topic = broker.create_topic()
     with client.producer(durability="fsynced") as producer:
@@ -189,7 +192,7 @@ def test_commands_tell_of_a_node_elsewhere_what_it_says_itself(
     monkeypatch.setenv("PENSTOCK_TRANSPORT", "tcp")
     for near in (True, False):
         if not near:  # as on a host that was booted another time
-            monkeypatch.setattr("penstock.admin.boot_id", lambda: "another")
+            monkeypatch.setattr("penstock.client.admin.admin.boot_id", lambda: "another")
         for what in (["node", "describe"], ["topic", "describe", topic]):
             told = call_cli(*what, url=broker.tcp_url)
             assert told.code == 0, told.err

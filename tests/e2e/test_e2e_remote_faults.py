@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 import penstock
-from penstock import minder
-from penstock.client import Client
+from penstock.client.client import Client
+from penstock.client.producer import io_thread
+from penstock.client.producer.producer import Producer
 from penstock.core import errors as er
 from penstock.ipc.liveness import state
-from penstock.producer import Producer
 from penstock.testing import Broker, wait_until
 
 WITHIN = 45.0
@@ -44,7 +44,7 @@ def gateway_of(broker: Broker) -> psutil.Process:
 
     def find() -> psutil.Process | None:
         for child in psutil.Process(broker.pid).children():
-            if any(word.endswith("gateway_main") for word in child.cmdline()):
+            if any(word.endswith("gateway.main") for word in child.cmdline()):
                 return child
         return None
 
@@ -108,8 +108,8 @@ def test_who_waits_for_an_answer_keeps_nobody_from_finding_the_gateway(
     broker: Broker, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever of a producer's threads is rung for its end; none of them looks by itself here."""
-    monkeypatch.setattr(minder, "WAIT_MAX", 2 * WITHIN)
-    monkeypatch.setattr(minder, "CALLER_WAIT_MAX", 2 * WITHIN)
+    monkeypatch.setattr(io_thread, "WAIT_MAX", 2 * WITHIN)
+    monkeypatch.setattr(io_thread, "CALLER_WAIT_MAX", 2 * WITHIN)
     topic = broker.create_topic()
     with client.producer(linger=0, delivery_timeout=4 * WITHIN) as producer:
         for number in range(4):

@@ -40,7 +40,7 @@ class Killing:
             if not self._work.wait(WITHIN):
                 return
             for child in psutil.Process(self._broker.pid).children():
-                if any(word.endswith("gateway_main") for word in child.cmdline()):
+                if any(word.endswith("gateway.main") for word in child.cmdline()):
                     child.kill()
                     self._left -= 1
 

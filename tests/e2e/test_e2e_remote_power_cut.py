@@ -43,6 +43,7 @@ def committed(broker: Broker, topic: str) -> list[int]:
         return [int(record.value or b"") for record in consumer]
 
 
+@pytest.mark.rule(15)
 def test_rule_15_a_remote_producer_goes_on_behind_what_the_power_cut_left(broker: Broker) -> None:
     topic = broker.create_topic()
     with (
@@ -60,6 +61,7 @@ def test_rule_15_a_remote_producer_goes_on_behind_what_the_power_cut_left(broker
     assert values(broker, topic) == [*range(KEPT), *range(BEFORE, BEFORE + SINCE)]
 
 
+@pytest.mark.rule(15)
 def test_rule_15_a_transaction_does_not_commit_what_a_power_cut_took(broker: Broker) -> None:
     """Its records were acknowledged as appended, and it sends nothing more before it commits. What
     has begun it, a control batch, stands first in the log."""

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from slow_wire import SlowWire
+from slow_link import SlowWire
 
 import penstock
-from penstock.consumer import Consumer
+from penstock.client.consumer.consumer import Consumer
 from penstock.testing import Broker, wait_until
 
 WITHIN = 45.0
@@ -76,7 +76,7 @@ def test_over_a_long_wire_all_come_back_after_the_gateway_died(
         assert producer.send_and_wait(topic, b"0", timeout=WITHIN).offset == 0
         assert read(consumer, 1) == [b"0"]
         for child in psutil.Process(broker.pid).children():
-            if any(word.endswith("gateway_main") for word in child.cmdline()):
+            if any(word.endswith("gateway.main") for word in child.cmdline()):
                 child.kill()
         assert producer.send(topic, b"1").result(WITHIN).offset == 1
         assert read(consumer, 1) == [b"1"]

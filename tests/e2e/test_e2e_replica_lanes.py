@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,9 +62,10 @@ class Host:
         self.channel = Channel(ours, inbound=ms.WriterReport)
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "penstock.server.writer_main", "--writer", "0"),
+                *(sys.executable, "-m", "penstock.server.writer.main", "--writer", "0"),
+                *("--believed-us", str(time.time_ns() // 1000)),
                 *("--generation", str(self.generation), "--data", str(self.folder)),
-                *("--uuid", self.uuid, "--channel-fd", str(theirs.fileno())),
+                *("--shm", self.uuid, "--channel-fd", str(theirs.fileno())),
                 *("--doorbell-fd", str(self.bell.fileno())),
             ],
             pass_fds=(theirs.fileno(), self.bell.fileno()),

@@ -14,11 +14,11 @@ from node_helpers import NodeProcess, children, eventually
 
 import penstock
 from penstock import Admin, Client, Consumer, OffsetOutOfRangeError, TopicConfig
+from penstock.client.session import Session
 from penstock.core.storage import Storage
 from penstock.ipc import layout as lo
 from penstock.ipc import liveness
-from penstock.server.retaining import Partition
-from penstock.session import Session
+from penstock.server.cleaner.retention import Partition
 
 SEGMENT = 64 << 10
 INTERVAL = "0.05"
@@ -81,6 +81,7 @@ def read_all(consumer: Consumer, until: int) -> list[int]:
     return read
 
 
+@pytest.mark.setting("topic.retention_bytes", "topic.segment_bytes")
 def test_segments_beyond_the_wanted_bytes_go_and_are_counted(node, client):
     admin = client.admin()
     admin.create_topic("t", TopicConfig(segment_bytes=SEGMENT, retention_bytes=4 * SEGMENT))
@@ -117,6 +118,7 @@ def test_a_segment_that_was_seen_while_active_is_seen_closed_later(node, client)
     session.close()
 
 
+@pytest.mark.setting("topic.retention")
 def test_what_is_older_than_the_retention_goes_and_the_active_segment_too(node, client):
     admin = client.admin()
     admin.create_topic("t", TopicConfig(segment_bytes=SEGMENT, retention=1.0))
@@ -147,6 +149,7 @@ def test_settings_change_live_and_survive_the_node(node, client):
     eventually(lambda: start_of(admin, "t") == 1000 > kept)
 
 
+@pytest.mark.rule(11)
 @pytest.mark.parametrize("policy", ["error", "earliest", "latest"])
 def test_rule_11_readers_follow_while_segments_vanish(node, client, policy):
     """No wrong byte and no signal; who is overtaken gets an error, or what it chose."""
@@ -201,6 +204,7 @@ def test_a_killed_cleaner_is_replaced_and_goes_on(node, client):
     assert f"cleaner (pid {pid}) died: killed by SIGKILL" in node.log
 
 
+@pytest.mark.rule(9)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_rule_9_the_cleaner_leaves_with_its_node(node, client, number):
     client.admin().create_topic("t", TopicConfig(retention=60))

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import zmq
-from node_helpers import children, eventually
-from wire import WITHIN, Dealer, batch_of
+from keyed_fixture import IN_USE, World, connects
+from node_helpers import eventually
+from wire import Dealer, batch_of
 
 import penstock
-from penstock import keys
-from penstock.access import AccessEntry, LimitSetting, QuotaSetting
+from penstock.client.admin.access import AccessEntry, LimitSetting, QuotaSetting
 from penstock.cluster.frames import codec
 from penstock.cluster.frames import messages as fr
 from penstock.core import header as hd
@@ -30,76 +27,18 @@ from penstock.ipc import coordination as co
 from penstock.ipc import layout as lo
 from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
-from penstock.testing import Broker
-
-
-class World:
-    """A node with keys, of which `key` makes more."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        # Raw connections say nothing of themselves, however long a test takes on a busy machine.
-        self.broker = Broker(listen=True, options={"client_silence_max": 120.0})
-        self.key("first")
-
-    def key(self, name: str, **options: str) -> Path:
-        file = self.folder / f"{name}.key"
-        keys.create_key(self.broker.data, name, file, **options)
-        return file
-
-    def dealer(self, file: Path, *, hello: bool = True) -> Dealer:
-        """A connection with that key. A new key is looked for a few times a second at most, so a
-        flood of others may be in its way."""
-        key = keys.load_client_key(file)
-        deadline = time.monotonic() + WITHIN
-        while time.monotonic() < deadline:
-            dealer = Dealer(
-                self.broker.tcp_url,
-                hello=False,
-                curve_serverkey=key.server.encode(),
-                curve_publickey=key.public.encode(),
-                curve_secretkey=key.secret.encode(),
-            )
-            if not hello:
-                return dealer
-            if connects(dealer, 2.0):
-                dealer.welcome = dealer.hear(fr.Welcome)
-                return dealer
-            dealer.close()
-        raise AssertionError(f"{file} lets nobody in")
-
-    def allow(self, *lines: str) -> None:
-        with self.broker.connect() as client, client.admin() as admin:
-            admin.add_access(*(AccessEntry(*line.split()) for line in lines))
-
-    def forbid(self, *lines: str) -> None:
-        with self.broker.connect() as client, client.admin() as admin:
-            admin.remove_access(*(AccessEntry(*line.split()) for line in lines))
-
-    @property
-    def log(self) -> str:
-        return self.broker.log_path.read_text()
+from penstock.security import keys
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     world = World(tmp_path_factory.mktemp("keys"))
     with world.broker:
-        eventually(lambda: "keys are in use from now on" in world.log)
+        eventually(lambda: IN_USE in world.log)
         yield world
 
 
-def connects(dealer: Dealer, within: float = 0.5) -> bool:
-    dealer.socket.setsockopt(zmq.SNDTIMEO, int(within * 1000))
-    try:
-        dealer.say(fr.Hello(fr.PROTOCOL_VERSION, fr.APIS, "wire", dealer.incarnation))
-    except zmq.Again:  # it was turned away already: there is nowhere to send to
-        return False
-    finally:
-        dealer.socket.setsockopt(zmq.SNDTIMEO, -1)
-    return bool(dealer.socket.poll(int(within * 1000)))
-
-
+@pytest.mark.setting("client.keys")
 def test_an_authorized_key_comes_in_as_its_principal(world: World) -> None:
     file = world.key("ann", namespace="acme")
     with penstock.connect(world.broker.tcp_url, keys=file, transport="tcp") as client:
@@ -247,7 +186,7 @@ def test_each_request_is_denied_and_audited(
 def test_every_request_type_is_among_the_denied(world: World) -> None:
     import typing
 
-    from penstock.server.guard import FREE, LOCAL_ONLY
+    from penstock.server.security.authorizer import FREE, LOCAL_ONLY
 
     by_id = {lk.LookUpTime, lk.LookUpAppends, lk.LookUpSegments}  # below
     tried = {type(one) for one in DENIED} | by_id | set(FREE) | set(LOCAL_ONLY)
@@ -500,7 +439,7 @@ def test_bytes_under_way_are_bounded_by_principal(world: World) -> None:
 
 
 def test_access_survives_the_node_and_a_damaged_file_keeps_it_out(tmp_path: Path) -> None:
-    from penstock.embedded import EmbeddedNode
+    from penstock.testing.embedded import EmbeddedNode
 
     with EmbeddedNode(tmp_path / "d") as node:
         with penstock.connect(node.url) as client, client.admin() as admin:
@@ -557,7 +496,7 @@ def test_a_damaged_file_changes_nothing_in_the_gateway_and_is_told(world: World)
 
 @pytest.mark.parametrize("place", ["tcp://0.0.0.0:0", "tcp://[::]:0"])
 def test_listening_beyond_this_host_needs_keys_or_a_word(tmp_path: Path, place: str) -> None:
-    from penstock.embedded import EmbeddedNode
+    from penstock.testing.embedded import EmbeddedNode
 
     with pytest.raises(penstock.PenstockError, match="insecure"):
         EmbeddedNode(tmp_path / "d", listen=place)
@@ -571,7 +510,7 @@ def test_listening_beyond_this_host_needs_keys_or_a_word(tmp_path: Path, place: 
 
 
 def test_an_audit_line_in_json_has_its_fields(tmp_path: Path) -> None:
-    from penstock.embedded import EmbeddedNode
+    from penstock.testing.embedded import EmbeddedNode
 
     keys.create_key(tmp_path / "d", "ann", tmp_path / "ann.key")
     log = tmp_path / "log"
@@ -664,6 +603,7 @@ def test_a_flood_of_wrong_keys_is_bounded_in_the_log_and_holds_nobody_up(world: 
     assert world.log.count("not let in") - before < 75
 
 
+@pytest.mark.rule(27)
 def test_rule_27_the_producer_id_of_anothers_transaction_is_refused(world: World) -> None:
     """Both may write to the topic; one of them knows the other's open transaction."""
     world.allow("teller allow all topic tills", "teller allow all transactional_id till")
@@ -687,8 +627,8 @@ def test_rule_27_the_producer_id_of_anothers_transaction_is_refused(world: World
             for value in (b"forged", b"honest")
         )  # fmt: skip
         robber.say(fr.Produce(1, page % writers, 0, page), forged)
-        assert robber.acks(1)[0].error == ErrorCode.ACCESS_DENIED
-        teller.say(fr.Produce(1, page % writers, 0, page), honest)
+        assert robber.acks(1)[0].error == ErrorCode.UNKNOWN_PRODUCER
+        teller.say(fr.Produce(1, page % writers, 0, page, 0, teller.answer.proof), honest)
         assert teller.acks(1)[0].error == 0
 
 
@@ -787,45 +727,3 @@ def test_who_looks_up_and_goes_fills_no_log(world: World) -> None:
         while dealer.hear(fr.Answer).endpoint != 1:  # each connection's are done in order
             pass
     assert "LookUpAppends of endpoint" not in world.log
-
-
-def gateways(world: World) -> list[int]:
-    """Processes of the node that are one."""
-    found = []
-    for pid in children(world.broker.pid):
-        with suppress(OSError):
-            if "penstock.server.gateway_main" in Path(f"/proc/{pid}/cmdline").read_text():
-                found.append(pid)
-    return found
-
-
-def test_a_new_gateway_learns_whose_a_transaction_is_when_it_goes_on(world: World) -> None:
-    world.broker.create_topic("ledger")
-    world.allow("* allow write topic ledger", "clerk allow write transactional_id till")
-    clerk, other = world.key("clerk"), world.key("stranger")
-    with world.dealer(clerk) as dealer:
-        dealer.attach(1, lo.KIND_PRODUCER)
-        ready = dealer.ask(1, co.InitTransactions("till", 60.0))
-    [gateway] = gateways(world)
-    os.kill(gateway, signal.SIGKILL)
-    eventually(lambda: gateways(world) not in ([], [gateway]))
-
-    def sent(file: Path, sequence: int) -> int:
-        with world.dealer(file) as dealer:
-            attached = dealer.attach(1, lo.KIND_PRODUCER)
-            info = dealer.find(1, "ledger")
-            if file == clerk:
-                who = (ready.producer_id, ready.producer_epoch)
-                added = dealer.ask(1, co.AddPartitions("till", *who, [(info.topic_id, 0)]))
-                assert isinstance(added, ms.Done), added
-            batch = batch_of(
-                [b"x"], info, ready.producer_id, sequence,
-                producer_epoch=ready.producer_epoch, attributes=hd.ATTR_TRANSACTIONAL,
-            )  # fmt: skip
-            writer = info.pages[0] % attached.writers
-            dealer.say(fr.Produce(1, writer, 0, info.pages[0]), batch)
-            return dealer.acks(1)[0].error
-
-    assert sent(clerk, 0) == ErrorCode.NONE
-    assert sent(other, 1) == ErrorCode.ACCESS_DENIED
-    assert sent(clerk, 1) == ErrorCode.NONE

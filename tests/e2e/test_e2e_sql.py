@@ -11,8 +11,8 @@ from cli_runner import call_cli
 
 import penstock
 from penstock import Client, Offset, TopicConfig, UnknownTopicError
-from penstock.query import Scan, scans
-from penstock.session import place_of
+from penstock.client.session import place_of
+from penstock.client.sql import Scan, scans
 from penstock.testing import Broker
 
 duckdb = pytest.importorskip("duckdb")
@@ -158,7 +158,7 @@ def test_a_topic_that_goes_while_it_is_read_fails_the_query(client, url):
 def test_without_the_extra_the_error_names_it(url, missing, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
     if missing == "pyarrow":
-        monkeypatch.delitem(sys.modules, "penstock.arrow.export", raising=False)
+        monkeypatch.delitem(sys.modules, "penstock.client.arrow.export", raising=False)
     with pytest.raises(ImportError, match=r"penstock\[sql\]"):
         penstock.sql("select 1", url=url)
     ran = call_cli("sql", "select 1", url=url)

@@ -11,14 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from crash import faulty
-from crash.faulty import SHORT, Faults
-from crash.ground import NodeUnderTest
-from crash.reading import read_log
-from own_mounts import run_behind
+from crash import failing_syscalls
+from crash.failing_syscalls import SHORT, Faults
+from crash.log_files import read_log
+from crash.node_under_test import NodeUnderTest
+from mount_namespace import run_behind
 
-from penstock.admin import Admin, PartitionDescription, TopicConfig
-from penstock.client import Client
+from penstock.client.admin.admin import Admin, PartitionDescription, TopicConfig
+from penstock.client.client import Client
+from penstock.client.producer.producer import Producer
 from penstock.core.errors import (
     BufferFullError,
     DeliveryTimeout,
@@ -26,7 +27,6 @@ from penstock.core.errors import (
     PenstockTimeout,
     ProduceError,
 )
-from penstock.producer import Producer
 from penstock.testing import wait_until
 
 WITHIN = 45.0
@@ -36,13 +36,13 @@ SOON = 0.3
 
 @pytest.fixture
 def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Faults:
-    monkeypatch.setenv(faulty.FAULTS_VARIABLE, str(tmp_path / "faults"))
+    monkeypatch.setenv(failing_syscalls.FAULTS_VARIABLE, str(tmp_path / "faults"))
     return Faults(tmp_path / "faults")
 
 
 @pytest.fixture
 def node(tmp_path: Path, faults: Faults) -> Iterator[NodeUnderTest]:
-    command = [sys.executable, faulty.__file__]
+    command = [sys.executable, failing_syscalls.__file__]
     with NodeUnderTest(tmp_path, writers_max=1, writer_command=command) as node:
         yield node
         faults.clear()
@@ -80,6 +80,7 @@ def send_all(producer: Producer, topic: str, numbers: range) -> list[bytes]:
 
 
 # --- a full disk ---------------------------------------------------------------------------------
+@pytest.mark.rule(4)
 def test_rule_4_a_full_disk_holds_producers_up_and_consumers_read_on(
     client: Client, admin: Admin, faults: Faults
 ) -> None:
@@ -110,6 +111,7 @@ def test_rule_4_a_full_disk_holds_producers_up_and_consumers_read_on(
     assert read == sent == values(client, "t")
 
 
+@pytest.mark.rule(4)
 def test_rule_4_a_full_partition_does_not_hold_up_others_of_its_writer(
     node: NodeUnderTest, client: Client, admin: Admin, faults: Faults
 ) -> None:
@@ -186,6 +188,7 @@ def test_a_segment_that_cannot_be_made_waits_for_room_as_well(
     assert len(values(client, "t")) == 21
 
 
+@pytest.mark.rule(4)
 def test_rule_4_a_writer_that_dies_on_a_full_disk_loses_nothing_that_was_accepted(
     client: Client, admin: Admin, faults: Faults
 ) -> None:
@@ -320,7 +323,7 @@ SCRIPT = r"""
 import os, sys
 from pathlib import Path
 from penstock.core.errors import PenstockTimeout
-from crash.ground import NodeUnderTest
+from crash.node_under_test import NodeUnderTest
 folder = Path(sys.argv[1])
 with NodeUnderTest(folder) as node, node.connect() as client:
     client.admin().create_topic("t")
@@ -366,6 +369,7 @@ def test_a_file_system_that_is_really_full(tmp_path: Path) -> None:
 
 
 # --- a failing device ----------------------------------------------------------------------------
+@pytest.mark.rule(16)
 def test_rule_16_a_failed_fsync_is_rescued_into_a_new_segment(
     node: NodeUnderTest, client: Client, admin: Admin, faults: Faults
 ) -> None:
@@ -387,6 +391,7 @@ def test_rule_16_a_failed_fsync_is_rescued_into_a_new_segment(
     assert [stored.value for stored in log.records] == sent
 
 
+@pytest.mark.rule(16)
 def test_rule_16_a_device_that_fails_for_good_takes_its_partition_offline_and_no_other(
     node: NodeUnderTest, client: Client, admin: Admin, faults: Faults
 ) -> None:
@@ -457,6 +462,7 @@ def test_a_partition_that_cannot_be_opened_is_offline_and_says_so(
         assert producer.send_and_wait("t", b"2", timeout=WITHIN).offset == 1
 
 
+@pytest.mark.rule(14)
 def test_rule_14_damage_below_the_published_end_takes_the_log_offline_and_keeps_the_file(
     node: NodeUnderTest, client: Client, admin: Admin
 ) -> None:

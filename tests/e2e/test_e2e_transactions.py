@@ -14,10 +14,10 @@ import pytest
 from node_helpers import environment, eventually
 
 import penstock
+from penstock.client.session import place_of
+from penstock.client.transactions.coordinator_link import CoordinatorLink
 from penstock.ipc import coordination as co
-from penstock.session import place_of
 from penstock.testing import Broker
-from penstock.transactions.link import CoordinatorLink
 
 pytestmark = pytest.mark.over_tcp
 
@@ -231,6 +231,7 @@ def test_a_late_end_never_touches_a_later_transaction(client, node, topic):
     assert committed(client, topic) == [b"0", b"1", b"2"]
 
 
+@pytest.mark.setting("transaction.transaction_timeout")
 def test_a_transaction_that_takes_too_long_is_aborted(client, topic):
     with client.producer(transactional_id=topic, transaction_timeout=2.0) as producer:
         producer.begin_transaction()
@@ -495,6 +496,7 @@ def test_a_stage_that_was_given_up_has_no_name_and_cannot_be_committed(client, t
     assert committed(client, topic) == [b"good"]
 
 
+@pytest.mark.setting("stage.attempt")
 def test_stages_end_by_name_or_by_a_later_attempt_and_an_id_has_a_last_epoch(client, topic):
     def written(attempt, value):
         with client.stage(topic, 1, attempt=attempt) as stage:

@@ -148,6 +148,7 @@ def test_what_is_committed_is_stable_once_that_is_answered(node):
     sender.close(bye=True)
 
 
+@pytest.mark.rule(15)
 def test_rule_15_markers_are_brought_to_the_device_though_nothing_follows_them(node):
     """Before that the coordinator must not forget them."""
     topic, pages = create(node, partitions=3), Pages(node)
@@ -161,6 +162,7 @@ def test_rule_15_markers_are_brought_to_the_device_though_nothing_follows_them(n
     sender.close(bye=True)
 
 
+@pytest.mark.rule(19)
 def test_rule_19_nothing_gets_in_unregistered_or_late(node):
     topic = create(node, partitions=2)
     sender = Sender(node)
@@ -250,6 +252,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.rule(19)
 def test_rule_19_what_a_dead_producer_had_open_is_aborted_once_its_lane_is_drained(node):
     topic, pages = create(node), Pages(node)
     with subprocess.Popen(
@@ -325,6 +328,7 @@ def node_topics(node):
         return [topic.name for topic in admin.ask(ms.ListTopics(), ms.Topics).topics]
 
 
+@pytest.mark.rule(20)
 def test_rule_20_stages_count_together_once_and_those_not_listed_never(node):
     topic, pages = create(node, partitions=3), Pages(node)
 

@@ -116,6 +116,7 @@ def test_only_the_partitions_that_are_named_are_trimmed(client):
         admin.trim("some", 1, before=41)
 
 
+@pytest.mark.setting("consumer.on_out_of_range")
 def test_a_consumer_that_was_overtaken_is_told_and_one_with_a_policy_goes_on(client):
     admin = fill(client, "overtaken", 30, size=10_000)  # more than a consumer fetches at once
     few = 64 << 10

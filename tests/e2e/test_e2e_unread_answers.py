@@ -7,12 +7,12 @@ import time
 import pytest
 
 from penstock import TopicConfig
+from penstock.client.session import Session, place_of
 from penstock.core.encode import encode_batch
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.channel import Channel
 from penstock.ipc.doorbell import fence
-from penstock.session import Session, place_of
 from penstock.testing import Broker, wait_until
 
 WITHIN = 45.0
@@ -24,6 +24,7 @@ def passes(session, writer):
     return session.state.q[at // 8 + lo.Q_WRITER_PASSES]
 
 
+@pytest.mark.rule(1)
 @pytest.mark.local("it writes into the ring that it shares with the writer")
 def test_rule_1_a_writer_sleeps_while_a_ring_of_answers_is_full_and_goes_on_after():
     with Broker(writers=1) as node, node.connect() as client:

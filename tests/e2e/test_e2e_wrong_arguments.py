@@ -38,7 +38,7 @@ def client(node):
         ({"prefetch_bytes": "1MiB"}, "prefetch_bytes='1MiB' must be a number"),
         ({"guarantee": "manual"}, "takes guarantee= only beside group="),
         ({"pattern": "a.*"}, "takes pattern= only beside group="),
-        ({"group_id": "g"}, "no option 'group_id'; did you mean group"),
+        ({"group_id": "g"}, "no option 'group_id'; what Kafka calls so is group="),
         ({"auto_offset_reset": "earliest"}, "no option 'auto_offset_reset'"),
     ],
 )

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable
 from typing import Any, Final
 
-import craft
+import batch_bytes
 import lz4.block
 import msgspec
 import zmq
@@ -220,7 +220,7 @@ class Attacker:
     def _batch(self) -> None:
         """Checksums are right, what they cover is not."""
         rng, head = self._rng, self._good()[0]
-        body = craft.body_of([(1, 0, bytes(8)), (8, 0, self._bytes(64))])
+        body = batch_bytes.body_of([(1, 0, bytes(8)), (8, 0, self._bytes(64))])
         fields: dict[str, Any] = {
             "topic_id": self._info_id(), "producer_id": self._attachment.producer_id,
             "base_sequence": self._sequence - 1, "record_count": rng.choice([0, 1, 1 << 31]),
@@ -228,11 +228,11 @@ class Attacker:
         if rng.random() < 0.4:
             body = lz4.block.compress(bytes(1 << 22), store_size=False)
             fields |= {"codec": rng.choice([1, 2, 9]), "raw_body_length": rng.choice([1, 1 << 22])}
-        for name in rng.sample(sorted(craft.FIELDS), rng.randint(0, 3)):
-            width = {"B": 8, "H": 16, "I": 32, "Q": 64, "q": 63}.get(craft.FIELDS[name][1])
+        for name in rng.sample(sorted(batch_bytes.FIELDS), rng.randint(0, 3)):
+            width = {"B": 8, "H": 16, "I": 32, "Q": 64, "q": 63}.get(batch_bytes.FIELDS[name][1])
             if width is not None and name not in ("header_crc", "body_crc"):
                 fields[name] = rng.choice([0, 1, rng.getrandbits(width), (1 << width) - 1])
-        self._send(head, bytes(craft.batch(body, **fields)))
+        self._send(head, bytes(batch_bytes.batch(body, **fields)))
 
     def _badly_numbered(self) -> None:
         head, batch = self._good()

@@ -1,6 +1,6 @@
 """The real gateway under hostile clients, and what others notice of them.
 
-`PENSTOCK_FUZZ_SECONDS` says how long (`make fuzz`), `PENSTOCK_FUZZ_SEED` begins with one seed.
+`PENSTOCK_FUZZ_SECONDS` says how long (`make fuzz`), `PENSTOCK_SEED` begins with one seed.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import time
 from pathlib import Path
 from typing import Final
 
-import craft
+import batch_bytes
 import lz4.block
 import pytest
 from fuzz.hostile import Attacker
 from node_helpers import children, environment, eventually
-from seeds import tell
+from seeds import seed_of, tell
 from wire import Dealer
 
 from penstock.cluster.frames import messages as fr
 from penstock.core import header as hd
 from penstock.testing import Broker
 
-SECONDS = float(os.environ.get("PENSTOCK_FUZZ_SECONDS", "20"))
-SEED = int(os.environ.get("PENSTOCK_FUZZ_SEED", "0")) or random.SystemRandom().randrange(1 << 40)
+SECONDS = float(os.environ.get("PENSTOCK_FUZZ_SECONDS", "10"))
+SEED = seed_of("fuzz of the gateway")
 QUIET = 3.0
 """Seconds in which the bystander is alone, to be compared with."""
 ELSEWHERE = min(SECONDS / 4, 10.0)
@@ -46,7 +46,7 @@ def gateway(broker: Broker) -> int:
     [pid] = [
         pid
         for pid in children(broker.pid)
-        if "gateway_main" in Path(f"/proc/{pid}/cmdline").read_text()
+        if "gateway.main" in Path(f"/proc/{pid}/cmdline").read_text()
     ]
     return pid
 
@@ -101,8 +101,7 @@ def test_a_gateway_under_hostile_clients_serves_the_others(capsys):
                 assert bystander.poll() is None
         except BaseException as error:
             raise AssertionError(
-                f"{error!r} after {attacker.strikes}: PENSTOCK_FUZZ_SEED={SEED}\n"
-                f"{broker.log_tail(60)}"
+                f"{error!r} after {attacker.strikes}: PENSTOCK_SEED={SEED}\n{broker.log_tail(60)}"
             ) from error
         finally:
             attacker.close()
@@ -153,7 +152,7 @@ def test_a_bomb_of_compressed_data_takes_no_more_than_the_largest_body(claim):
             info = dealer.find(1, topic)
             bomb = lz4.block.compress(bytes(hd.RAW_BODY_MAX), store_size=False)
             stored = len(bomb).to_bytes(4, "little") + bytes(4) + bomb
-            image = craft.batch(
+            image = batch_bytes.batch(
                 stored, codec=1, raw_body_length=claim, record_count=1, topic_id=info.topic_id,
                 producer_id=attached.producer_id, base_sequence=0,
             )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 
@@ -14,6 +13,7 @@ from histories.ideal import World, encoded
 from histories.planting_groups import PLANTERS, Plot
 from hypothesis import given
 from hypothesis import strategies as st
+from seeds import seed_of
 
 SEEDS = st.integers(0, 2**32)
 RUNS_WANTED = 12
@@ -41,7 +41,7 @@ def test_a_history_that_ends_in_the_middle_passes(seed: int, steps: int, share: 
     ("name", "plant"), PLANTERS, ids=[f"{n}: {p.__name__}".replace(" ", "_") for n, p in PLANTERS]
 )
 def test_a_planted_anomaly_is_found_and_named(name: str, plant: Callable[[Plot], bool]) -> None:
-    seed = random.SystemRandom().randrange(1 << 32)
+    seed = seed_of(f"planted {name}")
     planted = 0
     for number in range(seed, seed + 20 * RUNS_WANTED):
         lines = World(number).run(40)

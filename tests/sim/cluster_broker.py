@@ -28,6 +28,7 @@ from penstock.cluster.replica import (
     IsrChange,
     IsrChanged,
     Leader,
+    LogEnd,
     LogEnds,
     Replica,
     ReplicaConfig,
@@ -67,6 +68,11 @@ class StoredLog:
             if not cache.entries or entry.epoch > cache.latest:
                 cache.assign(entry.epoch, offset)
         return cache
+
+    @property
+    def worth(self) -> tuple[int, int]:
+        """The epoch of the last record (-1: none), and how many there are."""
+        return (self.entries[-1].epoch if self.entries else -1), len(self.entries)
 
     def copied(self) -> StoredLog:
         copy = StoredLog()
@@ -374,6 +380,7 @@ class Broker(Node):
                 self.held.clear()
                 return
             for record in decision.records:
+                self.world.decided(self.controller.image, record)
                 self.controller.replay(record)
             if source:
                 self.held.append(Held(index, term, source, number, decision.answer))
@@ -560,6 +567,7 @@ class Broker(Node):
             self.world.counts["balanced"] += moves.answer
             self.decide(moves)
         self.tell_of_logs()
+        self.tell_ends()
         for place, replica in list(self.replicas.items()):
             log = self.logs[place]
             log.checkpoint = min(replica.log.high_watermark, len(log.entries))
@@ -587,6 +595,24 @@ class Broker(Node):
             told = {"offline": tuple(sorted(wrong & self.broken)),
                     "online": tuple(sorted(wrong - self.broken))}  # fmt: skip
             self.ask_controller("logs", self.number, self.broker_epoch, told, then=lambda _: None)
+
+    def tell_ends(self) -> None:
+        """The controller is told what is here of what nobody leads."""
+        if not self.is_current or self.broker_epoch is None:
+            return
+        ends = []
+        for place, replica in self.replicas.items():
+            known = self.image.partitions.get(place)
+            if known is None or known.leader is not None or place in self.broken:
+                continue
+            if known.leader_epoch == replica.leader_epoch:
+                log = replica.log
+                end = LogEnd(known.leader_epoch, log.last_epoch, log.log_end, log.high_watermark)
+                ends.append((place, end))
+        if ends:
+            self.ask_controller(
+                "log_ends", self.number, self.broker_epoch, tuple(ends), then=lambda _: None
+            )
 
     def heard_gone(self, number: int) -> None:
         """Its host says that nothing listens there."""

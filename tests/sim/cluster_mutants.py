@@ -86,7 +86,7 @@ def _ends_at_once(partition: Partition, may_lead: el.MayLead) -> Partition:
 
 
 def _trusts(
-    partition: Partition, broker: int, may_lead: el.MayLead, *, comes_last: bool = False
+    partition: Partition, broker: int, may_lead: el.MayLead, *, is_blank: bool = False
 ) -> Partition | None:
     return None
 
@@ -125,6 +125,15 @@ def trusts_older_copies() -> Mutant:
     return Mutant("trust in who is started on an older copy", Controller, "register", register)
 
 
+def _waits_for_nobody(
+    partition: Partition, may_lead: el.MayLead, ends: Any, clock: float
+) -> Partition | None:
+    if partition.leader is not None or partition.isr:
+        return None
+    there = [broker for broker in partition.last_isr if broker in ends and may_lead(broker)]
+    return el._unclean(partition, there, may_lead, ends, clock) if there else None
+
+
 MUTANTS = (
     truncates_to_the_high_watermark(),
     registers_as_closed(),
@@ -140,6 +149,8 @@ MUTANTS = (
     Mutant("reassignments that end before anybody caught up", el, "progressed", _ends_at_once),
     Mutant("assignments of earlier lives", Image, "is_current", _always),
     Mutant("trust in who lost power", el, "distrusted", _trusts),
+    Mutant("the first one leads that is back without all it had", el, "recovered",
+           _waits_for_nobody),
     Mutant("trust in who lost a folder", Broker, "folder_goes", _goes_unnoticed),
     Mutant("leaders that stay with their logs offline", el, "noted", _stays),
     Mutant("logs that are not compared by epochs", LogEnds, "end_of", _agrees),

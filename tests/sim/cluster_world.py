@@ -14,8 +14,10 @@ from collections.abc import Callable
 
 from sim.cluster_broker import Broker, Entry
 
-from penstock.cluster.controller import Controller, ControllerConfig
+from penstock.cluster.controller import Controller, ControllerConfig, Image, Partition
 from penstock.cluster.controller.image import Place
+from penstock.cluster.controller.records import PARTITION, parsed
+from penstock.cluster.decisions import Record
 from penstock.cluster.raft import fresh
 from penstock.cluster.replica import Replica
 from penstock.core.errors import PenstockError
@@ -23,7 +25,7 @@ from penstock.testing.sim import FAIR, FOUL, Network, Simulation
 
 KINDS = (
     *("kill", "kill", "power", "stop", "stop", "cut", "cut", "cut", "leave"),
-    *("kill all", "kill all", "power all"),
+    *("kill all", "kill all", "power all", "power all"),
     *("prefer", "reassign", "resize"),
     *("disk", "disk", "disk", "folder"),
     *("renew", "copy", "copy", "back", "back", "new folder", "insync", "forget"),
@@ -57,6 +59,8 @@ class ClusterWorld:
         self.was_unclean: set[Place] = set()
         self.lost: set[Place] = set()
         """Of which a folder went."""
+        self.forced: set[Place] = set()
+        """For which an operator has elected somebody."""
         self.is_healed = False
         self.ids: set[tuple[int, int]] = set()
         self.sent: dict[Place, list[str]] = {place: [] for place in self.places}
@@ -101,6 +105,29 @@ class ClusterWorld:
         epochs = self.visible_in[place]
         newest = max(replica.leader_epoch, epochs[-1]) if epochs else replica.leader_epoch
         epochs.extend([newest] * (len(seen) - len(epochs)))
+
+    def decided(self, image: Image, record: Record) -> None:
+        """The active controller decides that. A partition that goes on though nobody of its last
+        ISR is clean goes on with the one that has most."""
+        kind, name, value = parsed(record)
+        place: Place = name  # type: ignore[assignment]
+        if kind != PARTITION or not isinstance(value, Partition) or place not in self.places:
+            return
+        before = image.partitions.get(place)
+        if before is None or value.unclean == before.unclean:
+            return
+        assert value.unclean is not None
+        assert value.leader is not None
+        assert not self.is_synced(place) or place in self.lost, f"{place} {before}"
+        self.was_unclean.add(place)
+        if place in self.forced:
+            return
+        self.counts["unclean recoveries"] += 1
+        assert not before.isr, f"{place}: {before.isr} may be clean"
+        there = ((b, self.brokers[b - 1].logs.get(place)) for b in before.last_isr)
+        logs = {broker: log.worth for broker, log in there if log is not None}
+        if logs.get(value.leader, (0, None))[1] == value.unclean.first:  # else it has lost more
+            assert logs[value.leader] == max(logs.values()), f"{place}: {value.leader} of {logs}"
 
     # --- the run ---
     def run(self, seconds: float = 15.0) -> None:
@@ -312,15 +339,16 @@ class ClusterWorld:
                 self.sim.after(0.1, "restart", broker.start)
 
     def look_for_offline(self) -> None:
-        """What has lost everybody who could be trusted comes back by an unclean election alone."""
+        """What nobody has any more whole comes back by an unclean election alone: all else has come
+        back by itself."""
         active = self.active()
         if active is not None and active.controller is not None:
             for place, partition in active.controller.image.partitions.items():
                 if partition.leader is None and not partition.isr:
-                    is_safe = self.is_synced(place) and place not in self.lost
-                    assert not is_safe, f"{place} has no ISR: {partition}"
+                    ill = {*partition.last_isr} & {*partition.offline}
+                    assert place in self.lost or ill, f"{place} has no ISR: {partition}"
                     self.counts["unclean elections"] += 1
-                    self.was_unclean.add(place)
+                    self.forced.add(place)
                     self.decide(lambda controller, p=place: controller.elect([p], is_unclean=True))  # type: ignore[misc]
         self.sim.after(2.0, "an operator", self.look_for_offline)
 

@@ -76,4 +76,4 @@ MUTANTS: tuple[type[Raft], ...] = (
     VotesTwice,
     TakesWhatDoesNotFit,
 )
-"""Found by chance. The other two need a script: `tests/unit/cluster/test_raft.py`."""
+"""Found by chance. The other two need a script: `test_raft_scenarios`."""

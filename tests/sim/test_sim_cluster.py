@@ -12,18 +12,26 @@ import time
 from collections import Counter
 
 import pytest
-from seeds import fresh_seed, tell
+from seeds import seed_of, tell
 from sim.cluster_mutants import MUTANTS, Mutant
 from sim.cluster_world import ClusterWorld
 
 ROUNDS = int(os.environ.get("PENSTOCK_SIM_ROUNDS", "0"))
-SECONDS = 8.0
+SECONDS = 5.0
 CATCHING = 120
+FOUND_BY = {
+    "trust in who lost a folder": 20,
+    "reassignments that end before anybody caught up": 16,
+    "trust in who is started on an older copy": 13,
+    "leaders that stay with their logs offline": 13,
+    "records that count before they are synced": 13,
+}
+"""Seeds that found a fault once are tried first; without one, or in vain, all are searched."""
 
 
 @pytest.mark.timeout(0 if ROUNDS else SECONDS + 60)
 def test_a_cluster_holds_under_seeded_faults(capsys: pytest.CaptureFixture[str]) -> None:
-    first = seed = fresh_seed("cluster")
+    first = seed = seed_of("cluster")
     begun, counts = time.monotonic(), Counter[str]()
     while seed - first < ROUNDS if ROUNDS else time.monotonic() - begun < SECONDS:
         world = ClusterWorld(seed)
@@ -38,13 +46,16 @@ def test_a_cluster_holds_under_seeded_faults(capsys: pytest.CaptureFixture[str])
     with capsys.disabled():
         tell(f"\ncluster: seeds {first} to {seed - 1}, {counts['steps']} steps")
     print(dict(sorted(counts.items())))
-    assert counts["acknowledged"]
+    worlds = seed - first
+    faults = sum(count for kind, count in counts.items() if kind.startswith("fault: "))
+    assert counts["acknowledged"] >= 10 * worlds
+    assert min(faults, counts["elections"]) >= worlds
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.what)
 def test_a_fault_in_the_cluster_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutant.where, mutant.name, mutant.instead)
-    for seed in range(1, CATCHING):
+    for seed in (FOUND_BY.get(mutant.what, 1), *range(1, CATCHING)):
         try:
             ClusterWorld(seed).run()
         except AssertionError:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from quick_java import QUICK_JAVA
 
-from penstock.client import Client
+from penstock.client.client import Client
 from penstock.spark.clients import forget
 from penstock.spark.errors import JavaMissingError
 from penstock.spark.java import java_home

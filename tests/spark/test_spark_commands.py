@@ -11,7 +11,7 @@ from cli_runner import call_cli, run_cli
 pytest.importorskip("pyspark")
 
 from penstock import AccessEntry, NotConnectedError, connect
-from penstock.keys import create_key
+from penstock.security.keys import create_key
 from penstock.testing import Broker, produce, wait_until
 
 

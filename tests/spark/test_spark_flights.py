@@ -17,10 +17,9 @@ from cli_runner import COMMAND, environment
 
 pytest.importorskip("pyspark")
 
-from penstock import flights
-from penstock.partitioner import partition_of
+from penstock.client.producer.partitioner import partition_of
 from penstock.spark.jobs import archive, audit, backfill
-from penstock.testing import Broker, wait_until
+from penstock.testing import Broker, flights, wait_until
 
 PARTITIONS = 4
 KILLED_MAX = 60.0

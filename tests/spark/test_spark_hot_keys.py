@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyspark")
 
-from penstock.partitioner import murmur2, partition_of
+from penstock.client.producer.partitioner import murmur2, partition_of
 from penstock.spark.jobs import hot_keys
 from penstock.spark.jobs.hotkeys import KeyLoad, report
 

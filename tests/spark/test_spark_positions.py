@@ -171,11 +171,13 @@ def test_a_new_partition_that_lost_records_already_is_told_once():
     assert (losses(end, now), ranges(at, end)) == ("", [])
 
 
+@pytest.mark.rule(15)
 def test_rule_15_a_log_that_parted_and_was_trimmed_goes_on_where_it_starts():
     at, now = begun(30, epoch=1), view(40, start=20, epoch=2)
     assert ranges(at, step(at, now, diverged={("t", 0): 10})) == [Range("t", ID, 0, 20, 40, -1, 2)]
 
 
+@pytest.mark.rule(15)
 def test_rule_15_a_log_that_parted_is_a_loss():
     at, now = begun(30, epoch=1), view(40, epoch=2)
     assert losses(at, now) == ""  # epochs move without a loss, too
@@ -201,6 +203,13 @@ def test_a_topic_made_anew_is_another_topic():
     assert (end.ids, ranges(at, end)) == ({"t": "bb"}, [Range("t", "bb", 0, 0, 1, -1, 1)])
     assert losses(end, now) == ""
     assert ranges(end, step(end, now)) == [Range("t", "bb", 0, 1, 5, 1, 1)]
+
+
+def test_a_topic_made_anew_with_as_many_records_is_read_too():
+    at = step(begun(0), view(5, name="u"))  # its first batch says where it began
+    assert at.places["u", 0].begin == 0
+    end = step(at, view(5, name="u", topic_id="bb"))
+    assert ranges(at, end) == [Range("u", "bb", 0, 0, 5, -1, 1)]
 
 
 def test_a_topic_that_is_gone_is_a_loss():

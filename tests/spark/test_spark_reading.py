@@ -121,6 +121,15 @@ def test_offsets_bound_a_batch_to_the_record(broker, way):
     assert values(table(given(broker, topic, way, **bounds))) == sorted(expected)
 
 
+def test_a_batch_ends_within_a_batch_of_the_log(broker):
+    topic = broker.create_topic(partitions=1)
+    with broker.connect() as client, client.producer() as producer:
+        producer.send_batch(topic, values=[b"%d" % number for number in range(10)])
+    for end in (1, 5, 9, 10):
+        bounds = {"endingOffsets": json.dumps({topic: {"0": end}})}
+        assert values(table(given(broker, topic, **bounds))) == list(range(end))
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_more_tasks_than_partitions_read_each_record_once(broker, way):
     topic = filled(broker, 1000, 2)

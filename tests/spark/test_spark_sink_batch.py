@@ -12,7 +12,7 @@ from node_helpers import eventually
 from sink_driver import VALUES, Job, rows
 
 import penstock
-from penstock.partitioner import partition_of
+from penstock.client.producer.partitioner import partition_of
 from penstock.spark.sink import BATCH_ID
 
 

@@ -298,7 +298,8 @@ def test_a_topic_made_anew_is_an_error_unless_told_otherwise(broker):
     assert query.run() == list(range(100, 120))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.rule(15)
+@pytest.mark.parametrize("way", ["shm", pytest.param("tcp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("count", [1, 15], ids=["below its place", "past its place"])
 def test_rule_15_a_query_behind_a_power_cut_is_told_where_the_logs_parted(way, count):
     with Broker(listen=True, transport="shm") as broker:

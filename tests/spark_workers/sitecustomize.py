@@ -18,6 +18,7 @@ import threading
 from typing import Any
 
 POINTS = ("staging", "staged", "before commit", "within commit", "after commit")
+MOMENTS = random.Random(os.environ.get("PENSTOCK_DAY"))
 
 
 def die() -> None:
@@ -26,8 +27,8 @@ def die() -> None:
 
 
 def arm(point: str, batch: int) -> None:
-    from penstock.client import Client
-    from penstock.transactions.stages import Stage
+    from penstock.client.client import Client
+    from penstock.client.transactions.stages import Stage
 
     close, commit = Stage.close, Client.commit_transaction
 
@@ -42,7 +43,7 @@ def arm(point: str, batch: int) -> None:
         if epoch >= batch and point == "before commit":
             die()
         if epoch >= batch and point == "within commit":
-            threading.Timer(random.random() * 0.01, die).start()
+            threading.Timer(MOMENTS.random() * 0.01, die).start()
         outcome = commit(self, name, epoch, *given, **options)
         if epoch >= batch and point == "after commit":
             die()

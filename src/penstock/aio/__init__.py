@@ -12,13 +12,13 @@ sending are that client's own: here is only how an event loop waits.
 
 from __future__ import annotations
 
-from penstock.aio.admin import Admin
-from penstock.aio.client import Client, connect
-from penstock.aio.consumer import Consumer
-from penstock.aio.delivery import BatchDelivery, Delivery
-from penstock.aio.group import GroupConsumer
-from penstock.aio.producer import Producer
-from penstock.aio.transactions import Stage, TransactionalProducer
+from penstock.client.aio.admin import Admin
+from penstock.client.aio.client import Client, connect
+from penstock.client.aio.consumer import Consumer
+from penstock.client.aio.delivery import BatchDelivery, Delivery
+from penstock.client.aio.group import GroupConsumer
+from penstock.client.aio.producer import Producer
+from penstock.client.aio.transactions import Stage, TransactionalProducer
 
 __all__ = [
     "Admin", "BatchDelivery", "Client", "Consumer", "Delivery", "GroupConsumer", "Producer",

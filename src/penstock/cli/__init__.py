@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments == ["--version"]:
-        from penstock import __version__
+        from penstock.version import __version__
 
         print(f"penstock {__version__}")
         return 0

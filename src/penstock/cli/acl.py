@@ -10,7 +10,7 @@ import typer
 from penstock.cli.command import Env, ExitCode, command
 
 if TYPE_CHECKING:
-    from penstock.access import AccessEntry
+    from penstock.client.admin.access import AccessEntry
 
 Who = Annotated[str, typer.Argument(metavar="PRINCIPAL", help="A key's principal, or '*'.")]
 What = Annotated[
@@ -76,7 +76,7 @@ def remove(
 
 
 def _entry(principal: str, operation: str, kind: str, name: str, deny: bool) -> AccessEntry:
-    from penstock.access import AccessEntry
+    from penstock.client.admin.access import AccessEntry
 
     return AccessEntry(principal, "deny" if deny else "allow", operation, kind, name)
 

@@ -52,7 +52,7 @@ _SETTINGS: dict[str, Any] = {
 
 def _tell_version(wanted: bool) -> None:
     if wanted:
-        from penstock import __version__
+        from penstock.version import __version__
 
         write_line(f"penstock {__version__}")
         raise typer.Exit
@@ -88,7 +88,7 @@ def root(
 
 def version(env: Env) -> None:
     """Show the version, and with --format wide or json what it runs on."""
-    from penstock import __version__
+    from penstock.version import __version__
 
     if not (env.is_json or env.is_wide):
         write_line(f"penstock {__version__}")

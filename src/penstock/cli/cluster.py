@@ -15,7 +15,7 @@ from penstock.cli.describe import numbers
 from penstock.core import errors as er
 
 if TYPE_CHECKING:
-    from penstock.admin import ClusterDescription, PartitionPlace
+    from penstock.client.admin.admin import ClusterDescription, PartitionPlace, UncleanRecovery
 
 ALL: Final = "all"
 _PLACES = ("topic", "partition", "leader", "epoch", "replicas", "in_sync", "target", "offline")
@@ -72,6 +72,7 @@ def describe(
         ],
     )
     _write_ill(found)
+    _write_unclean(found.unclean, found.unclean_partitions)
 
 
 def health(env: Env) -> int:
@@ -90,6 +91,8 @@ def health(env: Env) -> int:
         for trouble in troubles:
             output.write_line(trouble)
         _write_ill(found)
+    if not env.is_json:
+        _write_unclean(found.unclean, found.unclean_partitions)
     return ExitCode.FAILED if troubles else ExitCode.DONE
 
 
@@ -213,6 +216,7 @@ def _troubles(found: ClusterDescription) -> list[str]:
     for each in found.brokers:
         if each.state != "up":
             troubles.append(f"broker {each.broker} is {each.state} ({each.url})")
+    registered = {each.broker for each in found.brokers}
     for member in found.quorum:
         if member.trouble:
             who = (
@@ -221,6 +225,8 @@ def _troubles(found: ClusterDescription) -> list[str]:
                 else f"member {member.node} of the quorum"
             )
             troubles.append(f"{who}: {member.trouble}")
+        elif member.node not in registered:
+            troubles.append(f"broker {member.node} is not registered: it is starting")
     if found.ill_partitions:
         troubles.append(f"{output.counted(found.partitions, 'partition')}: {_summary(found)}")
     return troubles
@@ -239,6 +245,27 @@ def _write_places(env: Env, places: list[PartitionPlace]) -> None:
             output.write_json(msgspec.structs.asdict(place))
     else:
         _write_rows(places)
+        unclean = [place for place in places if place.unclean is not None]
+        _write_unclean(unclean, len(unclean))
+
+
+def _write_unclean(places: list[PartitionPlace], count: int) -> None:
+    """What is told beside how things are: a partition goes on, and may miss something."""
+    for place in places:
+        if place.unclean is not None:
+            output.write_line(_missing(place, place.unclean))
+    if count > len(places):
+        output.write_line(f"and {count - len(places)} more that may miss records")
+
+
+def _missing(place: PartitionPlace, it: UncleanRecovery) -> str:
+    first = "some offset" if it.first < 0 else f"offset {it.first}"
+    known = f" (offsets to {it.known_end - 1} were in use)" if it.known_end > it.first else ""
+    return (
+        f"{place.topic}-{place.partition} may miss what was committed from {first} on{known}: "
+        f"broker {it.leader} was elected in epoch {it.leader_epoch} without a clean replica, "
+        f"{output.iso_time(int(it.at * 1e6))}"
+    )
 
 
 def _write_rows(places: list[PartitionPlace]) -> None:

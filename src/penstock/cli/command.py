@@ -23,9 +23,9 @@ from penstock.cli import output
 from penstock.core import errors as er
 
 if TYPE_CHECKING:
-    from penstock.admin import Admin
-    from penstock.client import Client
-    from penstock.remote.address import Place
+    from penstock.client.admin.admin import Admin
+    from penstock.client.client import Client
+    from penstock.client.remote.address import Place
 
 DEFAULT_URL: Final = "shm://"
 TIMEOUT_DEFAULT: Final = 15.0
@@ -106,21 +106,28 @@ class Env:
                 [[row[head] for head in heads] for row in rows],
             )
 
+    @property
+    def _connect_timeout(self) -> float | None:
+        return None if self.given_timeout is None else min(self.given_timeout, CONNECT_MAX)
+
     def place(self) -> Place:
-        from penstock.session import place_of
+        from penstock.client.session import place_of
 
         return place_of(self.url)
 
     def admin(self) -> Admin:
         """An admin of the node, without loading what only producers and consumers need."""
-        from penstock.admin import Admin
+        from penstock.client.admin.admin import Admin
 
-        return Admin(self.place(), client_id="penstock-cli", timeout=self.timeout)
+        return Admin(
+            self.place(), client_id="penstock-cli", timeout=self.timeout,
+            attach_timeout=self._connect_timeout,
+        )  # fmt: skip
 
     def connect(self) -> Client:
-        from penstock.client import connect
+        from penstock.client.client import connect
 
-        return connect(self.url, client_id="penstock-cli", timeout=min(self.timeout, CONNECT_MAX))
+        return connect(self.url, client_id="penstock-cli", timeout=self._connect_timeout)
 
 
 _Url = Annotated[

@@ -169,8 +169,8 @@ class _Line:
                             "timeout": None, "verbose": 0, "quiet": False})  # fmt: skip
 
     def _groups(self) -> Words:
-        from penstock.admin import Admin
-        from penstock.session import place_of
+        from penstock.client.admin.admin import Admin
+        from penstock.client.session import place_of
 
         with Admin(place_of(self._env().url), timeout=GROUPS_TIMEOUT) as admin:
             return [(one.group, f"{one.guarantee}, {one.state}") for one in admin.list_groups()]

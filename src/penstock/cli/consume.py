@@ -16,8 +16,8 @@ from penstock.core import errors as er
 if TYPE_CHECKING:
     from penstock.cli.showing import Render
     from penstock.cli.stopping import Stopper
-    from penstock.group.consumer import GroupConsumer
-    from penstock.records import RecordBatch
+    from penstock.client.consumer.group.consumer import GroupConsumer
+    from penstock.client.consumer.records import RecordBatch
 
 POLL_RECORDS: Final = 10_000
 GROUP_POLL_SECONDS: Final = 0.2

@@ -48,7 +48,7 @@ def demo(
     from penstock.cli.stopping import Stopper
     from penstock.demo.directing import Plan
     from penstock.demo.report import Watcher
-    from penstock.flights import find_archive
+    from penstock.testing.flights import find_archive
 
     find_archive()
     plan = Plan(

@@ -14,7 +14,7 @@ from penstock.cli.command import Env
 from penstock.observe.files import OnDisk, look
 
 if TYPE_CHECKING:
-    from penstock.admin import Admin, TopicDescription
+    from penstock.client.admin.admin import Admin, TopicDescription
 
 RATES: Final = ("records", "bytes", "batches")
 

@@ -15,9 +15,9 @@ from penstock.cli.topics import for_each
 from penstock.core import errors as er
 
 if TYPE_CHECKING:
-    from penstock.admin import Admin
-    from penstock.group.admin import GroupDescription, OffsetReset
-    from penstock.offsets import Offset
+    from penstock.client.admin.admin import Admin
+    from penstock.client.admin.groups import GroupDescription, OffsetReset
+    from penstock.client.consumer.offsets import Offset
 
 Names = Annotated[list[str], typer.Argument(metavar="GROUP", help="One or more groups.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")]
@@ -166,7 +166,7 @@ def _place(to: str | None, by: int | None) -> Offset:
         raise er.ConfigError("say where the group is to go on: one of --to and --by")
     if to is not None:
         return values.place(to)
-    from penstock.offsets import Offset
+    from penstock.client.consumer.offsets import Offset
 
     assert by is not None
     return Offset.relative(by)

@@ -50,7 +50,7 @@ def create(
 ) -> None:
     """Make a client's key: FILE is for the client alone. From the first key on everybody needs
     one."""
-    from penstock import keys
+    from penstock.security import keys
 
     folder = _folder(env, data)
     made = keys.create_key(folder, name, out, principal=principal, namespace=namespace)
@@ -66,7 +66,7 @@ def create(
 
 def list_keys(env: Env, data: Data = None) -> None:
     """Show who is let in. No secrets."""
-    from penstock import keys
+    from penstock.security import keys
 
     folder = keys.authorized_folder(_folder(env, data))
     rows = []
@@ -89,7 +89,7 @@ def revoke(
     data: Data = None,
 ) -> None:
     """Let keys in no more; connections that they have end within two seconds."""
-    from penstock import keys
+    from penstock.security import keys
 
     folder = _folder(env, data)
     if not yes:
@@ -101,7 +101,7 @@ def revoke(
 
 def show_server(env: Env, data: Data = None) -> None:
     """Show the node's public key, which clients check it by."""
-    from penstock import keys
+    from penstock.security import keys
 
     folder = _folder(env, data)
     key = keys.load_server_key(folder)
@@ -117,7 +117,7 @@ def create_cluster(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the key is put.")],
 ) -> None:
     """Make the key that all brokers of a cluster have: FILE is for their nodes alone."""
-    from penstock import keys
+    from penstock.security import keys
 
     keys.create_cluster_key(out)
     env.say(

@@ -203,9 +203,9 @@ def _show_batch(env: Env, partition: Partition, file: str, at: int, head: BatchH
 
 def _show_records(env: Env, partition: Partition, scan: Scan, at: int, head: BatchHeader) -> None:
     from penstock.cli.showing import json_fields
+    from penstock.client.consumer.records import Chunk
     from penstock.core.columns import decode
     from penstock.core.header import ATTR_CONTROL
-    from penstock.records import Chunk
 
     if head.attributes & ATTR_CONTROL or not head.record_count:
         return

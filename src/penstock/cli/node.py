@@ -1,16 +1,17 @@
-"""`penstock node describe`: what a node is, what it has, and how near it is to its bounds."""
+"""`penstock node`: what a node is, what it has, and how near it is to its bounds; an identity of
+its own for a copy of a data folder."""
 
 from __future__ import annotations
 
 import shutil
 import time
 from contextlib import closing
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from penstock.cli import output
+from penstock.cli.asking import confirm
 from penstock.cli.command import Env, command
 
 if TYPE_CHECKING:
@@ -23,19 +24,53 @@ SHM: Final = "/dev/shm"
 
 def make(settings: dict[str, Any]) -> typer.Typer:
     """The command group."""
-    app = typer.Typer(help="Show what a node is and has.", **settings)
+    app = typer.Typer(
+        help="Show what a node is and has; make a copied data folder a node of its own.", **settings
+    )
     app.callback()(_nothing)
     command(app, "describe")(describe)
+    command(app, "adopt")(adopt)
     return app
 
 
 def _nothing() -> None:
-    """Show what a node is and has."""
+    """Show what a node is and has; make a copied data folder a node of its own."""
+
+
+def adopt(
+    env: Env,
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="The copy of a data folder.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would change.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Give a copy of a data folder an identity of its own, so that it is served beside the
+    original. No node may run on it."""
+    from penstock.server.node.adoption import adopt
+
+    found = adopt(folder, dry_run=True)
+    if not (dry_run or yes):
+        confirm(f"{found.folder} is no copy of node {found.before} any more then. Go on?")
+    if not dry_run:
+        found = adopt(folder)
+    if env.is_json:
+        output.write_json({**found._asdict(), "dry_run": dry_run})
+        return
+    new = "would get another uuid" if dry_run else f"has the uuid {found.uuid}"
+    output.write_line(f"{found.folder} {new} instead of {found.before}")
+    if found.had_secret:
+        away = "would be removed" if dry_run else "is removed"
+        output.write_line(f"resume-secret {away}: producers on other hosts come as new ones")
+    output.write_line(
+        "kept: topics, records, groups, transactions, access.json, and keys/ (with the server key "
+        "of the original)"
+    )
 
 
 def describe(env: Env) -> None:
     """Show versions, processes, room on disk and in shared memory, bounds; wide: all settings."""
-    from penstock.admin import is_near
+    from penstock.client.admin.admin import is_near
 
     with env.admin() as admin:
         node, near = admin.describe_node(), is_near(admin)
@@ -48,21 +83,16 @@ def describe(env: Env) -> None:
 
 def _seen(url: str, node: NodeDescription) -> dict[str, Any]:
     """What it says, and what is seen of it on its host."""
-    from penstock.observe.place import Place
+    from penstock.observe.place import find_node
     from penstock.observe.report import Reporter
     from penstock.observe.sample import Observer
 
-    place = Place(Path(node.data_folder), node.node_uuid.hex(), node.pid, _writers(node))
-    with closing(Observer(place)) as observer:
+    with closing(Observer(find_node(f"shm://{node.data_folder}"))) as observer:
         reporter = Reporter(observer)
         look = reporter.take()
         report = reporter.compare(look, look)
         shared = sum(region.size for region in observer.shared.regions())
     return _fields(url, node, report, shared)
-
-
-def _writers(node: NodeDescription) -> int:
-    return 1 + max((writer.writer for writer in node.writers), default=0)
 
 
 def _told(url: str, node: NodeDescription) -> dict[str, Any]:
@@ -104,6 +134,7 @@ def _told(url: str, node: NodeDescription) -> dict[str, Any]:
         "controller": node.controller,
         "replicator": node.replicator,
         "access": node.access,
+        "clock": node.clock,
         "producers": [],
         "consumers": [],
         "settings": node.settings,

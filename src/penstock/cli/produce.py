@@ -19,7 +19,7 @@ from penstock.core import errors as er
 if TYPE_CHECKING:
     from penstock.cli.feeding import Defaults, Given
     from penstock.cli.stopping import Stopper
-    from penstock.producer import Producer
+    from penstock.client.producer.producer import Producer
 
 READ_BYTES: Final = 256 << 10
 DELIVERY_TIMEOUT: Final = 30.0

@@ -73,7 +73,7 @@ def set_quota(
     changes = {name: value for name, value in given.items() if value is not None}
     if not changes:
         raise er.ConfigError("say what is to be bounded, such as --produce 10MiB")
-    from penstock.access import QuotaSetting
+    from penstock.client.admin.access import QuotaSetting
 
     with env.admin() as admin:
         known = {(one.principal, one.client_id): one for one in admin.list_quotas()}
@@ -84,7 +84,7 @@ def set_quota(
 
 def remove(env: Env, principal: Who, client_id: ClientId = None) -> None:
     """Take a quota away."""
-    from penstock.access import QuotaSetting
+    from penstock.client.admin.access import QuotaSetting
 
     with env.admin() as admin:
         admin.set_quota(QuotaSetting(principal, client_id))
@@ -96,12 +96,17 @@ def limit(
     namespace: Annotated[str, typer.Argument(metavar="NAMESPACE")],
     topics_max: Annotated[int | None, typer.Option(min=0, metavar="N")] = None,
     partitions_max: Annotated[int | None, typer.Option(min=0, metavar="N")] = None,
+    groups_max: Annotated[int | None, typer.Option(min=0, metavar="N")] = None,
+    transactional_ids_max: Annotated[int | None, typer.Option(min=0, metavar="N")] = None,
 ) -> None:
-    """Bound the topics and partitions of a namespace; without options it has no bound."""
-    from penstock.access import LimitSetting
+    """Bound what has names in a namespace, in the place of its limits before. Without options it
+    has those of a namespace that nobody bounded."""
+    from penstock.client.admin.access import LimitSetting
 
     with env.admin() as admin:
-        admin.set_limits(LimitSetting(namespace, topics_max, partitions_max))
+        admin.set_limits(
+            LimitSetting(namespace, topics_max, partitions_max, groups_max, transactional_ids_max)
+        )
     env.say(f"set the limits of namespace {namespace}")
 
 

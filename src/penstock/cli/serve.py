@@ -132,10 +132,11 @@ def serve(
         typer.Option(metavar="FILE", help="TOML with any setting of the node; options win."),
     ] = None,
 ) -> int:
-    """Run a node until Ctrl-C or SIGTERM, which drain and close it; a second one leaves at once."""
-    from penstock.server.logformat import FORMAT_VARIABLE
-    from penstock.server.main import configure_logging
-    from penstock.server.main import serve as run_node
+    """Run a node until Ctrl-C, SIGTERM or SIGHUP, which drain and close it; a second Ctrl-C or
+    SIGTERM leaves at once."""
+    from penstock.server.node.log_format import FORMAT_VARIABLE
+    from penstock.server.node.main import configure_logging
+    from penstock.server.node.main import serve as run_node
 
     given: dict[str, Any] = {"data": data, "name": name, "writers": writers}
     given["lane_capacity"] = lane_capacity
@@ -221,7 +222,7 @@ def _reset_logging() -> None:
 
 def _listens_at(node: NodeConfig) -> str:
     """Where remote clients find it, with the real port."""
-    from penstock.server.datafolder import NODE_FILE, NODE_SCHEMA, NodeRecord, decode_document
+    from penstock.server.node.data_folder import NODE_FILE, NODE_SCHEMA, NodeRecord, decode_document
 
     path = os.path.join(node.data_folder, NODE_FILE)
     with open(path, "rb") as file:

@@ -19,7 +19,7 @@ from penstock.cli.output import iso_time
 from penstock.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.records import Record
+    from penstock.client.consumer.records import Record
 
 Render = Callable[[Iterable["Record"]], bytes]
 DEFAULT: Final = r"%v\n"

@@ -40,7 +40,7 @@ def sql(
     ] = "start",
 ) -> None:
     """Ask topics in SQL, up to the ends that they have when it begins."""
-    from penstock.query import connected, explained
+    from penstock.client.sql import connected, explained
 
     place = values.place(start)
     try:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a wish to stop, heard where a command waits and nowhere else.
+"""SIGINT, SIGTERM and SIGHUP as a wish to stop, heard where a command waits and nowhere else.
 
 An exception out of a signal handler may strike in the middle of anything. Here it strikes only
 inside `interruptible()`; elsewhere the signal sets `requested`, which loops look at.
@@ -34,6 +34,8 @@ class Stopper:
 
     def __enter__(self) -> Stopper:
         for number in SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # by `nohup`: it is to go on when its terminal goes away
             self._old[number] = signal.signal(number, self._on_signal)
         return self
 

@@ -15,7 +15,7 @@ from penstock.cli.trim import trim
 from penstock.core import errors as er
 
 if TYPE_CHECKING:
-    from penstock.admin import Admin, TopicDescription
+    from penstock.client.admin.admin import Admin, TopicDescription
 
 
 Names = Annotated[list[str], typer.Argument(metavar="TOPIC", help="One or more topics.")]
@@ -75,7 +75,7 @@ def create(
     ] = False,
 ) -> int:
     """Make topics."""
-    from penstock.topicconfig import TopicConfig
+    from penstock.client.admin.topic_config import TopicConfig
 
     options = {"retention": retention, "retention_bytes": retention_bytes, "cleanup": cleanup}
     options["replication_factor"] = _text(replication_factor)
@@ -86,14 +86,10 @@ def create(
     with env.admin() as admin:
 
         def make_one(name: str) -> None:
-            try:
-                admin.create_topic(name, settings)
-            except er.TopicExistsError:
-                if not if_not_exists:
-                    raise
-                env.say(f"topic {name} is there already")
-            else:
+            if admin.create_topic(name, settings, if_not_exists=if_not_exists):
                 env.say(f"created topic {name} with {output.counted(partitions, 'partition')}")
+            else:
+                env.say(f"topic {name} is there already")
 
         return for_each(env, names, make_one)
 
@@ -133,8 +129,8 @@ def _summary(topic: TopicDescription) -> dict[str, Any]:
 
 def describe(env: Env, names: Names, sample: Sample = 0.0) -> int:
     """Show the settings of topics and the state of their partitions."""
-    from penstock.admin import is_near
     from penstock.cli.describe import describe_topic
+    from penstock.client.admin.admin import is_near
 
     with env.admin() as admin:
         folder = admin.describe_node().data_folder if is_near(admin) else None
@@ -226,7 +222,7 @@ def for_each(env: Env, names: Iterable[str], action: Callable[[str], None]) -> i
 
 def read_settings(given: Iterable[str]) -> dict[str, Any]:
     """Topic settings from KEY=VALUE; an empty value is None, the default."""
-    from penstock.topicconfig import DURATIONS, RATIOS, SETTABLE, WORDS
+    from penstock.client.admin.topic_config import DURATIONS, RATIOS, SETTABLE, WORDS
 
     settings = [name for name in SETTABLE if name != "partitions"]
     found: dict[str, Any] = {}

@@ -12,7 +12,7 @@ from penstock.cli.asking import confirm
 from penstock.cli.command import Env
 
 if TYPE_CHECKING:
-    from penstock.trimming import TrimResult
+    from penstock.client.admin.trim import TrimResult
 
 
 def trim(

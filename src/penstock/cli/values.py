@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.offsets import Offset
+    from penstock.client.consumer.offsets import Offset
 
 _SIZES: Final = {
     "": 1, "b": 1,
@@ -54,7 +54,7 @@ def seconds(text: str) -> float:
 
 def setting(key: str, value: object) -> str:
     """A topic's setting as people type it: nothing for none, durations with their unit."""
-    from penstock.topicconfig import DURATIONS
+    from penstock.client.admin.topic_config import DURATIONS
 
     if value is None:
         return ""
@@ -83,7 +83,7 @@ def ratio(text: str) -> float:
 
 def place(text: str) -> Offset:
     """Where to begin: start, end, 47, +2, -3 or @TIME (ISO 8601 or seconds since the epoch)."""
-    from penstock.offsets import Offset
+    from penstock.client.consumer.offsets import Offset
 
     if text in ("start", "earliest"):
         return Offset.earliest()

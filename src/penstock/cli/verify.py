@@ -14,9 +14,9 @@ from penstock.core import errors as er
 
 if TYPE_CHECKING:
     from penstock.cli.stopping import Stopper
-    from penstock.consumer import Consumer
-    from penstock.producer import Producer
-    from penstock.records import RecordBatch
+    from penstock.client.consumer.consumer import Consumer
+    from penstock.client.consumer.records import RecordBatch
+    from penstock.client.producer.producer import Producer
 
 DELIVERY_TIMEOUT: Final = 30.0
 POLL_SECONDS: Final = 5.0
@@ -69,8 +69,8 @@ def producer(
 ) -> int:
     """Send the numbers from 0 on, and print the fate of each."""
     from penstock.cli.stopping import Stopper
-    from penstock.transactions.verify import VerifiableTransactions
-    from penstock.verify import Events, ProducePlan, VerifiableProducer
+    from penstock.testing.verify import Events, ProducePlan, VerifiableProducer
+    from penstock.testing.verify_transactions import VerifiableTransactions
 
     levels: dict[str, Any] = {"0": 0, "1": 1, "all": "all", "-1": "all"}
     if acks not in levels:
@@ -131,7 +131,7 @@ def consumer(
 ) -> int:
     """Read a topic and print what came; with -v each record."""
     from penstock.cli.stopping import Stopper
-    from penstock.verify import Events, VerifiableConsumer
+    from penstock.testing.verify import Events, VerifiableConsumer
 
     if reset_policy not in ("earliest", "latest"):
         raise er.ConfigError(f"--reset-policy {reset_policy!r}: use earliest or latest")
@@ -140,7 +140,7 @@ def consumer(
     top = None if max_messages < 0 else max_messages
     with Stopper() as stopper, env.connect() as client:
         if group is not None:
-            from penstock.group.verify import VerifiableMember
+            from penstock.testing.verify_group import VerifiableMember
 
             member: VerifiableMember
             consumer = client.consumer(

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from penstock.admin import TopicConfig
+from penstock.client.admin.admin import TopicConfig
 from penstock.core.errors import PenstockError, PenstockTimeout
 from penstock.demo.directing import TOPIC, Director, Outcome, Plan, Progress, Stopping
-from penstock.embeddedcluster import EmbeddedCluster
-from penstock.failover import Failover, failover
-from penstock.lookout import Lookout, View
-from penstock.pulse import Pulse
+from penstock.testing.cluster_monitor import Lookout, View
+from penstock.testing.embedded_cluster import EmbeddedCluster
+from penstock.testing.failover import Failover, failover
+from penstock.testing.probe import Pulse
 
 PULSE: Final = "pulse"
 LOOK_TIMEOUT: Final = 20.0

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from penstock.client import connect
-from penstock.consumer import Consumer
+from penstock.client.client import connect
+from penstock.client.consumer.consumer import Consumer
+from penstock.client.consumer.records import Chunk
 from penstock.demo.children import hear, say
-from penstock.records import Chunk
 
 POLL_SECONDS: Final = 0.05
 REPORT_EVERY: Final = 0.05

@@ -13,10 +13,10 @@ from typing import Final
 
 from crc32c import crc32c
 
-from penstock.client import connect
+from penstock.client.client import connect
+from penstock.client.producer.producer import Producer
 from penstock.demo.children import hear, say
-from penstock.flights import read_rows, tail_number
-from penstock.producer import Producer
+from penstock.testing.flights import read_rows, tail_number
 
 DELIVERY_TIMEOUT: Final = 60.0
 REPORTS: Final = 200

@@ -13,10 +13,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.admin import Admin, TopicConfig, TopicDescription
+from penstock.client.admin.admin import Admin, TopicConfig, TopicDescription
 from penstock.core.errors import PenstockError
 from penstock.demo.directing import TOPIC, Director, Outcome, Plan, Progress, Stopping
-from penstock.embedded import EmbeddedNode
+from penstock.testing.embedded import EmbeddedNode
 
 
 @dataclass(slots=True)

@@ -10,7 +10,8 @@ import os
 from dataclasses import dataclass
 
 from penstock.core.errors import ConfigError
-from penstock.server.datafolder import LOCK_FILE, TOPICS_FILE, is_partition_folder
+from penstock.ipc.ownership import LOCK_FILE
+from penstock.server.node.data_folder import TOPICS_FILE, is_partition_folder
 
 
 @dataclass(frozen=True, slots=True)

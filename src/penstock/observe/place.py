@@ -21,6 +21,7 @@ class _Record(msgspec.Struct):
     uuid: str
     boot_id: str
     writers: int
+    shm: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,8 @@ class Place:
     """A data folder on which a node runs."""
 
     folder: Path
-    uuid: str
+    owner: str
+    """What the names of its objects in /dev/shm begin with."""
     pid: int
     writers: int
     """Page p of the state table belongs to writer p % writers."""
@@ -65,7 +67,7 @@ def find_node(url: str) -> Place:
             f"no node runs on {folder} ({url}), or none whose process is seen from here (a "
             f"container of its own): {_START_ONE}"
         )
-    return Place(folder, record.uuid, pid, record.writers)
+    return Place(folder, record.shm or record.uuid, pid, record.writers)
 
 
 def _record(url: str, folder: Path) -> _Record:

@@ -15,7 +15,7 @@ from penstock.observe.sample import Consumer, Lane, Observer, Partition, Sample,
 SILENT_AFTER: Final = 2.0
 """Seconds without a heartbeat after which a writer is called silent; idle ones beat twice a
 second."""
-NEVER: Final = Partition._make(["", "", *[0] * 17, [], []])
+NEVER: Final = Partition._make(["", "", *[0] * 17, [], [], 0])
 
 
 class LogRow(msgspec.Struct):

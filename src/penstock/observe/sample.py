@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import NotConnectedError, PenstockError
 from penstock.ipc import layout as lo
 from penstock.ipc.clients import ClientSlot
 from penstock.ipc.hostslots import CleanerSlot, CleanerState, Disk, DiskSlot
@@ -63,6 +63,7 @@ class Partition(NamedTuple):
     """As `ipc.state.CLEANING` names them."""
     syncs: list[int]
     """Microseconds in syncs, and how many syncs under each bound of `layout.SYNC_BOUNDS_US`."""
+    producers_expired: int
 
 
 class Consumer(NamedTuple):
@@ -132,7 +133,7 @@ class Observer:
     def __init__(self, place: Place, *, internal: bool = False) -> None:
         self.place = place
         self._internal = internal
-        self.shared = Shared(place.uuid)
+        self.shared = Shared(place.owner)
         self.topics: list[Topic] = []
         self._pid = place.pid
         self._start_time: int | None = None
@@ -155,7 +156,13 @@ class Observer:
 
     def sample(self) -> Sample:
         """Look once. Raises `NotConnectedError` when the node has ended and took its tables."""
-        self.shared.refresh()
+        try:
+            self.shared.refresh()
+        except NotConnectedError:
+            self.place = find_node(f"shm://{self.place.folder}")
+            if self.place.owner == self.shared.owner:
+                raise
+            self.shared.move(self.place.owner)
         self._read_catalogue()
         sample = Sample(time.monotonic(), time.time(), self._node())
         sample.partitions = self._partitions()
@@ -227,6 +234,7 @@ class Observer:
                     q[lo.Q_PAGE_OPEN_BEGAN],
                     q[lo.Q_PAGE_CLEANINGS : lo.Q_PAGE_CLEANED_AT + 1],
                     q[lo.Q_PAGE_SYNC_US :],
+                    q[lo.Q_PAGE_PRODUCERS_EXPIRED],
                 )
         return found
 

@@ -15,13 +15,18 @@ from penstock.ipc.shm import Region
 class Shared:
     """All shared memory of one node. `refresh` before each look."""
 
-    def __init__(self, uuid_hex: str) -> None:
-        self._uuid = bytes.fromhex(uuid_hex)
-        self._names = [shm.object_name(uuid_hex, kind) for kind in ("state", "clients")]
-        self._prefix = shm.object_name(uuid_hex, "lane") + "-"
-        self._inodes: list[int] = []
+    def __init__(self, owner: str) -> None:
         self._tables: list[Region] = []
         self.lanes: dict[str, tuple[LaneIdentity, Region]] = {}
+        self.move(owner)
+
+    def move(self, owner: str) -> None:
+        """Look at what a run has made under another name, see `ipc.ownership`."""
+        self.owner = owner
+        self._uuid = bytes.fromhex(owner.partition("-")[0])
+        self._names = [shm.object_name(owner, kind) for kind in ("state", "clients")]
+        self._prefix = shm.object_name(owner, "lane") + "-"
+        self._inodes: list[int] = []
         self.refresh()
 
     @property

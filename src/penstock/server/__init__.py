@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.server.config import NodeConfig
-    from penstock.server.main import serve
-    from penstock.server.node import Node
+    from penstock.server.node.main import serve
+    from penstock.server.node.node import Node
 
 __all__ = ["Node", "NodeConfig", "serve"]
 
@@ -21,11 +21,11 @@ def __getattr__(name: str) -> object:
 
         return NodeConfig
     if name == "Node":
-        from penstock.server.node import Node
+        from penstock.server.node.node import Node
 
         return Node
     if name == "serve":
-        from penstock.server.main import serve
+        from penstock.server.node.main import serve
 
         return serve
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from penstock.core.errors import ConfigError
 from penstock.ipc.paths import DEFAULT_NODE, default_data_folder
 from penstock.server.config import NodeConfig
-from penstock.server.logformat import FORMAT_VARIABLE, FORMATS
-from penstock.server.main import configure_logging, serve
+from penstock.server.node.log_format import FORMAT_VARIABLE, FORMATS
+from penstock.server.node.main import configure_logging, serve
 
 _OPTIONS = {
     "--lane-capacity": (int, "bytes of frames in a lane"),

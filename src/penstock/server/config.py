@@ -11,9 +11,9 @@ from penstock.core.errors import ConfigError
 from penstock.core.header import BATCH_BYTES_MAX
 from penstock.ipc import layout as lo
 from penstock.ipc.paths import DEFAULT_NODE, check_node_name
-from penstock.server.clustered.settings import check_clustered, parse_quorum
+from penstock.server.broker.settings import check_clustered, parse_quorum
 from penstock.server.health.address import check_http_address
-from penstock.server.logformat import FORMATS
+from penstock.server.node.log_format import FORMATS
 
 _WHOLE: Final = {
     "lane_capacity": (lo.LANE_CAPACITY_MIN, lo.LANE_CAPACITY_MAX),
@@ -213,7 +213,8 @@ class NodeConfig:
 
     cluster_listen: str | None = None
     """Where the other brokers reach this node: `tcp://ADDRESS:PORT`. None: at its own place in
-    `controller_quorum`. Beyond loopback it wants `cluster_key`, or `insecure`."""
+    `controller_quorum`. Beyond loopback, and once clients have keys, it wants `cluster_key`, or
+    `insecure`."""
 
     controller_quorum: str | None = None
     """The brokers that decide for the cluster, the same for all: `1@HOST:PORT,2@HOST:PORT`, 1, 3

@@ -14,10 +14,12 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, TypeVar, cast
 
 import penstock
-from penstock.admin import Admin, TopicDescription
-from penstock.assigned import Isolation
-from penstock.client import Client
-from penstock.consumer import Consumer
+from penstock.client.admin.admin import Admin, TopicDescription
+from penstock.client.client import Client
+from penstock.client.consumer.consumer import Consumer
+from penstock.client.consumer.partition_cursor import Isolation
+from penstock.client.session import default_url
+from penstock.client.transport import Transport
 from penstock.core.errors import (
     ConfigError,
     NotConnectedError,
@@ -26,9 +28,7 @@ from penstock.core.errors import (
 )
 from penstock.ipc.paths import parse_url
 from penstock.observe.place import folder_for
-from penstock.reaching import Transport
-from penstock.server.datafolder import NODE_FILE
-from penstock.session import default_url
+from penstock.server.node.data_folder import NODE_FILE
 from penstock.spark.errors import NoSuchNodeError
 
 logger = logging.getLogger("penstock.spark")

@@ -24,10 +24,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.arrow.export import binary, constant, numbers, texts
+from penstock.client.arrow.export import binary, constant, numbers, texts
+from penstock.client.consumer.records import Chunk
 from penstock.core.errors import ConfigError
 from penstock.core.header import FLAG_APPEND_TIME
-from penstock.records import Chunk
 
 HEADERS: Final = ArrayType(
     StructType([StructField("key", StringType()), StructField("value", BinaryType())])

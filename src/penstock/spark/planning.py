@@ -7,13 +7,10 @@ arithmetic is in `penstock.spark.triggers`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
-import numpy as np
-
-from penstock.consumer import Consumer
+from penstock.client.consumer.consumer import Consumer
+from penstock.client.consumer.offsets import Offset
 from penstock.core import errors as er
-from penstock.offsets import Offset
 from penstock.spark.clients import admin_of, consumer_of, describe, patiently
 from penstock.spark.positions import (
     EPOCH_UNKNOWN,
@@ -22,12 +19,9 @@ from penstock.spark.positions import (
     Positions,
     Range,
 )
-from penstock.spark.reading import NAP, Losses, divergence
+from penstock.spark.reading import Losses, divergence
 from penstock.spark.readoptions import EARLIEST, LATEST, Bound, Offsets, ReadOptions
 from penstock.spark.triggers import Span, Standing, TopicView, View, split, standing
-
-POLLS_MAX: Final = 64
-"""Looks for the first record of a time within the batches that follow its place in the index."""
 
 
 class Planner:
@@ -175,30 +169,15 @@ class Planner:
         found: Offsets = {}
         for name, milliseconds in times.items():
             with self._consumer(name) as consumer:
-                offset = _first_at(consumer, name, milliseconds * 1000, spans[name].end)
-            if offset is None and is_start and self._options.is_late_error:
+                offset = consumer.seek(*name, Offset("time", milliseconds * 1000))
+            is_late = offset >= spans[name].end
+            if is_late and is_start and self._options.is_late_error:
                 raise er.OffsetOutOfRangeError(
                     f"{bound.option}: {name[0]}-{name[1]} has no record as late as {milliseconds} "
                     "ms; set startingOffsetsByTimestampStrategy to latest to begin at its end"
                 )
-            found[name] = spans[name].end if offset is None else offset
+            found[name] = min(offset, spans[name].end)
         return found
-
-
-def _first_at(consumer: Consumer, name: Partition, time: int, end: int) -> int | None:
-    """The first offset below `end` of a record with at least this time, in microseconds. Times are
-    indexed by batches, so the batch is looked into."""
-    place = offset = consumer.seek(*name, Offset("time", time))
-    for _ in range(POLLS_MAX):
-        if offset >= end:
-            return None
-        for chunk in consumer.poll(timeout=NAP).chunks:
-            late = np.flatnonzero(chunk.timestamps >= time)
-            if len(late):
-                first = chunk.row_offset(chunk.start + int(late[0]))
-                return first if first < end else None
-        offset = consumer.position(*name)
-    return place
 
 
 def _check_all(bound: Bound, given: Offsets, spans: Mapping[Partition, Span]) -> None:

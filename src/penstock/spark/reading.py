@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from penstock.consumer import Consumer
+from penstock.client.consumer.consumer import Consumer
+from penstock.client.consumer.offsets import Offset
+from penstock.client.consumer.records import Chunk
 from penstock.core import errors as er
-from penstock.offsets import Offset
-from penstock.records import Chunk
 from penstock.spark.clients import consumer_of, describe
 from penstock.spark.columns import Layout
 from penstock.spark.positions import EPOCH_UNKNOWN, DataLossError, Partition, Range

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final, Literal
 
-from penstock.assigned import Isolation
+from penstock.client.consumer.partition_cursor import Isolation
 from penstock.core.errors import ConfigError
 from penstock.spark.clients import Address
 from penstock.spark.positions import Partition

@@ -22,8 +22,8 @@ from penstock.core import errors as er
 from penstock.spark.writeoptions import WriteOptions
 
 if TYPE_CHECKING:
-    from penstock.client import Client
-    from penstock.transactions.stages import Stage
+    from penstock.client.client import Client
+    from penstock.client.transactions.stages import Stage
 
 logger = logging.getLogger("penstock.spark")
 

@@ -20,22 +20,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from penstock.client import Client
+from penstock.client.client import Client
 from penstock.core.errors import ConfigError, NotConnectedError, PenstockError
-from penstock.embedded import LOG_LINES
-from penstock.embeddedcluster import Places, start_together
-from penstock.lookout import ASK_TIMEOUT, View, look
 from penstock.testing import remains
+from penstock.testing.cluster_monitor import ASK_TIMEOUT, View, look
+from penstock.testing.embedded import LOG_LINES
+from penstock.testing.embedded_cluster import Places, start_together
 from penstock.testing.housed import Housed
 from penstock.testing.served import Durability, Served
 from penstock.testing.waiting import wait_until
 
 ROLES: Final = {
     b"penstock.server": "node",
-    b"penstock.server.writer_main": "writer",
-    b"penstock.server.gateway_main": "gateway",
-    b"penstock.server.replicator_main": "replicator",
-    b"penstock.server.cleaner_main": "cleaner",
+    b"penstock.server.writer.main": "writer",
+    b"penstock.server.gateway.main": "gateway",
+    b"penstock.server.replicator.main": "replicator",
+    b"penstock.server.cleaner.main": "cleaner",
 }
 """The kinds of a broker's processes, by the module that each runs."""
 

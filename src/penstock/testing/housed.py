@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import Final, Self
 
 from penstock.core.errors import PenstockError
-from penstock.embedded import LOG_LINES, EmbeddedNode
-from penstock.embeddedcluster import as_arguments
 from penstock.testing import reaper, remains
+from penstock.testing.embedded import LOG_LINES, EmbeddedNode
+from penstock.testing.embedded_cluster import as_arguments
 
 PREFIX: Final = "penstock-test-"
 

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from penstock.client import Client, connect
-from penstock.delivery import Receipt
-from penstock.offsets import Offset
-from penstock.records import Record
+from penstock.client.client import Client, connect
+from penstock.client.consumer.offsets import Offset
+from penstock.client.consumer.records import Record
+from penstock.client.producer.delivery import Receipt
 from penstock.testing.served import Served
 
 Target = Served | Client | str

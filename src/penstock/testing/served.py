@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Any, Literal
 
-from penstock.admin import TopicConfig
-from penstock.client import Client, connect
+from penstock.client.admin.admin import TopicConfig
+from penstock.client.client import Client, connect
 from penstock.core.errors import ConfigError
 
 Durability = Literal["os", "interval", "fsync"]

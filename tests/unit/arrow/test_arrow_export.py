@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chunks import chunk_of
+from chunk_builder import chunk_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from node_helpers import ROOT, environment
 
-import penstock.arrow
+import penstock.client.arrow
+from penstock.client.consumer.records import RecordBatch
 from penstock.core.columns import BinaryColumn
-from penstock.records import RecordBatch
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyarrow.compute")
@@ -222,8 +222,8 @@ LEAVING = """
     import sys
     sys.path.insert(0, "tests")
     import duckdb, polars, pyarrow
-    from chunks import chunk_of
-    from penstock.records import RecordBatch
+    from chunk_builder import chunk_of
+    from penstock.client.consumer.records import RecordBatch
     batch = RecordBatch([chunk_of([b"x"] * 100)])
     table, frame = batch.to_arrow(), polars.DataFrame(batch)
     capsule = batch.__arrow_c_stream__()
@@ -250,8 +250,8 @@ def test_an_interpreter_ends_well_with_arrays_still_held():
 
 def test_without_pyarrow_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.delitem(sys.modules, "penstock.arrow.export", raising=False)
-    monkeypatch.delattr(penstock.arrow, "export", raising=False)
+    monkeypatch.delitem(sys.modules, "penstock.client.arrow.export", raising=False)
+    monkeypatch.delattr(penstock.client.arrow, "export", raising=False)
     for each in (RecordBatch([chunk_of([b"a"])]), chunk_of([b"a"])):
         with pytest.raises(ImportError, match=r"penstock\[arrow\]"):
             each.to_arrow()

@@ -8,13 +8,13 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from chunks import chunk_of
+from chunk_builder import chunk_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.arrow.intake import Wanted, opened
+from penstock.client.arrow.intake import Wanted, opened
+from penstock.client.consumer.records import RecordBatch
 from penstock.core.errors import PenstockError
-from penstock.records import RecordBatch
 
 pa = pytest.importorskip("pyarrow")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from chunks import chunk_of
+from chunk_builder import chunk_of
 
-from penstock.records import RecordBatch
+from penstock.client.consumer.records import RecordBatch
 
 
 def test_every_column_has_its_type_and_length():

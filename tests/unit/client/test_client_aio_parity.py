@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from penstock import aio
-from penstock.admin import Admin
-from penstock.client import Client
-from penstock.consumer import Consumer
-from penstock.group.consumer import GroupConsumer
-from penstock.producer import Producer
-from penstock.transactions.producer import TransactionalProducer
-from penstock.transactions.stages import Stage
+from penstock.client.admin.admin import Admin
+from penstock.client.client import Client
+from penstock.client.consumer.consumer import Consumer
+from penstock.client.consumer.group.consumer import GroupConsumer
+from penstock.client.producer.producer import Producer
+from penstock.client.transactions.producer import TransactionalProducer
+from penstock.client.transactions.stages import Stage
 
 PAIRS: dict[type, type] = {
     Admin: aio.Admin,
@@ -33,6 +33,9 @@ PAIRS: dict[type, type] = {
 
 SENDING = {
     "adopt": "for its minder",
+    "mend": "for its books",
+    "wind_up": "for its minder",
+    "learn": "for what sends",
     "seal_open": "for its minder",
     "seal_gathered": "for its minder",
     "await_box": "for its deliveries",
@@ -48,12 +51,14 @@ TRANSACTING = SENDING | {
 
 NOT_IN_A_LOOP: dict[type, dict[str, str]] = {
     Admin: {
-        "after_fork_in_child": "asked by penstock.forks, of the admin within",
+        "after_fork_in_child": "asked by penstock.client.fork_safety, of the admin within",
     },
     Client: {},
     Consumer: {
-        "after_fork_in_child": "asked by penstock.forks, of the consumer within",
+        "after_fork_in_child": "asked by penstock.client.fork_safety, of the consumer within",
         "awaits": "for `polling`",
+        "brought": "for who carries `polling` out",
+        "go_back": "for `polling`",
         "known_beginnings": "`beginning_offsets` there",
         "known_ends": "`end_offsets` there",
         "known_lag": "`lag` there",
@@ -61,7 +66,8 @@ NOT_IN_A_LOOP: dict[type, dict[str, str]] = {
         "moved": "for its reader",
     },
     GroupConsumer: {
-        "after_fork_in_child": "asked by penstock.forks, of the consumer within",
+        "after_fork_in_child": "asked by penstock.client.fork_safety, of the consumer within",
+        "brought": "for who carries `polling` out",
         "follows": "for the loops over it",
         "is_at_end": "for the loops over it",
         "is_disturbed": "for the loops over it",

@@ -8,9 +8,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from penstock.core.encode import encode_batch
-from penstock.core.errors import ForkedClientError, PenstockTimeout, ProduceError
-from penstock.delivery import (
+from penstock.client.producer.callbacks import FAILURES_KEPT, Callbacks, Failures
+from penstock.client.producer.delivery import (
     Batch,
     BatchDelivery,
     BatchReceipt,
@@ -18,8 +17,9 @@ from penstock.delivery import (
     Delivery,
     Receipt,
 )
-from penstock.outcomes import FAILURES_KEPT, Callbacks, Failures
-from penstock.routes import PartitionRoute
+from penstock.client.producer.routes import PartitionRoute
+from penstock.core.encode import encode_batch
+from penstock.core.errors import ForkedClientError, PenstockTimeout, ProduceError
 
 TOPIC_ID = bytes(16)
 
@@ -162,6 +162,7 @@ def test_a_wait_that_runs_out_is_raised_and_never_an_outcome(owner):
         delivery.exception(0.5)
 
 
+@pytest.mark.rule(7)
 def test_rule_7_a_delivery_of_the_parent_is_an_error_in_a_forked_child(owner):
     owner.outcome = ForkedClientError("made before fork()")
     delivery = Delivery(box_of(owner, 1), 0)

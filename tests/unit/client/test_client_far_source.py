@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dying import memory
-from reader_world import TOPIC, World
-from seeds import fresh_seed
+from crc32c import crc32c
+from reader_fixture import TOPIC, World
+from seeds import seed_of
+from store_crash import memory
 
-from penstock.assigned import EPOCH_UNKNOWN
+from penstock.client.consumer.latest import LatestOnly
+from penstock.client.consumer.partition_cursor import EPOCH_UNKNOWN
+from penstock.client.remote.cursors import FarCursor
+from penstock.client.remote.partition import FarPartition
+from penstock.client.remote.source import CREDIT_MIN
 from penstock.cluster.frames import messages as fr
 from penstock.core.errors import (
     CorruptBatchError,
@@ -24,10 +29,6 @@ from penstock.core.errors import (
 from penstock.core.reader import LogReader
 from penstock.ipc import layout as lo
 from penstock.ipc.state import StatePage, format_table
-from penstock.latest import LatestOnly
-from penstock.remote.cursors import FarCursor
-from penstock.remote.partition import FarPartition
-from penstock.remote.source import CREDIT_MIN
 
 PAGE = 2
 
@@ -150,7 +151,7 @@ def fill(far: Far, batches: int = 20, each: int = 3) -> None:
 
 
 def test_whatever_happens_under_way_every_record_comes_once_in_order(tmp_path: Path) -> None:
-    seed = fresh_seed("far source")
+    seed = seed_of("far source")
     for number in range(30):
         some_life(Far(World(tmp_path / str(number), segment_bytes=4096)), seed + number)
 
@@ -371,3 +372,71 @@ def test_only_the_newest_waits_for_all_that_stood_there(far: Far, latest: Latest
         if partition.has_more:
             handed += rows(partition.take(None, 1 << 20))
     assert handed[-1] == (91, far.world.values[-1])
+
+
+# --- what a gateway must not send -----------------------------------------------------------------
+def put(far: Far, payload: bytes, start: int, next_offset: int) -> None:
+    """A piece comes as the gateway tells it."""
+    end = far.world.log.log_end
+    far.page.publish_ends(end, end, end)
+    far.cursor.put(fr.Fetched(1, 1, start, next_offset, 0), payload)
+
+
+@pytest.mark.parametrize("what", ["topic", "partition", "offsets", "length"])
+def test_a_piece_that_is_not_of_the_partition_or_not_what_it_says_is_damaged(
+    far: Far, what: str
+) -> None:
+    fill(far, 1)
+    partition = far.partition()
+    assert not partition.has_more
+    ((head, view, at),) = far.world.reader().fetch(far.world.limit, 1 << 20)
+    payload = bytearray(view[at : at + head.length])
+    told = head.next_offset
+    if what == "topic":
+        payload[104:105] = b"x"
+    elif what == "partition":
+        payload[100:104] = (5).to_bytes(4, "little")
+    elif what == "offsets":
+        told -= 1
+    stamp(payload)
+    if what == "length":
+        del payload[-64:]
+    put(far, bytes(payload), 0, told)
+    with pytest.raises(CorruptBatchError, match="what the gateway sent"):
+        partition.take(None)
+
+
+def stamp(payload: bytearray) -> None:
+    """The header's checksum is right again."""
+    payload[8:12] = bytes(4)
+    payload[8:12] = crc32c(bytes(payload[:128])).to_bytes(4, "little")
+
+
+def test_a_lone_record_below_the_log_start_does_not_come_the_short_way(far: Far) -> None:
+    fill(far, 1, each=1)
+    partition = far.partition()
+    assert not partition.has_more
+    assert far.carry()
+    assert len(drained(partition)) == 1
+    fill(far, 1, each=1)
+    assert far.carry()
+    far.page.publish_log_start(2)
+    assert partition.take_alone() is None
+    with pytest.raises(OffsetOutOfRangeError):
+        partition.take(None)
+
+
+def test_what_was_fetched_before_the_node_came_back_is_not_read_on(far: Far) -> None:
+    """It may be of a log that was cut meanwhile."""
+    fill(far, 4)
+    partition = far.partition()
+    assert not partition.has_more
+    assert far.carry(10_000)
+    old = far.cursor
+    partition.moved(_Session(far), PAGE)  # type: ignore[arg-type]
+    assert old.is_dropped
+    assert not partition.has_more
+    assert far.cursor is not old
+    assert far.cursor.reader.offset == 0
+    far.carry(10_000)
+    assert [offset for offset, _ in drained(partition)] == list(range(12))

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from lane_bytes import MANY
-from outbox_world import World
+from outbox_fixture import World
 
-from penstock.delivery import Box
+from penstock.client.backoff import Retries
+from penstock.client.producer.callbacks import Callbacks, Flushed
+from penstock.client.producer.delivery import Box
 from penstock.ipc.lane import Ack
-from penstock.outcomes import Callbacks, Flushed
-from penstock.retrying import Retries
 
 WITHIN = 20.0
 

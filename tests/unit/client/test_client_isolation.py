@@ -16,7 +16,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from partition_world import Mapped, Partition, drained
+from partition_fixture import Mapped, Partition, drained
 from unit.core.log_helpers import abort, begin
 
 from penstock.core.errors import ErrorCode, StorageError

@@ -7,11 +7,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.client.consumer.latest import newest_of_keys, newest_of_partition
+from penstock.client.consumer.records import Chunk, Record, RecordBatch
 from penstock.core import header as hd
 from penstock.core.columns import decode
 from penstock.core.encode import encode_batch
-from penstock.latest import newest_of_keys, newest_of_partition
-from penstock.records import Chunk, Record, RecordBatch
 
 KEYS = st.sampled_from([b"", b"a", b"b", b"cc", b"d" * 40])
 RECORD = st.tuples(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from partition_world import Partition
+from partition_fixture import Partition
 
-from penstock.assigned import AssignedPartition
+from penstock.client.consumer.partition_cursor import AssignedPartition
 from penstock.core.epochs import EpochCache, save_epochs
 from penstock.core.errors import LogTruncatedError
 
@@ -33,6 +33,7 @@ def lead(at: Partition, *epochs: tuple[int, int]) -> None:
     at.page.publish_epoch(epochs[-1][0])
 
 
+@pytest.mark.rule(15)
 def test_rule_15_what_was_read_in_an_epoch_that_a_leader_learns_of_later_is_not_lost(
     at: Partition, reader: AssignedPartition
 ) -> None:
@@ -42,6 +43,7 @@ def test_rule_15_what_was_read_in_an_epoch_that_a_leader_learns_of_later_is_not_
     assert reader.leader_epoch == 3
 
 
+@pytest.mark.rule(15)
 def test_rule_15_what_was_read_in_an_epoch_that_ended_earlier_is(
     at: Partition, reader: AssignedPartition
 ) -> None:

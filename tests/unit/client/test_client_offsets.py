@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.client.consumer.offsets import Offset
 from penstock.core.errors import ConfigError
-from penstock.offsets import Offset
 
 MOMENT = datetime(2024, 2, 29, 12, 30, 15, 123457, tzinfo=UTC)
 

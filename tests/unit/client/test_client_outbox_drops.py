@@ -11,24 +11,25 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from dying import memory
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from lane_bytes import MANY, ack, made
+from store_crash import memory
 
+from penstock.client.backoff import Retries
+from penstock.client.producer.delivery import Batch
+from penstock.client.producer.routes import LaneLink, PartitionRoute, TopicRoutes
+from penstock.client.producer.sender import Outbox
 from penstock.core import header as hd
 from penstock.core.columns import decode
 from penstock.core.encode import encode_batch
 from penstock.core.errors import DroppedError
-from penstock.delivery import Batch
 from penstock.ipc import layout as lo
 from penstock.ipc import state
 from penstock.ipc.doorbell import Doorbell
 from penstock.ipc.state import StatePage
-from penstock.outbox import Outbox
-from penstock.retrying import Retries
-from penstock.routes import LaneLink, PartitionRoute, TopicRoutes
 
 PAGES = 2
 
@@ -148,6 +149,7 @@ class DropMachine(RuleBasedStateMachine):
         assert len(self.finished) == sum(batch.done for batch in self.sent)
 
 
+@pytest.mark.rule(4)
 def test_rule_4_batches_that_wait_are_given_up_and_the_log_sees_no_gap() -> None:
     run_state_machine_as_test(
         DropMachine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 from lane_bytes import MANY, made
-from outbox_world import TOPIC, World
+from outbox_fixture import TOPIC, World
 
-from penstock import outbox
+from penstock.client.backoff import Retries
+from penstock.client.producer import sender as outbox
+from penstock.client.producer.delivery import Batch
+from penstock.client.producer.routes import LaneLink
+from penstock.client.producer.sender import ASK_EVERY
 from penstock.core import errors as er
 from penstock.core.encode import encode_batch
-from penstock.delivery import Batch
 from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import Doorbell
 from penstock.ipc.lane import Ack
-from penstock.outbox import ASK_EVERY
-from penstock.retrying import Retries
-from penstock.routes import LaneLink
 
 STEPS = 120
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 from lane_bytes import MANY
-from outbox_world import TOPIC, World
+from outbox_fixture import TOPIC, World
 
+from penstock.client.backoff import Retries
 from penstock.core.errors import ErrorCode
 from penstock.core.log import Log, LogConfig
 from penstock.ipc.doorbell import Doorbell
 from penstock.ipc.lane import Ack
-from penstock.retrying import Retries
 
 STEPS = 60
 
@@ -110,6 +110,7 @@ class FarWorld(World):
                 self.come_back()
 
 
+@pytest.mark.rule(15)
 @pytest.mark.parametrize("level", ["appended", "fsynced"])
 @pytest.mark.parametrize("seed", range(8))
 def test_rule_15_over_power_cuts_nothing_is_refused_repeated_or_out_of_order(
@@ -128,6 +129,7 @@ def test_rule_15_over_power_cuts_nothing_is_refused_repeated_or_out_of_order(
     world.close()
 
 
+@pytest.mark.rule(15)
 @pytest.mark.parametrize("seed", [1, 29, 40, 44, 61, 66, 79, 138, 195, 201, 220, 254, 287])
 def test_rule_15_refusals_between_power_cuts_double_nothing_and_keep_the_order(
     tmp_path: Path, seed: int
@@ -151,6 +153,7 @@ def test_rule_15_refusals_between_power_cuts_double_nothing_and_keep_the_order(
     world.close()
 
 
+@pytest.mark.rule(15)
 def test_rule_15_what_the_log_before_had_on_the_device_is_no_receipt_of_this_one(
     tmp_path: Path,
 ) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from lane_bytes import ack
-from outbox_world import TOPIC, World
+from outbox_fixture import TOPIC, World
 
+from penstock.client.backoff import Retries
+from penstock.client.producer.delivery import Batch
+from penstock.client.producer.routes import PartitionRoute, TopicRoutes
 from penstock.core.encode import encode_batch
 from penstock.core.errors import ErrorCode
-from penstock.delivery import Batch
-from penstock.retrying import Retries
-from penstock.routes import PartitionRoute, TopicRoutes
 
 TURNS_MAX = 60
 

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.partitioner import murmur2, murmur2_column, murmur2_items, partitions_of
+from penstock.client.producer.partitioner import (
+    murmur2,
+    murmur2_column,
+    murmur2_items,
+    partition_of,
+    partitions_of,
+)
 
 BOUNDED = settings(derandomize=True, max_examples=300)
 
@@ -50,6 +56,14 @@ def test_a_partition_is_the_positive_hash_modulo_the_count(partitions, expected)
     assert hashed % partitions == expected
     assert partitions_of([b"foobar"], partitions).tolist() == [expected]
     assert partitions_of([b"foobar"] * 40, partitions).tolist() == [expected] * 40
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 3, 7, 12, 1000])
+def test_one_key_goes_where_it_does_in_a_column_also_if_its_hash_is_negative(partitions):
+    wanted = [(hashed & 0x7FFFFFFF) % partitions for hashed in KAFKA.values()]
+    assert [partition_of(key, partitions) for key in KAFKA] == wanted
+    assert partitions_of(list(KAFKA), partitions).tolist() == wanted
+    assert partitions_of(list(KAFKA) * 3, partitions).tolist() == wanted * 3
 
 
 @BOUNDED

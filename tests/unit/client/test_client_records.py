@@ -6,14 +6,14 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
-from craft import put, reseal
+from batch_bytes import put, reseal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.client.consumer.records import Chunk, ChunkedColumn, Record, RecordBatch
 from penstock.core import header as hd
 from penstock.core.columns import decode
 from penstock.core.encode import encode_batch
-from penstock.records import Chunk, ChunkedColumn, Record, RecordBatch
 
 BOUNDED = settings(derandomize=True, max_examples=150)
 ITEM = st.none() | st.binary(max_size=5)

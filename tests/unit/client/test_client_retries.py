@@ -1,6 +1,7 @@
 """Retries: how long they wait, and that order and count survive them.
 
-See `outbox_world`; everything that can go wrong between a producer and its writer does, by a seed.
+See `outbox_fixture`; everything that can go wrong between a producer and its writer does, by a
+seed.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outbox_world import World
+from outbox_fixture import World
 
+from penstock.client.backoff import SOON, Retries
+from penstock.client.producer.config import ProducerConfig
+from penstock.client.producer.routes import LaneLink
 from penstock.core.errors import ConfigError, ErrorCode, NotConnectedError
-from penstock.producerconfig import ProducerConfig
-from penstock.retrying import SOON, Retries
-from penstock.routes import LaneLink
 
 
 # --- how long --------------------------------------------------------------------------------

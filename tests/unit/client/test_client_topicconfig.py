@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from penstock import ConfigError, TopicConfig
-from penstock.topicconfig import SETTABLE, altered
+from penstock.client.admin.topic_config import SETTABLE, altered
 
 
 def test_every_setting_travels():

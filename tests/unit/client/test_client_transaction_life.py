@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.client.transactions.state_machine import Life, State
 from penstock.core.errors import ProducerFencedError, TransactionError
-from penstock.transactions.life import Life, State
 
 CALLS = ("begin", "commit", "settled", "cannot_commit", "abort", "ended")
 BY_COORDINATOR = {"settled", "cannot_commit", "ended"}

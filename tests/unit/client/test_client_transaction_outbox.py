@@ -7,14 +7,14 @@ import time
 
 import pytest
 from lane_bytes import MANY
-from outbox_world import World
+from outbox_fixture import World
 
+from penstock.client.backoff import Retries
+from penstock.client.transactions.sender import TransactionalOutbox
 from penstock.core import header as hd
 from penstock.core.errors import ErrorCode, TransactionError
 from penstock.ipc import layout as lo
 from penstock.ipc.lane import Ack
-from penstock.retrying import Retries
-from penstock.transactions.outbox import TransactionalOutbox
 
 
 class Transaction(World):

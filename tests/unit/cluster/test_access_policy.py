@@ -66,6 +66,21 @@ def reference(access, namespaces, keys, principal, operation, kind, name):
     return any(fits(entry, "allow") for entry in access)
 
 
+@pytest.mark.parametrize("named", ["ann", "*"])
+@pytest.mark.parametrize("pattern", ["orders", "ord*", "*"])
+def test_a_denial_wins_over_an_allowance_and_over_a_namespace(named, pattern):
+    allowed = Entry("ann", "allow", "all", "topic", "*")
+    denied = Entry(named, "deny", "write", "topic", pattern)
+    for listed in ([allowed, denied], [denied, allowed], [denied]):
+        policy = Policy(listed, {"ann": "orders"})
+        assert not policy.allows("ann", "write", "topic", "orders")
+        assert policy.allows("ann", "read", "topic", "orders") == (allowed in listed)
+    own = Policy([Entry(named, "deny", "write", "topic", "acme.*")], {"ann": "acme"})
+    assert not own.allows("ann", "write", "topic", "acme.a")
+    assert own.allows("ann", "read", "topic", "acme.a")
+    assert not own.allows("ann", "read", "topic", "acmes")
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(entries, max_size=8),

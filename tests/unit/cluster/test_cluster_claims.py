@@ -13,8 +13,8 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from group_shell import Shell, compacted
-from seeds import fresh_seed
+from group_machine_fixture import Shell, compacted
+from seeds import seed_of
 
 from penstock.cluster.groups import Claim, Claimed, OwnedPartition
 from penstock.core.errors import UnknownMemberError
@@ -137,9 +137,10 @@ class History:
                 assert max(records, default=-1) < max(stands, 0)
 
 
+@pytest.mark.rule(18)
 def test_rule_18_at_most_one_granted_claim_covers_an_offset():
     granted = 0
-    first = fresh_seed("claims")
+    first = seed_of("claims")
     for seed in range(first, first + HISTORIES):
         history = History(seed)
         try:

@@ -12,7 +12,7 @@ import os
 import re
 from contextlib import suppress
 
-from group_shell import Shell, compacted, durable_state, topic_id
+from group_machine_fixture import Shell, compacted, durable_state, topic_id
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (

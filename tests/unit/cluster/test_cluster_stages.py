@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 import pytest
-from transaction_world import T, World
+from transaction_fixture import T, World
 
 from penstock.cluster.transactions import TransactionLimits
 from penstock.core.errors import (
@@ -27,6 +27,7 @@ def stage(world: World, epoch: int, name: str) -> tuple[int, int]:
     return who
 
 
+@pytest.mark.rule(20)
 def test_rule_20_the_listed_are_committed_and_every_other_one_up_to_the_epoch_aborted(world):
     before, one, two = stage(world, 3, "0"), stage(world, 4, "1"), stage(world, 4, "2")
     spare, after = stage(world, 4, "3"), stage(world, 5, "4")
@@ -38,6 +39,7 @@ def test_rule_20_the_listed_are_committed_and_every_other_one_up_to_the_epoch_ab
     assert not world.machine.is_open(*one)
 
 
+@pytest.mark.rule(20)
 def test_rule_20_a_repeated_or_older_epoch_changes_nothing(world):
     one = stage(world, 4, "1")
     world.commit_stages(4, "1")
@@ -54,6 +56,7 @@ def test_rule_20_a_repeated_or_older_epoch_changes_nothing(world):
     assert world.machine.is_open(*later)
 
 
+@pytest.mark.rule(20)
 def test_rule_20_a_stage_of_a_decided_epoch_is_refused(world):
     world.commit_stages(4)
     for epoch in (3, 4):
@@ -62,6 +65,7 @@ def test_rule_20_a_stage_of_a_decided_epoch_is_refused(world):
     stage(world, 5, "next")
 
 
+@pytest.mark.rule(20)
 def test_rule_20_an_abort_is_a_decision_too(world):
     one = stage(world, 4, "1")
     assert world.commit_stages(4, commit=False) == (False, 4)
@@ -85,6 +89,7 @@ def test_a_commit_that_lists_what_is_not_open_decides_nothing(world, missing):
     assert world.mark_all()[there] is True
 
 
+@pytest.mark.rule(20)
 def test_rule_20_a_stage_that_nobody_decides_is_swept(world):
     one = stage(world, 4, "1")
     assert world.machine.deadline() == world.now + 900
@@ -96,6 +101,7 @@ def test_rule_20_a_stage_that_nobody_decides_is_swept(world):
         world.add(one, (T, 5), name="s")
 
 
+@pytest.mark.rule(20)
 def test_rule_20_the_last_decided_epoch_never_expires(world):
     world.commit_stages(4)
     world.init()
@@ -141,6 +147,7 @@ def test_where_a_stage_writes_is_on_the_device_before_it_writes():
     assert world.machine.add_partitions(world.now, "s", *who, [(T, 0)]).durable
 
 
+@pytest.mark.rule(20)
 def test_rule_20_stages_ended_by_name_decide_nothing(world):
     one, two, kept = stage(world, 4, "1"), stage(world, 4, "2"), stage(world, 4, "3")
     world.end_stages("1", "2", "never begun")
@@ -152,6 +159,7 @@ def test_rule_20_stages_ended_by_name_decide_nothing(world):
     assert world.mark_all() == {one: False, two: False, kept: True, again: True}
 
 
+@pytest.mark.rule(20)
 def test_rule_20_what_is_committed_is_not_ended_by_name(world):
     """A driver that had no answer to its commit gives its stages up, and they were committed."""
     one = stage(world, 4, "1")

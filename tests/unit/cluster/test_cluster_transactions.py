@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from transaction_world import T, U, World
+from transaction_fixture import T, U, World
 
 from penstock.cluster.decisions import Record
 from penstock.cluster.transactions import EPOCH_LAST, ConsumedOffsets, TransactionLimits
@@ -37,6 +37,15 @@ def test_each_transaction_has_an_epoch_of_its_own(world):
     assert world.mark_all() == {who: True}
     assert not world.machine.is_open(*who)
     assert world.machine.is_open(who[0], ended.next_epoch)
+
+
+def test_what_nobody_knows_of_may_not_stand_open(world):
+    assert not world.machine.is_open(4711, 0)
+    who = world.init()
+    assert not world.machine.is_open(*who), "nothing is registered yet"
+    world.add(who, (T, 0))
+    assert not world.machine.is_open(who[0], who[1] + 1)
+    assert not world.machine.is_open(who[0] + 1, who[1])
 
 
 def test_what_a_power_cut_made_the_coordinator_forget_is_not_committed(world):
@@ -107,6 +116,7 @@ def test_markers_of_a_partition_go_out_in_the_order_of_the_decisions(world):
     assert list(world.machine.unmarked()) == []
 
 
+@pytest.mark.rule(19)
 def test_rule_19_a_late_end_never_touches_a_later_transaction(world):
     who = world.init()
     world.add(who, (T, 0))
@@ -161,6 +171,7 @@ def test_a_holder_that_lost_its_answer_learns_what_was_decided_before_it_was_fen
         world.add((old[0], ended.next_epoch), (T, 0))
 
 
+@pytest.mark.rule(15)
 def test_rule_15_epochs_and_decisions_are_on_the_device_before_they_are_answered(world):
     who = world.init()
     world.add(who, (T, 0))
@@ -248,6 +259,22 @@ def test_an_id_that_nobody_uses_is_forgotten(world):
     with pytest.raises(TransactionError, match="not known"):
         world.add(who, (T, 0))
     assert world.init()[0] != who[0]
+
+
+def test_an_id_stays_longer_while_the_clock_is_in_doubt(world):
+    """What times out does so by its own time: it was begun by the same clock."""
+    world.init()
+    world.machine.doubt = 1e9
+    world.tick(world.now + 1e9)
+    who = world.init()
+    assert who[1] == 1, "it was known"
+    world.add(who, (T, 0))
+    world.tick(world.machine.deadline())
+    assert [row.state for row in world.machine.list()] == ["aborting"]
+    world.mark_all()
+    assert world.machine.deadline() > world.now + 1e9
+    world.tick(world.machine.deadline())
+    assert list(world.machine.list()) == []
 
 
 def test_a_new_producer_id_is_taken_when_epochs_run_out(world):

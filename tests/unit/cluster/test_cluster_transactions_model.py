@@ -19,8 +19,8 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from seeds import fresh_seed
-from transaction_world import T, U, World
+from seeds import seed_of
+from transaction_fixture import T, U, World
 
 from penstock.cluster.transactions import ConsumedOffsets, TransactionLimits
 from penstock.cluster.transactions.records import Stage
@@ -369,7 +369,7 @@ class TransactionsModel(RuleBasedStateMachine):
 
 
 def run(model: type[RuleBasedStateMachine], examples: int, steps: int) -> None:
-    seeded = seed(fresh_seed("transactions"))(model)
+    seeded = seed(seed_of("transactions"))(model)
     run_state_machine_as_test(
         seeded, settings=settings(max_examples=examples, stateful_step_count=steps)
     )

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.cluster.controller import Controller, ControllerConfig, Registered, pack, unpack
+from penstock.cluster.controller import (
+    Controller,
+    ControllerConfig,
+    Registered,
+    UncleanRecovery,
+    pack,
+    unpack,
+)
 from penstock.cluster.controller.placement import place
 from penstock.cluster.controller.records import BROKER, COUNTER, ID_BLOCKS, PRODUCER_IDS
 from penstock.cluster.controller.records import record as made
@@ -18,6 +25,7 @@ from penstock.cluster.replica import (
     FetchRequest,
     IsrChange,
     Leader,
+    LogEnd,
     LogEnds,
     Refusal,
     Replica,
@@ -86,6 +94,16 @@ class Quorum:
         epoch = self.controller.image.brokers[broker].epoch
         self.do(self.controller.logs(broker, epoch, **places))
 
+    def tell(
+        self, broker: int, last_epoch: int | None, log_end: int, high_watermark: int = 0,
+        *, leader_epoch: int | None = None,
+    ) -> None:  # fmt: skip
+        """What its log has."""
+        epoch = self.controller.image.brokers[broker].epoch
+        word = self.partition().leader_epoch if leader_epoch is None else leader_epoch
+        end = LogEnd(word, last_epoch, log_end, high_watermark)
+        self.do(self.controller.log_ends(broker, epoch, [((T, 0), end)]))
+
     def lose(self, *brokers: int) -> None:
         """Nothing is heard of these any more."""
         self.now += 3.0
@@ -134,6 +152,7 @@ def test_a_broker_is_fenced_until_it_has_replayed_its_registration():
     assert at.controller.image.living() == {1: epoch}
 
 
+@pytest.mark.rule(23)
 def test_each_life_has_a_broker_epoch_and_the_last_one_is_refused():
     at = Quorum(1)
     first = at.controller.image.brokers[1].epoch
@@ -215,6 +234,7 @@ def test_the_isr_stays_while_nobody_of_it_is_there():
     assert at.partition().leader_epoch > it.leader_epoch
 
 
+@pytest.mark.rule(23)
 def test_rule_23_who_lost_power_leaves_every_isr_before_it_may_lead():
     at = Quorum()
     at.create()
@@ -226,10 +246,202 @@ def test_rule_23_who_lost_power_leaves_every_isr_before_it_may_lead():
     assert (at.partition().leader, at.partition().isr) == (None, (3,))
     at.start(3, was_clean=False)
     it = at.partition()
-    assert (it.leader, it.isr, it.last_isr) == (None, (), (3, 2))
+    assert (it.leader, it.isr, it.last_isr) == (None, (), (3, 2, 1))
     assert at.do(at.controller.elect([(T, 0)])) == 0
     assert at.do(at.controller.elect([(T, 0)], is_unclean=True)) == 1
     assert (at.partition().leader, at.partition().isr) == (3, (3,))
+
+
+def without_power(at: Quorum, *brokers: int, beat: bool = True) -> None:
+    """They come back one after the other, with logs that lack something."""
+    for broker in brokers:
+        at.start(broker, was_clean=False, beat=beat)
+
+
+@pytest.mark.rule(23)
+def test_the_one_with_most_of_the_last_isr_leads_once_all_of_it_are_back():
+    at = Quorum()
+    at.create()
+    without_power(at, 1, 2, 3)
+    it = at.partition()
+    assert (it.leader, it.isr, set(it.last_isr)) == (None, (), {1, 2, 3})
+    at.tell(1, 0, 70)
+    at.tell(3, 0, 50, high_watermark=90)
+    assert at.partition().leader is None, "one has not told yet"
+    at.do(at.controller.tick(at.now, 1_000.0))
+    at.tell(2, 0, 60)
+    now = at.partition()
+    assert (now.leader, now.isr, now.last_isr) == (1, (1,), ())
+    assert now.leader_epoch == it.leader_epoch + 1
+    assert now.unclean == UncleanRecovery(1, now.leader_epoch, 70, 90, 1_000.0)
+    assert at.controller.counts["unclean_recoveries"] == 1
+    assert at.controller.counts["offsets_missing"] == 20
+
+
+@pytest.mark.parametrize("ends", [
+    {1: (0, 99), 2: (1, 10), 3: (0, 99)},
+    {1: (1, 9), 2: (1, 10), 3: (0, 99)},
+    {1: (None, 0), 2: (None, 0), 3: (None, 0)},
+])  # fmt: skip
+def test_a_higher_leader_epoch_counts_more_than_a_longer_log(ends):
+    at = Quorum()
+    at.create()
+    without_power(at, 1, 2, 3)
+    for broker, (epoch, end) in ends.items():
+        at.tell(broker, epoch, end)
+    assert at.partition().leader == (2 if ends[2][1] else 1), "else the first"
+
+
+def test_a_member_of_the_last_isr_that_never_comes_back_is_waited_for():
+    at = Quorum()
+    at.create()
+    at.lose(1, 2, 3)
+    without_power(at, 1, 2)
+    at.tell(1, 0, 70)
+    at.tell(2, 0, 60)
+    at.do(at.controller.tick(at.now))
+    it = at.partition()
+    assert (it.leader, it.isr) == (None, (3,)), "it may be clean"
+    assert at.do(at.controller.elect([(T, 0)], is_unclean=True)) == 1
+    assert (at.partition().leader, at.partition().isr) == (1, (1,)), "the one with most"
+
+
+def test_one_that_is_back_and_away_again_is_waited_for_too():
+    at = Quorum()
+    at.create()
+    without_power(at, 1, 2, 3)
+    at.tell(1, 0, 70)
+    at.lose(1)
+    at.tell(2, 0, 60)
+    at.tell(3, 0, 60)
+    assert at.partition().leader is None
+    at.beat(1)
+    at.do(at.controller.tick(at.now))
+    assert at.partition().leader == 1, "the same life: what it told still holds"
+
+
+def test_what_a_life_told_that_is_over_does_not_count():
+    """The power is cut again in the middle of it."""
+    at = Quorum()
+    at.create()
+    without_power(at, 1, 2, 3)
+    at.tell(1, 0, 70)
+    at.tell(2, 0, 60)
+    without_power(at, 1)
+    at.tell(3, 0, 60)
+    assert at.partition().leader is None
+    at.tell(1, 0, 40)
+    assert at.partition().leader == 2
+    with pytest.raises(StaleBrokerEpochError):
+        at.controller.log_ends(1, 1, [])
+
+
+def test_what_was_told_of_an_earlier_time_without_a_leader_does_not_count():
+    at = Quorum()
+    at.create()
+    without_power(at, 1, 2, 3)
+    for broker in (1, 2, 3):
+        at.tell(broker, 0, 70, leader_epoch=at.partition().leader_epoch - 1)
+    assert at.partition().leader is None
+
+
+def test_who_has_lost_its_folder_does_not_count_as_back():
+    at = Quorum()
+    at.create()
+    without_power(at, 1, 2)
+    at.start(3, was_clean=False, lost=[(T, 0)])
+    for broker in (1, 2, 3):
+        at.tell(broker, 0, 70)
+    it = at.partition()
+    assert (it.leader, it.isr, it.blank) == (None, (), (3,))
+    without_power(at, 3)
+    at.tell(3, 0, 99)
+    assert at.partition() == replace(it, partition_epoch=at.partition().partition_epoch)
+    assert at.do(at.controller.elect([(T, 0)], is_unclean=True)) == 1
+    assert at.partition().leader in (1, 2)
+
+
+def test_who_is_clean_leads_though_others_have_told_of_more():
+    at = Quorum()
+    at.create()
+    without_power(at, 1, 2)
+    at.lose(3)
+    at.tell(1, 0, 70)
+    at.tell(2, 0, 60)
+    at.start(3)
+    it = at.partition()
+    assert (it.leader, it.isr, it.unclean) == (3, (3,), None)
+
+
+def test_who_left_the_isr_as_all_lost_power_is_of_the_last_one():
+    """Others than the brokers decide, and miss them one by one."""
+    at = Quorum(5)
+    at.create()
+    for broker in (1, 2, 3):
+        at.controller.gone(broker)
+        at.do(at.controller.tick(at.now))
+    assert (at.partition().isr, at.partition().last_isr) == ((3,), (2, 1))
+    without_power(at, 3)
+    at.tell(3, 0, 10)
+    assert at.partition().leader is None
+    without_power(at, 1, 2)
+    at.tell(1, 0, 30)
+    at.tell(2, 0, 20)
+    assert at.partition().leader == 1
+
+
+def test_who_left_the_isr_and_was_done_without_is_not_waited_for():
+    at = Quorum()
+    at.create()
+    at.lose(1)
+    assert at.partition().last_isr == (1,)
+    at.do(at.controller.tick(at.now))
+    before = at.partition()
+    for _ in range(2):
+        at.now += 1.5
+        at.beat(2)
+        at.beat(3)
+        at.do(at.controller.tick(at.now))
+    assert at.partition() == replace(before, last_isr=()), "its leader was heard since"
+    without_power(at, 2, 3)
+    at.tell(2, 1, 10)
+    at.tell(3, 1, 20)
+    assert (at.partition().leader, at.partition().isr) == (3, (3,))
+
+
+def test_a_leader_that_is_only_said_to_be_there_proves_nothing():
+    """The controller is new, and has heard nobody."""
+    at = Quorum()
+    at.create()
+    without_power(at, 1, beat=False)
+    assert (at.partition().leader, at.partition().last_isr) == (2, (1,))
+    at.controller.lead(at.now)
+    for _ in range(19):
+        at.now += 0.1
+        at.do(at.controller.tick(at.now))
+    assert at.partition().last_isr == (1,)
+
+
+def test_the_only_replica_leads_again_after_its_power_cut():
+    at = Quorum(1)
+    at.do(at.controller.create_topic("t", T, 1, 1, 1, b"c"))
+    without_power(at, 1)
+    assert at.partition().leader is None
+    at.tell(1, 0, 5)
+    assert at.partition().leader == 1
+
+
+def test_a_new_controller_is_told_again():
+    at = Quorum()
+    at.create()
+    without_power(at, 1, 2, 3)
+    at.tell(1, 0, 70)
+    at.controller.lead(at.now)
+    at.tell(2, 0, 60)
+    at.tell(3, 0, 60)
+    assert at.partition().leader is None
+    at.tell(1, 0, 70)
+    assert at.partition().leader == 1
 
 
 def test_a_leader_whose_log_is_offline_gives_its_partition_to_another_in_sync_replica():
@@ -360,7 +572,7 @@ def test_who_has_nothing_is_taken_by_an_unclean_election_only_where_nobody_else_
     at.lose(1)
     assert at.partition().isr == (1,)
     at.start(1, lost=[(T, 0)])
-    assert (at.partition().isr, at.partition().last_isr) == ((), (2, 3, 1))
+    assert (at.partition().isr, at.partition().blank) == ((), (1,))
     at.start(3)
     assert at.do(at.controller.elect([(T, 0)], is_unclean=True)) == 1
     assert at.partition().leader == 3
@@ -372,9 +584,9 @@ def test_who_has_lost_its_folder_after_it_was_distrusted_comes_last_too():
     at.lose(2, 3)
     at.lose(1)
     at.start(1, was_clean=False)
-    assert at.partition().last_isr == (1,)
+    assert (at.partition().last_isr[0], at.partition().blank) == (1, ())
     at.start(1, lost=[(T, 0)])
-    assert (at.partition().isr, at.partition().last_isr) == ((), (2, 3, 1))
+    assert (at.partition().isr, at.partition().blank) == ((), (1,))
 
 
 def test_who_has_lost_its_folder_outside_the_isr_comes_last_too():
@@ -389,7 +601,7 @@ def test_who_has_lost_its_folder_outside_the_isr_comes_last_too():
     assert at.do(at.controller.elect([(T, 0)], is_unclean=True)) == 1
     assert at.partition().leader == 3
     assert at.ask(3, 2).refused is None
-    assert at.partition().last_isr == (), "it has something again"
+    assert at.partition().blank == (), "it has something again"
 
 
 def test_an_older_copy_is_taken_by_an_unclean_election_only_where_nobody_else_is_there():
@@ -431,7 +643,7 @@ def test_an_unclean_election_takes_nobody_who_has_no_replica_any_more():
     at.create()
     at.lose(3)
     at.start(3, lost=[(T, 0)])
-    assert at.partition().last_isr[-1] == 3
+    assert at.partition().blank == (3,)
     at.do(at.controller.reassign([(T, 0)], (1, 2)))
     assert at.partition().replicas == (1, 2)
     for broker in (2, 1):
@@ -473,7 +685,7 @@ def test_a_new_disk_is_trusted_with_nothing():
     at.lose(1, 2, 3)
     at.start(1, folder=b"another")
     assert at.partition().isr == ()
-    assert at.partition().last_isr == (2, 3, 1)
+    assert at.partition().blank == (1,)
 
 
 def test_a_broker_that_leaves_gives_its_leadership_away_first():
@@ -711,10 +923,52 @@ def test_an_older_copy_of_a_folder_is_trusted_with_nothing(is_synced):
     at.lose(1)
     at.start(1, after=copied_after)
     assert at.partition().leader is None  # it may lack what was acknowledged since
-    assert at.partition().last_isr == (2, 3, 1)
+    assert at.partition().blank == (1,)
     at.lose(1)
     at.start(1, after=latest)
     assert at.partition().leader is None
+
+
+def test_an_unclean_election_takes_the_lead_from_nobody_who_is_there():
+    at = Quorum()
+    at.create()
+    at.lose(2)
+    at.lose(2, 3)
+    before = at.partition()
+    assert (before.leader, before.isr) == (1, (1,))
+    at.start(2)
+    assert at.do(at.controller.elect([(T, 0)], is_unclean=True)) == 0
+    assert at.partition() == before
+
+
+def test_a_leader_of_an_earlier_epoch_is_told_so_when_it_asks_for_an_isr():
+    at = Quorum()
+    at.create()
+    old = at.partition()
+    at.lose(1)
+    at.start(1)
+    at.ask(2, 3, 1)
+    at.do(at.controller.elect([(T, 0)]))
+    it = at.partition()
+    assert it.leader == old.leader == 1
+    epochs = tuple((b, at.controller.image.brokers[b].epoch) for b in (1, 2))
+    asked = IsrChange(1, old.leader_epoch, it.partition_epoch, epochs)
+    told = at.do(at.controller.change_isr((T, 0), asked))
+    assert (told.refused, told.isr) == (Refusal.OLD_EPOCH, it.isr)
+    assert at.partition() == it
+
+
+def test_of_two_changes_of_a_setting_at_once_the_second_is_refused():
+    at = Quorum()
+    controller = at.controller
+    at.do(controller.set("access", "", b"one", was=None, is_checked=True))
+    at.do(controller.set("access", "", b"two", was=b"one", is_checked=True))
+    with pytest.raises(ConfigError, match="somebody else"):
+        controller.set("access", "", b"three", was=b"one", is_checked=True)
+    assert controller.image.settings["access", ""] == b"two"
+    assert at.do(controller.set("access", "", b"two", was=b"one", is_checked=True)) is None
+    at.do(controller.set("access", "", None))
+    assert ("access", "") not in controller.image.settings
 
 
 def test_what_an_earlier_life_asked_is_no_older_copy_when_it_is_heard_late():

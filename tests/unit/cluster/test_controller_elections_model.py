@@ -6,11 +6,13 @@ import contextlib
 import random
 from collections.abc import Callable
 
-from seeds import fresh_seed
+from msgspec.structs import replace
+from seeds import seed_of
 from unit.cluster.test_controller import Quorum, T
 
 from penstock.cluster.controller import ControllerConfig, Place
 from penstock.cluster.controller.records import Partition
+from penstock.cluster.replica import LogEnd
 from penstock.core.errors import PenstockError
 
 RUNS = 150
@@ -32,6 +34,8 @@ class Ordeal:
             )
         )  # fmt: skip
         self.steps: list[str] = []
+        self.told: dict[tuple[int, Place], LogEnd] = {}
+        self.recovered = 0
 
     def step(self) -> None:
         draw, at, controller = self.random, self.at, self.at.controller
@@ -49,6 +53,9 @@ class Ordeal:
             "isr": lambda: self._isr(place),
             "isr again": lambda: self._isr(place),
             "offline": lambda: at.logs(broker, offline=[place]),
+            "tells": lambda: self._tells(broker, place),
+            "all tell": lambda: self._all_tell(place),
+            "time": self._time,
             "online": lambda: at.logs(broker, online=[place]),
             "preferred": lambda: at.do(controller.elect([place])),
             "unclean": lambda: at.do(controller.elect([place], is_unclean=True)),
@@ -70,6 +77,29 @@ class Ordeal:
     def _some(self) -> tuple[int, ...]:
         return tuple(self.random.sample(self.numbers, self.random.randint(1, 3)))
 
+    def _tells(self, broker: int, place: Place) -> None:
+        """What it has, where nobody leads."""
+        word = self.at.partition(place[1]).leader_epoch
+        end = LogEnd(word, self.random.choice([None, 0, 1, 2]), self.random.randrange(50))
+        self.told[broker, place] = end
+        with contextlib.suppress(PenstockError, KeyError):
+            epoch = self.at.controller.image.brokers[broker].epoch
+            self.at.do(self.at.controller.log_ends(broker, epoch, [(place, end)]))
+
+    def _all_tell(self, place: Place) -> None:
+        for broker in self.numbers:
+            self._tells(broker, place)
+
+    def _time(self) -> None:
+        """Goes by, and everybody that is up is heard."""
+        at = self.at
+        for _ in range(4):
+            at.now += 1.0
+            for broker, known in list(at.controller.image.brokers.items()):
+                if not known.is_fenced:
+                    at.beat(broker)
+            at.do(at.controller.tick(at.now))
+
     def _isr(self, place: Place) -> None:
         it = self.at.partition(place[1])
         if it.leader is not None:
@@ -89,17 +119,35 @@ class Ordeal:
                 assert it.leader is None or it.leader in it.isr, what
             assert it.leader is None or image.may_lead(it.leader), what
             assert not it.target or not fit.issuperset(it.target), what
-            if it != before[place]:
+            if it != replace(before[place], last_isr=it.last_isr):  # which may be forgotten
                 assert it.partition_epoch > before[place].partition_epoch, what
+            assert not set(it.last_isr) & set(it.isr), what
+            assert {*it.last_isr, *it.blank} <= set(it.replicas), what
+            if it.unclean != before[place].unclean and not self.steps[-1].startswith("unclean"):
+                self.recovered += 1
+                last = before[place].last_isr
+                assert it.leader in last, what
+                assert not before[place].isr, what
+                assert not set(last) & {*before[place].blank, *before[place].offline}, what
+                worths = {b: self.told[b, place] for b in last}
+                most = max(
+                    (-1 if e.last_epoch is None else e.last_epoch, e.log_end)
+                    for e in worths.values()
+                )
+                mine = worths[it.leader]
+                assert (-1 if mine.last_epoch is None else mine.last_epoch, mine.log_end) == most
             if it.leader != before[place].leader:
                 assert it.leader_epoch > before[place].leader_epoch, what
 
 
 def test_who_could_lead_leads_and_nobody_else():
-    first = fresh_seed("elections")
+    first = seed_of("elections")
+    recovered = 0
     for seed in range(first, first + RUNS):
         ordeal = Ordeal(seed)
         for _ in range(STEPS):
             before = dict(ordeal.at.controller.image.partitions)
             ordeal.step()
             ordeal.check(before)
+        recovered += ordeal.recovered
+    assert recovered, "in no run all of a last ISR were back"

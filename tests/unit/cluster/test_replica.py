@@ -3,6 +3,7 @@ replica standing) as scripts."""
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from penstock.cluster.replica import (
@@ -104,6 +105,7 @@ class Cluster:
 
 
 # --- the high watermark ---------------------------------------------------------------------------
+@pytest.mark.rule(23)
 def test_what_all_of_the_isr_have_is_committed():
     at = Cluster("", "", "")
     at.tell(leader=1)
@@ -145,6 +147,7 @@ def test_who_is_away_leaves_the_isr_of_an_empty_log_too():
     assert [member for member, _ in change.isr] == [1, 2]
 
 
+@pytest.mark.rule(23)
 def test_who_lags_leaves_the_isr_when_the_controller_agrees():
     at = Cluster("", "", "")
     at.tell(leader=1)
@@ -196,6 +199,7 @@ def test_nobody_joins_before_it_has_what_the_leader_began_with():
     assert at.leader(1).wanted == (1, 2, 3)
 
 
+@pytest.mark.rule(23)
 def test_another_life_of_a_follower_has_what_it_says_now():
     at = Cluster("", "")
     at.tell(leader=1)
@@ -494,3 +498,56 @@ def test_older_words_change_nothing():
     gone = Assignment(2, 9, 9, (2,), (2,), 1)
     assert at.replicas[1].assign(at.now, gone)
     assert at.replicas[1].role is None
+
+
+# --- words and answers that overtake each other ---------------------------------------------------
+def test_an_older_word_does_not_undo_what_an_answer_told_of_the_isr():
+    at = Cluster("", "", "")
+    at.tell(leader=1)
+    leader = at.leader(1)
+    between = replace(at.word, partition_epoch=at.word.partition_epoch + 1)
+    at.brokers.pop(3)
+    at.now += 2.0
+    at.fetch(2)
+    leader.tick(at.now)
+    asked = leader.isr_change(at.now)
+    assert asked is not None
+    told = IsrChanged(asked.partition_epoch + 2, (1, 2))
+    leader.isr_changed(at.now, asked, told)
+    assert leader.isr == (1, 2)
+    at.replicas[1].assign(at.now, between)
+    assert (leader.isr, leader.partition_epoch) == ((1, 2), told.partition_epoch)
+
+
+def test_a_refusal_for_its_epoch_leaves_both_isrs_to_count():
+    """The change may have been made, and its first answer lost."""
+    at = Cluster("", "", "")
+    at.tell(leader=1)
+    leader = at.leader(1)
+    at.brokers.pop(3)
+    at.now += 2.0
+    at.fetch(2)
+    leader.tick(at.now)
+    asked = leader.isr_change(at.now)
+    assert asked is not None
+    assert leader.wanted == (1, 2)
+    refusal = IsrChanged(asked.partition_epoch + 1, (1, 2), Refusal.OLD_PARTITION_EPOCH)
+    leader.isr_changed(at.now, asked, refusal)
+    assert leader.wanted == (1, 2)
+    assert leader.maximal_isr == {1, 2, 3}
+    at.append(1)
+    at.fetch(2)
+    at.fetch(2)
+    assert at.replicas[1].log.high_watermark == 0, "3 may be in the ISR still"
+
+
+def test_a_followers_high_watermark_is_within_its_log():
+    at = Cluster("", "")
+    at.tell(leader=1, isr=(1,))
+    at.append(1, 5)
+    assert at.replicas[1].log.high_watermark == 5
+    at.fetch(2, count=2)
+    log = at.replicas[2].log
+    assert (log.high_watermark, log.log_end) == (2, 2)
+    at.fetch(2, count=2)
+    assert (log.high_watermark, log.log_end) == (4, 4)

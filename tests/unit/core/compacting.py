@@ -82,14 +82,15 @@ def newest(found: dict[int, Pair]) -> dict[int, Pair]:
 
 
 def compaction(
-    storage: MemoryStorage, log: Log, *, now_us: int = 0, delete_retention_us: int = 0, **more: Any
-) -> Compaction:
+    storage: MemoryStorage, log: Log, *, now_us: int = 0, delete_retention_us: int = 0,
+    bound: int | None = None, **more: Any,
+) -> Compaction:  # fmt: skip
     plan = plan_compaction(
         storage,
         FOLDER,
         list_segments(storage, FOLDER),
         log_start=log.log_start,
-        bound=log.durable,
+        bound=log.durable if bound is None else bound,
         now_us=now_us,
     )
     options = {"segment_bytes": 2048, "index_interval_bytes": 256, **more}

@@ -142,6 +142,7 @@ class Inode:
     content: bytearray = field(default_factory=bytearray)
     synced: bytes = b""
     dirty: set[int] = field(default_factory=set)
+    number: int = field(default=1)
 
     def write(self, data: bytes, position: int) -> None:
         if len(self.content) < position:
@@ -162,7 +163,8 @@ class Inode:
         return bytes(data)
 
     def copy(self) -> Inode:
-        return Inode(bytearray(self.content), self.synced, set(self.dirty))
+        """The same file, in another life of the storage."""
+        return Inode(bytearray(self.content), self.synced, set(self.dirty), self.number)
 
 
 @dataclass(frozen=True)
@@ -316,6 +318,9 @@ class MemoryStorage(Storage):
     def exists(self, path: str) -> bool:
         return path in self.names or path in self.folders
 
+    def identity(self, fd: int) -> int:
+        return self._open[fd].number
+
     # ---- what tests do to it
 
     def killed(self) -> MemoryStorage:
@@ -331,6 +336,16 @@ class MemoryStorage(Storage):
 
     copy = killed
 
+    def brought_back(self) -> MemoryStorage:
+        """A copy of the files: what `cp` wrote, into other files, none of it synced."""
+        after = MemoryStorage()
+        after.folders = set(self.folders)
+        for name, node in self.names.items():
+            content = bytearray(node.content)
+            pages = set(range(-(-len(content) // PAGE)))
+            after.names[name] = Inode(content, b"", pages, node.number + 1)
+        return after
+
     def power_cut(self, chance: random.Random | None = None) -> MemoryStorage:
         """What the next boot finds. Without `chance` only what was synced; with it any part of
         the unsynced pages and names made it too."""
@@ -344,7 +359,7 @@ class MemoryStorage(Storage):
                 continue
             if id(node) not in nodes:
                 data = _after_power_cut(node, chance)
-                nodes[id(node)] = Inode(bytearray(data), data)
+                nodes[id(node)] = Inode(bytearray(data), data, number=node.number)
             after.names[name] = after.synced_names[name] = nodes[id(node)]
         return after
 
@@ -358,7 +373,8 @@ def _after_power_cut(node: Inode, chance: random.Random | None) -> bytes:
 
 def refuse(call: Call, code: int) -> None:
     """Raise what the kernel would for this call."""
-    raise storage_error(OSError(code, "injected"), call.name, call.path) from OSError(code)
+    error = OSError(code, "injected")
+    raise storage_error(error, call.name, call.path) from error
 
 
 def crash_at(number: int, bytes_written: int | None = None) -> Fault:

@@ -8,7 +8,13 @@ from contextlib import suppress
 import golden_batches
 import numpy as np
 import pytest
-from craft import batch, directory, put, read_all, reseal
+from batch_bytes import (
+    batch,
+    directory,
+    put,
+    read_all,
+    reseal,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -8,7 +8,14 @@ from contextlib import suppress
 
 import lz4.block
 import pytest
-from craft import batch, body_of, directory, int32s, read_all, reseal
+from batch_bytes import (
+    batch,
+    body_of,
+    directory,
+    int32s,
+    read_all,
+    reseal,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

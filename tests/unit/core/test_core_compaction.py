@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from typing import Any
 
@@ -15,7 +16,15 @@ from unit.core.compacting import (
     newest,
     records,
 )
-from unit.core.log_helpers import FOLDER, MemoryStorage, abort, begin, commit, open_log
+from unit.core.log_helpers import (
+    FOLDER,
+    MemoryStorage,
+    abort,
+    begin,
+    commit,
+    fail_at,
+    open_log,
+)
 
 from penstock.core import header as hd
 from penstock.core.aborted import decode_aborted, txn_path
@@ -226,6 +235,7 @@ def test_keyless_records_stay_and_are_counted():
     assert sorted(records(world.log)) == [0, 1, 3, 4]
 
 
+@pytest.mark.rule(21)
 def test_rule_21_of_transactions_only_committed_records_and_the_last_state_of_producers_stay():
     world = Keyed()
     world.put((b"a", b"1"))
@@ -253,6 +263,35 @@ def test_rule_21_of_transactions_only_committed_records_and_the_last_state_of_pr
     assert again.producers.encode(again.log_end) == before
 
 
+def test_an_aborted_record_replaces_none():
+    world = Keyed()
+    kept = world.put((b"a", b"1"))
+    world.log.append([begin(0, producer=2)], world.at)
+    world.put((b"a", b"2"), producer=2, attributes=hd.ATTR_TRANSACTIONAL)
+    world.log.append([abort(0, producer=2)], world.at)
+    world.close_segment()
+    compact(world.storage, world.log)
+    assert records(world.log)[kept] == (b"a", b"1")
+
+
+def test_what_is_synced_but_not_by_name_is_not_swapped():
+    """A sync whose fsync of the folder found no room has moved nothing that counts."""
+    world = Keyed()
+    for value in (b"1", b"2"):
+        world.put((b"a", value))
+    world.log.roll(world.at)
+    world.storage.fault = fail_at(1, errno.ENOSPC, "fsync_folder")
+    with pytest.raises(StorageError):
+        world.log.sync()
+    world.storage.fault = None
+    assert world.log.durable == 0
+    work = compaction(world.storage, world.log, bound=world.log.log_end)
+    (prepared,) = work.prepare()
+    assert not world.log.swap(prepared)
+    assert sorted(records(world.log)) == [0, 1]
+
+
+@pytest.mark.rule(21)
 def test_rule_21_a_segment_waits_for_the_durable_end_of_what_reaches_into_it():
     world = Keyed()
     world.put((b"a", b"1"))
@@ -314,6 +353,7 @@ def test_records_below_the_log_start_go_too():
     assert (head.base_offset, head.record_count, head.last_offset) == (0, 4, 8)
 
 
+@pytest.mark.rule(21)
 def test_rule_21_only_closed_segments_below_the_bound_and_old_enough():
     world = chaotic(7)
     bases = list_segments(world.storage, FOLDER)
@@ -406,6 +446,21 @@ def test_what_the_log_is_not_any_more_is_not_swapped():
     assert records(world.log) == before
 
 
+def test_a_segment_that_was_written_anew_under_its_name_is_not_swapped():
+    world = Keyed()
+    for value in (b"1", b"2"):
+        world.put((b"a", value))
+    world.close_segment()
+    (prepared,) = compaction(world.storage, world.log).prepare()
+    world.log.truncate_to(0)
+    for value in (b"3", b"4"):
+        world.put((b"b", value), producer=2)
+    world.close_segment()
+    assert list_segments(world.storage, FOLDER) == [0, 2]
+    assert not world.log.swap(prepared)
+    assert records(world.log) == {0: (b"b", b"3"), 1: (b"b", b"4")}
+
+
 def test_a_swap_waits_for_a_sync_that_began_in_it():
     world = chaotic(12)
     log = world.log
@@ -414,16 +469,18 @@ def test_a_swap_waits_for_a_sync_that_began_in_it():
     world.put((b"z", b"1"))
     job = log.begin_sync()
     log.roll(world.at)
-    work = compaction(world.storage, log)
-    for prepared in work.prepare():
-        assert log.swap(prepared), "it began behind all of these"
+    swaps = [log.swap(prepared) for prepared in compaction(world.storage, log).prepare()]
+    assert swaps
+    assert all(swaps), "it began behind all of these"
     job.run()
     log.finish_sync(job)
 
 
 def test_every_batch_of_a_swapped_segment_says_that_it_is_compacted():
     world = chaotic(13)
+    seen = 0
     for prepared in compaction(world.storage, world.log).prepare():
+        seen += 1
         assert world.log.swap(prepared)
         data = bytes(world.storage.names[segment_path(FOLDER, prepared.base)].content)
         assert len(data) == prepared.length
@@ -433,6 +490,7 @@ def test_every_batch_of_a_swapped_segment_says_that_it_is_compacted():
             assert head.flags & hd.FLAG_COMPACTED
             at += head.length
         assert head.next_offset == prepared.end
+    assert seen > 0
 
 
 def test_a_truncation_into_a_gap_ends_behind_what_is_left():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import golden_batches
 import pytest
-from craft import put, reseal
+from batch_bytes import put, reseal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import golden_batches
 import pytest
-from craft import batch, body_of, get, int32s
+from batch_bytes import batch, body_of, get, int32s
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-import craft
+import batch_bytes
 import golden_batches
 import pytest
 from crc32c import crc32c
@@ -23,7 +23,7 @@ CODES = {"B": st.integers(0, 255), "H": U16, "I": U32, "Q": U64, "q": I64}
 
 
 def strategy(name):
-    code = craft.FIELDS[name][1]
+    code = batch_bytes.FIELDS[name][1]
     if code.endswith("s"):
         size = int(code[:-1])
         return st.binary(min_size=size, max_size=size)
@@ -32,22 +32,22 @@ def strategy(name):
 
 def example(**changed):
     """A good batch of two records without columns: only its header is looked at here."""
-    return craft.batch(bytes(64), **{"record_count": 2, **changed})
+    return batch_bytes.batch(bytes(64), **{"record_count": 2, **changed})
 
 
 def test_the_table_of_the_format_covers_all_128_bytes_once():
     position = 0
-    for start, code in craft.FIELDS.values():
+    for start, code in batch_bytes.FIELDS.values():
         assert start == position
         position += struct.calcsize("<" + code)
     assert position == hd.HEADER_BYTES == 128
 
 
 @BOUNDED
-@given(st.fixed_dictionaries({name: strategy(name) for name in craft.FIELDS}))
+@given(st.fixed_dictionaries({name: strategy(name) for name in batch_bytes.FIELDS}))
 def test_every_field_is_read_from_its_place(fields):
     raw = bytearray(128)
-    craft.put(raw, **fields)
+    batch_bytes.put(raw, **fields)
     assert hd.parse(bytes(raw))._asdict() == fields
     assert hd.parse(memoryview(b"?" * 5 + raw), 5)._asdict() == fields
 
@@ -64,7 +64,7 @@ def test_the_producers_part_is_written_to_its_place(fields):
     packed = hd.pack_header(**fields)
     hd.seal_header(packed, body_crc)
     expected = bytearray(128)
-    craft.put(expected, magic=b"PSTK", version=1, header_units=8, body_crc=body_crc, **fields)
+    batch_bytes.put(expected, magic=b"PSTK", version=1, header_units=8, body_crc=body_crc, **fields)
     struct.pack_into("<I", expected, 8, crc32c(bytes(expected)))
     assert packed == expected
 
@@ -83,9 +83,9 @@ def test_the_stamp_changes_bytes_0_to_43_only_and_keeps_the_length(fields):
     private = bytearray(before[:128])
     hd.stamp(private, **fields)
     assert private[44:] == before[44:128]
-    assert craft.get(private, "length") == len(before)
+    assert batch_bytes.get(private, "length") == len(before)
     expected = bytearray(before[:128])
-    craft.put(expected, delete_horizon=0, header_crc=0, **fields)
+    batch_bytes.put(expected, delete_horizon=0, header_crc=0, **fields)
     struct.pack_into("<I", expected, 8, crc32c(bytes(expected)))
     assert private == expected
 

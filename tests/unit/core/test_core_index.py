@@ -91,6 +91,7 @@ def test_lookups_in_empty_and_torn_files():
     whole = (90).to_bytes(8, "little") + (640).to_bytes(8, "little")
     assert lookup_offset(whole + b"\xff" * 9, 70, 99) == (90, 640)
     assert lookup_offset(memoryview(whole), 70, 89) == (70, 0)
+    assert lookup_offset(memoryview(whole), 70, 90) == (90, 640)
 
 
 @given(batches=BATCHES, flushes=st.sets(st.integers(0, 60)))

@@ -123,6 +123,7 @@ def test_append_refuses_a_batch_with_any_bit_flipped():
     assert errors(log.append([memoryview(good)], 1)) == [ErrorCode.NONE]
 
 
+@pytest.mark.rule(4)
 def test_rule_4_a_final_refusal_poisons_the_epoch_of_that_producer_only():
     _, log = opened()
     assert errors(log.append(numbered(2), 1)) == [ErrorCode.NONE] * 2
@@ -138,6 +139,19 @@ def test_rule_4_a_final_refusal_poisons_the_epoch_of_that_producer_only():
     assert errors(log.append([make_batch(1, epoch=1)], 1)) == [ErrorCode.NONE]
 
 
+@pytest.mark.rule(4)
+def test_rule_4_behind_a_gap_not_even_what_was_due_is_appended_in_that_epoch():
+    _, log = opened()
+    assert errors(log.append([make_batch(0), make_batch(2), make_batch(1)], 1)) == [
+        ErrorCode.NONE,
+        ErrorCode.OUT_OF_ORDER_SEQUENCE,
+        ErrorCode.POISONED,
+    ]
+    assert errors(log.append([make_batch(1)], 1)) == [ErrorCode.POISONED]
+    assert errors(log.append([make_batch(0, epoch=1)], 1)) == [ErrorCode.NONE]
+
+
+@pytest.mark.rule(4)
 def test_rule_4_after_a_restart_the_gap_refuses_what_poison_did():
     storage, log = opened()
     log.append([make_batch(0), make_batch(1, body=4096)], 1)
@@ -146,6 +160,7 @@ def test_rule_4_after_a_restart_the_gap_refuses_what_poison_did():
     assert errors(log.append([make_batch(2)], 1)) == [ErrorCode.OUT_OF_ORDER_SEQUENCE]
 
 
+@pytest.mark.rule(2)
 def test_rule_2_a_re_drain_is_exact_also_after_a_restart():
     storage, log = opened()
     sent = [make_batch(3 * i, records=3, producer=p) for i in range(40) for p in (1, 2)]
@@ -364,6 +379,22 @@ def test_appends_and_rolls_go_on_while_a_sync_runs():
     assert log.begin_sync() is None
     log, _ = open_log(storage.power_cut(), boot_id="boot-2")
     assert log.log_end == 11
+
+
+def test_what_is_appended_to_the_same_segment_while_a_sync_runs_is_taken_by_the_next():
+    storage, log = opened()
+    log.append(numbered(3), 1)
+    job = log.begin_sync()
+    assert job is not None
+    job.run()
+    log.append(numbered(2, 3), 1)
+    log.finish_sync(job)
+    assert log.durable == 3
+    log.sync()
+    assert log.durable == 5
+    kept = contents(log)
+    log, _ = open_log(storage.power_cut(), boot_id="boot-2")
+    assert contents(log) == kept
 
 
 def test_what_came_together_is_written_out_once_and_never_what_a_sync_took(monkeypatch):

@@ -141,6 +141,34 @@ def test_a_write_that_fails_half_way_leaves_no_batch_behind():
     assert [result.base_offset for result in log.append(numbered(3, 2), 1)] == [2, 3, 4]
 
 
+def test_bytes_that_could_not_be_cleared_are_cleared_before_a_roll_closes_the_segment():
+    storage, log = opened()
+    log.append(numbered(1), 1)
+    writes = []
+
+    def full(call):
+        if call.name == "pwritev" and call.path.endswith(".log"):
+            writes.append(call)
+            if len(writes) == 1:
+                return -200
+            refuse(call, errno.ENOSPC)
+        return None
+
+    storage.fault = full
+    with pytest.raises(StorageError):
+        log.append(numbered(3, 1), 1)
+    with pytest.raises(StorageError):
+        log.roll(1)
+    assert log.segment_base == 0, "it could not be cleared, so the segment stays"
+    valid, closed = log.valid_bytes, storage.names[segment_path(FOLDER, 0)]
+    assert any(closed.content[valid:])
+    storage.fault = None
+    log.roll(1)
+    assert log.segment_base == 1
+    assert not any(closed.content[valid:]), "a closed segment holds no batch behind its end"
+    assert errors(log.append(numbered(3, 1), 1)) == [ErrorCode.NONE] * 3
+
+
 def test_bytes_that_could_not_be_cleared_are_cleared_before_the_next_write():
     storage, log = opened()
     log.append(numbered(1), 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from unit.core.log_helpers import (
+    FOLDER,
     contents,
     make_batch,
     numbered,
@@ -15,6 +16,8 @@ from penstock.core.errors import (
     OffsetOutOfRangeError,
     StorageError,
 )
+from penstock.core.segment import segment_path
+from penstock.core.snapshots import list_snapshots
 
 
 def truncatable(flushed):
@@ -44,11 +47,44 @@ def test_truncating_leaves_the_whole_batches_below(offset, flushed):
     again, _ = open_log(storage.power_cut(), boot_id="boot-2")
     assert contents(again) == [(o, data) for o, data in expected if o < again.log_end]
     assert log.durable <= again.log_end <= end
+    before = {name: bytes(node.content) for name, node in inodes.items() if node.content}
     [result] = log.append([make_batch(end, records=3, body=64)], 999)
     assert (result.base_offset, result.error) == (end, 0)
+    assert log.segment_base == end, "readers may stand in the bytes of the file that was cut"
+    cut = segment_path(FOLDER, end)
+    assert all(bytes(inodes[name].content) == was for name, was in before.items() if name != cut)
     if end:
         [result] = log.append([make_batch(end - 3, records=3, body=300)], 999)
         assert (result.base_offset, result.duplicate) == (end - 3, True)
+
+
+def test_a_truncation_shows_its_end_before_it_cuts_anything():
+    storage, log = truncatable(12)
+    before = {name: bytes(n.content) for name, n in storage.names.items() if ".log" in name}
+    shown = []
+
+    def publish(end):
+        shown.append(end)
+        assert {n: bytes(storage.names[n].content) for n in before} == before
+        # Killed here, or before it: the next open finishes the cut, and takes it for no damage.
+        after, report = open_log(storage.killed(), published=end)
+        assert (after.log_end, report.reason) == (30, "truncated")
+
+    assert log.truncate_to(31, publish) == 30
+    assert shown == [30]
+
+
+def test_snapshots_of_what_is_cut_do_not_tell_of_producers_later():
+    storage, log = truncatable(None)
+    log.sync()
+    assert any(offset > 30 for offset in list_snapshots(storage, FOLDER))
+    log.truncate_to(30)
+    assert all(offset <= 30 for offset in list_snapshots(storage, FOLDER))
+    for i in range(24):
+        log.append([make_batch(3 * i, producer=2, records=3, body=300)], 500 + i)
+    log, _ = open_log(storage.killed(), published=log.log_end)
+    assert log.producers.next_sequence(1) == (0, 30)
+    assert log.producers.next_sequence(2) == (0, 72)
 
 
 def test_truncating_takes_epochs_along():

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import golden_batches
 import pytest
-from craft import batch, body_of, int32s, put, reseal
+from batch_bytes import (
+    batch,
+    body_of,
+    int32s,
+    put,
+    reseal,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

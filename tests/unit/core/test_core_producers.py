@@ -55,6 +55,7 @@ class Partition:
         return answer.error
 
 
+@pytest.mark.rule(3)
 def test_rule_3_an_unknown_producer_must_begin_at_0():
     log = Partition()
     assert log.add(head(5)) is ErrorCode.UNKNOWN_PRODUCER
@@ -77,6 +78,7 @@ def test_sequences_are_64_bits_and_do_not_wrap():
     assert log.add(head(0)) is ErrorCode.DUPLICATE_TOO_OLD
 
 
+@pytest.mark.rule(2)
 def test_rule_2_a_duplicate_gets_its_original_offset():
     log = Partition(kept=4)
     for i in range(10):
@@ -104,6 +106,7 @@ def test_epochs_fence_and_begin_at_0():
     assert log.add(head(1, epoch=2)) == 102
 
 
+@pytest.mark.rule(2)
 def test_rule_2_a_re_drain_across_an_epoch_is_exact():
     log = Partition()
     batches = [head(0, epoch=1), head(1, epoch=1), head(0, epoch=2), head(1, epoch=2)]
@@ -120,6 +123,7 @@ def test_producers_do_not_disturb_each_other():
     assert len(log.table) == 2
 
 
+@pytest.mark.rule(4)
 def test_rule_4_poison_refuses_the_rest_of_the_epoch():
     log = Partition()
     assert log.add(head(0)) == 100
@@ -135,6 +139,7 @@ def test_rule_4_poison_refuses_the_rest_of_the_epoch():
     assert log.add(head(2, epoch=1)) == 104, "poison of a past epoch touches nobody"
 
 
+@pytest.mark.rule(4)
 def test_rule_4_poison_of_a_newer_epoch_before_its_first_batch():
     log = Partition()
     assert log.add(head(0)) == 100

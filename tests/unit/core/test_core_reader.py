@@ -7,7 +7,7 @@ import random
 import struct
 
 import pytest
-from reader_world import (
+from reader_fixture import (
     ALL,
     TIME,
     World,

@@ -5,7 +5,15 @@ from __future__ import annotations
 import random
 
 import pytest
-from reader_world import ALL, TIME, World, expected, images_of, values_of, write_segment
+from reader_fixture import (
+    ALL,
+    TIME,
+    World,
+    expected,
+    images_of,
+    values_of,
+    write_segment,
+)
 
 from penstock.core import header as hd
 from penstock.core.errors import CorruptBatchError

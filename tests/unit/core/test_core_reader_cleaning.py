@@ -18,9 +18,10 @@ from penstock.core.columns import decode
 from penstock.core.compaction import Compaction, plan_compaction
 from penstock.core.errors import CorruptBatchError, OffsetOutOfRangeError
 from penstock.core.log import Log, LogConfig
-from penstock.core.reader import Limit, LogReader, offset_for_timestamp
+from penstock.core.reader import Limit, LogReader
 from penstock.core.segment import list_segments
 from penstock.core.storage import Storage
+from penstock.core.timesearch import offset_for_timestamp
 
 CONFIG = LogConfig(segment_bytes=4096, index_interval_bytes=512, preallocate_bytes=1 << 16)
 
@@ -136,6 +137,7 @@ class Scene:
             reader.close()
 
 
+@pytest.mark.rule(11)
 @pytest.mark.parametrize("seed", range(10))
 def test_rule_11_readers_go_on_while_segments_are_swapped(tmp_path, seed):
     scene = Scene(tmp_path / "log", seed)
@@ -148,6 +150,7 @@ def test_rule_11_readers_go_on_while_segments_are_swapped(tmp_path, seed):
     assert len(list_segments(scene.storage, scene.folder)) < 8
 
 
+@pytest.mark.rule(11)
 @pytest.mark.parametrize("seed", range(10))
 def test_rule_11_readers_are_told_what_a_trim_took(tmp_path, seed):
     scene = Scene(tmp_path / "log", seed)
@@ -172,6 +175,7 @@ def test_what_is_mapped_outlives_swap_and_trim_without_a_bus_error(tmp_path):
             scene.write(200)
             reader = LogReader(Storage(), scene.folder)
             held = reader.fetch(scene.limit, 1 << 30)
+            assert held
             scene.compact()
             scene.trim(scene.log.log_end)
             scene.write(30)

@@ -23,7 +23,7 @@ from penstock.core.errors import ErrorCode, LogOfflineError, StorageError
 from penstock.core.header import stamp
 from penstock.core.log import LogConfig
 from penstock.core.recoverypoint import POINT_FILE
-from penstock.core.segment import segment_path
+from penstock.core.segment import list_segments, segment_path
 
 ACTIVE = segment_path(FOLDER, 0)
 POINT_PATH = f"{FOLDER}/{POINT_FILE}"
@@ -32,6 +32,7 @@ POINT_PATH = f"{FOLDER}/{POINT_FILE}"
 # ---- rule 14: where a log ends
 
 
+@pytest.mark.rule(14)
 @pytest.mark.parametrize("tail", ["zeros", "end of file"])
 def test_rule_14_a_torn_tail_at_every_byte(tail):
     whole, places, kept = filled()
@@ -66,6 +67,7 @@ def test_rule_14_a_torn_tail_at_every_byte(tail):
         assert second.lost is None
 
 
+@pytest.mark.rule(14)
 @pytest.mark.parametrize("victim", [0, 2, 5])
 def test_rule_14_a_flipped_bit_keeps_exactly_the_batches_before(victim):
     """Kafka's LogSegmentTest: corrupt from record k on, and 0..k-1 are left."""
@@ -82,6 +84,7 @@ def test_rule_14_a_flipped_bit_keeps_exactly_the_batches_before(victim):
         assert report.lost_bytes > 0
 
 
+@pytest.mark.rule(14)
 def test_rule_14_zeros_before_other_batches_are_a_cut():
     whole, places, kept = filled()
     storage = whole.copy()
@@ -93,6 +96,7 @@ def test_rule_14_zeros_before_other_batches_are_a_cut():
     assert not any(storage.names[ACTIVE].content[places[1][1] :])
 
 
+@pytest.mark.rule(14)
 @pytest.mark.parametrize(
     ("base", "epoch", "generation", "good"),
     [
@@ -118,6 +122,7 @@ def test_rule_14_a_batch_continues_a_log_only_in_order(base, epoch, generation, 
     assert contents(log)[:6] == kept
 
 
+@pytest.mark.rule(14)
 def test_rule_14_a_batch_of_another_topic_is_no_batch_of_this_log():
     storage, places, kept = filled()
     batch = bytearray(make_batch(6, topic_id=bytes(16)))
@@ -130,6 +135,7 @@ def test_rule_14_a_batch_of_another_topic_is_no_batch_of_this_log():
     assert "another partition" in report.cause
 
 
+@pytest.mark.rule(14)
 def test_rule_14_same_boot_bad_below_the_published_end_is_offline_and_the_file_is_kept():
     for published, at in [(6, 4), (3, 2), (1, 0)]:
         storage, places, _ = filled()
@@ -145,6 +151,7 @@ def test_rule_14_same_boot_bad_below_the_published_end_is_offline_and_the_file_i
         assert storage.open_files == []
 
 
+@pytest.mark.rule(14)
 def test_rule_14_same_boot_bad_above_the_published_end_is_a_torn_append():
     storage, places, kept = filled()
     storage.names[ACTIVE].content[places[3][1] + 140] ^= 1
@@ -155,6 +162,7 @@ def test_rule_14_same_boot_bad_above_the_published_end_is_a_torn_append():
     assert log.segment_base == 4
 
 
+@pytest.mark.rule(14)
 def test_rule_14_same_boot_keeps_what_was_appended_and_never_published():
     storage, _, kept = filled()
     log, report = open_log(storage, published=2, generation=2)
@@ -164,6 +172,67 @@ def test_rule_14_same_boot_keeps_what_was_appended_and_never_published():
     assert contents(rebooted(storage.power_cut())[0]) == kept
 
 
+@pytest.mark.rule(14)
+@pytest.mark.rule(15)
+@pytest.mark.parametrize("published", [None, 4, 6, 9])
+@pytest.mark.parametrize("node_clean", [False, True])
+def test_rule_15_a_log_that_was_brought_back_begins_an_epoch_and_tells_what_is_missing(
+    published, node_clean
+):
+    storage, _, kept = filled(synced=3)
+    again = storage.brought_back()
+    log, report = open_log(again, published=published, node_clean=node_clean, generation=2)
+    assert contents(log) == kept
+    assert report.epoch_bumped
+    assert log.leader_epoch == 2
+    assert report.missing == ((6, 9) if published == 9 else None)
+    assert ("offsets 6 to 9 are missing" in report.summary()) is (published == 9)
+    assert log.durable == 6
+    log.close(clean=False)
+    after = again.power_cut()
+    survivor, second = rebooted(after)
+    assert contents(survivor) == kept, "who copied it had not synced it"
+    assert second.missing is None
+
+
+@pytest.mark.rule(14)
+def test_rule_14_segments_of_a_copy_below_the_recovery_point_are_made_durable_too():
+    storage, _, kept = filled([300] * 12, synced=12)
+    copy = storage.brought_back()
+    assert len(list_segments(copy, FOLDER)) > 1
+    log, _ = open_log(copy, published=None, generation=2)
+    assert (contents(log), log.durable) == (kept, 12)
+    log.close(clean=False)
+    survivor, _ = rebooted(copy.power_cut())
+    assert contents(survivor) == kept
+
+
+@pytest.mark.rule(15)
+def test_rule_15_only_the_first_opening_of_a_copy_begins_an_epoch():
+    storage = filled(synced=3)[0].brought_back()
+    log, _ = open_log(storage, published=9, node_clean=False, generation=2)
+    log.close(clean=True)
+    log, report = open_log(storage, published=log.log_end, node_clean=True, generation=3)
+    assert (report.epoch_bumped, report.missing, log.leader_epoch) == (False, None, 2)
+
+
+@pytest.mark.rule(14)
+def test_rule_14_a_copy_that_is_bad_below_what_was_published_is_cut_and_reported():
+    storage, places, kept = filled()
+    storage.names[ACTIVE].content[places[3][1] + 140] ^= 1
+    log, report = open_log(storage.brought_back(), published=6, generation=2)
+    assert contents(log) == kept[:4]
+    assert (report.lost, report.missing, report.epoch_bumped) == ((4, 6), (4, 6), True)
+
+
+@pytest.mark.rule(14)
+def test_rule_14_a_replica_that_was_brought_back_is_no_other_than_a_damaged_one():
+    storage, _, _ = filled(synced=3)
+    with pytest.raises(LogOfflineError, match="damaged"):
+        open_log(storage.brought_back(), published=9, replicated=True)
+
+
+@pytest.mark.rule(14)
 def test_rule_14_bad_below_the_recovery_point_is_offline_where_it_is_met():
     storage, places, _ = filled(synced=5)
     del storage.names[ACTIVE].content[places[3][1] + 64 :]
@@ -179,6 +248,7 @@ def test_rule_14_bad_below_the_recovery_point_is_offline_where_it_is_met():
         rebooted(storage)
 
 
+@pytest.mark.rule(14)
 def test_rule_14_only_what_stands_above_the_recovery_point_is_cut():
     storage, places, kept = filled(synced=3)
     storage.names[ACTIVE].content[places[3][1] + 3] ^= 1
@@ -188,6 +258,7 @@ def test_rule_14_only_what_stands_above_the_recovery_point_is_cut():
     assert report.bytes_scanned == places[3][1] - places[2][1]
 
 
+@pytest.mark.rule(14)
 def test_rule_14_the_cut_segment_is_used_again_if_it_holds_no_batch():
     storage, places, kept = filled([300] * 12)
     assert places[-1][0] == 9
@@ -202,6 +273,7 @@ def test_rule_14_the_cut_segment_is_used_again_if_it_holds_no_batch():
     assert report.lost == (9, 12)
 
 
+@pytest.mark.rule(14)
 def test_rule_14_segments_behind_a_cut_go_and_are_counted():
     storage, _, kept = filled([300] * 40)
     storage.names[segment_path(FOLDER, 9)].content[500] ^= 1
@@ -217,6 +289,7 @@ def test_rule_14_segments_behind_a_cut_go_and_are_counted():
     assert not [name for name in storage.listdir(FOLDER) if "producers" in name and "9" not in name]
 
 
+@pytest.mark.rule(14)
 def test_rule_14_a_lost_recovery_point_does_not_let_segments_be_cut_away():
     storage, _, kept = filled([300] * 40, synced=30)
     del storage.names[POINT_PATH]
@@ -228,6 +301,7 @@ def test_rule_14_a_lost_recovery_point_does_not_let_segments_be_cut_away():
         rebooted(storage)
 
 
+@pytest.mark.rule(14)
 def test_rule_14_a_lost_recovery_point_in_the_same_boot_syncs_all_there_is():
     storage, _, kept = filled([300] * 40)
     del storage.names[POINT_PATH]
@@ -329,6 +403,9 @@ def test_invariant_9_deleting_indexes_and_snapshots_changes_no_result():
         assert again.producers.encode(100) == state
         assert [again.offset_for_timestamp(t) for t in range(990, 1010)] == times
         assert report.lost is None
+        while again.restore_indexes(3):
+            pass
+        again.sync()
         indexes = [name for name in victims if not name.endswith(".snapshot")]
         for name in indexes:
             assert bytes(after.names[name].content) == before[name], name
@@ -378,7 +455,9 @@ def test_a_plausible_index_that_is_wrong_is_written_anew():
 
 def test_damaged_snapshots_are_passed_over():
     storage, _, _ = filled([300] * 40, synced=40)
-    for name in [name for name in storage.names if "producers" in name]:
+    snapshots = [name for name in storage.names if "producers" in name]
+    assert snapshots
+    for name in snapshots:
         storage.names[name].content[30] ^= 1
         log, _ = rebooted(storage.copy())
         assert log.producers.next_sequence(1) == (0, 40)

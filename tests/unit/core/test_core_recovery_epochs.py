@@ -20,6 +20,7 @@ ACTIVE = segment_path(FOLDER, 0)
 POINT_PATH = f"{FOLDER}/{POINT_FILE}"
 
 
+@pytest.mark.rule(15)
 @pytest.mark.parametrize(
     ("boot", "clean", "published", "bumped"),
     [
@@ -43,6 +44,7 @@ def test_rule_15_another_boot_without_a_clean_mark_begins_an_epoch(boot, clean, 
     assert head.leader_epoch == log.leader_epoch
 
 
+@pytest.mark.rule(15)
 def test_rule_15_every_unclean_boot_begins_another_epoch():
     storage, _, kept = filled(synced=6)
     for boot in range(2, 6):
@@ -54,6 +56,7 @@ def test_rule_15_every_unclean_boot_begins_another_epoch():
     assert log.epochs.entries == ((1, 0), (5, 6)), "what nobody wrote in is forgotten"
 
 
+@pytest.mark.rule(15)
 def test_rule_15_a_generation_that_falls_begins_an_epoch():
     storage, _, _ = filled()
     log, _ = open_log(storage, generation=9)
@@ -67,6 +70,7 @@ def test_rule_15_a_generation_that_falls_begins_an_epoch():
     assert (log.log_end, report.lost) == (8, None)
 
 
+@pytest.mark.rule(15)
 def test_rule_15_a_cut_begins_an_epoch_where_nobody_knows_what_was_seen():
     storage, places, _ = filled()
     storage.names[ACTIVE].content[places[3][1] + 140] ^= 1
@@ -74,6 +78,7 @@ def test_rule_15_a_cut_begins_an_epoch_where_nobody_knows_what_was_seen():
     assert (report.same_boot, report.lost, report.epoch_bumped) == (True, (4, 6), True)
 
 
+@pytest.mark.rule(15)
 def test_rule_15_an_epochs_file_from_a_backup_lets_no_epoch_fall():
     storage, _, _ = filled()
     path = f"{FOLDER}/{EPOCHS_FILE}"
@@ -91,6 +96,7 @@ def test_rule_15_an_epochs_file_from_a_backup_lets_no_epoch_fall():
     assert (contents(log), report.lost) == (kept, None)
 
 
+@pytest.mark.rule(15)
 def test_rule_15_epochs_that_the_file_does_not_know_come_from_the_batches():
     storage, _, _ = filled()
     path = f"{FOLDER}/{EPOCHS_FILE}"
@@ -104,6 +110,7 @@ def test_rule_15_epochs_that_the_file_does_not_know_come_from_the_batches():
     assert open_log(storage.power_cut(), boot_id="boot-3")[0].epochs.entries[1] == (2, 6)
 
 
+@pytest.mark.rule(15)
 @pytest.mark.parametrize("how", ["deleted", "damaged"])
 def test_rule_15_lost_epochs_come_back_from_the_log_and_a_new_one_begins(how):
     storage, _, _ = filled([300] * 12)

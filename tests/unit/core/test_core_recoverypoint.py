@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from unit.core.log_helpers import (
     FOLDER,
@@ -26,7 +28,29 @@ def test_golden_recovery_point():
         "0102000000000000 0304000000000000"
         "05000000 06000000 0700000000000000" + "626f6f742dc3a9".ljust(128, "0")
     )
-    assert RecoveryPoint.decode(point.encode(9)) == (point, 9)
+    assert RecoveryPoint.decode(point.encode(9)) == (point, 9, 0)
+    known = point.encode(9, 0x1234)
+    assert known[120:] == bytes.fromhex("3412000000000000")
+    assert known[:8] == point.encode(9)[:8], "all but the checksum is as before"
+    assert known[12:120] == point.encode(9)[12:120]
+    assert RecoveryPoint.decode(known) == (point, 9, 0x1234)
+
+
+def test_a_point_is_known_as_one_of_a_copy_where_its_file_has_another_identity():
+    storage = MemoryStorage()
+    point = RecoveryPoint(0, 0, 0, 1, 1, 1, "boot")
+    file = PointFile(storage, "/data")
+    for serial in (1, 2, 3):
+        file.write(point, durable=False)
+        same, other = PointFile(storage, "/data"), PointFile(storage.brought_back(), "/data")
+        assert same.load() == other.load() == point
+        assert (same.is_copy, other.is_copy) == (False, True), serial
+    old = storage.brought_back()  # a version that wrote no identity
+    slot = point.encode(1).ljust(SLOT_BYTES, b"\0")
+    old.names[f"/data/{POINT_FILE}"].content[:] = slot + bytes(SLOT_BYTES)
+    file = PointFile(old, "/data")
+    assert file.load() == point
+    assert not file.is_copy
 
 
 def test_a_torn_recovery_point_leaves_the_one_before():
@@ -47,6 +71,31 @@ def test_a_torn_recovery_point_leaves_the_one_before():
     file.load()
     file.write(points[0], durable=True)
     assert PointFile(storage.power_cut(), "/data").load() == points[0]
+
+
+def test_no_power_cut_brings_a_truncation_back_that_has_ended():
+    def point(offset, **more):
+        return RecoveryPoint(0, 64 * offset, offset, 1, 1, 1, "boot", **more)
+
+    storage = MemoryStorage()
+    file = PointFile(storage, "/data")
+    path = f"/data/{POINT_FILE}"
+    file.write(point(9), durable=True)
+    file.write(point(5, truncating=True), durable=True)
+    file.write(point(5), durable=True)
+    for offset in (6, 7, 8):
+        file.write(point(offset), durable=False)
+        now = bytes(storage.names[path].content)
+        before = bytes(storage.power_cut().names[path].content)
+        slots = [
+            [data[at : at + SLOT_BYTES] for data in (before, now, b"torn".ljust(SLOT_BYTES))]
+            for at in (0, SLOT_BYTES)
+        ]
+        for halves in product(*slots):  # each as it was, as it was to be, or torn
+            after = storage.power_cut()
+            after.names[path].content[:] = b"".join(halves)
+            found = PointFile(after, "/data").load()
+            assert found is None or not found.is_half_way, offset
 
 
 @pytest.mark.parametrize("mode", ["os", "interval", "batch"])
@@ -117,6 +166,6 @@ def test_the_recovery_point_goes_along_where_a_segment_was_begun():
 
 def test_boot_ids_have_a_bound():
     with pytest.raises(ConfigError, match="boot id"):
-        open_log(MemoryStorage(), boot_id="x" * 65)
+        open_log(MemoryStorage(), boot_id="x" * 57)
     with pytest.raises(ConfigError, match="boot id"):
         open_log(MemoryStorage(), boot_id="")

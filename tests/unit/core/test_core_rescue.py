@@ -71,6 +71,7 @@ def both(first, second):
     return fault
 
 
+@pytest.mark.rule(16)
 @pytest.mark.parametrize("victim", [0, 9, 18])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 def test_rule_16_a_failed_fsync_copies_the_segment_and_keeps_the_old_file(victim, code):
@@ -101,6 +102,7 @@ def test_rule_16_a_failed_fsync_copies_the_segment_and_keeps_the_old_file(victim
     assert report.lost is None
 
 
+@pytest.mark.rule(16)
 def test_rule_16_a_failed_fsync_is_never_retried():
     storage, log = running()
     storage.fault = fail_sync_of(18)
@@ -114,6 +116,7 @@ def test_rule_16_a_failed_fsync_is_never_retried():
     )
 
 
+@pytest.mark.rule(16)
 def test_rule_16_a_process_that_dies_before_it_knows_has_left_the_mark():
     storage, log = running()
     kept = contents(log)
@@ -126,6 +129,26 @@ def test_rule_16_a_process_that_dies_before_it_knows_has_left_the_mark():
     assert contents(log) == kept
 
 
+@pytest.mark.rule(16)
+def test_rule_16_the_rescue_leaves_the_mark_where_the_sync_found_no_room_for_it():
+    storage, log = running()
+    job = log.begin_sync()
+    assert job is not None
+    storage.fault = both(fail_at(1, errno.ENOSPC, "create"), fail_sync_of(18))
+    job.run()
+    assert MARK not in storage.names
+
+    def dies_copying(call):
+        if call.name == "create" and call.path.endswith(".rescue"):
+            raise Crash
+
+    storage.fault = dies_copying
+    with pytest.raises(Crash):
+        log.finish_sync(job)
+    assert read_mark(storage, FOLDER, "boot-1", same_boot=True) == [18]
+
+
+@pytest.mark.rule(16)
 def test_rule_16_appends_during_the_failed_sync_are_rescued_too():
     storage, log = running()
     job = log.begin_sync()
@@ -139,6 +162,7 @@ def test_rule_16_appends_during_the_failed_sync_are_rescued_too():
     assert after.log_end == 22
 
 
+@pytest.mark.rule(16)
 def test_rule_16_a_roll_during_the_failed_sync():
     storage, log = running()
     job = log.begin_sync()
@@ -155,6 +179,7 @@ def test_rule_16_a_roll_during_the_failed_sync():
     assert after.log_end == 22
 
 
+@pytest.mark.rule(16)
 def test_rule_16_what_cannot_be_copied_leaves_the_log_offline_and_marked():
     storage, log = running()
     kept = contents(log)
@@ -184,6 +209,7 @@ def test_rule_16_what_cannot_be_copied_leaves_the_log_offline_and_marked():
     assert contents(after) == kept
 
 
+@pytest.mark.rule(16)
 def test_rule_16_bytes_that_went_bad_are_not_copied():
     storage, log = running()
     storage.names[segment_path(FOLDER, 18)].content[200] ^= 1
@@ -193,6 +219,7 @@ def test_rule_16_bytes_that_went_bad_are_not_copied():
     assert read_mark(storage, FOLDER, "boot-1", same_boot=True) == [18]
 
 
+@pytest.mark.rule(16)
 def test_rule_16_dying_at_any_step_of_the_rescue():
     storage, log = running()
     kept = contents(log)
@@ -222,6 +249,7 @@ def test_rule_16_dying_at_any_step_of_the_rescue():
             assert log.log_end >= 4
 
 
+@pytest.mark.rule(16)
 def test_rule_16_a_folder_that_cannot_be_synced_takes_the_log_offline():
     storage, log = running()
     storage.fault = fail_at(1, errno.EIO, "fsync_folder")
@@ -230,6 +258,7 @@ def test_rule_16_a_folder_that_cannot_be_synced_takes_the_log_offline():
     assert log.durable == 4
 
 
+@pytest.mark.rule(16)
 def test_rule_16_a_failed_fsync_while_truncating_or_cutting_is_marked_too():
     storage, log = running()
     storage.fault = fail_sync_of(9)
@@ -252,6 +281,7 @@ def test_rule_16_a_failed_fsync_while_truncating_or_cutting_is_marked_too():
     assert (log.log_end, log.segment_base, report.segments_rescued) == (19, 19, 1)
 
 
+@pytest.mark.rule(16)
 def test_rule_16_zeros_that_a_failed_fsync_lost_do_not_bring_truncated_batches_back():
     for target in (9, 12):
         storage, log = running(synced=20)

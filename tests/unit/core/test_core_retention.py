@@ -70,6 +70,7 @@ def test_facts_hold_without_indexes_and_are_read_once():
     assert again[2] != known[16], "the active one is looked at each time"
 
 
+@pytest.mark.rule(11)
 @pytest.mark.parametrize(
     ("now", "age", "start"),
     [

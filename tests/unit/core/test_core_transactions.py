@@ -23,6 +23,7 @@ from unit.core.log_helpers import (
     within,
 )
 
+from penstock.core import committed
 from penstock.core.aborted import Aborted, decode_aborted, encode_aborted, txn_path
 from penstock.core.committed import AbortedTransactions
 from penstock.core.errors import ErrorCode, StorageError
@@ -64,6 +65,7 @@ def txn_files(storage) -> dict[str, bytes]:
 
 
 # ---- what is admitted
+@pytest.mark.rule(19)
 def test_rule_19_a_transaction_holds_the_last_stable_offset_until_its_marker():
     _, log = opened()
     assert put(log, make_batch(0, producer=7)) == [0]
@@ -76,6 +78,7 @@ def test_rule_19_a_transaction_holds_the_last_stable_offset_until_its_marker():
     assert log.oldest_open is None
 
 
+@pytest.mark.rule(19)
 def test_rule_19_data_without_its_begin_is_refused_and_poisons_nothing():
     _, log = opened()
     assert put(log, within(0, 3)) == [NOT_OPEN]
@@ -84,6 +87,7 @@ def test_rule_19_data_without_its_begin_is_refused_and_poisons_nothing():
     assert put(log, within(1, 3)) == [2]
 
 
+@pytest.mark.rule(19)
 def test_rule_19_what_is_late_of_a_transaction_is_refused_once_it_ended():
     _, log = opened()
     put(log, begin(3), within(0, 3), abort(3))
@@ -92,6 +96,7 @@ def test_rule_19_what_is_late_of_a_transaction_is_refused_once_it_ended():
     assert put(log, begin(4), within(0, 4), commit(4)) == [3, 4, 5]
 
 
+@pytest.mark.rule(19)
 def test_rule_19_a_late_end_never_touches_a_later_transaction():
     _, log = opened()
     put(log, begin(3), within(0, 3), commit(3), begin(4), within(0, 4))
@@ -357,6 +362,27 @@ def test_a_reader_that_went_far_ahead_and_comes_back_leaves_out_what_was_aborted
     assert is_left_out(4)
     assert is_left_out(1)
     assert not is_left_out(far)
+
+
+def test_a_reader_that_lets_go_of_aborts_behind_it_keeps_those_ahead(monkeypatch):
+    monkeypatch.setattr(committed, "PRUNE_FROM", 2)
+    storage, log = opened()
+    put(log, begin(3, producer=49), within(0, 3, producer=49), abort(3, producer=49))
+    for producer in (50, 51, 52):
+        put(log, begin(3, producer=producer))
+    for producer in (50, 51, 52):
+        put(log, within(0, 3, producer=producer))
+    for producer in (50, 51, 52):
+        put(log, abort(3, producer=producer))
+    aborted = AbortedTransactions(storage, FOLDER)
+    heads = [log.read(offset, 1)[0][0] for offset in (1, 6, 7, 8)]
+    assert [aborted.has(head, log.last_stable) for head in heads] == [True] * 4
+    assert [aborted.has(head, log.last_stable) for head in heads[1:]] == [True] * 3
+    put(log, begin(0, producer=60), within(0, producer=60), abort(0, producer=60))
+    late = log.read(log.log_end - 2, 1)[0][0]
+    assert aborted.has(late, log.last_stable)
+    assert len(aborted) < 5, "what lies behind is let go"
+    assert all(aborted.has(head, log.last_stable) for head in heads)
 
 
 def test_a_reader_of_a_log_that_is_cut_and_grows_as_long_again_misses_no_abort():

@@ -20,6 +20,7 @@ from unit.core.log_helpers import (
 
 from penstock.core.epochs import load_epochs
 from penstock.core.errors import ErrorCode, LogOfflineError, NotLeaderError, StorageError
+from penstock.core.header import ATTR_CONTROL, checked
 from penstock.core.log import Log, LogConfig
 
 
@@ -78,7 +79,8 @@ def flipped(batch: memoryview, at: int) -> memoryview:
 @pytest.mark.parametrize("at", [0, 8, 17, 60, 70, 127, 128, -1])
 def test_damage_on_the_way_is_refused(leaders, at):
     _, log = follower()
-    first, second, *_ = (b for b in batches_from(leaders[1], 0) if len(b) > 128)
+    bodies = (b for b in batches_from(leaders[1], 0) if len(b) > 128)
+    first, second, *_ = (b for b in bodies if not checked(b).attributes & ATTR_CONTROL)
     position = next(i for i, b in enumerate(batches_from(leaders[1], 0)) if b == first)
     made = log.append_verbatim([*batches_from(leaders[1], 0)[:position], flipped(first, at)], 1)
     assert made[1:3] == (position, ErrorCode.CORRUPT_BATCH)

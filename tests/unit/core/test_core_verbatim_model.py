@@ -8,7 +8,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from seeds import fresh_seed
+from seeds import seed_of
 from unit.core.compacting import CONFIG, compaction, keyed
 from unit.core.following import Traffic, batches_from, check_same, led, noted, open_replica
 from unit.core.log_helpers import SMALL, Crash, MemoryStorage, contents, crash_at
@@ -130,7 +130,7 @@ def cut_back(mine: Copy, end: int) -> None:
 
 
 def test_a_copy_says_what_its_leader_says_whatever_happened_to_it():
-    seed = fresh_seed("verbatim")
+    seed = seed_of("verbatim")
     totals: dict[str, int] = {}
     for run in range(RUNS):
         chance = random.Random(f"{seed}-{run}")
@@ -223,7 +223,7 @@ def compacted(chance: random.Random) -> tuple[MemoryStorage, Log]:
 @pytest.mark.parametrize("from_start", [True, False])
 def test_gaps_that_compaction_left_are_no_damage_to_who_copies_them(from_start):
     """In every place of the copy's log: also in its active segment, and behind a recovery point."""
-    seed = fresh_seed("gaps")
+    seed = seed_of("gaps")
     for run in range(25):
         chance = random.Random(f"{seed}-{run}-{from_start}")
         _, leader = compacted(chance)
@@ -272,7 +272,7 @@ def without(storage: MemoryStorage, *ends: str) -> MemoryStorage:
 
 def read_as_consumers_do(mine: Copy) -> list[int]:
     """The batches that a reader finds who maps the files, in small bites."""
-    from partition_world import Mapped
+    from partition_fixture import Mapped
 
     storage = Mapped()
     storage.__dict__.update(mine.storage.copy().__dict__)
@@ -300,8 +300,9 @@ def test_an_epoch_whose_beginning_was_compacted_away_begins_where_the_copy_ended
     leader.sync()
     storage = leader._storage
     assert isinstance(storage, MemoryStorage)
-    for prepared in compaction(storage, leader).prepare():
-        assert leader.swap(prepared)
+    swaps = [leader.swap(prepared) for prepared in compaction(storage, leader).prepare()]
+    assert swaps
+    assert all(swaps)
     first = next(head for head, _ in leader.read(10, 1 << 40) if head.leader_epoch == 2)
     assert first.base_offset > 11
     mine.take(batches_from(leader, 10))

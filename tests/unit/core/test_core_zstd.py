@@ -10,16 +10,16 @@ from typing import Any
 
 import golden_batches
 import pytest
-from craft import batch, body_of, int32s
+from batch_bytes import batch, body_of, int32s
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.client.producer.config import ProducerConfig
 from penstock.core import codecs
 from penstock.core import header as hd
 from penstock.core.columns import decode
 from penstock.core.encode import encode_batch
 from penstock.core.errors import ConfigError, CorruptBatchError, UnsupportedVersionError
-from penstock.producerconfig import ProducerConfig
 
 zstd = pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.client.consumer.group.consumed import GroupBatch, Ownership, consumed_offsets, rewind
+from penstock.client.consumer.records import Chunk, RecordBatch
 from penstock.core.columns import decode
 from penstock.core.encode import encode_batch
 from penstock.core.errors import ConfigError
 from penstock.core.header import checked
-from penstock.group.consumed import GroupBatch, Ownership, consumed_offsets, rewind
 from penstock.ipc.coordination import GroupOffsets, OffsetCommit, Owned
-from penstock.records import Chunk, RecordBatch
 
 OWNED = {
     ("orders", 0): Owned("orders", b"o" * 16, 0, 3, 7, revoked=False),

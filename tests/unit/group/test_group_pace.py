@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.group.pace import GROWTH, RECORDS_MAX, RUN_SECONDS, Pace
+from penstock.client.consumer.group.run_length import GROWTH, RECORDS_MAX, RUN_SECONDS, Pace
 
 
 def work(pace, seconds_per_record, runs):

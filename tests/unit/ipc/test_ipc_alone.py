@@ -6,7 +6,7 @@ import errno
 import os
 
 import pytest
-from dying import memory
+from store_crash import memory
 from unit.core.log_helpers import (
     FOLDER,
     TOPIC,
@@ -19,7 +19,8 @@ from unit.core.log_helpers import (
     within,
 )
 
-from penstock.core.errors import StorageError
+from penstock.core.errors import ErrorCode, StorageError
+from penstock.core.header import FLAG_APPEND_TIME
 from penstock.ipc import layout as lo
 from penstock.ipc.alone import AloneRole
 from penstock.ipc.messages import OpenPartition, TopicSettings
@@ -29,10 +30,15 @@ SECOND = 1_000_000
 
 
 @pytest.fixture
-def page():
+def region():
     fd, region = memory(lo.state_table_bytes(4))
     os.close(fd)
     format_table(region, bytes(16), 4)
+    return region
+
+
+@pytest.fixture
+def page(region):
     return StatePage(region, 2)
 
 
@@ -92,6 +98,7 @@ def behind(page):
     return storage, role
 
 
+@pytest.mark.rule(15)
 def test_rule_15_a_roll_by_age_shows_nothing_that_is_not_durable(page, behind):
     storage, role = behind
     for now in (40, 60, 80):  # the segment is over its age, and cannot be synced
@@ -102,6 +109,7 @@ def test_rule_15_a_roll_by_age_shows_nothing_that_is_not_durable(page, behind):
     assert (page.log_end, page.high_watermark, page.durable) == (2, 2, 2)
 
 
+@pytest.mark.rule(15)
 def test_rule_15_a_trim_shows_nothing_that_is_not_durable(page, behind):
     storage, role = behind
     with pytest.raises(StorageError):
@@ -113,6 +121,7 @@ def test_rule_15_a_trim_shows_nothing_that_is_not_durable(page, behind):
     assert (page.log_start, page.high_watermark, page.durable) == (1, 2, 2)
 
 
+@pytest.mark.rule(15)
 def test_rule_15_a_sync_from_before_the_setting_shows_nothing_that_is_not_durable(page):
     storage = MemoryStorage()
     role = opened(storage, page)
@@ -128,6 +137,96 @@ def test_rule_15_a_sync_from_before_the_setting_shows_nothing_that_is_not_durabl
     assert (page.high_watermark, page.durable) == (1, 1)
     role.tick(1.0, 3)
     assert (page.high_watermark, page.durable) == (2, 2)
+
+
+# --- what readers may rely on ---------------------------------------------------------------------
+class Ordered(StatePage):
+    """Notes at each publication of offsets which bytes are published by then."""
+
+    seen: list[tuple[int, tuple[int, int]]]
+
+    def publish_ends(self, log_end: int, high_watermark: int, last_stable: int) -> None:
+        self.seen.append((log_end, self.segment()))
+        super().publish_ends(log_end, high_watermark, last_stable)
+
+
+def test_bytes_are_published_before_the_offsets_that_they_hold(region):
+    ordered = Ordered(region, 2)
+    ordered.seen = []
+    role = opened(MemoryStorage(), ordered, segment_age=10.0)
+    ordered.seen.clear()
+    sizes = []
+    for number in range(3):
+        (batch,) = numbered(1, number)
+        sizes.append(len(batch))
+        role.append([batch], 1 * SECOND)
+    role.append(numbered(1, 3), 20 * SECOND)  # in another segment
+    assert ordered.seen == [
+        (1, (0, sizes[0])),
+        (2, (0, sum(sizes[:2]))),
+        (3, (0, sum(sizes))),
+        (4, (3, sizes[0])),
+    ]
+
+
+@pytest.mark.rule(15)
+def test_rule_15_a_topic_that_is_fsynced_answers_behind_the_sync(page):
+    storage = MemoryStorage()
+    role = opened(storage, page, durability="fsync")
+    (result,) = role.append(numbered(1), 1)
+    assert (result.error, page.durable, page.high_watermark) == (0, 1, 1)
+    after = opened(storage.power_cut(), page, 2, durability="fsync")
+    assert after.log_end == 1
+
+
+def test_a_disk_that_is_ill_takes_the_partition_offline_and_says_so(page):
+    storage = MemoryStorage()
+    role = opened(storage, page)
+    role.append(numbered(1), 1)
+
+    def ill(call):
+        if call.name == "pwritev":
+            refuse(call, errno.EIO)
+
+    storage.fault = ill
+    assert [result.error for result in role.append(numbered(2, 1), 2)] == [
+        ErrorCode.PARTITION_OFFLINE
+    ] * 2
+    assert (page.status, page.errno) == (lo.STATUS_OFFLINE, errno.EIO)
+    assert "EIO" in role.offline
+    storage.fault = None
+    assert role.append(numbered(1, 1), 3)[0].error == ErrorCode.PARTITION_OFFLINE
+    assert role.tick(9.0, 4) is None
+    assert (page.log_end, page.high_watermark) == (1, 1)
+
+
+# --- settings -------------------------------------------------------------------------------------
+def test_the_flush_interval_is_the_topics(page):
+    role = opened(MemoryStorage(), page, durability="interval", flush_interval=0.25)
+    assert role.tick_every == 0.25
+    role.append(numbered(1), 1)
+    assert role.tick(0.2, 1) is None
+    assert role.tick(0.26, 1) is not None
+
+
+@pytest.mark.parametrize(("kind", "flag"), [("create", 0), ("append", FLAG_APPEND_TIME)])
+def test_the_appends_time_counts_where_the_topic_says_so(page, kind, flag):
+    role = opened(MemoryStorage(), page, timestamp_type=kind)
+    role.append(numbered(1), 7 * SECOND)
+    ((head, _),) = role._log.read(0, 1)
+    assert (head.flags, head.append_timestamp) == (flag, 7 * SECOND)
+    role.configure(TopicSettings(timestamp_type="append"))
+    role.append(numbered(1, 1), 8 * SECOND)
+    assert role._log.read(1, 1)[0][0].flags == FLAG_APPEND_TIME
+
+
+def test_a_segment_ends_where_the_topic_says_so(page):
+    role = opened(MemoryStorage(), page, segment_bytes=1 << 16, segment_age=5.0)
+    role.append(numbered(1, body=40_000), 1 * SECOND)
+    role.append(numbered(1, 1, body=40_000), 2 * SECOND)
+    assert page.segment()[0] == 1
+    role.append(numbered(1, 2), 8 * SECOND)
+    assert page.segment()[0] == 2
 
 
 # --- what operators see --------------------------------------------------------------------------

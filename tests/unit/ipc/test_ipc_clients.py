@@ -6,9 +6,9 @@ import os
 import struct
 
 import pytest
-from dying import Died, DyingRegion, memory
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from store_crash import Died, DyingRegion, memory
 
 from penstock.core.errors import UnsupportedVersionError
 from penstock.ipc import layout as lo

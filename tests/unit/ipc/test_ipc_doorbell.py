@@ -14,8 +14,9 @@ import uuid
 import pytest
 
 from penstock.core.errors import ClosedError, ResourceLimitError
+from penstock.ipc import doorbell as doorbell_module
 from penstock.ipc import shm
-from penstock.ipc.doorbell import Backoff, Doorbell
+from penstock.ipc.doorbell import Backoff, Doorbell, fence
 
 WAIT = 45.0
 ROUNDS = 20_000
@@ -143,12 +144,14 @@ def two_players(code, rounds, bound):
     return results
 
 
+@pytest.mark.rule(13)
 def test_rule_13_a_fence_lets_at_least_one_side_see_the_other():
     seen = two_players(STORE_AND_LOOK, 5 * ROUNDS, 3)
     assert len(seen[0]) > 1000
     assert sum(1 for first, second in zip(*seen, strict=True) if not first and not second) == 0
 
 
+@pytest.mark.rule(13)
 def test_rule_13_no_wake_is_missed_in_20000_rounds():
     # A miss costs the whole bound, so it cannot hide.
     for result in two_players(PLAYER, ROUNDS, 10):
@@ -179,6 +182,20 @@ def test_a_wait_lasts_at_least_its_bound(bell):
     began = time.monotonic()
     assert bell.wait(0.0304) is False
     assert time.monotonic() - began >= 0.0304
+
+
+def test_the_fence_takes_a_lock_which_is_the_one_full_barrier_of_plain_python(monkeypatch):
+    taken = []
+
+    class Lock:
+        def acquire(self) -> bool:
+            taken.append(lock.acquire())
+            return True
+
+    lock = threading.Lock()
+    monkeypatch.setattr(doorbell_module, "allocate_lock", Lock)
+    fence()
+    assert taken == [True]
 
 
 def test_a_full_counter_rings_as_well(bell):
@@ -272,6 +289,7 @@ def test_running_out_of_descriptors_names_the_limit(bell):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.rule(13)
 def test_rule_13_waits_grow_from_20_to_500_ms_while_idle_and_shrink_on_progress():
     backoff = Backoff()
     assert [round(backoff.bound() * 1000) for _ in range(7)] == [20, 40, 80, 160, 320, 500, 500]

@@ -19,6 +19,7 @@ from penstock.ipc.lane import LANE_KIND, Frame, LaneIdentity, LaneReceiver, form
 from penstock.ipc.shm import Region
 
 
+@pytest.mark.rule(3)
 def test_rule_3_the_producers_of_whom_a_lane_exists():
     node, other = uuid.uuid4().hex, uuid.uuid4().hex
     names = [

@@ -97,3 +97,27 @@ def test_writing_out_changes_no_byte(tmp_path: Path):
     storage.begin_writeback(fd, 1 << 20, 1 << 20)  # beyond the end
     storage.fdatasync(fd)
     assert path.read_bytes() == before
+
+
+def test_a_sync_holds_its_page_and_rings_when_it_has_ended(tmp_path: Path):
+    class Slow(Watched):
+        def fdatasync(self, fd: int) -> None:
+            assert self.gate.wait(10)
+            super().fdatasync(fd)
+
+    storage, bell = Slow(), Doorbell()
+    log = a_log(storage, tmp_path)
+    job = log.begin_sync()
+    assert job is not None
+    flusher = fl.Flusher(bell)
+    storage.gate.clear()
+    flusher.submit(7, job)
+    assert (flusher.holds(7), flusher.holds(8), flusher.pending) == (True, False, 1)
+    assert flusher.finished() == []
+    storage.gate.set()
+    assert bell.wait(10.0), "who sleeps hears of it"
+    assert flusher.holds(7), "until it is handed back"
+    assert [page for page, _ in flusher.finished()] == [7]
+    assert (flusher.holds(7), flusher.pending) == (False, 0)
+    assert flusher.stop(10)
+    log.finish_sync(job)

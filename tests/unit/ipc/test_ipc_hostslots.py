@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dying import memory
+from store_crash import memory
 
 from penstock.ipc import layout as lo
 from penstock.ipc.hostslots import CleanerSlot, Disk, DiskSlot

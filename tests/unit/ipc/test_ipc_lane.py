@@ -7,7 +7,6 @@ import struct
 from contextlib import suppress
 
 import pytest
-from dying import Died, DyingRegion, memory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lane_bytes import (
@@ -28,6 +27,7 @@ from lane_bytes import (
     put,
     write,
 )
+from store_crash import Died, DyingRegion, memory
 
 from penstock.core.errors import UnsupportedVersionError
 from penstock.ipc import layout as lo
@@ -92,6 +92,7 @@ def test_a_frame_that_does_not_fit_before_the_end_is_preceded_by_a_pad():
 
 
 # --- coming to be -------------------------------------------------------------------------------
+@pytest.mark.rule(5)
 def test_rule_5_a_half_made_lane_is_none():
     stores = 0
     while True:
@@ -114,6 +115,7 @@ def test_rule_5_a_half_made_lane_is_none():
         return
 
 
+@pytest.mark.rule(5)
 @pytest.mark.parametrize("size", [8, 64, 4096, 8184])
 def test_rule_5_memory_too_small_for_a_lane_is_none(size):
     fd, region = memory(size)
@@ -122,6 +124,7 @@ def test_rule_5_memory_too_small_for_a_lane_is_none(size):
     assert read_identity(region) is None
 
 
+@pytest.mark.rule(5)
 @pytest.mark.parametrize("version", [0, 2, (1 << 32) - 1])
 def test_rule_5_a_lane_of_another_version_is_refused_and_the_version_named(lane, version):
     region, _, _ = lane
@@ -143,6 +146,7 @@ def test_a_capacity_that_cannot_be_is_corrupt(lane, capacity):
         read_identity(region)
 
 
+@pytest.mark.rule(5)
 def test_rule_5_what_is_not_drained_can_be_told_without_attaching(lane):
     region, sender, receiver = lane
     assert undrained(region) == 0
@@ -160,6 +164,7 @@ def test_rule_5_what_is_not_drained_can_be_told_without_attaching(lane):
 
 
 # --- answers ------------------------------------------------------------------------------------
+@pytest.mark.rule(1)
 def test_rule_1_a_full_ring_of_answers_holds_the_writer_back(lane):
     _, sender, receiver = lane
     for _ in range(2):
@@ -178,6 +183,7 @@ def test_rule_1_a_full_ring_of_answers_holds_the_writer_back(lane):
     assert len(receiver.frames(1000, MANY)) == 3
 
 
+@pytest.mark.rule(1)
 def test_rule_1_the_room_of_a_frame_is_not_reused_before_head_passed_it(lane):
     _, sender, receiver = lane
     while write(sender, b"x" * 900) is not None:
@@ -189,6 +195,7 @@ def test_rule_1_the_room_of_a_frame_is_not_reused_before_head_passed_it(lane):
     assert write(sender, b"y" * 900) is not None
 
 
+@pytest.mark.rule(1)
 def test_rule_1_the_room_of_a_held_frame_is_not_reused_after_head_passed_it(lane):
     _, sender, receiver = lane
     starts = []
@@ -206,6 +213,7 @@ def test_rule_1_the_room_of_a_held_frame_is_not_reused_after_head_passed_it(lane
     assert write(sender, b"g" * 900) is not None
 
 
+@pytest.mark.rule(2)
 def test_rule_2_a_writer_that_died_before_head_is_given_the_same_frames_and_answers_again(lane):
     region, sender, receiver = lane
     for letter in b"abc":
@@ -300,6 +308,7 @@ def test_a_sequence_out_of_order_is_corrupt(lane, sequence):
         receiver.frames(9, MANY)
 
 
+@pytest.mark.rule(27)
 @pytest.mark.parametrize("ill", [1, 2, 3])
 def test_rule_27_good_frames_in_front_of_a_bad_header_are_drained_before_it_is_told(ill):
     """They were accepted, and their producer may be dead: nobody would send them again."""

@@ -10,7 +10,6 @@ from contextlib import suppress
 from itertools import pairwise
 
 import pytest
-from dying import Died, DyingRegion, memory
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -33,6 +32,7 @@ from lane_bytes import (
     at,
     identity_of,
 )
+from store_crash import Died, DyingRegion, memory
 
 from penstock.ipc.lane import LaneReceiver, LaneSender, format_lane, undrained
 
@@ -285,6 +285,7 @@ class LaneMachine(RuleBasedStateMachine):
             self.drain_to_the_end()
 
 
+@pytest.mark.rule(1)
 def test_rule_1_and_invariant_8_against_a_model_with_crashes_of_either_end():
     run_state_machine_as_test(
         LaneMachine,
@@ -328,6 +329,7 @@ def start_receiver(lane_fd, out_fd, generation):
     )
 
 
+@pytest.mark.rule(2)
 @pytest.mark.crash
 @pytest.mark.timeout(60)
 def test_rule_2_a_receiver_killed_in_mid_stream_is_resumed_exactly(tmp_path):

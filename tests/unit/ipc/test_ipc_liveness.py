@@ -66,6 +66,7 @@ def python(code, *args):
     return done.stdout.strip()
 
 
+@pytest.mark.rule(7)
 def test_rule_7_a_reused_pid_is_not_the_process_that_had_it(child):
     start = start_of(child)
     os.close(liveness.open_pidfd(child.pid, start))
@@ -76,6 +77,7 @@ def test_rule_7_a_reused_pid_is_not_the_process_that_had_it(child):
     assert descriptors() == before
 
 
+@pytest.mark.rule(7)
 def test_rule_7_a_zombie_is_dead(child, pidfd):
     start = start_of(child)
     assert not liveness.is_dead(pidfd)
@@ -90,6 +92,7 @@ def test_rule_7_a_zombie_is_dead(child, pidfd):
     assert descriptors() == before
 
 
+@pytest.mark.rule(7)
 def test_rule_7_a_reaped_process_is_dead_for_good(child, pidfd):
     start = start_of(child)
     child.kill()
@@ -101,6 +104,7 @@ def test_rule_7_a_reaped_process_is_dead_for_good(child, pidfd):
         liveness.open_pidfd(child.pid, start)
 
 
+@pytest.mark.rule(7)
 def test_rule_7_an_invisible_process_is_refused_and_not_called_dead():
     with pytest.raises(AttachRefusedError, match="tcp://"):
         liveness.open_pidfd(0)
@@ -108,6 +112,7 @@ def test_rule_7_an_invisible_process_is_refused_and_not_called_dead():
         liveness.open_pidfd(0, 1)
 
 
+@pytest.mark.rule(7)
 def test_rule_7_a_thread_is_no_process():
     ids: list[int] = []
     done = threading.Event()
@@ -129,6 +134,7 @@ def test_rule_7_a_thread_is_no_process():
         thread.join()
 
 
+@pytest.mark.rule(8)
 def test_rule_8_stopped_is_not_dead(child, pidfd):
     start = start_of(child)
     child.send_signal(signal.SIGSTOP)
@@ -139,6 +145,7 @@ def test_rule_8_stopped_is_not_dead(child, pidfd):
     os.close(liveness.open_pidfd(child.pid, start))
 
 
+@pytest.mark.rule(8)
 def test_rule_8_a_stopped_process_is_killed_and_only_then_dead(child, pidfd):
     child.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
@@ -216,6 +223,7 @@ print(liveness.open_pidfd(pid, start) > highest)  # and nothing leaked on the wa
     assert python(code, child.pid, start_of(child)).splitlines() == ["True"] * 3
 
 
+@pytest.mark.rule(12)
 def test_rule_12_the_soft_descriptor_limit_is_raised_to_the_hard_one():
     code = """
 import resource

@@ -54,6 +54,7 @@ MEMBER = cg.QuorumMember(65_535, "follower", U64, "\N{SNOWMAN}" * cg.TROUBLE_MAX
 PLACE = cg.PartitionPlace(
     NAME, 4095, 65_535, U32, [65_535] * 2 * cg.REPLICAS_MAX, [65_535] * 2 * cg.REPLICAS_MAX,
     [65_535] * cg.REPLICAS_MAX, [65_535] * 2 * cg.REPLICAS_MAX,
+    cg.UncleanRecovery(65_535, U32, U64, U64, 1.5),
 )  # fmt: skip
 
 
@@ -152,6 +153,7 @@ NODE = [
     cg.ClusterDescription(
         ID, 65_535, 65_535, U64, [BROKER] * cg.BROKERS_PER_PAGE, [MEMBER] * cg.BROKERS_PER_PAGE,
         4095, 4095, 4095, 4095, 4095, [PLACE] * cg.ILL_MAX, True,
+        4095, [PLACE] * cg.ILL_MAX,
     ),
     cg.PartitionPlaces([PLACE] * cg.PARTITIONS_PER_PAGE, True),
     cg.LeadersElected(4095),

@@ -6,7 +6,7 @@ import errno
 import logging
 
 import pytest
-from replica_world import ReplicaPartition
+from replica_fixture import ReplicaPartition
 from unit.core.compacting import compact, keyed
 from unit.core.log_helpers import (
     FOLDER,
@@ -20,6 +20,7 @@ from unit.core.log_helpers import (
     fail_at,
     make_batch,
     numbered,
+    refuse,
     within,
 )
 
@@ -31,7 +32,7 @@ from penstock.core.swapping import Prepared, Source
 from penstock.ipc import layout as lo
 from penstock.ipc.messages import OpenPartition, TopicSettings
 from penstock.ipc.roles import BeginAnew, Follow, HighWatermark, Lead, Trim, Truncate
-from penstock.server.parked import ParkedRole
+from penstock.server.node.parked_partitions import ParkedRole
 
 NONE, STALE, BEYOND = ErrorCode.NONE, ErrorCode.STALE_LEADER_EPOCH, ErrorCode.BEYOND_LOG_END
 
@@ -51,6 +52,7 @@ def replica():
 
 
 # --- roles ----------------------------------------------------------------------------------------
+@pytest.mark.rule(24)
 def test_a_replica_begins_idle_and_refuses_producers():
     made = ReplicaPartition()
     assert made.page.status == lo.STATUS_FOLLOWING
@@ -72,6 +74,7 @@ def test_a_leader_appends_in_its_epoch_and_shows_no_more_than_is_committed(leade
     assert leader.ends() == (0, 4, 4, 4), "never above the log's end, and it only rises"
 
 
+@pytest.mark.rule(24)
 def test_a_refusal_for_want_of_the_lead_poisons_nobody(leader):
     leader.append(*numbered(2))
     leader.obey(Follow(6))
@@ -91,6 +94,7 @@ def test_who_takes_a_role_shows_it_with_its_epoch(leader):
     assert leader.role._log.epochs.entries == ((5, 0), (9, 2))
 
 
+@pytest.mark.rule(22)
 def test_what_was_said_in_an_epoch_that_is_over_changes_nothing(leader):
     leader.append(*numbered(4))
     leader.obey(Follow(8))
@@ -103,6 +107,7 @@ def test_what_was_said_in_an_epoch_that_is_over_changes_nothing(leader):
     assert leader.obey(*later) == [STALE] * 4, "nor of one that was not begun here"
 
 
+@pytest.mark.rule(22)
 def test_a_leader_is_not_cut_and_takes_no_batches_of_another(leader):
     leader.append(*numbered(4))
     assert leader.obey(Truncate(5, 0), BeginAnew(5, 9), Trim(5, 2)) == [STALE] * 3
@@ -161,6 +166,7 @@ def test_a_reason_to_refuse_frames_is_logged_once_in_a_role_and_all_are_counted(
     assert leader.page.counters()["refusals"] == 36
 
 
+@pytest.mark.rule(22)
 def test_a_follower_copies_its_leader(leader, replica):
     leader.append(*numbered(6, records=1))
     leader.append(begin(producer=2), within(0, producer=2), *numbered(3, 6))
@@ -176,6 +182,7 @@ def test_a_follower_copies_its_leader(leader, replica):
     assert replica.page.segment() == (0, sum(map(len, batches)))
 
 
+@pytest.mark.rule(22)
 def test_what_lies_beyond_is_refused_with_the_log_end(leader, replica):
     leader.append(*numbered(6))
     batches = leader.batches()
@@ -187,6 +194,7 @@ def test_what_lies_beyond_is_refused_with_the_log_end(leader, replica):
     assert replica.follow(5, *batches[2:]) == [NONE] * 4
 
 
+@pytest.mark.rule(22)
 def test_frames_of_a_lane_are_done_in_their_order(leader, replica):
     leader.append(*numbered(6))
     batches = leader.batches()
@@ -654,3 +662,48 @@ def test_transactions_that_overlap_are_copied_again_once_each(leader, replica):
             replica.obey(Follow(5))
         cuts += replica.role.log_end < end
     assert (replica.role.log_end, cuts) == (10, 1)
+
+
+# --- what is on the disk --------------------------------------------------------------------------
+def no_folder_sync(call):
+    if call.name == "fsync_folder":
+        refuse(call, errno.EMFILE)
+
+
+@pytest.mark.rule(15)
+def test_rule_15_a_follower_shows_no_high_watermark_above_its_disk(leader):
+    leader.append(*numbered(4))
+    copy = ReplicaPartition(durability="fsync")
+    copy.obey(Follow(5))
+    batches = leader.batches()
+    assert copy.follow(5, *batches[:2]) == [NONE, NONE]
+    copy.role._log.roll(copy.clock)
+    copy.storage.fault = no_folder_sync
+    copy.follow(5, *batches[2:])
+    assert copy.role.log_end == 4
+    assert copy.page.durable == 2
+    assert copy.obey(HighWatermark(5, 4)) == [NONE]
+    assert (copy.page.high_watermark, copy.page.log_end) == (0, 2)
+    copy.storage.fault = None
+    copy.sync()
+    assert copy.obey(HighWatermark(5, 4)) == [NONE]
+    assert (copy.page.high_watermark, copy.page.durable) == (4, 4)
+
+
+def test_invariant_1_a_cut_shows_no_durable_offset_above_the_end_whenever_its_writer_dies(leader):
+    leader.append(*numbered(4))
+    for step in range(1, 40):
+        copy = ReplicaPartition()
+        copy.obey(Follow(5))
+        copy.follow(5, *leader.batches())
+        copy.sync()
+        assert copy.page.durable == 4
+        copy.storage.fault = crash_at(copy.storage.calls + step)
+        try:
+            copy.obey(Truncate(5, 2))
+        except Crash:
+            assert copy.page.durable <= copy.page.log_end, step
+        else:
+            break
+    assert step > 5
+    assert (copy.page.durable, copy.page.log_end) == (2, 2)

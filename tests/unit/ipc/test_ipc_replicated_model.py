@@ -7,8 +7,8 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 
-from replica_world import ReplicaPartition
-from seeds import fresh_seed
+from replica_fixture import ReplicaPartition
+from seeds import seed_of
 from unit.core.following import Traffic, check_same
 
 from penstock.cluster.replica import (
@@ -232,7 +232,7 @@ class World:
 
 
 def test_replicas_of_real_logs_agree_whoever_leads():
-    seed = fresh_seed("replicas")
+    seed = seed_of("replicas")
     totals: dict[str, int] = {}
     for run in range(RUNS):
         world = World(random.Random(f"{seed}-{run}"))

@@ -6,8 +6,8 @@ import os
 
 import msgspec
 import pytest
-from dying import memory
 from lane_bytes import FRAMES_AT, identity_of
+from store_crash import memory
 
 from penstock.core.errors import CorruptBatchError
 from penstock.core.header import OFFSET_MAX

@@ -170,8 +170,31 @@ def test_an_object_of_another_user_is_refused(node, no_leak):
     name = shm.object_name(node, "lane")
     os.close(shm.create(name, SIZE))
     os.chown(f"/dev/shm{name}", 12345, 12345)
-    with pytest.raises(AttachRefusedError, match="uid 12345"):
-        shm.open_existing(name, writable=False)
+    try:
+        with pytest.raises(AttachRefusedError, match=r"made by uid 12345.* remove it"):
+            shm.open_existing(name, writable=False)
+        assert shm.listing(name) == [], "and counts as nobody's"
+    finally:
+        shm.unlink(name)
+
+
+@pytest.mark.parametrize("make", [os.symlink, None, "folder"], ids=["link", "pipe", "folder"])
+def test_what_is_no_object_under_a_name_is_named_and_refused(node, no_leak, make, tmp_path):
+    name = shm.object_name(node, "state")
+    path = f"/dev/shm{name}"
+    if make is os.symlink:
+        os.symlink(tmp_path / "elsewhere", path)
+    elif make:
+        os.mkdir(path)
+    else:
+        os.mkfifo(path)
+    try:
+        for writable in (False, True):
+            with pytest.raises(AttachRefusedError, match=re.escape(f"{path} is ")):
+                shm.open_existing(name, writable=writable)
+        assert shm.listing(name) == []
+    finally:
+        (os.rmdir if make == "folder" else os.unlink)(path)
 
 
 def test_a_read_only_descriptor_cannot_be_written_through(node, no_leak):

@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from dying import Died, DyingRegion, memory
+from store_crash import Died, DyingRegion, memory
 
 from penstock.core.errors import PenstockTimeout, UnsupportedVersionError
 from penstock.ipc import layout as lo
@@ -137,6 +137,7 @@ def test_a_writer_outside_the_table_is_refused(table, writer):
 
 
 # --- the table ----------------------------------------------------------------------------------
+@pytest.mark.rule(10)
 def test_rule_10_a_table_is_whole_or_is_none(table):
     assert check_table(table)
     assert check_table(table, NODE)
@@ -204,6 +205,7 @@ def start_writer(fd):
     return process
 
 
+@pytest.mark.rule(10)
 def test_rule_10_a_pair_is_seen_together_while_another_process_writes_it():
     fd, region = table_with_fd()
     page = StatePage(region, 0)
@@ -230,6 +232,7 @@ def test_rule_10_a_pair_is_seen_together_while_another_process_writes_it():
         process.communicate()
 
 
+@pytest.mark.rule(10)
 def test_rule_10_writers_killed_anywhere_leave_a_page_that_the_next_one_repairs():
     fd, region = table_with_fd()
     page = StatePage(region, 0)
@@ -249,6 +252,7 @@ def test_rule_10_writers_killed_anywhere_leave_a_page_that_the_next_one_repairs(
     os.close(fd)
 
 
+@pytest.mark.rule(10)
 @pytest.mark.parametrize("stores", range(5))
 def test_rule_10_claim_repairs_a_lock_whose_writer_died_at_any_store(table, monkeypatch, stores):
     monkeypatch.setattr(state_module, "SEGMENT_WAIT", 0.02)
@@ -291,6 +295,7 @@ def test_a_glance_is_what_the_single_looks_say_and_of_this_partition_alone(table
     assert page.glance(packed) is None
 
 
+@pytest.mark.rule(10)
 @pytest.mark.parametrize("stores", range(1, 4))
 def test_rule_10_a_glance_brings_nothing_while_the_pair_is_published(table, stores):
     dying = DyingRegion(table)
@@ -304,6 +309,7 @@ def test_rule_10_a_glance_brings_nothing_while_the_pair_is_published(table, stor
     assert StatePage(table, 1).glance(packed) is None
 
 
+@pytest.mark.rule(10)
 def test_rule_10_a_reader_that_spins_goes_on_when_the_lock_is_repaired(table):
     dying = DyingRegion(table)
     writer = StatePage(dying.as_region(), 0)
@@ -332,6 +338,7 @@ def test_invariant_10_the_spin_is_bounded(table):
 
 
 # --- claiming -----------------------------------------------------------------------------------
+@pytest.mark.rule(10)
 def test_rule_10_a_page_claimed_again_for_its_partition_keeps_everything(table):
     first = StatePage(table, 0)
     first.claim(TOPIC, 1, 1)
@@ -362,6 +369,7 @@ def test_a_page_is_nobodys_while_its_identity_changes(table):
 
 
 # --- signs of life ------------------------------------------------------------------------------
+@pytest.mark.rule(8)
 def test_rule_8_a_writer_that_beats_is_not_silent(table, monkeypatch):
     clock = 5_000_000_000
     monkeypatch.setattr("penstock.ipc.state.time.monotonic_ns", lambda: clock)

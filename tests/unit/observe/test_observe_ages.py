@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from reader_world import TOPIC, World
+from reader_fixture import TOPIC, World
 
 from penstock.core.encode import encode_batch
 from penstock.core.lookup import header_at

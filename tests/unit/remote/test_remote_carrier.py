@@ -10,13 +10,13 @@ import threading
 import time
 
 import pytest
-from gateway_double import PRODUCER_ID, WITHIN, GatewayDouble
+from fake_gateway import PRODUCER_ID, WITHIN, GatewayDouble
 
 import penstock
+from penstock.client.remote import connection, connections
 from penstock.cluster.frames import messages as fr
 from penstock.core import errors as er
 from penstock.ipc import messages as ms
-from penstock.remote import wire, wires
 from penstock.testing.waiting import wait_until
 
 
@@ -112,8 +112,8 @@ def test_hosts_are_tried_in_turn(gateway):
 @pytest.fixture
 def patience(monkeypatch):
     """Seconds for a broker that keeps silent: more than any test waits."""
-    monkeypatch.setattr(wire, "CONNECT_WITHIN", 60.0)
-    monkeypatch.setattr(wire, "WELCOME_WITHIN", 60.0)
+    monkeypatch.setattr(connection, "CONNECT_WITHIN", 60.0)
+    monkeypatch.setattr(connection, "WELCOME_WITHIN", 60.0)
 
 
 @pytest.mark.usefixtures("patience")
@@ -139,7 +139,7 @@ def test_who_greets_late_is_taken_where_no_other_does(gateway):
 
     def greet():
         peer, _, _ = gateway.next(fr.Hello)
-        time.sleep(2 * wires.NEXT_AFTER)
+        time.sleep(2 * connections.NEXT_AFTER)
         gateway.say(peer, gateway.welcome)
 
     greeting = threading.Thread(target=greet)
@@ -325,6 +325,7 @@ def test_throttles_are_told(gateway, client, producing):
 
 
 # --- which way ---
+@pytest.mark.rule(25)
 @pytest.mark.parametrize(
     "told", [{"local": "/nowhere/attach.sock"}, {"local": __file__, "boot_id": "another"}, {}]
 )

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cluster_double import FIRST_PAGE, TOPIC, TOPIC_ID, ClusterDouble
-from gateway_double import PRODUCER_ID, WITHIN, GatewayDouble
+from fake_cluster import FIRST_PAGE, TOPIC, TOPIC_ID, ClusterDouble
+from fake_gateway import PRODUCER_ID, WITHIN, GatewayDouble
 
 import penstock
-from penstock.client import Client
+from penstock.client.client import Client
 from penstock.core import errors as er
 from penstock.ipc import layout as lo
 from penstock.ipc import lookups as lk
@@ -170,6 +170,7 @@ def test_answers_reach_the_producer_in_the_order_of_its_lane(
 
 
 # --- leaders that move ---
+@pytest.mark.rule(24)
 def test_what_a_leader_had_without_an_answer_goes_to_the_next_one_once(
     cluster: ClusterDouble, producer: Any
 ) -> None:
@@ -398,6 +399,7 @@ def test_a_broker_of_another_cluster_is_not_taken_for_one(cluster: ClusterDouble
         assert ends(cluster) == [1, 0, 0]
 
 
+@pytest.mark.rule(25)
 def test_a_cluster_is_reached_by_tcp_on_its_brokers_host(cluster: ClusterDouble) -> None:
     broker = cluster.brokers[1]
     broker.welcome = type(broker.welcome)(

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
+from penstock.client.remote import connection
+from penstock.client.remote.connection import Wire
 from penstock.cluster.frames import messages as fr
-from penstock.remote import wire
-from penstock.remote.wire import Wire
 from penstock.testing.waiting import wait_until
 
 HELLO = fr.Hello(fr.PROTOCOL_VERSION, fr.APIS, "test", b"i" * 16)
@@ -63,7 +63,7 @@ def test_who_hung_up_is_not_said_to_read_too_slowly(
 
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "MESSAGES_UNSENT_MAX", 10)
+    monkeypatch.setattr(connection, "MESSAGES_UNSENT_MAX", 10)
 
 
 def test_who_reads_nothing_is_said_to_keep_messages_waiting(

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from penstock.client.remote.lanes import AnswerError, Flow, MirroredLane
 from penstock.cluster.frames import messages as fr
 from penstock.core.errors import ErrorCode
 from penstock.ipc import layout as lo
 from penstock.ipc.lane import LaneSender
 from penstock.ipc.shm import Region
-from penstock.remote.lanes import AnswerError, Flow, MirroredLane
 
 CAPACITY = 64 << 10
 WINDOW = 1 << 20
@@ -136,6 +136,16 @@ def test_unread_answers_keep_their_places(lane, sending, sender):
     assert [sequence for sequence, _ in sending.send()] == list(range(lo.ACKS_MAX, total))
 
 
+def test_what_is_under_way_keeps_the_places_of_its_answers(lane, sending, sender):
+    write(sender, 100, size=64)
+    assert len(sending.send()) == 100
+    write(sender, 100, size=64)
+    assert len(sending.send()) == lo.ACKS_MAX - 100
+    sending.answer(ack(*range(lo.ACKS_MAX)))
+    assert len(sender.acks()) == lo.ACKS_MAX
+    assert len(sending.send()) == 200 - lo.ACKS_MAX
+
+
 def test_frames_over_the_seam_of_the_ring_come_whole(lane, sending, sender):
     """Far beyond its capacity, with paddings where a frame would not fit."""
     sequence = 0
@@ -159,6 +169,25 @@ def test_after_a_lost_connection_it_begins_again_at_the_head(lane, sending, send
     assert lane.in_flight == 0
     assert sending.send() == [(1, 1), (2, 2), (3, 3)]
     assert sending.answer(ack(1, 2, 3)) == 3
+
+
+def test_it_knows_what_went_by_a_connection_before(lane, sending, sender):
+    write(sender, 3)
+    sending.send()
+    sending.answer(ack(0))
+    assert not lane.was_sent_before(sending.flows[0].flights[0].frame)
+    sending.rewind()
+    write(sender, 1)
+    sending.send()
+    flights = sending.flows[0].flights
+    assert [lane.was_sent_before(flight.frame) for flight in flights] == [True, True, False]
+    sending.rewind()
+    lane.peek()
+    lane.sends()
+    sending.rewind()
+    sending.send()
+    again = [lane.was_sent_before(flight.frame) for flight in sending.flows[0].flights]
+    assert again == [True, True, True]
 
 
 def test_answers_that_came_before_say_nothing_new(lane, sending, sender):

@@ -10,18 +10,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cluster_double import FIRST_PAGE, TOPIC, ClusterDouble
-from gateway_double import WITHIN
-from seeds import tell
+from fake_cluster import FIRST_PAGE, TOPIC, ClusterDouble
+from fake_gateway import WITHIN
+from seeds import seed_of, tell
 
 import penstock
-from penstock import outbox
-from penstock.boxes import GATHER_MAX
-from penstock.client import Client
+from penstock.client.client import Client
+from penstock.client.producer import sender
+from penstock.client.producer.accumulator import GATHER_MAX
+from penstock.client.producer.sender import IN_FLIGHT_EAGER
+from penstock.client.remote import failover, produce
 from penstock.core import errors as er
 from penstock.ipc import lookups as lk
-from penstock.outbox import IN_FLIGHT_EAGER
-from penstock.remote import mending, pumping
 from penstock.testing.waiting import wait_until
 
 DARK = FIRST_PAGE + 1
@@ -124,7 +124,7 @@ def test_a_producer_that_does_not_repeat_is_told_and_goes_on_when_there_is_a_lea
 def test_what_finds_no_leader_in_time_says_so_and_the_next_is_taken(
     cluster: ClusterDouble, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mending, "ADRIFT_MAX", 0.1)
+    monkeypatch.setattr(failover, "ADRIFT_MAX", 0.1)
     with producing(client, delivery_timeout=3.0) as producer:
         producer.send_and_wait(TOPIC, b"0", partition=1)
         cluster.move(DARK, -1)
@@ -158,13 +158,14 @@ def test_records_for_a_partition_without_a_leader_gather(
         assert by_partition(client, 2001)[1] == list(range(2000))
 
 
+@pytest.mark.rule(24)
 def test_order_holds_however_leaders_come_and_go(
     cluster: ClusterDouble, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pumping, "SEND_BACK_AFTER", 0.02)
-    monkeypatch.setattr(outbox, "ASK_EVERY", 0.02)
-    monkeypatch.setattr(mending, "ADRIFT_MAX", 0.1)
-    seed = random.SystemRandom().randrange(1 << 40)
+    monkeypatch.setattr(produce, "SEND_BACK_AFTER", 0.02)
+    monkeypatch.setattr(sender, "ASK_EVERY", 0.02)
+    monkeypatch.setattr(failover, "ADRIFT_MAX", 0.1)
+    seed = seed_of("leaderless partitions")
     tell(f"leaders that come and go: seed {seed}")
     rng = random.Random(seed)
     counts = [0, 0, 0]

@@ -6,11 +6,11 @@ import os
 
 import pytest
 
+from penstock.client.remote.mirror import MirroredPages, MirroredSlot
 from penstock.cluster.frames.messages import PageState
 from penstock.ipc import layout as lo
 from penstock.ipc.shm import Region
 from penstock.ipc.state import StatePage, check_table
-from penstock.remote.mirror import MirroredPages, MirroredSlot
 
 UUID = b"u" * 16
 TOPIC = b"t" * 16

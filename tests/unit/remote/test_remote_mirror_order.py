@@ -7,10 +7,12 @@ import sys
 from types import FrameType
 from typing import Any
 
+import pytest
+
+from penstock.client.remote.mirror import MirroredPages
 from penstock.cluster.frames.messages import PageState
 from penstock.ipc.shm import Region
 from penstock.ipc.state import StatePage
-from penstock.remote.mirror import MirroredPages
 
 TOPIC = b"t" * 16
 
@@ -19,6 +21,7 @@ def state(leader_epoch: int, end: int) -> PageState:
     return PageState(0, TOPIC, 0, 1, 0, 1, leader_epoch, 0, end, end, end, end)
 
 
+@pytest.mark.rule(15)
 def test_rule_15_durable_of_the_next_epoch_is_never_seen_in_the_one_before() -> None:
     """A producer on another thread reads `durable`, then the epoch, at any moment."""
     pages = MirroredPages(b"n" * 16)

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cluster_double import FIRST_PAGE, TOPIC, ClusterDouble
-from gateway_double import WITHIN
+from fake_cluster import FIRST_PAGE, TOPIC, ClusterDouble
+from fake_gateway import WITHIN
 
 import penstock
-from penstock import outbox
-from penstock.client import Client
+from penstock.client.client import Client
+from penstock.client.producer import sender
 from penstock.core import errors as er
 from penstock.testing.waiting import wait_until
 
@@ -70,19 +70,20 @@ def test_it_comes_once_and_in_order_when_there_are_enough(
 def test_what_is_not_committed_in_time_says_so_and_is_not_there_twice(
     cluster: ClusterDouble, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "ASK_EVERY", 3.0)
+    monkeypatch.setattr(sender, "ASK_EVERY", 3.0)
     with producing(client, delivery_timeout=2.0) as producer:
         lost = [producer.send(TOPIC, b"%d" % at, partition=1) for at in range(2)]
         for one in lost:
             with pytest.raises(er.DeliveryTimeout, match="were on too few replicas within"):
                 one.result(WITHIN)
-        monkeypatch.setattr(outbox, "ASK_EVERY", 0.1)
+        monkeypatch.setattr(sender, "ASK_EVERY", 0.1)
         cluster.uncommitted.clear()
         kept = cluster.values(POOR)
         assert producer.send_and_wait(TOPIC, b"2", partition=1, timeout=WITHIN).offset == kept
     assert in_log(client, kept + 1) == [*range(kept), 2]
 
 
+@pytest.mark.setting("producer.idempotent")
 def test_a_producer_that_does_not_repeat_is_told(cluster: ClusterDouble, client: Client) -> None:
     with producing(client, idempotent=False) as producer:
         with pytest.raises(er.ProduceError, match="on too few replicas for now") as caught:

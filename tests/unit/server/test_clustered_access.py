@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clustered_world import Decided
+from cluster_topics_fixture import Decided
 
 from penstock.core.errors import ConfigError, PenstockTimeout
 from penstock.core.storage import Storage, storage_error
 from penstock.ipc import accessing as ac
-from penstock.server.access import Access
-from penstock.server.accessing import Accessing
-from penstock.server.clustered.sharedaccess import SharedAccess
+from penstock.server.broker.access import SharedAccess
+from penstock.server.security.access_requests import Accessing
+from penstock.server.security.access_store import Access
 
 
 def entry(name: str) -> ac.AccessEntry:

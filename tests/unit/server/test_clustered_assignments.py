@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clustered_world import Decided, Host
+from cluster_topics_fixture import Decided, Host
 
 from penstock.cluster.replica import IsrChange, IsrChanged
 from penstock.core.errors import ConfigError, PenstockTimeout, UnknownTopicError
 from penstock.ipc import clustering as cg
 from penstock.ipc import messages as ms
 from penstock.ipc.messages import TopicSettings
-from penstock.server.clustered.assignments import Assignments
-from penstock.server.clustered.describing import Describing
+from penstock.server.broker.admin_requests import Describing
+from penstock.server.broker.assignments import Assignments
 from penstock.server.replicator import messages as rm
 
 

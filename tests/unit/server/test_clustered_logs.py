@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clustered_world import BOOT, Decided, Host
+from cluster_topics_fixture import BOOT, Decided, Host
 
+from penstock.cluster.replica import LogEnd
 from penstock.core.errors import DataFolderError, PenstockTimeout
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.messages import TopicSettings
-from penstock.server.clustered.kept import KEPT_FILE, KeptReplicas
-from penstock.server.clustered.offline import OfflineLogs
-from penstock.server.datafolder import DataFolder
+from penstock.server.broker import leaderless
+from penstock.server.broker.offline_logs import OfflineLogs
+from penstock.server.broker.replica_list import KEPT_FILE, KeptReplicas
+from penstock.server.node.data_folder import DataFolder
 
 T, U = b"t" * 16, b"u" * 16
 
@@ -151,10 +153,11 @@ class Asked:
         self.image = quorum.image
         self.applied = 0
         self.refusals = 0
+        self.here = 1
 
     @property
     def broker_epoch(self) -> int | None:
-        return self._quorum.image.brokers[1].epoch
+        return self._quorum.image.brokers[self.here].epoch
 
     async def ask(self, name: str, *args: Any, timeout: float, **kw: Any) -> Any:
         if self.refusals:
@@ -212,3 +215,64 @@ def test_a_log_that_cannot_be_opened_is_offline_before_the_broker_is_registered(
             logs.close()
 
     world(test)
+
+
+# --- partitions that nobody leads -----------------------------------------------------------------
+def test_the_controller_is_told_again_what_is_here_while_nobody_leads(world, monkeypatch):
+    monkeypatch.setattr(leaderless, "TELL_AGAIN", 0.01)
+
+    async def test(quorum: Decided, host: Host) -> None:
+        topic = await create(host, replication_factor=1)
+        place = (topic.topic_id, 0)
+        here = quorum.image.partitions[place].replicas[0]
+        asked = Asked(quorum)
+        asked.here = here
+        logs = leaderless.Leaderless(here, asked)
+        try:
+            logs.heard(quorum.image, None)
+            logs.told(place, LogEnd(0, 0, 7))
+            await asyncio.sleep(0.05)
+            assert "log_ends" not in quorum.asked, "it is led"
+            quorum.lose_power(here, beat=False)
+            word = quorum.image.partitions[place]
+            assert word.leader is None
+            logs.heard(quorum.image, {place})
+            asked.refusals = 2
+            logs.told(place, LogEnd(word.leader_epoch, 0, 7))
+            await until(lambda: quorum.asked.count("log_ends") >= 3)
+            assert quorum.image.partitions[place].leader is None, "its broker is fenced"
+            quorum.beat(here)
+            await until(lambda: quorum.image.partitions[place].leader == here)
+            unclean = quorum.image.partitions[place].unclean
+            assert unclean is not None
+            assert unclean.first == 7
+            told = quorum.asked.count("log_ends")
+            await asyncio.sleep(0.05)
+            assert quorum.asked.count("log_ends") <= told + 1, "somebody leads"
+        finally:
+            logs.close()
+
+    world(test)
+
+
+def test_the_leader_logs_once_what_may_be_missing(world, caplog):
+    async def test(quorum: Decided, host: Host) -> None:
+        topic = await create(host, replication_factor=1)
+        place = (topic.topic_id, 0)
+        here = quorum.image.partitions[place].replicas[0]
+        quorum.lose_power(here, beat=True)
+        word = quorum.image.partitions[place]
+        await quorum.ask(
+            "log_ends", here, quorum.image.brokers[here].epoch,
+            ((place, LogEnd(word.leader_epoch, 0, 7, 9)),), timeout=1.0,
+        )  # fmt: skip
+        logs = leaderless.Leaderless(here, Asked(quorum))
+        try:
+            logs.heard(quorum.image, None)
+            logs.heard(quorum.image, {place})
+        finally:
+            logs.close()
+
+    world(test)
+    [line] = [each.getMessage() for each in caplog.records if "is clean" in each.getMessage()]
+    assert "from offset 7 on may be missing (offsets below 9 were in use)" in line

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from penstock.core.errors import ConfigError
 from penstock.ipc.messages import TopicSettings
-from penstock.server.catalog import check_settings
-from penstock.server.clustered.settings import parse_quorum
-from penstock.server.clustered.topics import ClusterTopic, cluster_topic
+from penstock.server.broker.settings import parse_quorum
+from penstock.server.broker.topic_config import ClusterTopic, cluster_topic
 from penstock.server.config import NodeConfig
+from penstock.server.node.topic_catalog import check_settings
 
 QUORUM = "1@127.0.0.1:9650,2@127.0.0.1:9651,3@127.0.0.1:9652"
 BROKER: dict[str, Any] = {

@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 
 from penstock.core.errors import ResourceLimitError
-from penstock.server.gateway.aside import QUEUED_MAX, Aside
 from penstock.server.gateway.events import Events
+from penstock.server.gateway.lookup_thread import QUEUED_MAX, Aside
 
 
 class Ground:

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from producing_world import TOPIC, Sending
+from produce_fixture import TOPIC, Sending
 
 from penstock.core.errors import ErrorCode
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.state import StatePage
-from penstock.server.gateway.committing import COMMIT_WITHIN, verdict
+from penstock.server.gateway.commit_wait import COMMIT_WITHIN, verdict
 from penstock.server.gateway.membership import Membership
 
 NONE, NOT_LEADER = ErrorCode.NONE, ErrorCode.NOT_LEADER

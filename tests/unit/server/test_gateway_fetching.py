@@ -7,8 +7,8 @@ import resource
 from typing import Any
 
 import pytest
-from fetch_world import Gateway, Peer, Reading, folder_in
-from partition_world import Mapped, Partition, drained
+from fetch_fixture import Gateway, Peer, Reading, folder_in
+from partition_fixture import Mapped, Partition, drained
 from unit.core.log_helpers import TOPIC
 
 from penstock.cluster.frames import messages as fr
@@ -20,7 +20,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc.clients import ClientSlot
 from penstock.ipc.shm import Region
 from penstock.ipc.state import SEGMENT_WAIT
-from penstock.server.gateway.fetching import BELT, NAME_WAIT, FetchLimits
+from penstock.server.gateway.fetch import BELT, NAME_WAIT, FetchLimits
 
 
 @pytest.fixture
@@ -166,6 +166,7 @@ def test_an_offset_below_the_log_start_is_the_same_error_as_on_the_host(at, gate
     assert error_of(reading)[0] == "OffsetOutOfRangeError"
 
 
+@pytest.mark.rule(11)
 def test_rule_11_retention_overtakes_a_cursor_that_waits_for_credit(at, gateway):
     client = gateway.client()
     for _ in range(200):
@@ -184,6 +185,7 @@ def test_rule_11_retention_overtakes_a_cursor_that_waits_for_credit(at, gateway)
     assert reading.failed.offset == stands
 
 
+@pytest.mark.rule(11)
 def test_rule_11_what_is_mapped_is_read_although_its_file_is_gone(at, gateway):
     """A payload that is under way still is what it was."""
     kept: list[bytes] = []
@@ -210,6 +212,7 @@ def test_rule_11_what_is_mapped_is_read_although_its_file_is_gone(at, gateway):
     assert reading.records[:100] == list(enumerate(b"%d" % n for n in range(100)))
 
 
+@pytest.mark.rule(15)
 def test_rule_15_a_log_that_parted_from_what_was_read_is_told_with_the_place(at, gateway):
     client = gateway.client()
     for _ in range(4):
@@ -228,6 +231,7 @@ def test_rule_15_a_log_that_parted_from_what_was_read_is_told_with_the_place(at,
     assert error_of(beyond)[0] == "LogTruncatedError"
 
 
+@pytest.mark.rule(15)
 def test_rule_15_a_cursor_that_waits_learns_of_another_epoch_without_new_records(at, gateway):
     client = gateway.client()
     at.write(1, 5)
@@ -244,6 +248,7 @@ def test_rule_15_a_cursor_that_waits_learns_of_another_epoch_without_new_records
     assert client.epochs[at.page.index] == [(1, 0), (2, 3)]
 
 
+@pytest.mark.rule(15)
 @pytest.mark.parametrize(("end", "is_lost"), [(8, False), (4, True)])
 def test_rule_15_a_leader_of_before_makes_nobody_forget_the_epoch_in_which_he_read(
     at, gateway, end, is_lost
@@ -264,6 +269,7 @@ def test_rule_15_a_leader_of_before_makes_nobody_forget_the_epoch_in_which_he_re
         assert error_of(reading) == local_error(at, 5, 2)
 
 
+@pytest.mark.rule(15)
 def test_rule_15_a_cursor_knows_the_epoch_of_what_it_has_read(at, gateway):
     client = gateway.client()
     at.write(1, 5)
@@ -277,6 +283,7 @@ def test_rule_15_a_cursor_knows_the_epoch_of_what_it_has_read(at, gateway):
     assert error_of(reading) == local_error(at, 5, epoch)
 
 
+@pytest.mark.rule(15)
 def test_rule_15_what_holds_no_records_at_the_begin_of_an_epoch_parts_nobody_from_the_log():
     """The position moves past it together with records of the epoch before."""
     at = Partition(20_000, Mapped(), folder_in("/data"))
@@ -298,6 +305,7 @@ def test_rule_15_what_holds_no_records_at_the_begin_of_an_epoch_parts_nobody_fro
     assert again.failed is None
 
 
+@pytest.mark.rule(10)
 def test_rule_10_a_position_above_the_end_waits(at, gateway):
     client = gateway.client()
     at.write(1, 2)
@@ -309,6 +317,7 @@ def test_rule_10_a_position_above_the_end_waits(at, gateway):
     assert values(reading) == [b"4", b"5"]
 
 
+@pytest.mark.rule(10)
 def test_rule_10_a_writer_that_stopped_while_it_published_holds_nobody_elses_round(at, gateway):
     client = gateway.client()
     at.write(1, 1)
@@ -508,6 +517,27 @@ def test_one_connection_has_a_bounded_number_of_bytes_under_way(at):
             assert reading.records == at.expected(committed=False)
 
 
+def test_the_connections_of_one_principal_have_a_bounded_number_of_bytes_under_way(at):
+    for _ in range(300):
+        at.write(1, 3)
+    gateway = Gateway(at, FetchLimits(payload_bytes=2000, principal_bytes=10_000))
+    clients, other = [gateway.client() for _ in range(3)], gateway.client()
+    other.principal = "another"
+    for client in [*clients, other]:
+        gateway.fetch(client, credit=1 << 20)
+    for _ in range(300):
+        gateway.turn()
+    under_way = sum(size for client in clients for _, size in client.order)
+    assert 10_000 <= under_way <= 10_000 + 3 * (2000 + 256)
+    assert all(client.order for client in clients)
+    assert sum(size for _, size in other.order) >= 10_000
+    gateway.fetching.gone(clients.pop())
+    gateway.settle(*clients, other)
+    for client in [*clients, other]:
+        for reading in client.cursors.values():
+            assert reading.records == at.expected(committed=False)
+
+
 @pytest.mark.parametrize("how", ["consumes", "drops", "goes"])
 def test_what_one_endpoint_gives_back_lets_its_neighbour_go_on(at, how):
     for _ in range(300):
@@ -535,6 +565,7 @@ def test_what_one_endpoint_gives_back_lets_its_neighbour_go_on(at, how):
     assert line.link.out_bytes == line.out_bytes + (theirs if how == "consumes" else 0)
 
 
+@pytest.mark.rule(12)
 def test_cursors_do_without_open_files_where_there_are_no_descriptors(at, gateway):
     client = gateway.client()
     at.write(1, 3)
@@ -569,6 +600,7 @@ def test_a_peer_whose_outbox_is_full_gets_nothing_more_until_it_has_room(at, gat
     assert len(reading.records) == 1
 
 
+@pytest.mark.rule(12)
 def test_open_files_are_bounded_and_cursors_go_on_where_they_were(at):
     gateway = Gateway(at, FetchLimits(files_max=4))
     for _ in range(30):

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fetch_world import Gateway, folder_in
-from partition_world import Partition
+from fetch_fixture import Gateway, folder_in
+from partition_fixture import Partition
 from unit.core.log_helpers import TOPIC
 
 from penstock.core.errors import NotLeaderError
@@ -19,7 +19,7 @@ from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
 from penstock.ipc.state import StatePage
 from penstock.server.gateway import lookups
-from penstock.server.gateway.fetching import BELT
+from penstock.server.gateway.fetch import BELT
 from penstock.server.gateway.membership import Membership
 
 

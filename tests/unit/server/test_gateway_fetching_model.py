@@ -12,15 +12,15 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from fetch_world import Client, Gateway, folder_in
+from fetch_fixture import Client, Gateway, folder_in
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from partition_world import Mapped, Partition
+from partition_fixture import Mapped, Partition
 
-from penstock.assigned import Isolation
+from penstock.client.consumer.partition_cursor import Isolation
 from penstock.core import errors as er
-from penstock.server.gateway.fetching import BELT, FetchLimits
+from penstock.server.gateway.fetch import BELT, FetchLimits
 
 LIVES = int(os.environ.get("PENSTOCK_HISTORIES", "100"))
 PRODUCERS = st.integers(1, 3)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.gateway.line import Line
+from penstock.server.gateway.listener import Line
 
 
 @pytest.mark.parametrize("look", [Line.bytes_received, Line.shut_down])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.server.gateway.pacing import BURST, PAUSE, RATE, Budget, Pacing
+from penstock.server.gateway.slow_readers import BURST, PAUSE, RATE, Budget, Pacing
 
 
 def flood(pacing: Pacing, *identities: bytes, now: float = 0.0) -> int:

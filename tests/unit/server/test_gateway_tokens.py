@@ -44,3 +44,25 @@ def test_a_key_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / SECRET_FILE).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DataFolderError):
         Tokens.of_folder(str(tmp_path))
+
+
+def test_a_proof_is_of_one_producer_one_epoch_and_one_principal(tmp_path: Path) -> None:
+    tokens = Tokens.of_folder(str(tmp_path))
+    producer_id = 7 << 56
+    proof = tokens.prove(producer_id, 3, "alice")
+    assert Tokens.of_folder(str(tmp_path)).is_proof(proof, producer_id, 3, "alice")
+    assert not tokens.is_proof(proof, producer_id + 1, 3, "alice")
+    assert not tokens.is_proof(proof, producer_id, 4, "alice")
+    assert not tokens.is_proof(proof, producer_id, 3, "alic")
+    for bad in (b"", proof[:-1], proof + b"x", tokens.make(producer_id, "alice")):
+        assert not tokens.is_proof(bad, producer_id, 3, "alice")
+    assert not tokens.is_good(proof, producer_id, "alice")
+    assert tokens.make(producer_id, "\3\0\0\0alice") != proof, "the same bytes to another purpose"
+
+
+def test_what_was_made_with_another_secret_is_void(tmp_path: Path) -> None:
+    tokens = Tokens.of_folder(str(tmp_path))
+    proof = tokens.prove(1, 0, "alice")
+    tokens.use(bytes(32))
+    assert not tokens.is_proof(proof, 1, 0, "alice")
+    assert tokens.is_proof(Tokens(bytes(32)).prove(1, 0, "alice"), 1, 0, "alice")

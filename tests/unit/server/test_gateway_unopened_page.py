@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from producing_world import Sending
+from produce_fixture import Sending
 
 from penstock.core.errors import ErrorCode
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from node_helpers import eventually
 
+from penstock.client.session import Session
 from penstock.ipc import layout as lo
 from penstock.ipc.paths import socket_in
-from penstock.server.gateway.committing import NOTHING, UNWATCHED_EVERY, Commits
+from penstock.server.gateway.commit_wait import NOTHING, UNWATCHED_EVERY, Commits
 from penstock.server.gateway.events import Events
-from penstock.server.gateway.states import Known, PageStates
-from penstock.session import Session
+from penstock.server.gateway.partition_states import Known, PageStates
 from penstock.testing import Broker
 
 

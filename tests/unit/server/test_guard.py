@@ -14,10 +14,10 @@ from penstock.core.errors import AccessDeniedError, UnknownTopicError
 from penstock.ipc import coordination as co
 from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
-from penstock.server.access import Access, AccessDocument
-from penstock.server.audit import LINES_PER_SECOND, Audit
-from penstock.server.guard import FREE, LOCAL_ONLY, Guard, local_principal, needs_of
-from penstock.server.logformat import JsonFormatter
+from penstock.server.node.log_format import JsonFormatter
+from penstock.server.security.access_store import Access, AccessDocument
+from penstock.server.security.audit import LINES_PER_SECOND, Audit
+from penstock.server.security.authorizer import FREE, LOCAL_ONLY, Guard, local_principal, needs_of
 
 ORDERS, SECRET, GONE = b"o" * 16, b"s" * 16, b"g" * 16
 NAMES = {ORDERS: "orders", SECRET: "secret", b"c" * 16: "__coordinator"}
@@ -89,6 +89,7 @@ def test_without_an_entry_every_request_is_refused_and_audited(guard, caplog, ki
     assert watch.audit.count == 1
 
 
+@pytest.mark.rule(28)
 def test_rule_28_local_principals_are_super_users(guard):
     watch = guard("* deny all topic *", "* deny all cluster *")
     watch.check(local_principal(1000), "delete", "topic", "orders")
@@ -148,8 +149,10 @@ def test_saying_how_far_a_group_is_needs_what_a_commit_does_and_moving_it_more(g
     ):
         with pytest.raises((AccessDeniedError, UnknownTopicError)):
             watch.check_request("ann", refused)
-    watch = guard("ann allow alter group g")
+    watch = guard("ann allow alter group g", "ann allow describe topic orders")
     watch.check_request("ann", co.SeekGroup("g", there))
+    with pytest.raises(UnknownTopicError):
+        watch.check_request("ann", co.SeekGroup("g", [co.OffsetSeek(SECRET, 0, 7)]))
     with pytest.raises(AccessDeniedError):
         watch.check_request("ann", co.SeekGroup("g", there, is_report=True))
 

@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from penstock import keys
 from penstock.core.errors import ConfigError
-from penstock.server.authorized import AuthorizedKeys
+from penstock.security import keys
+from penstock.server.security.authorized_keys import AuthorizedKeys
 
 
 def test_a_key_is_made_for_its_owner_alone_and_never_shown(tmp_path):

@@ -14,7 +14,7 @@ from unit.core.log_helpers import Crash, Inode, MemoryStorage, crash_at, fail_at
 
 from penstock.cluster.raft import Members, Saved, Snapshot, Write, fresh
 from penstock.core.errors import DataFolderError, StorageError
-from penstock.server.quorum.disk import RaftDisk
+from penstock.server.quorum.raft_storage import RaftDisk
 
 
 def test_a_new_node_begins_with_its_voters_and_remembers_them(tmp_path):

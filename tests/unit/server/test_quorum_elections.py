@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import time
 
 import pytest
-from loops import eventually, run
-from quorum_world import STEADY, World, create
+from event_loops import eventually, run
+from quorum_fixture import STEADY, World, create
 
 from penstock.core.errors import (
     ClosedError,
@@ -17,8 +18,8 @@ from penstock.core.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
-from penstock.keys import create_cluster_key
-from penstock.server.quorum import standing
+from penstock.security.keys import create_cluster_key
+from penstock.server.quorum import broker_lifecycle
 
 
 def test_a_quorum_of_one_decides_alone_and_remembers_it(tmp_path):
@@ -100,6 +101,7 @@ def test_a_broker_that_leaves_leads_nothing_and_is_not_waited_for(tmp_path):
             second = await world.agreed()
             assert second.describe()["term"] == term + 1
             partitions = second.image.partitions.values()
+            assert len(partitions) == 6
             assert all(p.leader not in (None, first.node) for p in partitions)
             assert all(first.node not in p.isr for p in partitions)
 
@@ -142,6 +144,17 @@ def test_a_broker_whose_process_is_gone_is_fenced_without_waiting_for_its_sessio
             await eventually(lambda: active.image.brokers[gone].is_fenced, "it is fenced")
             await world.start(gone)
             await world.unfenced()
+
+    run(main())
+
+
+@pytest.mark.setting("node.election_timeout")
+def test_nobody_is_elected_before_the_election_timeout(tmp_path):
+    async def main() -> None:
+        begun = time.monotonic()
+        async with World(tmp_path, election_timeout=4.0, broker_session_timeout=8.0) as world:
+            await world.agreed()
+            assert time.monotonic() - begun > 4.0
 
     run(main())
 
@@ -251,7 +264,7 @@ def test_registering_waits_for_a_controller_and_ends_with_the_quorum(tmp_path):
 
 def test_what_a_power_cut_took_is_told_whoever_registers_first(tmp_path, monkeypatch):
     """The replicator dies while no controller is there, and its successor listens elsewhere."""
-    monkeypatch.setattr(standing, "TRY", 0.1)
+    monkeypatch.setattr(broker_lifecycle, "TRY", 0.1)
 
     async def main() -> None:
         world = World(tmp_path, **STEADY)  # what a controller decided is counted while it leads

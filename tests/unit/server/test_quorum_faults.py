@@ -12,9 +12,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from loops import eventually, run
-from quorum_world import ELECTION, STEADY, World, create, free_port
-from seeds import fresh_seed
+from event_loops import eventually, run
+from quorum_fixture import (
+    ELECTION,
+    STEADY,
+    World,
+    create,
+    free_port,
+)
+from seeds import seed_of
 from unit.core.log_helpers import Call, MemoryStorage, refuse
 
 from penstock.core.errors import (
@@ -26,7 +32,7 @@ from penstock.core.errors import (
     StorageError,
 )
 from penstock.core.storage import Buffer, Storage, storage_error
-from penstock.server.quorum import Quorum, consensus
+from penstock.server.quorum import Quorum, raft_node
 from penstock.server.quorum import quorum as quorum_module
 
 
@@ -123,6 +129,7 @@ def test_a_broker_without_a_vote_joins_and_is_removed(tmp_path):
             roles = {member["node"]: member["role"] for member in described["members"]}
             assert sorted(roles.values()) == ["follower", "follower", "leader", "learner"]
             assert roles[4] == "learner"
+            assert len(described["members"]) == 4
             assert all(member["lag"] is not None for member in described["members"])
             with pytest.raises(ConfigError, match="stop it"):
                 await fourth.ask("remove_member", 4)
@@ -252,8 +259,8 @@ def test_a_raft_log_that_is_gone_is_told(tmp_path):
 # --- snapshots ---
 @pytest.mark.parametrize("inline", [0, 1 << 20])
 def test_a_broker_that_is_far_behind_gets_a_snapshot(tmp_path, monkeypatch, inline):
-    monkeypatch.setattr(consensus, "SNAPSHOT_ENTRIES", 40)
-    monkeypatch.setattr(consensus, "INLINE_BYTES", inline)
+    monkeypatch.setattr(raft_node, "SNAPSHOT_ENTRIES", 40)
+    monkeypatch.setattr(raft_node, "INLINE_BYTES", inline)
 
     async def main() -> None:
         async with World(tmp_path) as world:
@@ -356,7 +363,7 @@ def test_a_disk_that_fails_ends_this_brokers_part_and_nobody_elses(tmp_path):
 
 def test_a_power_cut_of_all_brokers_takes_nothing_that_was_answered(tmp_path):
     """Also where it tears their files."""
-    chance = random.Random(fresh_seed("power cuts"))
+    chance = random.Random(seed_of("power cuts of quorums"))
 
     async def main() -> None:
         world = World(tmp_path)

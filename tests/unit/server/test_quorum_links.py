@@ -13,10 +13,10 @@ import msgspec
 import pytest
 import zmq
 import zmq.asyncio
+from event_loops import eventually, run
 from hypothesis import given
 from hypothesis import strategies as st
-from loops import eventually, run
-from quorum_world import World, free_port
+from quorum_fixture import World, free_port
 
 from penstock.cluster.raft import Entry
 from penstock.cluster.raft.messages import DATA, MEMBERS, Append, Install
@@ -27,8 +27,8 @@ from penstock.core.errors import (
     PenstockTimeout,
     StorageError,
 )
-from penstock.keys import create_cluster_key, load_cluster_key
-from penstock.server.quorum import door
+from penstock.security.keys import create_cluster_key, load_cluster_key
+from penstock.server.quorum import listener
 from penstock.server.quorum import messages as qm
 from penstock.server.quorum.links import Links
 
@@ -329,7 +329,7 @@ def _throw(port: int, data: bytes) -> None:
 
 
 def test_a_connection_that_says_nothing_is_ended(monkeypatch):
-    monkeypatch.setattr(door, "HELLO_WITHIN", 0.3)
+    monkeypatch.setattr(listener, "HELLO_WITHIN", 0.3)
 
     async def scene(two: End) -> None:
         port = int(two.url.rpartition(":")[2])

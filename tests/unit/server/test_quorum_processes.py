@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from quorum_world import free_port
+from quorum_fixture import free_port
 
 from penstock.testing.waiting import wait_until
 

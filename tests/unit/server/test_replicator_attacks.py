@@ -12,13 +12,21 @@ import msgspec
 import pytest
 import zmq
 from node_helpers import eventually
-from replicator_world import CLUSTER, TOPIC, Broker, Frames, Producer, Proxy, World
+from replicator_fixture import (
+    CLUSTER,
+    TOPIC,
+    Broker,
+    Frames,
+    Producer,
+    Proxy,
+    World,
+)
 from unit.core.log_helpers import make_batch
 
 from penstock.cluster.replica import Fetched, FetchRequest, Refusal
 from penstock.core.header import stamp
-from penstock.keys import ServerKey, new_pair
-from penstock.server.replicator import wire
+from penstock.security.keys import ServerKey, new_pair
+from penstock.server.replicator import protocol
 
 
 @pytest.fixture
@@ -56,26 +64,26 @@ def dealer(url: str) -> Iterator[zmq.Socket[bytes]]:
         yield made
 
 
-def hello(world: World, me: int, leader: Broker, **changes: object) -> wire.Hello:
-    said = wire.Hello(wire.VERSION, CLUSTER, me, world.brokers[me].epoch, leader.number)
+def hello(world: World, me: int, leader: Broker, **changes: object) -> protocol.Hello:
+    said = protocol.Hello(protocol.VERSION, CLUSTER, me, world.brokers[me].epoch, leader.number)
     return msgspec.structs.replace(said, **changes)
 
 
 def answered(
-    other: zmq.Socket[bytes], said: wire.Hello, fetch: wire.Fetch
-) -> wire.Answers | wire.Refused:
+    other: zmq.Socket[bytes], said: protocol.Hello, fetch: protocol.Fetch
+) -> protocol.Answers | protocol.Refused:
     """What a fetch is answered, by a connection that says who it is, and again as often as the real
     one takes its place back."""
     while True:
-        other.send(wire.encode(said))
-        other.send(wire.encode(fetch))
+        other.send(protocol.encode(said))
+        other.send(protocol.encode(fetch))
         while True:
-            answer = wire.from_leader(other.recv_multipart())
-            if answer == wire.Refused("say hello"):
+            answer = protocol.from_leader(other.recv_multipart())
+            if answer == protocol.Refused("say hello"):
                 break
-            if isinstance(answer, wire.Refused):
+            if isinstance(answer, protocol.Refused):
                 return answer
-            if isinstance(answer, wire.Answers) and (
+            if isinstance(answer, protocol.Answers) and (
                 answer.fetched or answer.diverged or answer.refused
             ):
                 return answer
@@ -88,8 +96,8 @@ def test_garbage_at_the_port_ends_who_sent_it(world):
     for _ in range(20):
         with dealer(leader.url) as stranger:
             stranger.send_multipart([dice.randbytes(dice.randrange(200)) for _ in range(3)])
-            refused = wire.from_leader(stranger.recv_multipart())
-            assert isinstance(refused, wire.Refused)
+            refused = protocol.from_leader(stranger.recv_multipart())
+            assert isinstance(refused, protocol.Refused)
     for raw in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(1000)):
         host, port = leader.url.removeprefix("tcp://").split(":")
         with socket.create_connection((host, int(port))) as plain:
@@ -110,9 +118,9 @@ def test_garbage_at_the_port_ends_who_sent_it(world):
 def test_who_is_wrong_here_is_not_served(world, changes, why):
     leader, me = world.leader(), follower_of(world)
     with dealer(leader.url) as other:
-        other.send(wire.encode(hello(world, me.number, leader, **changes)))
-        refused = wire.from_leader(other.recv_multipart())
-        assert isinstance(refused, wire.Refused)
+        other.send(protocol.encode(hello(world, me.number, leader, **changes)))
+        refused = protocol.from_leader(other.recv_multipart())
+        assert isinstance(refused, protocol.Refused)
         assert why in refused.why
     goes_on(world)
 
@@ -121,25 +129,25 @@ def test_requests_before_a_hello_and_in_anothers_name(world):
     leader, me = world.leader(), follower_of(world)
     with dealer(leader.url) as other:
         request = FetchRequest(1, me.number, me.epoch, 0, 0, None, 0)
-        other.send(wire.encode(wire.Fetch(1, [(0, TOPIC, request)])))
-        assert wire.from_leader(other.recv_multipart()) == wire.Refused("say hello")
+        other.send(protocol.encode(protocol.Fetch(1, [(0, TOPIC, request)])))
+        assert protocol.from_leader(other.recv_multipart()) == protocol.Refused("say hello")
         third = next(n for n in world.brokers if n not in (me.number, leader.number))
         stolen = msgspec.structs.replace(request, broker=third)
-        fetch = wire.Fetch(1, [(0, TOPIC, stolen)])
+        fetch = protocol.Fetch(1, [(0, TOPIC, stolen)])
         answers = answered(other, hello(world, me.number, leader), fetch)
-        assert isinstance(answers, wire.Refused)
+        assert isinstance(answers, protocol.Refused)
         assert "asks for broker" in answers.why
     goes_on(world)
 
 
 def asked(
     world: World, leader: Broker, me: Broker, page: int, topic: bytes, request: FetchRequest
-) -> wire.Answers:
+) -> protocol.Answers:
     """What that request is answered, by a connection of its own."""
     with dealer(leader.url) as other:
-        fetch = wire.Fetch(1, [(page, topic, request)])
+        fetch = protocol.Fetch(1, [(page, topic, request)])
         answers = answered(other, hello(world, me.number, leader), fetch)
-        assert isinstance(answers, wire.Answers), answers
+        assert isinstance(answers, protocol.Answers), answers
         return answers
 
 
@@ -168,13 +176,24 @@ def test_only_who_has_the_clusters_key_is_heard(tmp_path):
         world.topic()
         goes_on(world)
         leader, me = world.leader(), follower_of(world)
-        with dealer(leader.url) as plain:
-            for option in (zmq.SNDTIMEO, zmq.RCVTIMEO):
-                plain.setsockopt(option, 500)
-            # Nowhere to send to, once it has been turned away.
-            with pytest.raises(zmq.Again):  # noqa: PT012 - at one of them
-                plain.send(wire.encode(hello(world, me.number, leader)))
-                plain.recv_multipart()
+        other_public, other_secret = (key.encode() for key in new_pair())
+        with (
+            dealer(leader.url) as plain,
+            zmq.Context() as context,
+            context.socket(zmq.DEALER) as stranger,
+        ):
+            stranger.setsockopt(zmq.LINGER, 0)
+            stranger.setsockopt(zmq.CURVE_SERVERKEY, public.encode())
+            stranger.setsockopt(zmq.CURVE_PUBLICKEY, other_public)
+            stranger.setsockopt(zmq.CURVE_SECRETKEY, other_secret)
+            stranger.connect(leader.url)
+            for each in (plain, stranger):
+                for option in (zmq.SNDTIMEO, zmq.RCVTIMEO):
+                    each.setsockopt(option, 500)
+                # Nowhere to send to, once it has been turned away.
+                with pytest.raises(zmq.Again):  # noqa: PT012 - at one of them
+                    each.send(protocol.encode(hello(world, me.number, leader)))
+                    each.recv_multipart()
         goes_on(world)
 
 
@@ -192,8 +211,8 @@ def flipped(frames: Frames, dice: random.Random) -> Frames:
 
 def answer_of(frames: Frames) -> tuple[int, int, int, Fetched]:
     """What was heard, and of its first answer: page, frames, answer."""
-    message = wire.from_leader(frames)
-    assert isinstance(message, wire.Answers)
+    message = protocol.from_leader(frames)
+    assert isinstance(message, protocol.Answers)
     return message.heard, *message.fetched[0]
 
 
@@ -204,14 +223,14 @@ def foreign(frames: Frames, **changes: object) -> Frames:
     batch = make_batch(0, producer=7, body=512, **about)  # type: ignore[arg-type]
     head = bytearray(batch[:128])
     stamp(head, base_offset=fetched.offset, leader_epoch=0, generation=1, append_timestamp=1)
-    answers = wire.Answers(heard, [(page, 1, fetched)])
-    return [wire.encode(answers), bytes(head) + bytes(batch[128:])]
+    answers = protocol.Answers(heard, [(page, 1, fetched)])
+    return [protocol.encode(answers), bytes(head) + bytes(batch[128:])]
 
 
 def changed(frames: Frames, **changes: object) -> Frames:
     heard, page, runs, fetched = answer_of(frames)
-    answers = wire.Answers(heard, [(page, runs, msgspec.structs.replace(fetched, **changes))])
-    return [wire.encode(answers), *frames[1 : 1 + runs]]
+    answers = protocol.Answers(heard, [(page, runs, msgspec.structs.replace(fetched, **changes))])
+    return [protocol.encode(answers), *frames[1 : 1 + runs]]
 
 
 def elsewhere(frames: Frames) -> Frames:

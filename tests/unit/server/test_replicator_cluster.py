@@ -3,14 +3,24 @@ counts when it is; whoever comes back agrees with who leads."""
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import pytest
 from node_helpers import eventually
-from replicator_world import TOPIC, Producer, World
+from replicator_fixture import TOPIC, Broker, Producer, World
+from unit.core.compacting import keyed
 
+from penstock.core.columns import decode
+from penstock.core.compaction import Compaction, plan_compaction
 from penstock.core.errors import ErrorCode
+from penstock.core.header import parse
+from penstock.core.segment import list_segments
+from penstock.core.storage import Storage
 from penstock.ipc import layout as lo
+from penstock.ipc import messages as ms
+from penstock.ipc import replicated
+from penstock.server.replicator import leader_fetch
 
 
 @pytest.fixture
@@ -55,6 +65,86 @@ def test_many_partitions_with_their_leaders_spread(world):
         filled(world, 40, page=page)
     for page in range(6):
         world.check_equal(page)
+
+
+@pytest.mark.rule(23)
+def test_replicas_that_all_lost_power_tell_where_they_end_and_one_of_them_leads(world):
+    world.topic()
+    filled(world, 300)
+    epoch = world.partition().leader_epoch
+    for number in world.brokers:
+        world.kill(number)
+    for number in world.brokers:
+        world.start(number, was_clean=False)
+    leader = world.leader()
+    told = {number: (end.last_epoch, end.log_end) for number, end in world.ends}
+    assert told == dict.fromkeys(world.brokers, (epoch, 300))
+    assert world.partition().unclean.first == 300
+    world.wait_isr(*world.brokers)
+    producer = Producer(leader, 9)
+    producer.send(0)
+    assert not any(ack.error for ack in producer.settle())
+    world.wait_committed(301)
+    world.check_equal()
+
+
+def send_keyed(producer: Producer, sequence: int, key: bytes, value: bytes | None) -> None:
+    """One record; a few of those with a value fill a segment."""
+    value = value and value + bytes(1500)
+    batch = keyed([(key, value)], sequence, producer.producer, topic_id=TOPIC)
+    producer.send_batch(batch, 0)
+
+
+def newest(broker: Broker) -> dict[bytes | None, bytes]:
+    """Of each key, as a reader of the whole log has it in the end."""
+    found: dict[bytes | None, bytes | None] = {}
+    for _, _, batch in broker.batches():
+        head = parse(memoryview(batch))
+        if head.record_count:
+            columns = decode(memoryview(batch), 0, head)
+            found.update(zip(columns.keys, columns.values, strict=True))
+    return {key: value[:1] for key, value in found.items() if value is not None}
+
+
+def compact(broker: Broker, later: float) -> int:
+    """One pass over what is closed, so many seconds from now; how many tombstones went."""
+    storage, folder, page = Storage(), str(broker.folder / "topic-0"), broker.page()
+    bases = list_segments(storage, folder)
+    eventually(lambda: page.durable >= bases[-1], "what is closed is synced")
+    bound, now_us = min(page.high_watermark, page.durable), int((time.time() + later) * 1e6)
+    plan = plan_compaction(storage, folder, bases, log_start=0, bound=bound, now_us=now_us)
+    work = Compaction(storage, plan, now_us, 0, segment_bytes=4096)
+    for ticket, made in enumerate(work.prepare()):
+        sources = [(each.base, each.position, each.header_crc) for each in made.sources]
+        segment = ms.CleanedSegment(made.base, made.end, made.length, sources)
+        assert broker.cleaned(ms.SwapLog(0, ticket, segment, 1)).done
+    return work.stats.tombstones_dropped
+
+
+def test_a_replica_that_was_away_for_longer_than_tombstones_are_kept_has_no_deleted_key(
+    world, monkeypatch
+):
+    monkeypatch.setattr(replicated, "AWAY_MIN", 0.0)
+    monkeypatch.setattr(leader_fetch, "FRESH_FOR", 0.0)
+    world.topic(factor=2, min_insync=1, cleanup="compact", delete_retention=0.0, segment_bytes=4096)
+    leader = world.leader()
+    away = world.brokers[next(n for n in world.partition().replicas if n != leader.number)]
+    producer = Producer(leader)
+    for sequence, key in enumerate((b"k", b"x", b"y")):
+        send_keyed(producer, sequence, key, b"1")
+    world.wait_committed(3)
+    world.kill(away.number)
+    world.wait_isr(leader.number)
+    changes = [(b"k", None), (b"x", b"2"), (b"y", b"2"), (b"x", b"3"), (b"y", b"3"), (b"z", b"1")]
+    dropped = 0
+    for sequence, (key, value) in enumerate(changes, 3):
+        send_keyed(producer, sequence, key, value)
+        world.wait_committed(sequence + 1, 0, leader)
+        dropped += compact(leader, sequence * 10.0)
+    assert dropped == 1, "the tombstone of k"
+    world.start(away.number)
+    world.wait_isr(leader.number, away.number)
+    assert newest(away) == newest(leader) == {b"x": b"3", b"y": b"3", b"z": b"1"}
 
 
 def test_batches_larger_than_an_answer_and_a_lane_that_is_always_full(tmp_path):
@@ -163,6 +253,24 @@ def test_a_follower_that_hung_leaves_the_isr_and_comes_back(world):
     world.wait_committed(205)
     world.check_equal()
     eventually(lambda: leader.counts.get("isr_shrinks") and leader.counts.get("isr_grows"), "both")
+
+
+@pytest.mark.setting("node.replica_lag_time")
+def test_a_follower_is_in_sync_until_it_has_lagged_for_replica_lag_time(tmp_path):
+    with World(tmp_path, lag_time=8.0) as world:
+        world.topic()
+        filled(world, 5)
+        leader = world.leader()
+        late = next(each for each in world.brokers.values() if each is not leader)
+        late.pause()
+        begun = time.monotonic()
+        producer = Producer(leader, 9)
+        producer.send(0)
+        world.wait_isr(*(n for n in world.brokers if n != late.number))
+        assert time.monotonic() - begun > 7.0
+        late.go_on()
+        world.wait_isr(*world.brokers)
+        producer.settle()
 
 
 def test_a_follower_begins_anew_where_the_leaders_log_starts(world):

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from penstock import keys
 from penstock.cluster.access import Entry
 from penstock.cluster.quotas import Quota
 from penstock.core.errors import DataFolderError
-from penstock.server.access import Access, AccessDocument
+from penstock.security import keys
+from penstock.server.security.access_store import Access, AccessDocument
 
 ANN = Entry("ann", "allow", "read", "topic", "orders.*")
 

@@ -21,8 +21,8 @@ from penstock.core.errors import (
 from penstock.core.storage import Storage
 from penstock.ipc import layout as lo
 from penstock.ipc.messages import TopicSettings
-from penstock.server.catalog import Catalog, check_settings, check_topic_name
 from penstock.server.config import NodeConfig
+from penstock.server.node.topic_catalog import Catalog, check_settings, check_topic_name
 
 CONFIG = NodeConfig("/nowhere", partitions_max=20, topics_max=5)
 

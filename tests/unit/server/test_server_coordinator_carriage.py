@@ -11,16 +11,22 @@ import time
 from functools import partial
 
 import pytest
-from coordinator_world import COORDINATOR, TOPIC_ID, BrokerWorld, running, turns
+from coordinator_fixture import (
+    COORDINATOR,
+    TOPIC_ID,
+    BrokerWorld,
+    running,
+    turns,
+)
 
 from penstock.core.control import ControlType, encode_control
 from penstock.core.errors import CorruptBatchError, ErrorCode, PenstockTimeout, ResourceLimitError
 from penstock.core.plain import encode_records
 from penstock.ipc import layout as lo
 from penstock.ipc.state import OpenSince
-from penstock.server.coordinator import brokers, carriage, port, sweep
-from penstock.server.coordinator.carriage import ToLeaders
-from penstock.server.coordinator.mailbox import Mailbox
+from penstock.server.coordinator import brokers, control_batches, orphan_transactions, port
+from penstock.server.coordinator.control_batches import ToLeaders
+from penstock.server.coordinator.lanes import Mailbox
 from penstock.server.coordinator.port import ControlPort
 
 PLACE = (TOPIC_ID, 0)
@@ -192,7 +198,7 @@ def test_a_lost_answer_is_a_refusal_and_the_repetition_is_the_same_batch(run):
 
 
 def test_what_is_committed_later_than_a_request_waits_is_not_sent_a_second_time(run, monkeypatch):
-    monkeypatch.setattr(carriage, "WAIT", 0.05)
+    monkeypatch.setattr(control_batches, "WAIT", 0.05)
 
     async def scenario(net):
         first = net.send(image())
@@ -315,8 +321,8 @@ def test_a_page_that_cannot_be_is_refused(run):
     async def scenario(net):
         batches = [brokers.ControlBatch(lo.PAGES_MAX, image()), brokers.ControlBatch(-1, image())]
         payload = await net.there.port.take(brokers.ControlRequest(batches, 1.0))
-        for ack in brokers.decode_answer(payload, 2):
-            assert ack.error == ErrorCode.UNKNOWN_PARTITION
+        acks = brokers.decode_answer(payload, 2)
+        assert [ack.error for ack in acks] == [ErrorCode.UNKNOWN_PARTITION] * 2
 
     run(scenario)
 
@@ -350,7 +356,7 @@ def test_an_answer_that_does_not_fit_leaves_the_batches_to_be_sent_again(run, mo
 
 
 def test_what_waits_for_one_broker_is_bounded(run, monkeypatch):
-    monkeypatch.setattr(carriage, "WAITING_MAX", 2)
+    monkeypatch.setattr(control_batches, "WAITING_MAX", 2)
     monkeypatch.setattr(brokers, "BATCHES_MAX", 1)
 
     async def scenario(net):
@@ -368,13 +374,14 @@ def test_a_broker_tells_of_what_has_been_open_for_a_while_where_it_leads(run):
     async def scenario(net):
         state, pages = net.there.world.state, {TOPIC_ID: [0]}
 
-        def found(before_us):
-            return list(sweep.open_in(pages, lambda _: state, before_us))
+        def found(now_us):
+            return list(orphan_transactions.open_in(pages, lambda _: state, 500, now_us))
 
         assert found(1 << 60) == []
-        state.publish_oldest_open(OpenSince(PRODUCER, 3, 1000))
+        state.publish_oldest_open(OpenSince(PRODUCER, 3, 500))
         assert found(1000) == [SUSPECT]
         assert found(999) == [], "it is too young to be told of"
+        assert found(499) == [SUSPECT], "nobody knows how old it is"
         state.publish_status(lo.STATUS_OFFLINE)
         assert found(1000) == [], "who leads it tells"
         state.publish_status(lo.STATUS_ONLINE)
@@ -385,7 +392,7 @@ def test_a_broker_tells_of_what_has_been_open_for_a_while_where_it_leads(run):
 
 
 def test_suspects_are_told_again_while_nobody_hears(run, monkeypatch):
-    monkeypatch.setattr(sweep, "EVERY", 0.01)
+    monkeypatch.setattr(orphan_transactions, "EVERY", 0.01)
     told = []
 
     async def tell(suspects):
@@ -399,7 +406,7 @@ def test_suspects_are_told_again_while_nobody_hears(run, monkeypatch):
     async def scenario(net):
         state = net.there.world.state
         state.publish_oldest_open(OpenSince(PRODUCER, 3, 1000))
-        suspecting = sweep.Suspecting(lambda: {TOPIC_ID: [0]}, lambda _: state, tell)
+        suspecting = orphan_transactions.Suspecting(lambda: {TOPIC_ID: [0]}, lambda _: state, tell)
         suspecting.begin()
         await done.wait()
         suspecting.close()

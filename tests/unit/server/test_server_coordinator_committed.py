@@ -9,12 +9,18 @@ import asyncio
 from functools import partial
 
 import pytest
-from coordinator_world import BrokerWorld, running, some, turns, waiting
+from coordinator_fixture import (
+    BrokerWorld,
+    running,
+    some,
+    turns,
+    waiting,
+)
 
 from penstock.core.errors import ErrorCode, NotLeaderError, ResourceLimitError
 from penstock.ipc import layout as lo
-from penstock.server.coordinator import mailbox as mailbox_module
-from penstock.server.coordinator.loading import fence
+from penstock.server.coordinator import lanes as mailbox_module
+from penstock.server.coordinator.replay import fence
 
 
 @pytest.fixture
@@ -161,6 +167,7 @@ def test_a_full_disk_is_no_change_of_leaders(run):
     run(scenario)
 
 
+@pytest.mark.rule(17)
 def test_rule_17_the_fence_has_to_be_committed(run):
     async def scenario(world):
         journal = world.journal()

@@ -10,12 +10,18 @@ import os
 from functools import partial
 
 import pytest
-from coordinator_world import World, running, some, turns, waiting
+from coordinator_fixture import (
+    World,
+    running,
+    some,
+    turns,
+    waiting,
+)
 
 from penstock.cluster.decisions import Record
 from penstock.core.errors import ErrorCode, PenstockError, PenstockTimeout, ResourceLimitError
-from penstock.server.coordinator import mailbox as mailbox_module
-from penstock.server.coordinator.loading import FENCE_KEY, fence, replay
+from penstock.server.coordinator import lanes as mailbox_module
+from penstock.server.coordinator.replay import FENCE_KEY, fence, replay
 
 
 @pytest.fixture
@@ -41,6 +47,7 @@ def test_an_answer_waits_for_everything_that_was_decided_before_it(run):
     run(scenario)
 
 
+@pytest.mark.rule(15)
 def test_rule_15_a_durable_answer_waits_for_the_device(run):
     async def scenario(world):
         journal = world.journal()
@@ -132,6 +139,7 @@ def test_a_decision_that_fits_no_batch_is_refused_and_the_next_one_counts(run):
     run(scenario)
 
 
+@pytest.mark.rule(17)
 def test_rule_17_a_refusal_ends_the_epoch_for_everybody_who_waits(run):
     async def scenario(world):
         journal = world.journal()
@@ -209,6 +217,7 @@ async def replayed(world, end):
     return found
 
 
+@pytest.mark.rule(17)
 def test_rule_17_what_an_older_epoch_left_in_a_lane_is_refused_behind_the_fence(run):
     async def scenario(world):
         old = world.journal(1)

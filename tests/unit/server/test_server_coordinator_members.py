@@ -9,15 +9,15 @@ import subprocess
 import time
 
 import pytest
-from coordinator_world import running
+from coordinator_fixture import running
 
 from penstock.cluster.groups import ClientIdentity
 from penstock.ipc import layout as lo
 from penstock.ipc import liveness, shm
 from penstock.ipc.clients import ClientSlot, format_table
 from penstock.ipc.shm import Region
-from penstock.server.clients import NO_SLOT, Client
-from penstock.server.coordinator.members import Members
+from penstock.server.coordinator.group_members import Members
+from penstock.server.node.attached_client import NO_SLOT, Client
 
 BOOT = liveness.boot_id()
 
@@ -86,6 +86,7 @@ def pidfds():
     return sum(os.readlink(link) == "anon_inode:[pidfd]" for link in links if os.path.lexists(link))
 
 
+@pytest.mark.rule(7)
 def test_rule_7_a_death_is_told_once_for_each_member_of_the_process(run):
     async def scenario(ground):
         process = ground.process()
@@ -154,6 +155,7 @@ def test_a_member_that_comes_back_by_another_process_is_that_processs(run):
     run(scenario)
 
 
+@pytest.mark.rule(8)
 def test_rule_8_a_stopped_process_stalls_and_one_that_goes_on_does_not(run):
     async def scenario(ground):
         stopped, running = ground.process(), ground.process()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import DataFolderError, NotConnectedError, StorageError
 from penstock.core.storage import Storage
-from penstock.server.datafolder import (
+from penstock.server.node.data_folder import (
     COORDINATOR_BLOCK,
     GENERATION_BLOCK,
     PRODUCER_BLOCK,
@@ -36,6 +36,7 @@ def begun(folder: Path, storage: Storage | None = None) -> DataFolder:
     return opened
 
 
+@pytest.mark.rule(3)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans()), min_size=1, max_size=8)
 )
@@ -53,6 +54,7 @@ def test_rule_3_no_number_is_given_twice_over_crashes_and_clean_stops(tmp_path_f
     assert generations == sorted(set(generations))
 
 
+@pytest.mark.rule(3)
 def test_rule_3_a_block_is_on_disk_before_its_first_number_is_used(tmp_path):
     data = begun(tmp_path)
     for _ in range(PRODUCER_BLOCK + 1):
@@ -78,6 +80,7 @@ class FullDisk(Storage):
         return super().pwritev(fd, buffers, position)
 
 
+@pytest.mark.rule(3)
 def test_rule_3_no_number_beyond_the_block_is_given_while_the_disk_is_full(tmp_path):
     storage = FullDisk()
     data = begun(tmp_path, storage)
@@ -90,6 +93,7 @@ def test_rule_3_no_number_beyond_the_block_is_given_while_the_disk_is_full(tmp_p
     assert data.next_producer_id() == last + 1
 
 
+@pytest.mark.rule(17)
 def test_rule_17_no_coordinator_epoch_is_given_twice_and_its_producer_id_to_nobody(tmp_path):
     epochs: list[int] = []
     producers: list[int] = []
@@ -130,6 +134,7 @@ def test_a_broker_gives_no_producer_id_before_the_controller_said_of_which_block
         assert data.next_producer_id() >> 40 == 7
 
 
+@pytest.mark.rule(3)
 @given(
     st.lists(
         st.tuples(st.integers(0, 2), st.sampled_from(["go on", "close", "copy"])),
@@ -221,6 +226,7 @@ def test_a_held_folder_names_its_holder(tmp_path):
     other.close()
 
 
+@pytest.mark.rule(9)
 def test_rule_9_the_lock_is_free_only_when_the_last_writer_is_gone(tmp_path):
     node = FolderLock(str(tmp_path))
     assert node.try_acquire()
@@ -253,6 +259,16 @@ def test_a_cluster_hears_of_what_may_be_lost_however_often_the_broker_starts(tmp
     untold.losses_are_told()
     untold.mark_clean()
     assert DataFolder.open(str(tmp_path), "boot 3").lost_nothing
+
+
+def test_a_folder_stays_in_the_cluster_that_its_records_are_of(tmp_path):
+    data = broker(tmp_path)
+    data.belongs_to(b"one")
+    data.belongs_to(b"one")
+    again = DataFolder.open(str(tmp_path), "boot 1")
+    with pytest.raises(DataFolderError, match="has records of cluster 6f6e65"):
+        again.belongs_to(b"two")
+    again.belongs_to(b"one")
 
 
 def test_a_folder_stays_the_one_of_its_broker(tmp_path):

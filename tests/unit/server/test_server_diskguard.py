@@ -6,12 +6,12 @@ import logging
 import os
 
 import pytest
-from dying import memory
+from store_crash import memory
 
 from penstock.ipc import layout as lo
 from penstock.ipc.hostslots import Disk, DiskSlot
 from penstock.server.config import NodeConfig
-from penstock.server.diskguard import LOOK_MAX, LOOK_MIN, DiskGuard, space_of
+from penstock.server.node.disk_guard import LOOK_MAX, LOOK_MIN, DiskGuard, space_of
 
 TOTAL = 1 << 40
 
@@ -52,6 +52,7 @@ def test_levels_fall_again_only_well_above_their_bound(settings):
     assert room.slot.read() == Disk(0, TOTAL // 2, TOTAL, int(TOTAL / 10), int(TOTAL / 100))
 
 
+@pytest.mark.setting("node.disk_warn", "node.disk_stop")
 def test_without_bounds_a_full_disk_is_ok():
     assert Room(disk_warn=0, disk_stop=0).level(0) == lo.DISK_OK
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -30,10 +31,10 @@ def answer(path: str) -> Reply:
 
 
 @contextmanager
-def serving(**timeouts: float):
+def serving(**options: Any):
     listener = listen(HttpAddress("127.0.0.1", 0))
     where = listener.getsockname()
-    server = HttpServer(listener, answer, **timeouts)
+    server = HttpServer(listener, answer, **options)
     thread = threading.Thread(target=server.serve)
     thread.start()
     try:
@@ -180,3 +181,24 @@ def test_an_address_that_is_taken_is_named():
         where = HttpAddress(*first.getsockname())
         with pytest.raises(ConfigError, match=str(where)):
             listen(where)
+
+
+def test_on_loopback_no_page_of_the_web_reads_what_is_served_by_a_name_of_its_own():
+    """A browser on this host follows a name that leads here (DNS rebinding)."""
+    from penstock.server.health.address import allowed_hosts
+
+    hosts = allowed_hosts(HttpAddress("127.0.0.1", 9641))
+    with serving(hosts=hosts) as (_, where):
+
+        def status(host: str) -> bytes:
+            with connected(where) as sock:
+                sock.sendall(b"GET /here HTTP/1.1\r\nAccept: x\r\n%s\r\n" % host.encode())
+                return read(sock).split(b" ")[1]
+
+        for host in ("127.0.0.1:9641", "localhost", "LOCALHOST:1", "[::1]:9641", "127.0.0.2"):
+            assert status(f"Host: {host}\r\n") == b"200", host
+        assert status("") == b"200"
+        for host in ("evil.example", "127.0.0.1.evil.example:9641", "localhost.evil.example", ""):
+            assert status(f"host:{host}\r\n") == b"421", host
+        assert status("Host: localhost\r\nHost: evil.example\r\n") == b"421"
+    assert allowed_hosts(HttpAddress("0.0.0.0", 9641)) is None

@@ -50,7 +50,7 @@ def test_alert_rules_name_metrics_and_labels_that_are_there():
     for name in set(re.findall(r"\bpenstock_\w+", text)):
         assert name.removesuffix("_bucket") in FAMILIES, name
     rules = re.findall(r"alert: (\w+)\n\s+expr: (.+)\n(?:\s+for: .+\n)?\s+annotations:\n(.+)", text)
-    assert len(rules) == text.count("alert:")
+    assert len(rules) == text.count("alert:") > 0
     for alert, expression, annotation in rules:
         used = {
             label

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.server.hostcheck import remove_ipc_warning
+from penstock.server.node.host_check import remove_ipc_warning
 
 
 @pytest.fixture
@@ -14,21 +14,25 @@ def root(tmp_path):
     return tmp_path
 
 
+@pytest.mark.rule(5)
 def test_rule_5_an_ordinary_user_under_logind_is_warned(root):
     warning = remove_ipc_warning(str(root), uid=1000)
     assert warning is not None
     assert "RemoveIPC=no" in warning
 
 
+@pytest.mark.rule(5)
 @pytest.mark.parametrize("uid", [0, 999])
 def test_rule_5_system_users_keep_their_memory(root, uid):
     assert remove_ipc_warning(str(root), uid=uid) is None
 
 
+@pytest.mark.rule(5)
 def test_rule_5_no_logind_no_warning(tmp_path):
     assert remove_ipc_warning(str(tmp_path), uid=1000) is None
 
 
+@pytest.mark.rule(5)
 @pytest.mark.parametrize(
     ("main", "extra", "warned"),
     [

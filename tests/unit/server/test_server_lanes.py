@@ -12,7 +12,7 @@ from penstock.ipc import liveness, shm
 from penstock.ipc.lane import LaneSender
 from penstock.ipc.shm import Region
 from penstock.server.config import NodeConfig
-from penstock.server.lanes import Lane, LaneBook
+from penstock.server.node.lanes import Lane, LaneBook
 
 BOOT = liveness.boot_id()
 CONFIG = NodeConfig("/nowhere", lane_capacity=128 << 10, lanes_max=3)
@@ -43,6 +43,7 @@ def raw(uuid: str, size: int) -> Region:
     return Region.of_fd(fd)
 
 
+@pytest.mark.rule(5)
 def test_rule_5_a_lane_is_found_again_with_what_it_holds(uuid):
     lane = make(LaneBook(uuid, BOOT, CONFIG), writer=3)
     sender = LaneSender(Region.of_fd(shm.open_existing(lane.name, writable=True)), lane.name)
@@ -87,6 +88,7 @@ def test_memory_whose_maker_died_at_once_is_removed(uuid, size):
     assert names(uuid) == []
 
 
+@pytest.mark.rule(5)
 def test_rule_5_a_lane_of_another_version_refuses_the_start_and_is_kept(uuid):
     lane = make(LaneBook(uuid, BOOT, CONFIG))
     with Region.of_fd(shm.open_existing(lane.name, writable=True)) as region:

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.core.errors import StorageError
 from penstock.ipc.names import PartitionName
-from penstock.server.logformat import JsonFormatter, iso_time
+from penstock.server.node.log_format import JsonFormatter, iso_time
 
 
 def lines_of(call, **record):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from penstock.server.logpace import Pace
+from penstock.server.security.log_rate import Pace
 
 
 def test_lines_of_one_kind_are_bounded_and_others_are_not(caplog):

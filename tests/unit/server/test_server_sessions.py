@@ -32,6 +32,8 @@ from penstock.ipc.shm import Region
 from penstock.ipc.state import check_table as check_state
 from penstock.server.config import NodeConfig
 
+REMOTE = ms.RemotePeer("ann", "192.0.2.1:5", bytes(16))
+
 
 @pytest.fixture
 def node(tmp_path):
@@ -108,13 +110,15 @@ def test_descriptors_that_nobody_asked_for_are_closed(node):
     eventually(lambda: descriptors(os.getpid()) == before, "descriptors come back")
 
 
-def test_who_says_nothing_is_dropped(tmp_path):
+@pytest.mark.setting("node.hello_timeout")
+def test_who_says_nothing_is_dropped(tmp_path, caplog):
     config = NodeConfig(str(tmp_path / "data"), name=None, hello_timeout=0.3)
     with NodeThread(config, fake_writer.command()) as node:
         begun = time.monotonic()
         sock = connection(node)
         assert sock.recv(100) == b""
         assert 0.25 < time.monotonic() - begun < 30.0
+        assert "it said no hello for 0.3 s" in caplog.text
         sock.close()
 
 
@@ -134,6 +138,8 @@ def test_the_first_word_must_be_hello_and_only_the_first(node):
         ({"kind": 9}, "ConfigError: kind 9"),
         ({"start_time": 1}, "AttachRefusedError: .*another pid namespace.*tcp"),
         ({"resume": 12345}, "AttachRefusedError: producer id 12345 was not given by this node"),
+        ({"kind": lo.KIND_REPLICATOR}, "AttachRefusedError: .* is not this node's replicator"),
+        ({"remote": REMOTE}, "AttachRefusedError: .* is not this node's gateway"),
     ],
 )
 def test_a_refusal_says_why(node, changes, error):
@@ -228,6 +234,7 @@ def test_topics_are_listed_in_pages(tmp_path):
         assert pages > 1
 
 
+@pytest.mark.rule(7)
 def test_rule_7_a_dead_client_is_gone_although_its_child_holds_the_socket(node):
     program = """
 import os, sys, time
@@ -264,6 +271,7 @@ time.sleep(60)
     process.communicate(b"")
 
 
+@pytest.mark.rule(7)
 def test_rule_7_a_goodbye_is_the_end_of_a_living_client(node):
     with node.attach() as admin:
         client = node.attach(lo.KIND_PRODUCER)
@@ -275,6 +283,7 @@ def test_rule_7_a_goodbye_is_the_end_of_a_living_client(node):
         )
 
 
+@pytest.mark.rule(5)
 def test_rule_5_an_attempt_to_resume_that_was_given_up_takes_no_lane_away(node):
     """A node that is slow to admit meets the attempts that a living producer gave up meanwhile."""
     with node.attach() as admin, node.attach(lo.KIND_PRODUCER) as client:
@@ -294,6 +303,7 @@ def test_rule_5_an_attempt_to_resume_that_was_given_up_takes_no_lane_away(node):
         )
 
 
+@pytest.mark.rule(5)
 def test_rule_5_a_producer_that_resumes_at_once_keeps_its_lanes(node):
     """Its socket ended with frames in the lane: nobody drains them here, so it is not removed."""
     first = node.attach(lo.KIND_PRODUCER)
@@ -359,6 +369,7 @@ def test_a_dropped_lane_sends_its_client_away_with_the_reason(tmp_path):
             assert (description.lanes, description.clients) == (0, 1)
 
 
+@pytest.mark.rule(5)
 def test_rule_5_a_client_sent_away_for_one_lane_keeps_its_others(tmp_path):
     """It writes on into them until it reads that, and resumes them; if it dies they are drained."""
     config = NodeConfig(str(tmp_path / "data"), name=None, writers_max=2)
@@ -382,6 +393,7 @@ def test_rule_5_a_client_sent_away_for_one_lane_keeps_its_others(tmp_path):
         dropped.detach()
 
 
+@pytest.mark.rule(28)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_rule_28_another_user_is_refused(tmp_path):
     data = tmp_path / "data"

@@ -75,6 +75,7 @@ def drain(name: str) -> None:
         region.q[lo.Q_LANE_HEAD] = region.q[lo.Q_LANE_TAIL]
 
 
+@pytest.mark.rule(5)
 def test_rule_5_clients_are_admitted_only_after_the_lanes_are_drained(folder):
     name = leave_a_lane(folder, frames=2, dead=True)
     begun = time.monotonic()
@@ -93,6 +94,7 @@ def test_rule_5_clients_are_admitted_only_after_the_lanes_are_drained(folder):
     helper.wait()
 
 
+@pytest.mark.rule(5)
 def test_rule_5_after_the_bound_clients_are_admitted_and_told_why(folder, caplog):
     name = leave_a_lane(folder, frames=2, dead=True)
     with running(folder, drain_timeout=OPENED) as node, node.attach() as client:
@@ -105,6 +107,7 @@ def test_rule_5_after_the_bound_clients_are_admitted_and_told_why(folder, caplog
     assert name in shm.listing("/penstock"), "what holds frames is never unlinked"
 
 
+@pytest.mark.rule(5)
 def test_rule_5_an_offline_partition_is_named_as_the_reason(folder, caplog):
     leave_a_lane(folder, frames=1, dead=True)
     config = NodeConfig(str(folder), name=None, drain_timeout=OPENED)
@@ -113,9 +116,10 @@ def test_rule_5_an_offline_partition_is_named_as_the_reason(folder, caplog):
     assert "orders-1 is offline (made to fail)" in caplog.text
 
 
+@pytest.mark.rule(5)
 def test_rule_5_a_living_producers_lane_waits_for_it_although_it_is_empty(folder):
     name = leave_a_lane(folder, frames=0, dead=False)
-    producer_id = int(name.split("-")[3])
+    producer_id = int(name.split("-")[4])
     with running(folder) as node:
         assert shm.listing(name) == [name]
         with node.attach(lo.KIND_PRODUCER, resume=producer_id) as client:
@@ -125,6 +129,7 @@ def test_rule_5_a_living_producers_lane_waits_for_it_although_it_is_empty(folder
         eventually(lambda: not shm.listing(name), "closed, so retired")
 
 
+@pytest.mark.rule(5)
 def test_rule_5_a_lane_that_its_producer_marked_closed_is_retired_at_the_start(folder):
     name = leave_a_lane(folder, frames=0, dead=False)
     with Region.of_fd(shm.open_existing(name, writable=True)) as region:
@@ -133,6 +138,7 @@ def test_rule_5_a_lane_that_its_producer_marked_closed_is_retired_at_the_start(f
         eventually(lambda: not shm.listing(name), "the closed lane is gone")
 
 
+@pytest.mark.rule(6)
 def test_rule_6_lanes_keep_the_number_of_writers_of_their_run(folder, caplog):
     leave_a_lane(folder, frames=1, dead=True)
     with running(folder, writers_max=3) as node, node.attach() as client:
@@ -140,6 +146,8 @@ def test_rule_6_lanes_keep_the_number_of_writers_of_their_run(folder, caplog):
     assert "bound to its 2 writers: this run has 2 and not 3" in caplog.text
 
 
+@pytest.mark.rule(6)
+@pytest.mark.setting("node.writers_max")
 def test_without_lanes_the_configured_number_of_writers_holds(folder):
     with running(folder, writers_max=2) as node, node.attach() as client:
         assert client.welcome.writers == 2
@@ -147,6 +155,7 @@ def test_without_lanes_the_configured_number_of_writers_holds(folder):
         assert client.welcome.writers == 3
 
 
+@pytest.mark.rule(5)
 def test_rule_5_a_lane_of_another_version_refuses_the_start(folder):
     name = leave_a_lane(folder, frames=1, dead=True)
     with Region.of_fd(shm.open_existing(name, writable=True)) as region:
@@ -168,10 +177,11 @@ def test_a_lane_of_a_writer_that_is_none_is_removed_aloud(folder, caplog):
     assert "is removed with 128 bytes in it: it names writer 40 of 2" in caplog.text
 
 
+@pytest.mark.rule(10)
 def test_rule_10_tables_stay_for_clients_that_live_on(folder):
     with running(folder) as node:
         client = node.attach(lo.KIND_CONSUMER)
-    assert sorted(shared_objects(folder)) == ["clients", "state"]
+    assert sorted(shared_objects(folder)) == ["clients", "owner", "state"]
     client.close()
     with running(folder):
         pass

@@ -38,6 +38,7 @@ def is_clean(folder: Path) -> bool:
     return bool(msgspec.json.decode((folder / "data/node.json").read_bytes())["clean"])
 
 
+@pytest.mark.rule(6)
 def test_rule_6_writers_start_with_their_first_partition(tmp_path):
     with running(tmp_path, writers_max=3) as node, node.attach() as client:
         assert node.writers() == []
@@ -110,6 +111,7 @@ def test_consumers_are_announced_to_writers_old_and_new(tmp_path):
         assert set(told("remove_client")) == slots
 
 
+@pytest.mark.setting("node.restart_backoff", "node.restart_backoff_max")
 def test_a_writer_that_keeps_dying_is_restarted_ever_more_slowly(tmp_path, caplog):
     with running(
         tmp_path, "die", restart_backoff=0.01, restart_backoff_max=0.08, **IMPATIENT
@@ -125,6 +127,7 @@ def test_a_writer_that_keeps_dying_is_restarted_ever_more_slowly(tmp_path, caplo
         assert writer.restarts >= 6
 
 
+@pytest.mark.setting("node.restart_healthy_after")
 def test_backoff_is_short_again_after_a_time_of_health(tmp_path, caplog):
     options = {"restart_backoff": 0.01, "restart_healthy_after": 0.1}
     with running(tmp_path, **options) as node, node.attach() as client:
@@ -147,6 +150,7 @@ def wait_for_deaths(caplog: pytest.LogCaptureFixture, count: int) -> None:
     eventually(lambda: caplog.text.count(" died: ") >= count, f"death number {count} is noticed")
 
 
+@pytest.mark.rule(8)
 def test_rule_8_a_silent_writer_is_killed_and_then_replaced(tmp_path, caplog):
     with (
         running(tmp_path, "silent", writer_stall_timeout=1.0, drain_timeout=1.0) as node,
@@ -164,15 +168,19 @@ def test_rule_8_a_silent_writer_is_killed_and_then_replaced(tmp_path, caplog):
         assert "killed by SIGKILL" in caplog.text
 
 
+@pytest.mark.rule(8)
+@pytest.mark.setting("node.writer_stall_timeout")
 def test_rule_8_a_stopped_writer_is_silent(tmp_path, caplog):
     with running(tmp_path, writer_stall_timeout=1.0) as node, node.attach() as client:
         client.create("orders")
         [first] = node.writers()
         os.kill(first.pid, signal.SIGSTOP)
         eventually(lambda: [w for w in node.writers() if w.pid not in (0, first.pid)], "successor")
+        assert "(writer_stall_timeout 1): it is killed" in caplog.text
         assert "killed by SIGKILL" in caplog.text
 
 
+@pytest.mark.rule(8)
 def test_rule_8_writers_that_give_signs_of_life_are_left_alone(tmp_path, caplog):
     with running(tmp_path, writer_stall_timeout=2.0) as node, node.attach() as client:
         client.create("orders", partitions=2)
@@ -182,6 +190,8 @@ def test_rule_8_writers_that_give_signs_of_life_are_left_alone(tmp_path, caplog)
         assert "died" not in caplog.text
 
 
+@pytest.mark.rule(8)
+@pytest.mark.setting("node.writer_open_timeout")
 def test_rule_8_recovery_may_be_silent_for_longer(tmp_path, caplog):
     """Opening a partition gives no sign of life; only `writer_open_timeout` bounds it."""
     options = {"writer_stall_timeout": 1.0, "writer_open_timeout": 2.5, **IMPATIENT}
@@ -221,10 +231,11 @@ def test_a_writer_that_sends_garbage_is_killed(tmp_path, caplog):
         eventually(lambda: "killed by SIGKILL" in caplog.text, "it is killed")
 
 
+@pytest.mark.setting("node.topic_timeout")
 def test_a_program_that_cannot_be_started_is_tried_again(tmp_path, caplog):
     config = NodeConfig(str(tmp_path / "data"), name=None, topic_timeout=0.3)
     with NodeThread(config, ["/nowhere/writer"]) as node, node.attach() as client:
-        with pytest.raises(Refusal, match="PenstockTimeout"):
+        with pytest.raises(Refusal, match=r"PenstockTimeout: .*after 0\.3 s \(topic_timeout\)"):
             client.create("orders")
         eventually(lambda: caplog.text.count("writer 0 cannot be started") > 2, "more attempts")
         assert node.writers()[0].pid == 0
@@ -252,6 +263,7 @@ def test_a_clean_stop_sets_the_mark_and_removes_the_tables(tmp_path):
         assert not list(Path("/dev/shm").glob(f"penstock-{node.node._ground.folder.record.uuid}*"))
 
 
+@pytest.mark.setting("node.drain_timeout")
 def test_a_writer_that_does_not_stop_is_killed_and_the_mark_stays_off(tmp_path, caplog):
     node = running(tmp_path, "stubborn", drain_timeout=0.3)
     with node:

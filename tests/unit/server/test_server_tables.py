@@ -10,7 +10,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc import shm
 from penstock.ipc.clients import ClientSlot
 from penstock.ipc.shm import Region
-from penstock.server.tables import Tables
+from penstock.server.node.tables import Tables
 
 
 @pytest.fixture
@@ -28,6 +28,7 @@ def tables(uuid):
     made.close()
 
 
+@pytest.mark.rule(10)
 def test_rule_10_the_next_node_goes_on_with_the_same_memory(uuid, tables):
     tables.page(5).claim(b"t" * 16, 2, 1)
     tables.page(5).publish_ends(10, 10, 10)
@@ -54,6 +55,7 @@ def test_a_table_that_cannot_be_used_is_made_anew(uuid, kind, damage):
     anew.close()
 
 
+@pytest.mark.rule(28)
 def test_clients_cannot_write_the_state_table(tables):
     assert os.get_inheritable(tables.state_fd) is False
     with pytest.raises(PermissionError):

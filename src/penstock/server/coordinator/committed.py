@@ -23,9 +23,9 @@ from penstock.ipc.doorbell import Doorbell, fence
 from penstock.ipc.lane import Ack
 from penstock.ipc.liveness import start_time
 from penstock.ipc.state import StatePage
-from penstock.server.supervisor import Supervisor
-from penstock.server.tables import Tables
-from penstock.server.writerproc import Order
+from penstock.server.node.tables import Tables
+from penstock.server.process.writer import Order
+from penstock.server.process.writers import Supervisor
 
 LEADING: Final = (lo.STATUS_ONLINE, lo.STATUS_FULL)
 """The states of a page whose partition is led here and can go on."""

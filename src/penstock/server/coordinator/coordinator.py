@@ -35,33 +35,31 @@ from penstock.core.errors import (
 )
 from penstock.ipc import coordination as co
 from penstock.ipc import messages as ms
-from penstock.server.clients import Client, Owner
 from penstock.server.config import NodeConfig
 from penstock.server.coordinator import brokers
 from penstock.server.coordinator.brokers import Cluster
-from penstock.server.coordinator.holders import Holders
-from penstock.server.coordinator.life import Life
-from penstock.server.coordinator.members import Member, Members
-from penstock.server.coordinator.opening import TOPIC, Opening
+from penstock.server.coordinator.epoch import Life
+from penstock.server.coordinator.group_members import Member, Members
+from penstock.server.coordinator.group_requests import GroupRequests
+from penstock.server.coordinator.namespaces import check_namespaces
+from penstock.server.coordinator.offset_checks import OffsetChecks
+from penstock.server.coordinator.opening import CLUSTER_SETTINGS, SETTINGS, TOPIC, Opening
+from penstock.server.coordinator.orphan_transactions import Suspecting
+from penstock.server.coordinator.patterns import Patterns
 from penstock.server.coordinator.port import ControlPort
-from penstock.server.coordinator.requests import GroupRequests
-from penstock.server.coordinator.sweep import Suspecting
-from penstock.server.coordinator.transacting import REQUESTS as OF_TRANSACTIONS
-from penstock.server.coordinator.transacting import TransactionRequests
-from penstock.server.datafolder import DataFolder
-from penstock.server.grants import Grants
-from penstock.server.lanes import Lane
-from penstock.server.supervisor import Supervisor
-from penstock.server.tables import Tables
-from penstock.server.topics import Topics
-from penstock.server.writerproc import Order
+from penstock.server.coordinator.producer_holders import Holders
+from penstock.server.coordinator.transaction_requests import REQUESTS as OF_TRANSACTIONS
+from penstock.server.coordinator.transaction_requests import TransactionRequests
+from penstock.server.node.attached_client import Client, Owner
+from penstock.server.node.data_folder import DataFolder
+from penstock.server.node.lane_grants import Grants
+from penstock.server.node.lanes import Lane
+from penstock.server.node.tables import Tables
+from penstock.server.node.topics import Topics
+from penstock.server.process.writer import Order
+from penstock.server.process.writers import Supervisor
 
 logger = logging.getLogger("penstock.coordinator")
-
-SETTINGS: Final = ms.TopicSettings(
-    durability="interval", cleanup="compact", segment_bytes=8 << 20, flush_interval=1.0
-)
-"""Compaction takes closed segments only, and a start replays what is left and the open one."""
 
 RETRY_FIRST: Final = 0.05
 RETRY_LAST: Final = 5.0
@@ -92,6 +90,7 @@ class Coordinator:
     ) -> None:
         """`cluster`: of a broker, whose glue then calls `role_changed` and `take_control`."""
         self._cluster = cluster
+        self._settings = SETTINGS if cluster is None else CLUSTER_SETTINGS
         self._leads_in: int | None = None
         """The leader epoch in which this broker leads the log's partition, in a cluster."""
         self._is_admitting = False
@@ -107,9 +106,8 @@ class Coordinator:
         self._folder = folder
         self._tables = tables
         self._topics = topics
-        self._topic_made = topic_made
-        self._loop = asyncio.get_running_loop()
-        self._clock = time.time() - time.monotonic()
+        self._topic_made, self._loop = topic_made, asyncio.get_running_loop()
+        self._clock = max(time.time(), folder.clock.now_us() / 1e6) - time.monotonic()
         self._life: Life | None = None
         """What serves now."""
         self._attempt: asyncio.Future[None] = self._loop.create_future()
@@ -117,6 +115,8 @@ class Coordinator:
         self._complaint = ""
         self._stopping = False
         self._pages: dict[bytes, list[int]] = {}
+        self._patterns = Patterns()
+        self._checks = OffsetChecks(lambda: self._pages, tables.page)
         self._holders = Holders(grants, self._abandon)
         self._members = Members(
             tables.clients,
@@ -180,7 +180,7 @@ class Coordinator:
         """Tell the coordinator, where that is another broker."""
         if self._cluster is None or self._leads_in is not None or not self._topics.has(TOPIC):
             return
-        topic = await self._topics.ensure_internal(TOPIC, SETTINGS)
+        topic = await self._topics.ensure_internal(TOPIC, self._settings)
         leader = self._cluster.leader_of(topic.pages[0])
         if leader is not None and leader != self._cluster.broker:
             request = brokers.encode(brokers.Suspects(suspects))
@@ -203,13 +203,14 @@ class Coordinator:
         if not self._topics.has(TOPIC) and not isinstance(request, _OF_MEMBERS):
             if isinstance(request, _ASKS_AFTER):
                 return self._nothing(client, request)
-            await self._topics.ensure_internal(TOPIC, SETTINGS)
+            await self._topics.ensure_internal(TOPIC, self._settings)
             if self._leads_in is not None:
                 return None
         raise self._elsewhere()
 
     def _now(self) -> float:
-        """Wall clock at the start, and from then on what really passed."""
+        """Wall clock at the start, or what is believed where that is later; and from then on what
+        really passed."""
         return self._clock + time.monotonic()
 
     def counts(self) -> dict[str, int]:
@@ -242,14 +243,18 @@ class Coordinator:
         elif isinstance(request, _ASKS_AFTER) and not self._topics.has(TOPIC):
             return self._nothing(client, request)
         until = time.monotonic() + self._config.coordinator_timeout
+        if isinstance(request, co.JoinGroup) and request.pattern is not None:
+            names = (info.name for info in self._infos())
+            await self._patterns.learn(str(client.permits), request.pattern, names)
         life = await self._serving(until)
         if client.connection is None:
             raise NotConnectedError(f"{client} has gone before its request was decided")
+        check_namespaces(self._topics.limits(), life.machines, request)
         if isinstance(request, OF_TRANSACTIONS):
-            requests = TransactionRequests(life, self._folder, self._holders, self._now, until)
-            return await requests.answer(client, request)
-        groups = life.machines.groups
-        plan = GroupRequests(groups, self._members, self._pages).plan(client, request)
+            parts = (self._folder, self._holders, self._now, until, self._checks)
+            return await TransactionRequests(life, *parts).answer(client, request)
+        known = (life.machines.groups, self._members, self._pages, self._checks)
+        plan = GroupRequests(*known).plan(client, request)
         return await life.carried_out(plan.decide, until, plan.say)
 
     def _nothing(self, client: Client, request: co.Request) -> ms.NodeMessage:
@@ -258,7 +263,7 @@ class Coordinator:
             return co.Transactions([], False)
         groups = self._opening.machines().groups
         groups.topics_changed(self._now(), {})
-        plan = GroupRequests(groups, self._members, self._pages).plan(client, request)
+        plan = GroupRequests(groups, self._members, self._pages, self._checks).plan(client, request)
         return plan.say(plan.decide(self._now()).answer)
 
     async def _serving(self, until: float) -> Life:
@@ -403,7 +408,7 @@ class Coordinator:
 
     async def _open(self) -> Life:
         is_new = not self._topics.has(TOPIC)
-        topic = await self._topics.ensure_internal(TOPIC, SETTINGS)
+        topic = await self._topics.ensure_internal(TOPIC, self._settings)
         if is_new:
             self._topic_made()
         opened = await self._opening.open(topic)
@@ -411,6 +416,7 @@ class Coordinator:
         return Life(
             *opened,
             clock=self._now,
+            doubt=lambda: max(0.0, self._now() - self._folder.clock.now_us() / 1e6),
             pages=lambda: self._pages,
             notify=self._members.notify,
             page=self._tables.page,

@@ -4,10 +4,10 @@
        ▲                  │ refused for now (offline, restarting): sent again in a while
        └── at a start, what the log says is unmarked
 
-In a cluster they go to whoever leads the partition (`carriage`), written is committed, and a leader
-that is not known, or not one any more, is a refusal for now.
+In a cluster they go to whoever leads the partition (`control_batches`), written is committed, and a
+leader that is not known, or not one any more, is a refusal for now.
 
-Nobody waits for more than `written`; `unsynced` says why a record of it has to.
+Nobody waits for more than `written`; `unsynced_markers` says why a record of it has to.
 
 What misses a marker follows from the machine's state, so this goes on over deaths of writers and
 restarts of the node until all is marked. Partitions of deleted topics count as marked. Owns who
@@ -35,9 +35,9 @@ from penstock.core.errors import (
 )
 from penstock.ipc.lane import Ack
 from penstock.ipc.state import StatePage
-from penstock.server.coordinator.carriage import Carriage
-from penstock.server.coordinator.journal import Journal, error_name
-from penstock.server.coordinator.unsynced import Unsynced, Written
+from penstock.server.coordinator.control_batches import Carriage
+from penstock.server.coordinator.decision_log import Journal, error_name
+from penstock.server.coordinator.unsynced_markers import Unsynced, Written
 
 logger = logging.getLogger("penstock.coordinator")
 
@@ -308,7 +308,8 @@ class Markers:
                 _begun(answer, place, ack)
                 return
             # An older one is open there. All that was ever decided of this producer is marked, so
-            # a power cut has taken what was known of it: it is hung, as those that `sweep` finds.
+            # a power cut has taken what was known of it: it is hung, as those that
+            # `orphan_transactions` finds.
             logger.warning(
                 "producer %d has a transaction older than epoch %d open in partition %d of topic "
                 "%s, of which nothing is known: it is aborted",

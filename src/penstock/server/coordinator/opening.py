@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from penstock.cluster.groups import GroupLimits, Groups
 from penstock.cluster.transactions import TransactionLimits, Transactions
 from penstock.core.errors import PenstockError, PenstockTimeout
@@ -26,19 +28,25 @@ from penstock.ipc.state import StatePage
 from penstock.server.config import NodeConfig
 from penstock.server.coordinator.brokers import Cluster
 from penstock.server.coordinator.committed import LEADING, Tenure
-from penstock.server.coordinator.journal import Journal
-from penstock.server.coordinator.life import Machines
-from penstock.server.coordinator.loading import fence, replay
-from penstock.server.coordinator.mailbox import Mailbox
-from penstock.server.datafolder import DataFolder
-from penstock.server.grants import Grants
-from penstock.server.supervisor import Supervisor
-from penstock.server.tables import Tables
-from penstock.server.writerproc import Order
+from penstock.server.coordinator.decision_log import Journal
+from penstock.server.coordinator.epoch import Machines
+from penstock.server.coordinator.lanes import Mailbox
+from penstock.server.coordinator.replay import fence, replay
+from penstock.server.node.data_folder import DataFolder
+from penstock.server.node.lane_grants import Grants
+from penstock.server.node.tables import Tables
+from penstock.server.process.writer import Order
+from penstock.server.process.writers import Supervisor
 
 logger = logging.getLogger("penstock.coordinator")
 
 TOPIC: Final = "__coordinator"
+SETTINGS: Final = ms.TopicSettings(
+    durability="interval", cleanup="compact", segment_bytes=8 << 20, flush_interval=1.0
+)
+"""Compaction takes closed segments only, and a start replays what is left and the open one."""
+CLUSTER_SETTINGS: Final = replace(SETTINGS, durability="fsync")
+"""Committed means synced on every replica in sync: so it outlives a power cut of all brokers."""
 LOOK_FIRST: Final = 0.005
 LOOK_LAST: Final = 0.1
 """Seconds between looks whether the writer leads the log's partition, as the cluster has it."""

@@ -20,8 +20,8 @@ from penstock.ipc.state import StatePage
 from penstock.server.coordinator import brokers
 from penstock.server.coordinator.brokers import ControlAck, ControlBatch, ControlRequest
 from penstock.server.coordinator.committed import LEADING
-from penstock.server.coordinator.mailbox import Mailbox
-from penstock.server.writerproc import Order
+from penstock.server.coordinator.lanes import Mailbox
+from penstock.server.process.writer import Order
 
 logger = logging.getLogger("penstock.coordinator")
 

@@ -1,7 +1,7 @@
 """A partition as one remote consumer reads it: the next batches as they stand in the log.
 
-What `penstock.assigned` is to a consumer on this host, with the same errors, up to the decoding:
-batches go out as bytes. Owns a position and its validity. Never waits.
+What `penstock.client.consumer.partition_cursor` is to a consumer on this host, with the same
+errors, up to the decoding: batches go out as bytes. Owns a position and its validity. Never waits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.core.reader import Found, Limit, LogReader, below_start, parted
 from penstock.core.storage import Buffer
 from penstock.ipc import layout as lo
 from penstock.ipc.state import SEGMENT_WAIT, StatePage
-from penstock.server.gateway.states import Known
+from penstock.server.gateway.partition_states import Known
 
 EPOCH_UNKNOWN: Final = -1
 BATCH_WORK: Final = 4096

@@ -21,11 +21,11 @@ from penstock.ipc import layout as lo
 from penstock.server.gateway.peers import Peer, Piece
 
 if TYPE_CHECKING:
+    from penstock.client.session import Session
     from penstock.server.gateway.events import Task
-    from penstock.server.gateway.forwarding import Asks
-    from penstock.server.gateway.outgoing import Outgoing
-    from penstock.server.gateway.states import PageStates
-    from penstock.session import Session
+    from penstock.server.gateway.forward import Asks
+    from penstock.server.gateway.partition_states import PageStates
+    from penstock.server.gateway.produce_window import Outgoing
 
 _tickets = itertools.count(time.monotonic_ns())
 
@@ -59,7 +59,7 @@ class Endpoint:
         self.asks: Asks | None = None
         self.outgoing: Outgoing | None = None
         self.fetching: object | None = None
-        """For `fetching`, which keeps there what it likes."""
+        """For `fetch`, which keeps there what it likes."""
 
     @property
     def is_producer(self) -> bool:

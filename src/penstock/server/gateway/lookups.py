@@ -1,7 +1,8 @@
 """What remote clients ask of logs (`ipc.lookups`), answered from files and shared memory.
 
 Owns nothing: each answer is made from what stands there at that moment. It reads indexes and batch
-headers, never the node, and never a record.
+headers, never the node. Of records it reads nothing but their times, which may mean to expand the
+body of one batch at a time; a look-up by time that takes long is answered in parts.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from penstock.client.consumer.logs import LocalLogs, Log
+from penstock.client.session import Session
 from penstock.core.errors import UnknownTopicError
 from penstock.ipc import lookups as lk
 from penstock.ipc.waits import run
-from penstock.logs import LocalLogs, Log
 from penstock.server.gateway.membership import Membership
-from penstock.session import Session
 
 AGES_BUDGET: Final = 0.2
 """Seconds of one request that asks when records were appended."""
+TIME_BUDGET: Final = 0.2
+"""Seconds of one request that asks for a time, and then the step that is begun: at most one batch
+that is looked into."""
 
 
 def answer(session: Session, membership: Membership, request: lk.Request) -> lk.Reply:
@@ -33,8 +37,14 @@ def answer(session: Session, membership: Membership, request: lk.Request) -> lk.
     match request:
         case lk.LookUpTime():
             log = _log(session, request.page, request.topic_id, request.partition)
-            finding = logs.finding_time(log, request.timestamp, committed=request.committed)
-            return lk.TimeLookedUp(run(finding))
+            at = logs.find_time(
+                log,
+                request.timestamp,
+                committed=request.committed,
+                start=request.start,
+                budget=TIME_BUDGET,
+            )
+            return lk.TimeLookedUp(at.offset, again=not at.is_over)
         case lk.LookUpAppends():
             places = [(_of(session, place), place.offset) for place in request.places]
             return lk.AppendsLookedUp(run(logs.dating(places, AGES_BUDGET)))

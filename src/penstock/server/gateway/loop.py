@@ -23,16 +23,16 @@ from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.paths import socket_in
 from penstock.server.config import NodeConfig
-from penstock.server.gateway.aside import Aside
-from penstock.server.gateway.attaching import Attaching
+from penstock.server.gateway.attachments import Attaching
+from penstock.server.gateway.authorization import Standing
 from penstock.server.gateway.counts import Counts
 from penstock.server.gateway.endpoints import Endpoint
-from penstock.server.gateway.entrance import NOT_AUTHORIZED, Entrance
 from penstock.server.gateway.events import Events
-from penstock.server.gateway.fetching import Fetching
-from penstock.server.gateway.forwarding import Forwarding
-from penstock.server.gateway.greeting import Greeting
-from penstock.server.gateway.line import (
+from penstock.server.gateway.fetch import Fetching
+from penstock.server.gateway.forward import Forwarding
+from penstock.server.gateway.handshake import Greeting
+from penstock.server.gateway.key_check import NOT_AUTHORIZED, Entrance
+from penstock.server.gateway.listener import (
     FAILED_HANDSHAKES,
     NO_FD,
     UNREAD_MAX,
@@ -41,14 +41,14 @@ from penstock.server.gateway.line import (
     descriptor_of,
     property_of,
 )
+from penstock.server.gateway.lookup_thread import Aside
 from penstock.server.gateway.membership import Membership
-from penstock.server.gateway.pacing import Pacing
+from penstock.server.gateway.partition_states import Known
 from penstock.server.gateway.peers import Peer, Peers
-from penstock.server.gateway.producing import Producing
-from penstock.server.gateway.standing import Standing
-from penstock.server.gateway.states import Known
+from penstock.server.gateway.produce import Producing
+from penstock.server.gateway.slow_readers import Pacing
 from penstock.server.gateway.tokens import Tokens
-from penstock.server.topicnames import TopicNames
+from penstock.server.node.topic_names import TopicNames
 
 logger = logging.getLogger("penstock.gateway")
 
@@ -94,11 +94,13 @@ class Gateway:
         self._by_fd: dict[int, Peer] = {}
         self._leaving: dict[bytes, int] = {}
         known = Known(folder, membership=membership)
+        self._tokens = tokens = Tokens.of_folder(folder)
         self._fetching = Fetching(
             known,
             self._names.of,
             self.counts,
             may_read=standing.may_read,
+            may_know=standing.may_know,
             allow=standing.consumed,
             failed=self._failed,
         )
@@ -107,26 +109,23 @@ class Gateway:
             self.counts,
             membership,
             socket_in(folder),
+            tokens,
             may_write=standing.may_write,
             allow=standing.produced,
             watch_durable=self._fetching.watch_durable,
             failed=self._failed,
         )
         self._forwarding = Forwarding(
-            self.counts,
-            membership,
-            Aside(self.events),
-            standing.may_look_up,
-            standing.shown,
-            self._producing.note_owner,
-        )
+            self.counts, membership, Aside(self.events), standing.may_look_up, standing.shown,
+            tokens.prove,
+        )  # fmt: skip
         self._attaching = Attaching(
             config,
             self.events,
             self.counts,
             known,
             socket_in(folder),
-            Tokens.of_folder(folder),
+            tokens,
             rung=self._rung,
             gone=self._ending,
             bytes_max=standing.bytes_max,
@@ -304,7 +303,7 @@ class Gateway:
     def cluster_is(self, cluster: ms.GatewayCluster) -> None:
         """The node says how its cluster is: whoever is connected hears of it."""
         if self._membership.told(cluster):
-            self._attaching.use(Tokens(cluster.secret))
+            self._tokens.use(cluster.secret)
             for peer in self._peers.by_identity.values():
                 self._tell_leaders(peer)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import zmq
 
 from penstock.server.gateway.counts import Counts
-from penstock.server.gateway.pacing import Budget
+from penstock.server.gateway.slow_readers import Budget
 
 if TYPE_CHECKING:
     from penstock.server.gateway.endpoints import Endpoint

@@ -1,7 +1,12 @@
-"""Proofs that a producer id was given to a principal, so that it can be resumed over a new
-connection, a new gateway or a new node.
+"""Proofs that a producer is a principal's own. Every gateway with the same secret checks them.
 
-The key lies in the data folder, for the node's user alone; a new one makes old proofs void.
+    token    this producer id was given to this principal: it may be resumed, by a new connection,
+             a new gateway, a new node or another broker
+    proof    this principal has registered a partition with the transaction of this producer id and
+             epoch: it may send batches of that epoch
+
+The secret of a node that is alone lies in its data folder, for its user alone. Brokers have that of
+their cluster, from the controller's log. A new secret makes old proofs void.
 """
 
 from __future__ import annotations
@@ -9,13 +14,16 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import struct
 from typing import Final
 
 from penstock.core.errors import DataFolderError
 
 SECRET_FILE: Final = "resume-secret"
 SECRET_BYTES: Final = 32
-_PERSON: Final = b"penstock-resume"
+_RESUME: Final = b"penstock-resume"
+_TRANSACTION: Final = b"penstock-txn"
+_PRODUCER: Final = struct.Struct("<QI")
 
 
 class Tokens:
@@ -42,12 +50,25 @@ class Tokens:
             )
         return cls(secret)
 
+    def use(self, secret: bytes) -> None:
+        """All are made and checked with this one from now on."""
+        self._secret = secret
+
     def make(self, producer_id: int, principal: str) -> bytes:
-        message = producer_id.to_bytes(8, "little") + principal.encode()
-        return hashlib.blake2b(message, key=self._secret, digest_size=32, person=_PERSON).digest()
+        return self._signed(_RESUME, producer_id.to_bytes(8, "little"), principal)
 
     def is_good(self, token: bytes, producer_id: int, principal: str) -> bool:
         return hmac.compare_digest(token, self.make(producer_id, principal))
+
+    def prove(self, producer_id: int, epoch: int, principal: str) -> bytes:
+        return self._signed(_TRANSACTION, _PRODUCER.pack(producer_id, epoch), principal)
+
+    def is_proof(self, proof: bytes, producer_id: int, epoch: int, principal: str) -> bool:
+        return hmac.compare_digest(proof, self.prove(producer_id, epoch, principal))
+
+    def _signed(self, purpose: bytes, producer: bytes, principal: str) -> bytes:
+        message = producer + principal.encode()
+        return hashlib.blake2b(message, key=self._secret, digest_size=32, person=purpose).digest()
 
 
 def _read(path: str) -> bytes | None:

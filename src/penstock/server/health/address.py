@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from penstock.core.errors import ConfigError
@@ -55,6 +56,20 @@ def check_http_address(text: str, *, public: bool) -> HttpAddress:
             "metrics_public = true (--metrics-public)"
         )
     return address
+
+
+def allowed_hosts(address: HttpAddress) -> Callable[[str], bool] | None:
+    """Which `Host` a request may name: none but this host's own, where only this host is to read.
+    A page of the web has a browser here follow a name of its own (DNS rebinding). None: any."""
+    if not is_loopback(address):
+        return None
+
+    def is_allowed(host: str) -> bool:
+        name, _, port = host.rpartition(":")
+        name = name if port.isdigit() and name else host
+        return is_loopback(HttpAddress(name.strip("[]").lower(), 0))
+
+    return is_allowed
 
 
 def listen(address: HttpAddress) -> socket.socket:

@@ -42,6 +42,9 @@ FAMILIES: Final = _named({
     "throttled_appends_total": (
         COUNTER, _PARTITION, "Appends put off because the storage was full.",
     ),
+    "expired_producers_total": (
+        COUNTER, _PARTITION, "Producers forgotten: silent for 7 days, or longest of too many.",
+    ),
     "log_start_offset": (GAUGE, _PARTITION, "First offset that is kept."),
     "log_end_offset": (GAUGE, _PARTITION, "Next offset to be given."),
     "high_watermark_offset": (GAUGE, _PARTITION, "Offset up to which consumers may read."),
@@ -99,6 +102,12 @@ FAMILIES: Final = _named({
     "node_cpu_seconds_total": (COUNTER, (), "Processor time of the node's process."),
     "node_resident_memory_bytes": (GAUGE, (), "Memory of the node's process."),
     "node_info": (GAUGE, ("version", "python", "layout"), "1; the labels tell the versions."),
+    "clock_ahead_seconds": (
+        GAUGE, (), "How far the wall clock is ahead of the clock by which things expire.",
+    ),
+    "clock_jumps_total": (
+        COUNTER, (), "Jumps of the wall clock that the node saw in all its runs.",
+    ),
     "writer_up": (
         GAUGE, ("writer",), "1 if the writer lives and gives signs of life, else 0.",
     ),

@@ -29,8 +29,8 @@ _CHUNK: Final = 64 << 10
 
 STATUS: Final = {
     200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed",
-    408: "Request Timeout", 431: "Request Header Fields Too Large", 500: "Internal Server Error",
-    503: "Service Unavailable",
+    408: "Request Timeout", 421: "Misdirected Request", 431: "Request Header Fields Too Large",
+    500: "Internal Server Error", 503: "Service Unavailable",
 }  # fmt: skip
 TEXT: Final = "text/plain; charset=utf-8"
 
@@ -60,18 +60,20 @@ class _Connection:
 
 class HttpServer:
     """`serve` runs until `stop`, which any thread may call. `answer` is given a path; it may take
-    its time, meanwhile the others wait."""
+    its time, meanwhile the others wait. `hosts`: which names of this host are served."""
 
     def __init__(
         self,
         listener: socket.socket,
         answer: Callable[[str], Reply],
         *,
+        hosts: Callable[[str], bool] | None = None,
         request_timeout: float = REQUEST_TIMEOUT,
         answer_timeout: float = ANSWER_TIMEOUT,
     ) -> None:
         self._listener = listener
         self._answer = answer
+        self._hosts = hosts
         self._request_timeout = request_timeout
         self._answer_timeout = answer_timeout
         self._wakeup, self._waker = os.pipe()
@@ -155,6 +157,8 @@ class HttpServer:
         method, target = words[0], words[1].split(b"?", 1)[0]
         if method not in (b"GET", b"HEAD"):
             return plain(405, "only GET and HEAD are served"), False
+        if self._hosts is not None and not all(map(self._hosts, _named_hosts(head))):
+            return plain(421, "only localhost and addresses of this host are served here"), False
         try:
             return self._answer(target.decode("ascii")), method == b"HEAD"
         except UnicodeDecodeError:
@@ -222,3 +226,10 @@ class HttpServer:
         self._listener.close()
         os.close(self._wakeup)
         os.close(self._waker)
+
+
+def _named_hosts(head: bytes) -> list[str]:
+    """What its `Host` lines name."""
+    fields = (line.partition(b":") for line in head.split(b"\n")[1:])
+    found = (value for name, _, value in fields if name.strip().lower() == b"host")
+    return [value.strip().decode("latin-1") for value in found]

@@ -60,6 +60,7 @@ class LocalMetrics:
             "duplicate_batches_total": [part.duplicates for part in parts],
             "refused_batches_total": [part.refusals for part in parts],
             "throttled_appends_total": [part.throttles for part in parts],
+            "expired_producers_total": [part.producers_expired for part in parts],
             "log_start_offset": [part.log_start for part in parts],
             "log_end_offset": [part.log_end for part in parts],
             "high_watermark_offset": [part.high_watermark for part in parts],

@@ -17,6 +17,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.client.session import Session
 from penstock.core.errors import NotConnectedError, PenstockError
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
@@ -24,13 +25,12 @@ from penstock.ipc.paths import socket_in
 from penstock.observe.place import find_node
 from penstock.observe.sample import Observer, Sample
 from penstock.server.health import wire
-from penstock.server.health.address import HttpAddress, listen
+from penstock.server.health.address import HttpAddress, allowed_hosts, listen
 from penstock.server.health.groups import GroupMetrics
 from penstock.server.health.http import HttpServer, Reply, plain
 from penstock.server.health.local import LocalMetrics
 from penstock.server.health.page import Page, labels
 from penstock.server.health.ready import missing
-from penstock.session import Session
 
 if TYPE_CHECKING:
     from penstock.server.gateway.counts import Counts
@@ -55,7 +55,7 @@ class HealthService:
         self._counts = counts
         listener = listen(address)
         self.address = HttpAddress(address.host, listener.getsockname()[1])
-        self._server = HttpServer(listener, self._answer)
+        self._server = HttpServer(listener, self._answer, hosts=allowed_hosts(address))
         self._own = CollectorRegistry()
         ProcessCollector(registry=self._own)
         GCCollector(registry=self._own)
@@ -203,6 +203,8 @@ def _write_node(page: Page, node: ms.NodeDescription) -> None:
     versions = {key: node.versions.get(key, "") for key in ("version", "python", "layout")}
     versions["version"] = node.versions.get("penstock", "")
     page.add("penstock_node_info", 1, labels(**versions))
+    page.add("penstock_clock_ahead_seconds", node.clock.get("ahead", 0))
+    page.add("penstock_clock_jumps_total", node.clock.get("jumps", 0))
     counts = dict(node.coordinator)
     if counts:
         page.add("penstock_coordinator_serving", counts.pop("serving", 0))

@@ -17,10 +17,12 @@ from typing import Final
 
 import msgspec
 
+from penstock.cluster.controller import Image
 from penstock.core.errors import DataFolderError
 from penstock.core.storage import Storage
-from penstock.server.datafolder import decode_document, encode_document
-from penstock.server.quorum.disk import RAFT_FOLDER
+from penstock.server.node.data_folder import decode_document, encode_document
+from penstock.server.quorum import messages as qm
+from penstock.server.quorum.raft_storage import RAFT_FOLDER
 
 logger = logging.getLogger("penstock.quorum")
 
@@ -82,3 +84,10 @@ def tell_forgotten(path: str, node: int, voters: tuple[int, ...]) -> None:
         "%s is gone: broker %d begins no cluster, and waits for one that has the controller's log; "
         "it gives no vote for %g s, or until it has that log again", path, node, FORGOTTEN_PAUSE,
     )  # fmt: skip
+
+
+def is_known(hello: qm.Hello, image: Image, cluster: bytes) -> bool:
+    """Whether a broker that shows no key names what no client is told: the id of the cluster, and
+    the data folder that is registered for its number."""
+    known = image.brokers.get(hello.node)
+    return known is not None and hello.folder == known.folder and hello.cluster == cluster

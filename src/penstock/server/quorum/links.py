@@ -14,22 +14,37 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import zmq
 
+from penstock.cluster.controller.records import METADATA_VERSION
 from penstock.core.errors import AttachRefusedError, PenstockError, UnsupportedVersionError
-from penstock.keys import ServerKey
+from penstock.security.keys import ServerKey
 from penstock.server.quorum import messages as qm
-from penstock.server.quorum.dial import Dial
-from penstock.server.quorum.door import Door
+from penstock.server.quorum.connector import Dial
+from penstock.server.quorum.listener import Door
 from penstock.server.quorum.sockets import Context
+from penstock.version import __version__
 
 logger = logging.getLogger("penstock.quorum")
 
 SILENCE: Final = 2.0
 """Seconds without a sign of life after which a connection is given up."""
 PEERS_MAX: Final = 1_000
+
+
+class Release(NamedTuple):
+    """What a broker runs. `metadata`: the newest records of the controller's log that it knows."""
+
+    name: str
+    metadata: int
+
+    def __str__(self) -> str:
+        return f"Penstock {self.name or 'of an older release'}"
+
+
+OWN: Final = Release(__version__, METADATA_VERSION)
 
 
 class Links:
@@ -47,19 +62,24 @@ class Links:
         cluster: Callable[[], bytes],
         is_trusted: Callable[[int, bytes], None],
         received: Callable[[int, qm.LinkMessage], None],
+        lets_in: Callable[[qm.Hello], bool] = lambda _: True,
     ) -> None:
+        """`lets_in`: whether a broker that greets may be one."""
         self.node = node
         self.counts: Counter[str] = Counter()
         self.loses: Callable[[int, qm.LinkMessage], bool] | None = None
         """For tests: whether a message to that broker gets lost."""
         self.hears_of_cluster = False
         """Whether somebody said the cluster's id."""
+        self.releases: dict[int, Release] = {}
+        """Of the other brokers, as they greeted last."""
         self._url = url
         self._folder = folder
         self._life = life
         self._key = key
         self._cluster = cluster
         self._is_trusted = is_trusted
+        self._lets_in = lets_in
         self._received = received
         self._context: Context = zmq.Context(io_threads=1)
         self._door: Door | None = None
@@ -131,17 +151,27 @@ class Links:
     # --- who is who ---
     def _hello(self) -> qm.Hello:
         return qm.Hello(
-            qm.LINK_VERSION, self.node, self._cluster(), self._folder, self._url, self._life
-        )
+            qm.LINK_VERSION, self.node, self._cluster(), self._folder, self._url, self._life,
+            OWN.metadata, OWN.name,
+        )  # fmt: skip
 
     def _admit(self, hello: qm.Hello) -> qm.Welcome:
+        if not self._lets_in(hello):
+            raise AttachRefusedError(
+                "clients need keys here, and this broker has no cluster_key: only brokers that are "
+                "in the cluster already are let in. Make a key (`penstock keys create-cluster`) "
+                "and start all brokers with it"
+            )
         self._check(hello)
         if hello.node == self.node:
             raise AttachRefusedError(
                 f"broker {hello.node} at {hello.url} has this broker's number: give one of the two "
                 "another node_id"
             )
-        return qm.Welcome(qm.LINK_VERSION, self.node, self._cluster(), self._folder, self._life)
+        return qm.Welcome(
+            qm.LINK_VERSION, self.node, self._cluster(), self._folder, self._life, OWN.metadata,
+            OWN.name,
+        )  # fmt: skip
 
     def _welcomed(self, node: int, welcome: qm.Welcome) -> None:
         self._check(welcome)
@@ -152,19 +182,43 @@ class Links:
             )
 
     def _check(self, other: qm.Hello | qm.Welcome) -> None:
+        release = Release(other.release, other.metadata)
         if other.version != qm.LINK_VERSION:
             raise UnsupportedVersionError(
-                f"broker {other.node} speaks version {other.version} of the control link, this one "
-                f"{qm.LINK_VERSION}: use Penstock versions that fit"
+                f"broker {other.node} ({release}) speaks version {other.version} of the control "
+                f"link, and broker {self.node} ({OWN}) version {qm.LINK_VERSION}: run a release on "
+                "one of them that speaks the other one's"
             )
         own = self._cluster()
         if own and other.cluster and own != other.cluster:
             raise AttachRefusedError(
                 f"broker {other.node} is of cluster {other.cluster.hex()}, and broker {self.node} "
-                f"of {own.hex()}: look at controller_quorum, or at the data folders"
+                "of another one: look at controller_quorum, or at the data folders"
             )
         self._is_trusted(other.node, other.folder)
         self.hears_of_cluster |= bool(other.cluster)
+        self._note(other.node, release)
+
+    def _note(self, node: int, release: Release) -> None:
+        """Say it once where brokers do not know the same records."""
+        if self.releases.get(node) == release:
+            return
+        self.releases[node] = release
+        if release.metadata == OWN.metadata:
+            return
+        older = f"broker {node}" if release.metadata < OWN.metadata else "this one"
+        logger.warning(
+            "broker %d runs %s with metadata version %d, and this one %s with %d: %s stops once "
+            "the controller's log has a record that it does not know, so upgrade it",
+            node, release, release.metadata, OWN, OWN.metadata, older,
+        )  # fmt: skip
+
+    def newest(self) -> str:
+        """Which of the other brokers know newer records than this one; empty where none does."""
+        newer = [(n, it) for n, it in sorted(self.releases.items()) if it.metadata > OWN.metadata]
+        return ", ".join(
+            f"broker {n} runs {it} (metadata version {it.metadata})" for n, it in newer
+        )
 
     def _take(self, node: int, message: qm.LinkMessage) -> None:
         self.counts["received"] += 1

@@ -24,6 +24,8 @@ from penstock.cluster.raft.messages import MEMBERS, Append, Install, Members, Ra
 from penstock.core.errors import PenstockError
 
 LINK_VERSION: Final = 1
+METADATA_FIRST: Final = 1
+"""Of a broker that does not tell."""
 MESSAGE_BYTES_MAX: Final = 64 << 20
 """Of one message: a snapshot is one."""
 BODY_BYTES_MAX: Final = 8 << 20
@@ -47,9 +49,11 @@ class LinkError(PenstockError):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """The first message of a connection. `cluster` is empty while the sender does not know it;
-    `folder` is its data folder's uuid, `url` where its own ROUTER is, `life` new with each start
-    of its process."""
+    """The first message of a connection. `version`: of the link, which both ends need to have in
+    common. `cluster` is empty while the sender does not know it; `folder` is its data folder's
+    uuid, `url` where its own ROUTER is, `life` new with each start of its process. `metadata`: the
+    newest records of the controller's log that it knows (`METADATA_VERSION`); `release`: of
+    Penstock, for people. The fields before these two stay in all versions of the link."""
 
     version: int
     node: NodeId
@@ -57,6 +61,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     folder: Uuid
     url: Url
     life: Uuid
+    metadata: Number = METADATA_FIRST
+    release: Name = ""
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
@@ -65,6 +71,8 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     cluster: ClusterId
     folder: Uuid
     life: Uuid
+    metadata: Number = METADATA_FIRST
+    release: Name = ""
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
@@ -80,7 +88,7 @@ class Consensus(msgspec.Struct, frozen=True, array_like=True, tag="raft"):
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     """For the active controller. (`life`, `number`) is the asker's name for it: asked again, it is
-    not decided again. `body` is the method's struct, see `asks`."""
+    not decided again. `body` is the method's struct, see `controller_requests`."""
 
     life: Uuid
     number: Number

@@ -32,17 +32,15 @@ from penstock.core.errors import (
     ResourceLimitError,
     StorageError,
 )
-from penstock.keys import load_cluster_key
-from penstock.server.clustered.settings import place_of
+from penstock.security.keys import keys_in_use, load_cluster_key
+from penstock.server.broker.settings import place_of
 from penstock.server.config import NodeConfig
-from penstock.server.datafolder import DataFolder
-from penstock.server.exposure import is_loopback
-from penstock.server.quorum import asks
+from penstock.server.node.data_folder import DataFolder
+from penstock.server.quorum import controller_requests, identity
 from penstock.server.quorum import messages as qm
-from penstock.server.quorum.active import Active
-from penstock.server.quorum.asking import Asking
-from penstock.server.quorum.consensus import Consensus
-from penstock.server.quorum.disk import RaftDisk
+from penstock.server.quorum.active_controller import Active
+from penstock.server.quorum.broker_lifecycle import Standing
+from penstock.server.quorum.controller_client import Asking
 from penstock.server.quorum.identity import (
     FORGOTTEN_PAUSE,
     keep_cluster,
@@ -51,9 +49,11 @@ from penstock.server.quorum.identity import (
 )
 from penstock.server.quorum.links import Links
 from penstock.server.quorum.members import Membership
+from penstock.server.quorum.raft_node import Consensus
+from penstock.server.quorum.raft_storage import RaftDisk
 from penstock.server.quorum.requests import Handler, Requests
 from penstock.server.quorum.sockets import resolved
-from penstock.server.quorum.standing import Standing
+from penstock.server.security.exposure import is_loopback
 
 logger = logging.getLogger("penstock.quorum")
 
@@ -115,6 +115,7 @@ class Quorum:
             may_begin=lambda: not (self._has_forgotten or self._links.hears_of_cluster),
             may_vote=lambda: not self._has_forgotten or self._loop.time() > self._votes_from,
             failed=self._has_failed,
+            newer=lambda: self._links.newest(),
         )
         key = load_cluster_key(config.cluster_key) if config.cluster_key is not None else None
         host, _ = place_of("cluster_listen", config.cluster_listen)
@@ -132,6 +133,10 @@ class Quorum:
             cluster=lambda: self._cluster or self.cluster_id,
             is_trusted=self._check_folder,
             received=self._received,
+            lets_in=lambda hello: (
+                (key is not None or config.insecure or not keys_in_use(folder.path))
+                or identity.is_known(hello, self.image, self._cluster or self.cluster_id)
+            ),
         )
         self._membership = Membership(self._consensus, self._links, config.voters)
         self._active = Active(
@@ -143,8 +148,11 @@ class Quorum:
             answer=self._answer,
             begins=self._begins,
             others={
-                asks.REMOVE_MEMBER: self._membership.remove,
-                asks.DESCRIBE: lambda _: (None, self._membership.describe(self._active)),
+                controller_requests.REMOVE_MEMBER: self._membership.remove,
+                controller_requests.DESCRIBE: lambda _: (
+                    None,
+                    self._membership.describe(self._active),
+                ),
             },
         )
         self._asking = Asking(
@@ -156,14 +164,9 @@ class Quorum:
         )
         self._requests = Requests(self._send_request)
         self._standing = Standing(
-            node,
-            folder,
-            config.rack,
-            config.broker_session_timeout,
-            self._asking,
-            lambda: self.image,
-            changed,
-        )
+            node, folder, config.rack, config.broker_session_timeout,
+            self._asking, lambda: self.image, changed,
+        )  # fmt: skip
 
     # --- life ---
     async def start(self) -> None:
@@ -293,8 +296,8 @@ class Quorum:
         without `now`; or `remove_member(node)`, `describe()` of the quorum. What it decided is in
         the log when this returns, and soon in every image.
 
-        Raises what the method raises; `ConfigError` for what is not in the table of `asks`;
-        `PenstockTimeout`, and then it may still be done; `ClosedError`."""
+        Raises what the method raises; `ConfigError` for what is not in the table of
+        `controller_requests`; `PenstockTimeout`, and then it may still be done; `ClosedError`."""
         return await self._asking.ask(name, *args, timeout=timeout, **kw)
 
     async def coordinator_epoch(self, timeout: float = 10.0) -> int:

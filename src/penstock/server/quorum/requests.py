@@ -18,7 +18,7 @@ from penstock.core.errors import (
     PenstockTimeout,
     ResourceLimitError,
 )
-from penstock.server.quorum.asks import error_of
+from penstock.server.quorum.controller_requests import error_of
 from penstock.server.quorum.messages import BODY_BYTES_MAX, TEXT_MAX, Request, Response
 
 logger = logging.getLogger("penstock.quorum")

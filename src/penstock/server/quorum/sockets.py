@@ -17,7 +17,7 @@ from typing import Final
 import zmq
 from zmq.utils import z85
 
-from penstock.keys import ServerKey
+from penstock.security.keys import ServerKey
 from penstock.server.quorum.messages import MESSAGE_BYTES_MAX
 
 Context = zmq.Context[zmq.Socket[bytes]]

@@ -16,28 +16,28 @@ from typing import Final
 
 import zmq
 
+from penstock.client.session import Session
 from penstock.core.errors import NotConnectedError
 from penstock.core.storage import Storage
 from penstock.ipc.channel import Channel, close_fds
 from penstock.ipc.doorbell import Doorbell, fence
 from penstock.ipc.lane import LaneSender
-from penstock.keys import ServerKey
+from penstock.security.keys import ServerKey
 from penstock.server.config import NodeConfig
 from penstock.server.gateway.endpoints import fresh_ticket
 from penstock.server.gateway.events import Events
 from penstock.server.replicator import messages as rm
-from penstock.server.replicator import wire
+from penstock.server.replicator import protocol
 from penstock.server.replicator.checkpoint import Checkpoint
-from penstock.server.replicator.copying import Copying
 from penstock.server.replicator.counts import Counts
-from penstock.server.replicator.hosting import Hosting
+from penstock.server.replicator.curve import Secured
+from penstock.server.replicator.follower_fetch import Copying
 from penstock.server.replicator.lanes import Lanes
-from penstock.server.replicator.link import Link
+from penstock.server.replicator.leader_connection import Link
+from penstock.server.replicator.leader_fetch import ANSWER_BYTES, NEWS_AFTER, Serving
+from penstock.server.replicator.listener import Port
 from penstock.server.replicator.partition import Partition
-from penstock.server.replicator.port import Port
-from penstock.server.replicator.secured import Secured
-from penstock.server.replicator.serving import ANSWER_BYTES, NEWS_AFTER, Serving
-from penstock.session import Session
+from penstock.server.replicator.replica_manager import Hosting
 
 logger = logging.getLogger("penstock.replicator")
 
@@ -248,21 +248,25 @@ class Replicator:
         return link
 
     # --- greetings ---
-    def _hello(self, to: int) -> wire.Hello:
+    def _hello(self, to: int) -> protocol.Hello:
         known = self._cluster
-        return wire.Hello(wire.VERSION, known.cluster_id, known.broker, known.broker_epoch, to)
+        return protocol.Hello(
+            protocol.VERSION, known.cluster_id, known.broker, known.broker_epoch, to
+        )
 
-    def _welcome(self) -> wire.Welcome:
-        return wire.Welcome(wire.VERSION, self._cluster.broker, self._cluster.broker_epoch)
+    def _welcome(self) -> protocol.Welcome:
+        return protocol.Welcome(protocol.VERSION, self._cluster.broker, self._cluster.broker_epoch)
 
-    def _admits(self, hello: wire.Hello) -> str:
+    def _admits(self, hello: protocol.Hello) -> str:
         known = self._cluster
-        if hello.version != wire.VERSION:
-            return f"version {hello.version} of the replication protocol, {wire.VERSION} is here"
+        if hello.version != protocol.VERSION:
+            return (
+                f"version {hello.version} of the replication protocol, {protocol.VERSION} is here"
+            )
         if known.broker < 0:
             return "this broker does not know its cluster yet"
         if hello.cluster_id != known.cluster_id:
-            return f"cluster {hello.cluster_id.hex()}, {known.cluster_id.hex()} is here"
+            return f"cluster {hello.cluster_id.hex()}, another one is here"
         if hello.to != known.broker or hello.broker == known.broker:
             return f"broker {hello.to} is asked by {hello.broker}, and this is {known.broker}"
         if hello.broker_epoch < self._hosting.living.get(hello.broker, 0):

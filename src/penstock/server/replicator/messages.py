@@ -8,6 +8,7 @@
       Forget(page)                                ->    no replica of it is here any more
                                                   <-    ChangeIsr(page, change), again if need be
       IsrAnswer(page, change, answer)             ->
+                                                  <-    Leaderless(page, end), once it is told so
                                                   <-    Lives(counts), twice a second
                                                   <-    Failed(error, message), and it leaves
 
@@ -21,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.cluster.replica.messages import Assignment, IsrChange, IsrChanged
+from penstock.cluster.replica.messages import Assignment, IsrChange, IsrChanged, LogEnd
 
 BROKERS_MAX: Final = 1024
 """Brokers that one `Cluster` names."""
@@ -95,6 +96,16 @@ class ChangeIsr(msgspec.Struct, frozen=True, tag="change_isr"):
     change: IsrChange
 
 
+class Leaderless(msgspec.Struct, frozen=True, tag="leaderless"):
+    """What a partition has that nobody leads, now that its writer has taken all that was on its
+    way to it."""
+
+    page: int
+    topic_id: bytes
+    partition: int
+    end: LogEnd
+
+
 class Lives(msgspec.Struct, frozen=True, tag="lives"):
     """A sign of life, twice a second. `counts` since its start; `lags`: (page, follower, offsets
     that it is behind), of pages led here."""
@@ -110,4 +121,4 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-Report = Listens | ChangeIsr | Lives | Failed
+Report = Listens | ChangeIsr | Leaderless | Lives | Failed

@@ -11,7 +11,7 @@ its answer says where the log ends then. Only with that the machine takes the ro
 the lane any more that it does not know of, and no producer appends any more where it does not lead.
 
 Owns the turning of roles, and the writer's knowledge of high watermark and log start. What is
-fetched and sent is `serving`'s and `copying`'s.
+fetched and sent is `leader_fetch`'s and `follower_fetch`'s.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from penstock.cluster.replica import (
     IsrChange,
     IsrChanged,
     Leader,
+    LogEnd,
     LogEnds,
     Replica,
     ReplicaConfig,
@@ -67,6 +68,9 @@ class Broker(Protocol):
     def turned(self, partition: Partition) -> None:
         """Its writer has taken a role, another one or the one that it had."""
 
+    def leaderless(self, partition: Partition, end: LogEnd) -> None:
+        """It follows nobody, since nobody leads, and has this."""
+
     def moved(self, partition: Partition) -> None:
         """Its writer is to be told how far it may be read, at the end of the turn."""
 
@@ -88,6 +92,8 @@ class Partition:
         self.is_gone = False
         self._turning: Assignment | None = None
         self._is_again = False
+        self._was_committed = 0
+        """Up to where, as it was written down before this life began."""
         self._told = (-1, -1)  # high watermark and log start, as its writer has them
         self._unheard = 0  # frames that tell of these, and are not answered yet
 
@@ -216,6 +222,11 @@ class Partition:
             )  # fmt: skip
         self._broker.turned(self)
         self.noted()
+        if word.leader is None:
+            log = self.log
+            committed = max(self._was_committed, log.high_watermark)
+            end = LogEnd(word.leader_epoch, log.last_epoch, log.log_end, committed)
+            self._broker.leaderless(self, end)
         self.turn()  # the controller may have said something else meanwhile
 
     def _begin(self, end: int) -> Replica:
@@ -225,6 +236,7 @@ class Partition:
         shown = state.high_watermark
         if shown <= start:  # of another boot: the page knows of none yet
             shown = max(start, broker.high_watermark(self.topic_id, self.partition))
+        self._was_committed = shown
         ends = LogEnds(start, end, shown, self._epochs(end), self._synced(end))
         return Replica(broker.number, ends, broker.config, broker.living)
 

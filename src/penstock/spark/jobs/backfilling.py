@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from penstock.client import Client
+from penstock.client.client import Client
 from penstock.core.errors import ConfigError, PenstockError, StageDecidedError
 from penstock.spark.clients import Address
 from penstock.spark.jobs.common import Say, silent, told

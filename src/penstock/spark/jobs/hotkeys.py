@@ -15,8 +15,8 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from penstock.client.producer.partitioner import partition_of
 from penstock.core.errors import ConfigError
-from penstock.partitioner import partition_of
 from penstock.spark.clients import Address
 from penstock.spark.jobs.common import Say, read_topics, silent, told
 

@@ -1,0 +1,1 @@
+"""The client: connecting, producing, consuming, transactions, administration."""

@@ -1,0 +1,1 @@
+"""Topics, groups, access and clusters, as administrators see and change them."""

@@ -1,0 +1,403 @@
+"""Topics and their settings, groups, transactions, and what the node says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from penstock.client import fork_safety
+from penstock.client.admin.access import AccessAdmin, AccessEntry, LimitSetting, QuotaSetting
+from penstock.client.admin.cluster import (
+    ClusterAdmin,
+    ClusterDescription,
+    PartitionPlace,
+    UncleanRecovery,
+)
+from penstock.client.admin.groups import GroupAdmin, GroupDescription, GroupListing, OffsetReset
+from penstock.client.admin.topic_config import SETTABLE, TopicConfig, altered, config_of
+from penstock.client.admin.trim import Trim, TrimResult, chosen
+from penstock.client.closing import Closing
+from penstock.client.consumer.logs import logs_of
+from penstock.client.consumer.offsets import Offset
+from penstock.client.remote.address import Place
+from penstock.client.session import Reply, Session, as_topic
+from penstock.client.transactions.listing import TransactionDescription, listed
+from penstock.core import errors as er
+from penstock.ipc import layout as lo
+from penstock.ipc import messages as ms
+from penstock.ipc.coordination import Transactions
+from penstock.ipc.liveness import boot_id
+from penstock.ipc.state import StatePage
+from penstock.ipc.waits import run
+
+__all__ = [
+    "AccessEntry",
+    "Admin",
+    "ClusterDescription",
+    "GroupDescription",
+    "GroupListing",
+    "LimitSetting",
+    "OffsetReset",
+    "PartitionDescription",
+    "PartitionPlace",
+    "QuotaSetting",
+    "TopicConfig",
+    "TopicDescription",
+    "TransactionDescription",
+    "TrimResult",
+    "UncleanRecovery",
+]
+
+ATTACH_MAX: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDescription:
+    """One partition as shared memory shows it. In a cluster: as that of its leader does; and who
+    leads it (None: nobody now), which brokers have a replica, which replicas are in sync."""
+
+    partition: int
+    writer: int
+    status: str
+    log_start: int
+    durable: int
+    last_stable: int
+    high_watermark: int
+    log_end: int
+    leader_epoch: int
+    counters: dict[str, int]
+    cleaning: dict[str, int]
+    leader: int | None = None
+    replicas: tuple[int, ...] = ()
+    isr: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """A topic, its settings and its partitions, and the room on the disk they lie on: `level` is
+    "ok", "low" (below disk_warn) or "full" (below disk_stop: nothing is appended)."""
+
+    name: str
+    topic_id: str
+    settings: dict[str, Any]
+    partitions: list[PartitionDescription]
+    disk: dict[str, Any]
+
+
+class Admin(Closing):
+    """Administers topics and groups of a node. Made by `Client.admin`. For one thread at a time."""
+
+    def __init__(
+        self,
+        socket: Place,
+        *,
+        client_id: str = "",
+        timeout: float = 15.0,
+        attach_timeout: float | None = ATTACH_MAX,
+    ) -> None:
+        self._timeout = timeout
+        self._socket = socket
+        self._client_id = client_id
+        self._session = self._attach(attach_timeout)
+        self._closed = False
+        self._forked = False
+        fork_safety.remember(self)
+
+    def _attach(self, timeout: float | None = ATTACH_MAX) -> Session:
+        """`timeout`: as `connect` takes it."""
+        bound = None if timeout is None else min(self._timeout, timeout)
+        return Session.attach(self._socket, lo.KIND_ADMIN, client_id=self._client_id, timeout=bound)
+
+    def create_topic(
+        self,
+        name: str,
+        config: TopicConfig | int | None = None,
+        *,
+        if_not_exists: bool = False,
+        **settings: Any,
+    ) -> bool:
+        """Make a topic and open its partitions; True: it is new.
+
+        Made of a `TopicConfig`, or of its fields by name (`partitions=3`, of which a lone number is
+        short for). `if_not_exists`: a topic that is there already stays as it is. Raises
+        `TopicExistsError`, `ConfigError`.
+        """
+        made_of = config_of(config, settings).settings()
+        try:
+            self._ask(ms.CreateTopic(as_topic(name), made_of), ms.TopicFound)
+        except er.TopicExistsError:
+            if not if_not_exists:
+                raise
+            return False
+        return True
+
+    def alter_topic(self, name: str, **changes: Any) -> None:
+        """Change settings of a topic while it is in use (the fields of `TopicConfig`); nothing is
+        restarted. Raises `ConfigError`, `UnknownTopicError`."""
+        settings = altered(self._find(name).settings, changes)
+        self._ask(ms.AlterTopic(name, settings), ms.TopicFound)
+
+    def add_partitions(self, name: str, total: int) -> None:
+        """Grow a topic to `total` partitions. Keys of old records stay where they are."""
+        self.alter_topic(name, partitions=total)
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic and its records. Raises `UnknownTopicError`."""
+        self._ask(ms.DeleteTopic(as_topic(name)), ms.Done)
+
+    def trim(
+        self,
+        name: str,
+        partition: int | Sequence[int] | None = None,
+        *,
+        before: Offset | str | int | datetime,
+        dry_run: bool = False,
+    ) -> list[TrimResult]:
+        """Let partitions (None: all) start at `before`: what lies before it is deleted.
+
+        `before` is an offset, a time (the first batch at or after it stays), "latest" for all there
+        is, or an `Offset`. Consumers that stand below get `OffsetOutOfRangeError`, or what their
+        `on_out_of_range` says. `dry_run` only tells what would go. Raises `OffsetOutOfRangeError`
+        for an offset above the log's end, `UnknownTopicError`, `LogOfflineError`.
+        """
+        info, place, session = self._find(name), Offset.of(before), self._session
+        logs = logs_of(session, self._timeout)
+        trims = [
+            Trim(info, number, session.page(info.pages[number]), logs, place)
+            for number in chosen(info, partition)
+        ]
+        if dry_run:
+            return [each.foretell() for each in trims]
+        return [each.do(lambda order: self._ask(order, ms.Cleaned)) for each in trims]
+
+    def list_topics(self) -> list[str]:
+        """All topic names, sorted."""
+        names: list[str] = []
+        while True:
+            answer = self._ask(ms.ListTopics(names[-1] if names else ""), ms.Topics)
+            names += [topic.name for topic in answer.topics]
+            if not answer.more:
+                return names
+
+    def describe_topic(self, name: str) -> TopicDescription:
+        """A topic with the state of its partitions, read from shared memory."""
+        info = self._find(name)
+        logs = logs_of(self._session, self._timeout)
+        run(logs.refreshing([self._session.page(page) for page in info.pages]))
+        partitions = [
+            self._describe(number, self._session.page(page), page % self._session.writers)
+            for number, page in enumerate(info.pages)
+        ]
+        if self._session.welcome.remote:
+            places = ClusterAdmin(self._ask).places(name)
+            partitions = [_placed(*each) for each in zip(partitions, places, strict=False)]
+        settings = {name: getattr(info.settings, name) for name in SETTABLE}
+        room = run(logs.looking_at_disk())
+        disk = {**room._asdict(), "level": lo.DISK_NAMES.get(room.level, str(room.level))}
+        return TopicDescription(name, info.topic_id.hex(), settings, partitions, disk)
+
+    @staticmethod
+    def _describe(number: int, page: StatePage, writer: int) -> PartitionDescription:
+        return PartitionDescription(
+            number,
+            writer,
+            lo.STATUS_NAMES.get(page.status, str(page.status)),
+            page.log_start,
+            page.durable,
+            page.last_stable,
+            page.high_watermark,
+            page.log_end,
+            page.leader_epoch,
+            page.counters(),
+            page.cleaning(),
+        )
+
+    # --- the cluster ---
+    def describe_cluster(self) -> ClusterDescription:
+        """The cluster's brokers, its quorum, and which partitions are not well. Raises
+        `ConfigError` for a node that is alone, as all of these do."""
+        return ClusterAdmin(self._ask).describe()
+
+    def describe_partitions(self, name: str) -> list[PartitionPlace]:
+        """Who leads each partition of a topic, and where its replicas are."""
+        return ClusterAdmin(self._ask).places(as_topic(name))
+
+    def elect_leaders(
+        self, topic: str | None = None, partition: int | None = None, *, unclean: bool = False
+    ) -> int:
+        """Have the first replica of each partition lead (None: of all), where it is in sync; how
+        many have another leader by that. `unclean`: where nobody of the in-sync replicas is there,
+        have any replica lead that is; records that it does not have are lost."""
+        return ClusterAdmin(self._ask).elect(topic, partition, unclean=unclean)
+
+    def reassign_partition(
+        self,
+        topic: str,
+        partition: int,
+        replicas: Sequence[int] | None = None,
+        *,
+        replication_factor: int | None = None,
+    ) -> None:
+        """Move a partition to these brokers, the preferred leader first, or have so many replicas
+        of it: those that it has stay as far as they can. It goes on in the background:
+        `describe_partitions` shows it as `target` until then. Raises `ConfigError`, also for fewer
+        replicas than `min_insync_replicas`."""
+        ClusterAdmin(self._ask).reassign(as_topic(topic), partition, replicas, replication_factor)
+
+    def reassign_topic(
+        self,
+        topic: str,
+        replicas: Sequence[int] | None = None,
+        *,
+        replication_factor: int | None = None,
+    ) -> None:
+        """The same for all partitions of a topic. Each of the brokers comes first in turn."""
+        ClusterAdmin(self._ask).reassign(as_topic(topic), None, replicas, replication_factor)
+
+    def remove_broker(self, broker: int) -> None:
+        """Take a broker that is stopped for good out of the quorum, and off the list if it has no
+        replicas any more. Raises `ConfigError` while it is up."""
+        ClusterAdmin(self._ask).remove(broker)
+
+    # --- groups ---
+    def list_groups(self) -> list[GroupListing]:
+        """All groups that have members or committed offsets, sorted by name."""
+        return self._groups().listed()
+
+    def describe_group(self, group: str, *, sample: float = 0.0) -> GroupDescription:
+        """A group: its members, what it has committed, its lag in records and in seconds. With
+        `sample` the movements of so many seconds give `drain_seconds`. Raises `GroupError` for a
+        group that is not there."""
+        return self._groups().describe(group, sample)
+
+    def reset_offsets(
+        self,
+        group: str,
+        topic: str,
+        *,
+        to: Offset | str | int | datetime,
+        partitions: int | Sequence[int] | None = None,
+        dry_run: bool = False,
+        allow_redelivery: bool = False,
+    ) -> list[OffsetReset]:
+        """Let a group go on elsewhere, also while it has members: they go on there, and what they
+        had in their hands they cannot commit any more.
+
+        `to` is "earliest", "latest", an offset, a time (the first batch at or after it), or an
+        `Offset`; `Offset.relative` counts from what is committed (nothing: from the log start).
+        `dry_run` only tells what would change. Raises `OffsetOutOfRangeError`, `UnknownTopicError`,
+        and `GroupError` for an at-most-once group that would go back without `allow_redelivery`.
+        """
+        return self._groups().reset(
+            group, topic, Offset.of(to), partitions, dry_run=dry_run,
+            allow_redelivery=allow_redelivery,
+        )  # fmt: skip
+
+    def report_offsets(
+        self, group: str, topic: str, offsets: Mapping[int, tuple[int, int]]
+    ) -> None:
+        """Let a group without members say how far it is, by whoever works for it: offsets with the
+        leader epochs of what stands before them, by partition. A group that is not there is made.
+        Like a commit it takes `read` of the group and the topic. Raises `GroupError` while the
+        group has members."""
+        self._groups().report(group, topic, offsets)
+
+    def delete_group(self, group: str, *, topic: str | None = None) -> None:
+        """Forget what a group has committed (of `topic`: only there). Raises `GroupError` while it
+        has members."""
+        self._groups().delete(group, topic)
+
+    # --- transactions ---
+    def list_transactions(self) -> list[TransactionDescription]:
+        """All transactional ids, sorted: what is open, and for how long."""
+        return listed(lambda request: self._ask(request, Transactions))
+
+    def _groups(self) -> GroupAdmin:
+        self._check_attached()
+        return GroupAdmin(self._ask, self._session, self._find, self._timeout)
+
+    # --- access ---
+    def list_access(self) -> list[AccessEntry]:
+        """All access entries. While there are none and no keys, everybody may do everything."""
+        return AccessAdmin(self._ask).entries()
+
+    def add_access(self, *entries: AccessEntry) -> int:
+        """Add entries; how many were not there yet. They hold at once, for the gateway within a
+        second. Raises `ConfigError`."""
+        return AccessAdmin(self._ask).add(entries)
+
+    def remove_access(self, *entries: AccessEntry) -> int:
+        """Remove exactly these entries; how many were there."""
+        return AccessAdmin(self._ask).remove(entries)
+
+    def list_quotas(self) -> list[QuotaSetting]:
+        """All quotas of principals and client ids."""
+        return AccessAdmin(self._ask).quotas()
+
+    def set_quota(self, quota: QuotaSetting) -> None:
+        """Put a quota in the place of the one for the same principal and client id; one without
+        any bound takes it away. Raises `ConfigError`."""
+        AccessAdmin(self._ask).set_quota(quota)
+
+    def list_limits(self) -> list[LimitSetting]:
+        """The limits of namespaces."""
+        return AccessAdmin(self._ask).limits()
+
+    def set_limits(self, limits: LimitSetting) -> None:
+        """The same for how many topics and partitions a namespace may have."""
+        AccessAdmin(self._ask).set_limits(limits)
+
+    def describe_node(self) -> ms.NodeDescription:
+        """The node's process, its writers and how much is attached to it."""
+        return self._ask(ms.DescribeNode(), ms.NodeDescription)
+
+    def _find(self, name: str) -> ms.TopicInfo:
+        return self._ask(ms.FindTopic(as_topic(name)), ms.TopicFound).topic
+
+    def _ask(self, message: msgspec.Struct, expect: type[Reply]) -> Reply:
+        self._check_attached()
+        return self._session.request(message, expect, self._timeout)
+
+    def _check_attached(self) -> None:
+        if self._forked:
+            raise er.ForkedClientError(
+                "this admin was made before fork(); make a new one in the child process"
+            )
+        if self._closed:
+            raise er.ClosedError("this admin is closed")
+        if self._session.farewell() is not None:  # the node went away: it may be back
+            session = self._attach()
+            self._session.close(polite=False)
+            self._session = session
+
+    def close(self) -> None:
+        if not self._closed:
+            self._session.close()
+            fork_safety.forget(self)
+            self._closed = True  # last: interrupted, it may be done again
+
+    def __del__(self) -> None:
+        """`client.admin().create_topic(...)` leaves nobody who would close it."""
+        if not getattr(self, "_closed", True):
+            self.close()
+
+    def after_fork_in_child(self) -> None:
+        self._forked = True
+        if not self._closed:
+            self._closed = True
+            self._session.close(polite=False)
+
+
+def _placed(partition: PartitionDescription, place: PartitionPlace) -> PartitionDescription:
+    leader = place.leader if place.leader >= 0 else None
+    return replace(partition, leader=leader, replicas=tuple(place.replicas), isr=tuple(place.isr))
+
+
+def is_near(admin: Admin) -> bool:
+    """Whether its node is on this host, so that its files and processes can be looked at."""
+    session = admin._session
+    return session.far is None or session.welcome.boot_id == boot_id()

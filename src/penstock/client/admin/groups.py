@@ -1,0 +1,297 @@
+"""Groups as an admin sees and changes them: members, offsets, lag, resets.
+
+Owns the sums. Asks the coordinator through a function that it is given; high watermarks, positions
+and times of records come from shared memory and the logs, without asking.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.client.admin.trim import chosen
+from penstock.client.consumer.group.options import check_group_name
+from penstock.client.consumer.logs import Log, logs_of
+from penstock.client.consumer.offset_lookup import resolving
+from penstock.client.consumer.offsets import Offset
+from penstock.client.session import Session
+from penstock.core import errors as er
+from penstock.ipc import coordination as co
+from penstock.ipc import messages as ms
+from penstock.ipc.waits import run
+
+if TYPE_CHECKING:  # it needs numpy, which administration does without
+    from penstock.client.consumer.partition_cursor import TopicPartition
+
+AGES_BUDGET = 1.0
+"""Seconds that may be spent on looking up when records were appended."""
+
+Ask = Callable[[Any, type[Any]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupListing:
+    """A group in a list. `state`: "empty", "stable" or "moving" (partitions change hands)."""
+
+    group: str
+    guarantee: str
+    state: str
+    generation: int
+    members: int
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """A member and its process. `is_connected`: whether it is attached to the node now."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    pid: int
+    is_connected: bool
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPartition:
+    """Where a group stands in a partition. `committed` and `committed_at` (seconds since the epoch)
+    are None where nothing is; `position` is what its owner has asked beyond. `lag` counts records
+    between what is committed and the high watermark, `lag_seconds` is the age of the first one."""
+
+    topic: str
+    partition: int
+    member_id: str
+    committed: int | None
+    committed_at: float | None
+    position: int | None
+    high_watermark: int
+    lag: int | None
+    lag_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """A group with all of it. `skipped`: records that an at-most-once group knows it never handed
+    out. `drain_seconds`: when its lag is gone if it goes on as during the sample; None: never, or
+    no sample was taken."""
+
+    group: str
+    guarantee: str
+    state: str
+    generation: int
+    members: list[GroupMember]
+    partitions: list[GroupPartition]
+    lag: int
+    lag_seconds: float | None
+    drain_seconds: float | None
+    skipped: int
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetReset:
+    """What a reset did to a partition, or would do. `redelivers`: records that come once more;
+    `skips`: records that are passed over."""
+
+    topic: str
+    partition: int
+    before: int | None
+    after: int
+    redelivers: int
+    skips: int
+
+
+class GroupAdmin:
+    """See the module. `find` tells of a topic; `session` is the attachment."""
+
+    def __init__(
+        self, ask: Ask, session: Session, find: Callable[[str], ms.TopicInfo], timeout: float
+    ) -> None:
+        self._ask = ask
+        self._session = session
+        self._find = find
+        self._logs = logs_of(session, timeout)
+
+    def listed(self) -> list[GroupListing]:
+        found: list[GroupListing] = []
+        while True:
+            answer = self._ask(co.ListGroups(found[-1].group if found else ""), co.Groups)
+            found += [
+                GroupListing(
+                    one.group, one.guarantee, one.state, one.generation, one.members, one.partitions
+                )
+                for one in answer.groups
+            ]
+            if not answer.more:
+                return found
+
+    # --- describe ---
+    def describe(self, group: str, sample: float) -> GroupDescription:
+        asked = self._asked(group)
+        drain: float | None = None
+        if sample > 0:
+            before, begun = self._lag_of_positions(asked), time.monotonic()
+            time.sleep(sample)
+            asked = self._asked(group)
+            left = self._lag_of_positions(asked)
+            shrinks = (before - left) / (time.monotonic() - begun)
+            drain = 0.0 if left <= 0 else left / shrinks if shrinks > 0 else None
+        ages = self._ages(asked)
+        positions = self._positions(asked)
+        now = time.time()
+        partitions = []
+        for one in asked.partitions:
+            end = self._end_of(one)
+            is_set = one.offset != co.NO_OFFSET
+            name = (one.topic, one.partition)
+            lag = max(0, end - one.offset) if is_set else None
+            at = ages.get(name)
+            seconds = 0.0 if lag == 0 else None if at is None else max(0.0, now - at)
+            partitions.append(
+                GroupPartition(
+                    one.topic, one.partition, one.member_id,
+                    one.offset if is_set else None,
+                    one.committed_at / 1e6 if is_set else None,
+                    positions.get(name), end, lag, seconds,
+                )
+            )  # fmt: skip
+        members = [
+            GroupMember(
+                one.member_id, one.instance_id, one.client_id, one.pid, one.slot >= 0,
+                one.partitions,
+            )
+            for one in asked.members
+        ]  # fmt: skip
+        info = asked.info
+        known = [one.lag_seconds for one in partitions if one.lag_seconds is not None]
+        return GroupDescription(
+            group, info.guarantee, info.state, info.generation, members, partitions,
+            lag=sum(one.lag or 0 for one in partitions),
+            lag_seconds=max(known, default=None),
+            drain_seconds=drain,
+            skipped=asked.skipped,
+            counts=dict(asked.counts),
+        )  # fmt: skip
+
+    def _asked(self, group: str) -> co.GroupDescription:
+        check_group_name(group)
+        answer: co.GroupDescription = self._ask(co.DescribeGroup(group), co.GroupDescription)
+        partitions = list(answer.partitions)
+        more = answer.more
+        while more:
+            rest = self._ask(co.DescribeGroup(group, len(partitions)), co.GroupDescription)
+            if not rest.partitions:
+                break
+            partitions += rest.partitions
+            more = rest.more
+        return co.GroupDescription(
+            answer.info, answer.members, partitions, False, answer.skipped, answer.counts
+        )
+
+    def _positions(self, asked: co.GroupDescription) -> dict[TopicPartition, int]:
+        """What the members publish: the next offset each wants of its partitions."""
+        members = [member for member in asked.members if member.slot >= 0]
+        found = run(self._logs.positioning([(member.slot, member.pid) for member in members]))
+        by_member = {
+            member.member_id: positions for member, positions in zip(members, found, strict=True)
+        }
+        return {
+            (one.topic, one.partition): by_member[one.member_id][one.page]
+            for one in asked.partitions
+            if one.page in by_member.get(one.member_id, {})
+        }
+
+    def _lag_of_positions(self, asked: co.GroupDescription) -> int:
+        positions = self._positions(asked)
+        lag = 0
+        for one in asked.partitions:
+            offset = positions.get((one.topic, one.partition), one.offset)
+            if offset != co.NO_OFFSET:
+                lag += max(0, self._end_of(one) - offset)
+        return lag
+
+    def _end_of(self, one: co.GroupPartition) -> int:
+        """Its high watermark; 0 before its page is its own."""
+        if one.page < 0:
+            return 0
+        page = self._session.page(one.page)
+        return page.high_watermark if page.identity == (one.topic_id, one.partition) else 0
+
+    def _ages(self, asked: co.GroupDescription) -> dict[TopicPartition, float]:
+        """When the first record that is not committed was appended, by the time index."""
+        names, places = [], []
+        for one in asked.partitions:
+            if co.NO_OFFSET < one.offset < self._end_of(one):
+                page = self._session.page(one.page)
+                log = Log(page, one.topic_id, one.partition)
+                names.append((one.topic, one.partition))
+                places.append((log, max(one.offset, page.log_start)))
+        times = run(self._logs.dating(places, AGES_BUDGET))
+        return {name: at for name, at in zip(names, times, strict=True) if at is not None}
+
+    # --- change ---
+    def reset(
+        self,
+        group: str,
+        topic: str,
+        to: Offset,
+        partitions: int | Sequence[int] | None,
+        *,
+        dry_run: bool,
+        allow_redelivery: bool,
+    ) -> list[OffsetReset]:
+        info = self._find(topic)
+        asked = self._asked(group)
+        known = {
+            one.partition: one.offset for one in asked.partitions if one.topic_id == info.topic_id
+        }
+        resets, seeks = [], []
+        for number in chosen(info, partitions):
+            offset = known.get(number, co.NO_OFFSET)
+            epoch = self._session.page(info.pages[number]).leader_epoch
+            after = self._resolved(info, number, to, offset)
+            before = None if offset == co.NO_OFFSET else offset
+            moved = 0 if before is None else after - before
+            resets.append(OffsetReset(topic, number, before, after, max(0, -moved), max(0, moved)))
+            seeks.append(co.OffsetSeek(info.topic_id, number, after, epoch))
+        back = [one for one in resets if one.redelivers]
+        if back and asked.info.guarantee == "at-most-once" and not allow_redelivery:
+            raise er.GroupError(
+                f"group {group!r} is at-most-once: going back in {topic}-{back[0].partition} from "
+                f"{back[0].before} to {back[0].after} would deliver {back[0].redelivers} records "
+                "twice; say allow_redelivery (--allow-redelivery) if that is wanted"
+            )
+        if not dry_run:
+            for part in _parts(seeks):
+                self._ask(co.SeekGroup(group, part, allow_redelivery), ms.Done)
+        return resets
+
+    def report(self, group: str, topic: str, offsets: Mapping[int, tuple[int, int]]) -> None:
+        info = self._find(topic)
+        seeks = [co.OffsetSeek(info.topic_id, number, *place) for number, place in offsets.items()]
+        for part in _parts(seeks):
+            self._ask(co.SeekGroup(group, part, is_report=True), ms.Done)
+
+    def _resolved(self, info: ms.TopicInfo, number: int, to: Offset, here: int) -> int:
+        page = self._session.page(info.pages[number])
+        here = page.log_start if here == co.NO_OFFSET else here
+        log = Log(page, info.topic_id, number)
+        return run(resolving(to, f"{info.name}-{number}", self._logs, log, here))
+
+    def delete(self, group: str, topic: str | None) -> None:
+        check_group_name(group)
+        if topic is None:
+            self._ask(co.DeleteGroup(group), ms.Done)
+            return
+        info = self._find(topic)
+        places = [(info.topic_id, number) for number in range(len(info.pages))]
+        for part in _parts(places):
+            self._ask(co.DeleteGroup(group, part), ms.Done)
+
+
+def _parts(items: Sequence[Any]) -> Iterator[Any]:
+    for start in range(0, len(items), co.PARTITIONS_MAX):
+        yield [*items[start : start + co.PARTITIONS_MAX]]

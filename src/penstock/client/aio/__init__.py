@@ -1,0 +1,1 @@
+"""The client for asyncio; `penstock.aio` exports it."""

@@ -1,0 +1,229 @@
+"""Topics, groups, transactions and the node, from an event loop.
+
+Requests are rare and short: a thread of the loop's makes them, by the blocking `penstock.Admin`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, TypeVar
+
+from penstock.client.admin.admin import (
+    AccessEntry,
+    ClusterDescription,
+    GroupDescription,
+    GroupListing,
+    LimitSetting,
+    OffsetReset,
+    PartitionPlace,
+    QuotaSetting,
+    TopicConfig,
+    TopicDescription,
+    TransactionDescription,
+    TrimResult,
+)
+from penstock.client.admin.admin import Admin as BlockingAdmin
+from penstock.client.aio.waits import in_thread
+from penstock.client.closing import AsyncClosing
+from penstock.client.consumer.offsets import Offset
+from penstock.client.remote.address import Place
+from penstock.ipc.messages import NodeDescription
+
+T = TypeVar("T")
+
+
+class Admin(AsyncClosing):
+    """See `penstock.Admin`, whose verbs these are. A call that is cancelled may be done all the
+    same."""
+
+    def __init__(self, core: BlockingAdmin) -> None:
+        self._core = core
+        self._lock = threading.Lock()  # one request at a time, also after a cancelled one
+
+    @classmethod
+    async def make(cls, socket: Place, *, client_id: str, timeout: float) -> Admin:
+        make = partial(BlockingAdmin, socket, client_id=client_id, timeout=timeout)
+        return cls(await in_thread(make, discard=BlockingAdmin.close))
+
+    async def create_topic(
+        self,
+        name: str,
+        config: TopicConfig | int | None = None,
+        *,
+        if_not_exists: bool = False,
+        **settings: Any,
+    ) -> bool:
+        """Make a topic and open its partitions; True: it is new. See `penstock.Admin`."""
+        return await self._do(
+            partial(self._core.create_topic, name, config, if_not_exists=if_not_exists, **settings)
+        )
+
+    async def alter_topic(self, name: str, **changes: Any) -> None:
+        """Change settings of a topic while it is in use."""
+        await self._do(partial(self._core.alter_topic, name, **changes))
+
+    async def add_partitions(self, name: str, total: int) -> None:
+        """Grow a topic to `total` partitions."""
+        await self._do(partial(self._core.add_partitions, name, total))
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic and its records. Raises `UnknownTopicError`."""
+        await self._do(partial(self._core.delete_topic, name))
+
+    async def trim(
+        self,
+        name: str,
+        partition: int | Sequence[int] | None = None,
+        *,
+        before: Offset | str | int | datetime,
+        dry_run: bool = False,
+    ) -> list[TrimResult]:
+        """Let partitions (None: all) start at `before`. See `penstock.Admin.trim`."""
+        return await self._do(
+            partial(self._core.trim, name, partition, before=before, dry_run=dry_run)
+        )
+
+    async def list_topics(self) -> list[str]:
+        """All topic names, sorted."""
+        return await self._do(self._core.list_topics)
+
+    async def describe_topic(self, name: str) -> TopicDescription:
+        """A topic with the state of its partitions."""
+        return await self._do(partial(self._core.describe_topic, name))
+
+    # --- the cluster ---
+    async def describe_cluster(self) -> ClusterDescription:
+        """The cluster's brokers, its quorum, and which partitions are not well."""
+        return await self._do(self._core.describe_cluster)
+
+    async def describe_partitions(self, name: str) -> list[PartitionPlace]:
+        """Who leads each partition of a topic, and where its replicas are."""
+        return await self._do(partial(self._core.describe_partitions, name))
+
+    async def elect_leaders(
+        self, topic: str | None = None, partition: int | None = None, *, unclean: bool = False
+    ) -> int:
+        """Have the first replica of each partition lead. See `penstock.Admin.elect_leaders`."""
+        return await self._do(partial(self._core.elect_leaders, topic, partition, unclean=unclean))
+
+    async def reassign_partition(
+        self,
+        topic: str,
+        partition: int,
+        replicas: Sequence[int] | None = None,
+        *,
+        replication_factor: int | None = None,
+    ) -> None:
+        """Move a partition to these brokers. See `penstock.Admin.reassign_partition`."""
+        await self._do(
+            partial(
+                self._core.reassign_partition, topic, partition, replicas,
+                replication_factor=replication_factor,
+            )
+        )  # fmt: skip
+
+    async def reassign_topic(
+        self,
+        topic: str,
+        replicas: Sequence[int] | None = None,
+        *,
+        replication_factor: int | None = None,
+    ) -> None:
+        """Move all partitions of a topic. See `penstock.Admin.reassign_topic`."""
+        await self._do(
+            partial(
+                self._core.reassign_topic, topic, replicas, replication_factor=replication_factor
+            )
+        )
+
+    async def remove_broker(self, broker: int) -> None:
+        """Take a broker that is stopped for good out. See `penstock.Admin.remove_broker`."""
+        await self._do(partial(self._core.remove_broker, broker))
+
+    # --- groups ---
+    async def list_groups(self) -> list[GroupListing]:
+        """All groups that have members or committed offsets, sorted by name."""
+        return await self._do(self._core.list_groups)
+
+    async def describe_group(self, group: str, *, sample: float = 0.0) -> GroupDescription:
+        """A group with its members, offsets and lag. With `sample`, so many seconds are waited for
+        in the thread, and other requests of this admin wait for them."""
+        return await self._do(partial(self._core.describe_group, group, sample=sample))
+
+    async def reset_offsets(
+        self,
+        group: str,
+        topic: str,
+        *,
+        to: Offset | str | int | datetime,
+        partitions: int | Sequence[int] | None = None,
+        dry_run: bool = False,
+        allow_redelivery: bool = False,
+    ) -> list[OffsetReset]:
+        """Let a group go on elsewhere. See `penstock.Admin.reset_offsets`."""
+        return await self._do(
+            partial(
+                self._core.reset_offsets, group, topic, to=to, partitions=partitions,
+                dry_run=dry_run, allow_redelivery=allow_redelivery,
+            )
+        )  # fmt: skip
+
+    async def report_offsets(
+        self, group: str, topic: str, offsets: Mapping[int, tuple[int, int]]
+    ) -> None:
+        """Let a group without members say how far it is. See `penstock.Admin.report_offsets`."""
+        await self._do(partial(self._core.report_offsets, group, topic, offsets))
+
+    async def delete_group(self, group: str, *, topic: str | None = None) -> None:
+        """Forget what a group has committed (of `topic`: only there)."""
+        await self._do(partial(self._core.delete_group, group, topic=topic))
+
+    # --- transactions and the node ---
+    async def list_transactions(self) -> list[TransactionDescription]:
+        """All transactional ids, sorted: what is open, and for how long."""
+        return await self._do(self._core.list_transactions)
+
+    async def list_access(self) -> list[AccessEntry]:
+        """All access entries."""
+        return await self._do(self._core.list_access)
+
+    async def add_access(self, *entries: AccessEntry) -> int:
+        """Add entries; how many were not there yet."""
+        return await self._do(partial(self._core.add_access, *entries))
+
+    async def remove_access(self, *entries: AccessEntry) -> int:
+        """Remove exactly these entries; how many were there."""
+        return await self._do(partial(self._core.remove_access, *entries))
+
+    async def list_quotas(self) -> list[QuotaSetting]:
+        """All quotas of principals and client ids."""
+        return await self._do(self._core.list_quotas)
+
+    async def set_quota(self, quota: QuotaSetting) -> None:
+        """Put a quota in the place of the one for the same."""
+        await self._do(partial(self._core.set_quota, quota))
+
+    async def list_limits(self) -> list[LimitSetting]:
+        """The limits of namespaces."""
+        return await self._do(self._core.list_limits)
+
+    async def set_limits(self, limits: LimitSetting) -> None:
+        """Put limits in the place of those of the same namespace."""
+        await self._do(partial(self._core.set_limits, limits))
+
+    async def describe_node(self) -> NodeDescription:
+        """The node's process, its writers and how much is attached to it."""
+        return await self._do(self._core.describe_node)
+
+    async def _do(self, work: Callable[[], T]) -> T:
+        def alone() -> T:
+            with self._lock:
+                return work()
+
+        return await in_thread(alone)
+
+    async def close(self) -> None:
+        await self._do(self._core.close)

@@ -1,0 +1,174 @@
+"""The consumer of a group in an event loop: `penstock.group` decides, the loop waits.
+
+Owns nothing of the group: membership, commits and claims are the blocking consumer's, whose calls
+are carried out here, also those between two records of a loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from itertools import islice
+
+from penstock.client.aio.consumer import RUN, attached, checked
+from penstock.client.aio.waits import Carrier, Turns
+from penstock.client.closing import AsyncClosing
+from penstock.client.consumer.consumer import END_POLL, Start
+from penstock.client.consumer.group.consumed import GroupBatch
+from penstock.client.consumer.group.consumer import GroupConsumer as BlockingGroupConsumer
+from penstock.client.consumer.partition_cursor import TopicPartition
+from penstock.client.consumer.records import Record
+from penstock.client.options import GroupOptions
+from penstock.client.remote.address import Place
+from penstock.core import errors as er
+
+
+class GroupConsumer(AsyncClosing):
+    """Reads what a group gives it, in an event loop. Made by `Client.consumer(..., group=...)`;
+    options, verbs, guarantees and errors are those of
+    `penstock.client.consumer.group.consumer.GroupConsumer`, but for those of `Consumer` that differ
+    in a loop. For one task at a time. Listeners are plain functions, called in the loop.
+
+    A call that is cancelled has brought nothing, and has committed what it asked for or not: the
+    next call finds out.
+    """
+
+    def __init__(self, core: BlockingGroupConsumer, carrier: Carrier) -> None:
+        self._core = core
+        self._carrier = carrier
+        self._turns = Turns()
+
+    @classmethod
+    async def make(
+        cls, socket: Place, topics: tuple[str, ...], options: GroupOptions
+    ) -> GroupConsumer:
+        """Attach, and join the group."""
+        options = checked(options)
+        carrier, session = await attached(socket, options)
+        try:
+            core = BlockingGroupConsumer(socket, topics, session=session, **options)
+        except BaseException:
+            session.close()
+            raise
+        made = cls(core, carrier)
+        try:
+            await carrier.carry(core.joining())
+        except BaseException:
+            await made.close()
+            raise
+        return made
+
+    # --- reading ---------------------------------------------------------------------------------
+    async def poll(self, max_records: int | None = None, timeout: float | None = 0.0) -> GroupBatch:
+        """Records that are there, or come within `timeout` seconds (None: wait for ever). What
+        earlier polls brought counts as done from here on."""
+        batch = await self._poll(max_records, timeout)
+        self._core.brought()
+        return batch
+
+    async def _poll(self, max_records: int | None, timeout: float | None) -> GroupBatch:
+        """`poll`, of which the core is still to be told that the caller gets it."""
+        await self._turns.share()
+        return await self._carrier.carry(self._core.polling(max_records, timeout))
+
+    async def batches(
+        self, max_records: int | None = None, timeout: float | None = None
+    ) -> AsyncIterator[GroupBatch]:
+        """Polls that brought something, until none does for `timeout` seconds (None: for ever; with
+        `follow=False`: until the high watermarks that its partitions had when they came)."""
+        core = self._core
+        while not await self._is_at_end():
+            batch = await self.poll(max_records, timeout if core.follows else END_POLL)
+            if batch:
+                yield batch
+                core.went_on()
+            elif core.follows:
+                return
+
+    async def __aiter__(self) -> AsyncIterator[Record]:
+        """Every record, one by one; ends as `batches()` does. A record is done once the next one is
+        asked for."""
+        core = self._core
+        while not await self._is_at_end():
+            batch = await self._poll(core.loop_size, None if core.follows else END_POLL)
+            for rows in core.runs(batch):
+                if rows is None:
+                    await self._carrier.carry(core.attending())
+                    continue
+                left = True
+                while left:
+                    left = False
+                    for record in islice(rows, RUN):
+                        yield record
+                        left = True
+                    await self._turns.share()
+
+    async def _is_at_end(self) -> bool:
+        if self._core.follows:
+            return False
+        return await self._carrier.carry(self._core.ending())
+
+    async def _attend(self) -> None:
+        """Let the loop wait for what the next plain call would block for."""
+        if self._core.is_disturbed:
+            await self._carrier.carry(self._core.attending())
+
+    # --- offsets ---------------------------------------------------------------------------------
+    async def commit(self, batch: GroupBatch | None = None) -> None:
+        """Commit what a batch brought, or all that was handed out so far. Raises
+        `StaleGenerationError` naming the partitions that others own by now."""
+        await self._carrier.carry(self._core.committing(batch))
+
+    async def rewind(self, batch: GroupBatch | None = None) -> None:
+        """Bring it again: a batch, or all above what is committed."""
+        await self._carrier.carry(self._core.rewinding(batch))
+
+    async def seek(self, topic: str, partition: int, to: Start) -> int:
+        """Go on elsewhere; returns the offset that `to` meant."""
+        return await self._carrier.carry(self._core.seeking(topic, partition, to))
+
+    async def assignment(self) -> list[TopicPartition]:
+        """The partitions that are its own now."""
+        await self._attend()
+        return self._core.assignment()
+
+    def position(self, topic: str, partition: int) -> int:
+        """The offset of the next record that iteration or `poll` will bring."""
+        return self._core.position(topic, partition)
+
+    def committed(self) -> dict[TopicPartition, int | None]:
+        """What is committed of its partitions (None: nothing yet), as this member knows it."""
+        return self._core.committed()
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Fetch nothing of these partitions (none given: of all) until `resume`."""
+        self._core.pause(*partitions)
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        """Go on with these partitions (none given: with all) where they were."""
+        self._core.resume(*partitions)
+        self._carrier.wake()
+
+    def lag(self) -> dict[TopicPartition, int]:
+        """Offsets between position and high watermark, over tcp as last heard."""
+        return self._core.known_lag()
+
+    # --- life ------------------------------------------------------------------------------------
+    @property
+    def blocking(self) -> BlockingGroupConsumer:
+        """For a transaction, which commits for it."""
+        return self._core
+
+    @property
+    def member_id(self) -> str:
+        """By which the coordinator knows it."""
+        return self._core.member_id
+
+    def metrics(self) -> dict[str, int]:
+        """Counters since the consumer was made."""
+        return self._core.metrics()
+
+    async def close(self) -> None:
+        """Commit what is done (at-least-once), leave the group, give the attachment back. A call
+        that waits raises `ClosedError`."""
+        self._carrier.end(er.ClosedError("this consumer is closed"))
+        await Carrier("consumer").carry(self._core.closing())

@@ -1,0 +1,324 @@
+"""The producer in an event loop: sending as `penstock.Producer` sends, waiting as a loop waits.
+
+The blocking producer and its one thread do the work. Here is only what would block: room and
+look-ups are waited for in lines (`penstock.client.aio.send_queue`), outcomes by futures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from penstock.client import fork_safety
+from penstock.client.aio.delivery import BatchDelivery, Delivery, News
+from penstock.client.aio.send_queue import Lines
+from penstock.client.aio.waits import Turns, in_thread
+from penstock.client.arrow.send import sending
+from penstock.client.options import ProducerOptions, StageOptions, TransactionOptions
+from penstock.client.producer.delivery import Receipt
+from penstock.client.producer.producer import Producer as BlockingProducer
+from penstock.client.remote.address import Place
+from penstock.client.validation import (
+    HeadersLike,
+    as_bytes,
+    as_headers,
+    as_microseconds,
+    check_columns,
+)
+from penstock.core import errors as er
+
+logger = logging.getLogger("penstock.producer")
+
+
+class Producer:
+    """Sends records from an event loop. Made by `Client.producer`; options and errors are those of
+    `penstock.Producer`. For the tasks of one loop.
+
+    `send` never waits. What cannot be taken at once (the buffer is full and `on_full` is "block",
+    or the topic is not looked up yet) waits in line, in order, for up to `block_timeout`; a line
+    holds as much as the buffer, and `BufferFullError` is raised beyond. Who sends much without
+    awaiting it awaits `drain` now and then.
+    """
+
+    def __init__(self, core: BlockingProducer, *, waits: bool) -> None:
+        self._core = core
+        self._waits = waits
+        self._news = News(asyncio.get_running_loop())
+        self._lines = Lines(
+            core,
+            self._news,
+            bytes_max=core.config.buffer_bytes_max,
+            waits=waits,
+            timeout=core.config.block_timeout,
+        )
+        self._turns = Turns()
+        self._send: Callable[..., Any] = core.send
+        self._knows = core.unthreaded.knows
+        self._closed = False
+        self._forked = False
+        fork_safety.remember(self)
+
+    @classmethod
+    async def make(cls, socket: Place, options: ProducerOptions) -> Producer:
+        """Attach, in a thread of the loop's."""
+        options, waits = in_line(options)
+        core = await in_thread(partial(BlockingProducer, socket, **options), discard=leave)
+        return cls(core, waits=waits)
+
+    # --- sending ---------------------------------------------------------------------------------
+    def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: HeadersLike | None = None,
+        timestamp: int | datetime | None = None,
+        partition: int | None = None,
+    ) -> Delivery:
+        """Hand over one record; awaiting what it returns gives the receipt, or raises what became
+        of it. Arguments and errors as of `penstock.Producer.send`; `UnknownTopicError` comes with
+        the delivery where the topic has to be looked up first."""
+        if self._knows(topic) and topic not in self._lines:
+            try:
+                return Delivery(
+                    self._news,
+                    self._send(
+                        topic, value, key=key, headers=headers, timestamp=timestamp,
+                        partition=partition,
+                    ),
+                )  # fmt: skip
+            except er.BufferFullError:
+                if not self._waits:
+                    raise
+        return self._queue(self._send, topic, value, key, headers, timestamp, partition)
+
+    def _queue(
+        self, send: Callable[..., Any], topic: str, value: Any, key: Any,
+        headers: HeadersLike | None, timestamp: int | datetime | None, partition: int | None,
+    ) -> Delivery:  # fmt: skip
+        self._check_may_send()
+        value, key = as_bytes("value", value), as_bytes("key", key)
+        call = partial(
+            send, topic, value, key=key, headers=as_headers(headers),
+            timestamp=as_microseconds(timestamp), partition=partition,
+        )  # fmt: skip
+        delivery = Delivery(self._news)
+        self._lines.add(topic, delivery, call, 1, len(value or b"") + len(key or b""))
+        return delivery
+
+    async def send_and_wait(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: HeadersLike | None = None,
+        timestamp: int | datetime | None = None,
+        partition: int | None = None,
+        timeout: float | None = None,
+    ) -> Receipt:
+        """Send one record without lingering and wait for its receipt, up to `timeout` seconds
+        (`PenstockTimeout`; the record stays on its way)."""
+
+        hand_over = self._send
+
+        def send(topic: str, value: bytes | None, **rest: Any) -> Any:
+            taken = hand_over(topic, value, **rest)
+            self._core.hurry(topic)
+            return taken
+
+        if self._knows(topic) and topic not in self._lines:
+            delivery = self.send(
+                topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition
+            )
+            self._core.hurry(topic)
+        else:
+            delivery = self._queue(send, topic, value, key, headers, timestamp, partition)
+        try:
+            async with asyncio.timeout(timeout):
+                return await delivery
+        except er.PenstockError:
+            raise
+        except TimeoutError:
+            raise er.PenstockTimeout(
+                f"no acknowledgement for {topic!r} within {timeout} s; the record is still on its "
+                "way"
+            ) from None
+
+    def send_batch(
+        self,
+        topic: str,
+        values: Sequence[bytes | None],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        headers: Sequence[HeadersLike | None] | None = None,
+        timestamps: Sequence[int] | None = None,
+        partition: int | None = None,
+    ) -> BatchDelivery:
+        """Hand over many records with one call (see `penstock.Producer.send_batch`); awaiting what
+        it returns gives their receipts."""
+        self._check_may_send()
+        check_columns(topic, len(values), keys=keys, headers=headers, timestamps=timestamps)
+        call = partial(
+            self._core.send_batch, topic, values, keys=keys, headers=headers,
+            timestamps=timestamps, partition=partition,
+        )  # fmt: skip
+        if self._knows(topic) and topic not in self._lines:
+            try:
+                return BatchDelivery(self._news, call())
+            except er.BufferFullError:
+                if not self._waits:
+                    raise
+        delivery = BatchDelivery(self._news)
+        size = sum(map(len, filter(None, values))) + sum(map(len, filter(None, keys or ())))
+        self._lines.add(topic, delivery, call, len(values), size)
+        return delivery
+
+    def send_arrow(
+        self,
+        topic: str,
+        data: Any,
+        *,
+        value_column: str = "value",
+        key_column: str | None = None,
+        timestamp_column: str | None = None,
+        headers_column: str | None = None,
+        partition: int | None = None,
+    ) -> BatchDelivery:
+        """Hand over every row of an Arrow stream (see `penstock.Producer.send_arrow`). It is read
+        by threads of the loop's as it is taken; what is sent to the topic after it waits in line.
+        Awaiting what this returns gives the receipts, or raises what became of the stream."""
+        self._check_may_send()
+        delivery = BatchDelivery(self._news)
+        call = partial(
+            sending, self._core, topic, data, value_column=value_column, key_column=key_column,
+            timestamp_column=timestamp_column, headers_column=headers_column, partition=partition,
+            patience=self._core.config.block_timeout if self._waits else 0.0,
+        )  # fmt: skip
+        self._lines.add(topic, delivery, call, 1, 0, streams=True)
+        return delivery
+
+    # --- waiting ---------------------------------------------------------------------------------
+    async def drain(self) -> None:
+        """Wait until nothing is in line and the buffer has room: what `send` hands over next is
+        taken at once. Lets other tasks run now and then."""
+        self._check_usable()
+        await self._turns.share()
+        while self._lines or not self._core.unthreaded.has_room():
+            await self._lines.empty()
+            await self._called(self._core.unthreaded.call_when_room)
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Send what is open and wait until everything sent so far is acknowledged.
+
+        Raises `PenstockTimeout` (nothing is given up by it), or `DeliveryError` for failed
+        deliveries that nobody looked at.
+        """
+        self._check_usable()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._lines.empty()
+                await self._called(self._core.unthreaded.begin_flush)
+        except er.PenstockError:
+            raise
+        except TimeoutError:
+            raise self._core.flush_timeout(timeout) from None
+        self._core.raise_unseen()
+
+    async def _called(self, ask: Callable[[Callable[[], object]], None]) -> None:
+        """Wait for the call back that was asked for."""
+        future = self._news.future()
+        callback = partial(self._news.tell, future)
+        ask(callback)
+        try:
+            await asyncio.wait([future])
+        finally:
+            self._core.unthreaded.forget(callback)
+
+    # --- life ------------------------------------------------------------------------------------
+    def metrics(self) -> dict[str, int]:
+        """Counters since the producer was made, and `buffered_bytes` now."""
+        return self._core.metrics()
+
+    @property
+    def producer_id(self) -> int:
+        """The id under which this producer's batches are in the log."""
+        return self._core.producer_id
+
+    async def close(self, timeout: float | None = 30.0) -> None:
+        """Flush, then leave. Raises what `flush` raises; the producer is closed in any case."""
+        if self._closed:
+            return
+        flushed = False
+        try:
+            await self.flush(timeout)
+            flushed = True
+        finally:
+            self._closed = True
+            fork_safety.forget(self)
+            error = er.ClosedError("the producer was closed before these records were taken")
+            try:
+                await self._lines.give_up(error)
+            finally:
+                await self._leave(flushed=flushed)
+
+    async def _leave(self, *, flushed: bool) -> None:
+        await in_thread(self._core.unthreaded.leave)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            await self.close()
+            return
+        try:
+            await self.close(timeout=5.0)
+        except er.PenstockError as other:
+            logger.warning("while leaving after %r: %s", error, other)
+
+    def after_fork_in_child(self) -> None:
+        """The loop is the parent's, and so is whoever waits there (rule 7)."""
+        self._forked = True
+        self._send = self._refuse
+
+    def _refuse(self, *_args: object, **_options: object) -> None:
+        self._check_may_send()
+
+    def _check_may_send(self) -> None:
+        self._check_usable()
+
+    def _check_usable(self) -> None:
+        if self._forked:
+            raise er.ForkedClientError(
+                "this producer was made before fork(); make a new one in the child process"
+            )
+        if self._closed:
+            raise er.ClosedError("this producer is closed")
+
+
+Options = TypeVar("Options", ProducerOptions, TransactionOptions, StageOptions)
+
+
+def in_line(options: Options) -> tuple[Options, bool]:
+    """The options of a producer in a loop, and whether records wait for room."""
+    options = options.copy()
+    waits = options.get("on_full", "block") == "block"
+    if waits:
+        options["on_full"] = "error"  # whoever is refused waits in line
+    return options, waits
+
+
+def leave(core: BlockingProducer) -> None:
+    core.unthreaded.leave()

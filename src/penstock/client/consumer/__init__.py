@@ -1,0 +1,1 @@
+"""The consumer: partitions read in place, and the members of groups."""

@@ -1,0 +1,103 @@
+"""Whose turn it is: the partitions that a consumer may bring records of, within its bound.
+
+Paused partitions are not among them, and cost nothing. What is decoded for one poll is bounded over
+all partitions: where the bound is reached, the next poll begins with whoever came too late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from penstock.client.consumer.partition_cursor import FETCH_BYTES, AssignedPartition
+from penstock.client.consumer.records import Chunk
+from penstock.core.errors import PenstockError
+
+ALONE_MAX: Final = 8
+"""Among more partitions nobody looks for a record that came alone."""
+
+Take = Callable[[AssignedPartition, int | None, int], list[Chunk]]
+
+
+class Turns:
+    """See the module. `bytes_max`: the bound of what is decoded and not handed out."""
+
+    def __init__(self, bytes_max: int, *, whole: bool) -> None:
+        self.bytes_max = bytes_max
+        self._share = bytes_max if whole else min(FETCH_BYTES, bytes_max)
+        self.active: list[AssignedPartition] = []
+        self._turn = 0
+        self._holding = False
+        self.marks: dict[AssignedPartition, tuple[int, int]] = {}
+        """Where partitions stood, with the leader epoch before that, when they were first asked for
+        records since this was emptied."""
+
+    def choose(self, partitions: Iterable[AssignedPartition]) -> None:
+        """Another assignment, or others of it are paused."""
+        self.active = [partition for partition in partitions if not partition.paused]
+
+    def has_more(self) -> bool:
+        for partition in self.active:  # noqa: SIM110 - a generator costs what two of these do
+            if partition.has_more:
+                return True
+        return False
+
+    def alone(self) -> tuple[AssignedPartition, Chunk] | None:
+        """The only record that is there, with its partition, where it can be had the short way."""
+        if self._holding or len(self.active) > ALONE_MAX:
+            return None
+        ready = self.active
+        if len(ready) > 1:
+            ready = [partition for partition in ready if partition.has_more]
+        if len(ready) != 1:
+            return None
+        self._mark(ready[0])
+        chunk = ready[0].take_alone()
+        return None if chunk is None else (ready[0], chunk)
+
+    def _mark(self, partition: AssignedPartition) -> None:
+        if partition not in self.marks:
+            self.marks[partition] = partition.offset, partition.leader_epoch
+
+    def gather(self, room: int | None, take: Take) -> list[Chunk]:
+        """What is there now, at most `room` records of it."""
+        partitions = self.active
+        if not partitions:
+            return []
+        self._turn = (self._turn + 1) % len(partitions)
+        if self._turn:
+            partitions = partitions[self._turn :] + partitions[: self._turn]
+        all_held = 0
+        if room is not None or self._holding:
+            all_held = sum(partition.held for partition in partitions)
+            self._holding = room is not None
+        left = self.bytes_max - all_held
+        chunks: list[Chunk] = []
+        late: int | None = None
+        for place, partition in enumerate(partitions):
+            if not partition.has_more:
+                continue
+            held = partition.held
+            if not held and left <= 0 and (chunks or all_held):
+                late = place if late is None else late
+                continue
+            self._mark(partition)
+            try:
+                taken = take(partition, room, min(self._share, max(left, 1)))
+            except PenstockError:  # of this partition: others come from a signal's handler
+                if not chunks:
+                    raise
+                # Others have moved on: what they gave goes out first. This one does not move
+                # while its error stands, and is asked first the next time.
+                late = place
+                break
+            chunks += taken
+            if not held:
+                left -= partition.fetched
+            if room is not None:
+                room -= sum(map(len, taken))
+                if room <= 0:
+                    break
+        if late is not None:
+            self._turn += late - 1
+        return chunks

@@ -1,0 +1,167 @@
+"""What was consumed, as a transaction commits it beside its records.
+
+Owns the batch of a group, which knows under whose grants it was read, and the two calls that a
+transactional producer needs: `consumed_offsets` before the commit, `rewind` after an abort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol, TypeAlias
+
+from msgspec import structs
+
+from penstock.client.consumer.partition_cursor import TopicPartition
+from penstock.client.consumer.records import Chunk, RecordBatch
+from penstock.core.errors import ConfigError
+from penstock.ipc.coordination import GroupOffsets, OffsetCommit, Owned
+
+NO_GRANT: Final = 0
+"""Generations of a group begin at 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """What a member owned at some time, and under which grants. Never changed: replaced.
+
+    `rewinds`: how often a partition was rewound until then, and the least offset it went back to.
+    """
+
+    group: str = ""
+    member_id: str = ""
+    owned: Mapping[TopicPartition, Owned] = field(default_factory=dict)
+    rewinds: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
+
+    def commit_of(self, name: TopicPartition, offset: int, leader_epoch: int) -> OffsetCommit:
+        owned = self.owned[name]
+        return OffsetCommit(owned.topic_id, owned.partition, owned.grant, offset, leader_epoch)
+
+    def is_still(self, before: Ownership, name: TopicPartition) -> bool:
+        """Whether it owns that partition under the grant that it had then."""
+        one, other = self.owned.get(name), before.owned.get(name)
+        return one is not None and other is not None and one.grant == other.grant
+
+    def rewound(self, places: Mapping[TopicPartition, int]) -> Ownership:
+        """The same after partitions went back to these offsets."""
+        found = dict(self.rewinds)
+        for name, offset in places.items():
+            times, least = found.get(name, (0, offset))
+            found[name] = times + 1, min(least, offset)
+        return replace(self, rewinds=found)
+
+    def comes_again(self, before: Ownership, name: TopicPartition, end: int) -> bool:
+        """Whether what was brought then, up to `end`, was rewound since."""
+        times, least = self.rewinds.get(name, (0, 0))
+        return times > before.rewinds.get(name, (0, 0))[0] and end > least
+
+
+class Source(Protocol):
+    """The group's consumer, as far as a transaction needs it."""
+
+    def offsets_of(self, batch: GroupBatch | None = None) -> GroupOffsets: ...
+
+    def rewind(self, batch: GroupBatch | None = None) -> None: ...
+
+
+class GroupBatch(RecordBatch):
+    """A `RecordBatch` that a group's consumer brought. `ownership`: under which grants."""
+
+    __slots__ = ("ownership", "source")
+
+    def __init__(
+        self, chunks: Sequence[Chunk], ownership: Ownership, source: Source | None = None
+    ) -> None:
+        super().__init__(chunks)
+        self.ownership = ownership
+        self.source = source
+
+    @property
+    def consumed(self) -> GroupOffsets:
+        """The offsets behind its records, to be committed by who owned them when they were read."""
+        return self.consumed_under(self.ownership)
+
+    def consumed_under(self, now: Ownership) -> GroupOffsets:
+        """The same. What was rewound since comes again, so it is named under a grant that nobody
+        has: a transaction with it is refused as stale."""
+        ends = {(chunk.topic, chunk.partition): chunk for chunk in self.chunks}
+        owner = self.ownership
+        return GroupOffsets(
+            owner.group,
+            owner.member_id,
+            [
+                structs.replace(commit, grant=NO_GRANT)
+                if now.comes_again(owner, name, chunk.next_offset)
+                else commit
+                for name, chunk in ends.items()
+                for commit in [owner.commit_of(name, chunk.next_offset, chunk.leader_epoch)]
+            ],
+        )
+
+
+def as_batch(batch: object) -> GroupBatch:
+    """What a group's consumer brought, as it is. TypeError for anything else."""
+    if isinstance(batch, GroupBatch):
+        return batch
+    raise TypeError(f"a batch that a group's consumer brought is wanted, not {batch!r}")
+
+
+Consumed: TypeAlias = "GroupBatch | Source | Iterable[GroupBatch | Source]"
+"""What a transaction takes: a batch of a group, a group's consumer (all it handed out), several."""
+
+
+def _each(consumed: Consumed | None) -> list[GroupBatch | Source]:
+    if consumed is None:
+        return []
+    if isinstance(consumed, GroupBatch) or hasattr(consumed, "offsets_of"):
+        return [consumed]  # type: ignore[list-item]
+    if isinstance(consumed, str | RecordBatch) or not isinstance(consumed, Iterable):
+        raise ConfigError(
+            f"consumed={consumed!r}: a transaction commits what a consumer of a group brought: a "
+            "batch of `client.consumer(..., group=...)`, or that consumer"
+        )
+    return [item for each in consumed for item in _each(each)]
+
+
+def check_consumed(consumed: Consumed | None) -> Consumed | None:
+    """What a transaction may commit and, after an abort, bring again; an iterable as a list. Raises
+    `ConfigError`."""
+    found = _each(consumed)
+    for each in found:
+        source = each.source if isinstance(each, GroupBatch) else each
+        if getattr(source, "guarantee", None) == "at-most-once":
+            raise ConfigError(
+                "consumed=: that group is at-most-once, which commits before records are handed "
+                "out; read with guarantee='exactly-once'"
+            )
+    return None if consumed is None else found
+
+
+def batch_offsets(batch: GroupBatch) -> GroupOffsets:
+    """What to commit for a batch, as the consumer that brought it says."""
+    return batch.consumed if batch.source is None else batch.source.offsets_of(batch)
+
+
+def consumed_offsets(consumed: Consumed | None) -> list[GroupOffsets]:
+    """What to commit with a transaction's records: of several batches of a partition the furthest,
+    in whatever order they are named. Raises `ConfigError` for what no group's consumer brought."""
+    found: dict[tuple[str, str], dict[tuple[bytes, int, int], OffsetCommit]] = {}
+    for each in _each(consumed):
+        offsets = batch_offsets(each) if isinstance(each, GroupBatch) else each.offsets_of()
+        furthest = found.setdefault((offsets.group, offsets.member_id), {})
+        for one in offsets.offsets:
+            place = one.topic_id, one.partition, one.grant
+            if place not in furthest or furthest[place].offset < one.offset:
+                furthest[place] = one
+    return [GroupOffsets(*who, list(each.values())) for who, each in found.items() if each]
+
+
+def rewind(consumed: Consumed | None) -> None:
+    """After an abort: let the consumers bring it again. Partitions that others own by now are left
+    to them."""
+    for each in _each(consumed):
+        if isinstance(each, GroupBatch):
+            if each.source is not None:
+                each.source.rewind(each)
+        else:
+            each.rewind()

@@ -1,0 +1,243 @@
+"""The reading half of a group's consumer: a `Consumer` that is told what to read, and from where.
+
+Owns cursors and sleeping. What belongs to whom is decided elsewhere; here the notice word of the
+client slot is only looked at, so that a change ends a sleep.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+from penstock.client.consumer.consumer import Consumer
+from penstock.client.consumer.iteration import HandOut
+from penstock.client.consumer.partition_cursor import AssignedPartition, TopicPartition
+from penstock.client.consumer.records import Chunk
+from penstock.client.remote.address import Place
+from penstock.client.session import Session
+from penstock.core import errors as er
+from penstock.ipc.coordination import NO_OFFSET, Owned
+from penstock.ipc.layout import STATUS_DELETED
+from penstock.ipc.waits import Waits
+
+logger = logging.getLogger("penstock.consumer")
+
+UNSEEN = -1
+"""A notice that no slot has: the coordinator is asked what is ours."""
+
+
+class GroupReader(Consumer):
+    """See the module."""
+
+    def __init__(self, socket: Place, **options: Any) -> None:
+        self.stands: Callable[[TopicPartition], int] | None = None
+        """Where its owner stands, if that claims ahead of it and never goes back."""
+        self.notice = UNSEEN
+        self._suspects: list[AssignedPartition] = []
+        super().__init__(socket, (), **options)
+        self._counts.update(deleted=0, truncated=0)
+
+    @property
+    def session(self) -> Session:
+        return self._session
+
+    @property
+    def follows(self) -> bool:
+        return self._follow
+
+    @property
+    def handout(self) -> HandOut:
+        return self._handout
+
+    @property
+    def partitions(self) -> dict[TopicPartition, AssignedPartition]:
+        """What is read, by name."""
+        return self._assigned
+
+    def reads(self, partition: AssignedPartition) -> bool:
+        return self._assigned.get(partition.name) is partition
+
+    # --- what is read ---
+    def placing(self, owned: Sequence[Owned]) -> Waits[list[TopicPartition]]:
+        """Read these too, from where the group stands; those where it stands nowhere yet begin
+        at `start`, and are returned."""
+        assigned = dict(self._assigned)
+        fresh = []
+        for one in owned:
+            name = (one.topic, one.partition)
+            partition = self._partition(name, one.topic_id, one.page)
+            if one.offset == NO_OFFSET:
+                epoch = partition.page.leader_epoch
+                partition.jump((yield from partition.resolving(self._start, self._logs())), epoch)
+                fresh.append(name)
+            else:
+                partition.jump(one.offset, one.leader_epoch)
+            assigned[name] = partition
+        self._adopt(assigned)
+        self._suspect()
+        return fresh
+
+    def _suspect(self) -> None:
+        """Look for partitions whose log may have been cut below where the group stands (rule 15):
+        nothing else would tell before it has grown past that again."""
+        self._suspects = [part for part in self._assigned.values() if part.is_suspect]
+
+    def is_open(self, one: Owned) -> bool:
+        """Whether its writer has opened it. Before that its page says nothing, or is that of a
+        deleted topic still, so nobody could tell where it begins."""
+        page = self._session.page(one.page)
+        return page.identity == (one.topic_id, one.partition) and page.status != STATUS_DELETED
+
+    def drop(self, names: Iterable[TopicPartition]) -> None:
+        """Read these no more: what was fetched and not handed out is forgotten."""
+        gone = set(names)
+        touched = self._published.touched
+        self._published.touched = [part for part in touched if part.name not in gone]
+        self._adopt({name: part for name, part in self._assigned.items() if name not in gone})
+
+    def back_to(self, offsets: dict[TopicPartition, int]) -> None:
+        """Go on there, and forget what was fetched ahead."""
+        self._settle()
+        for name, offset in offsets.items():
+            partition = self._assigned.get(name)
+            if partition is None:
+                continue
+            partition.jump(offset, partition.leader_epoch)
+            self._published.touched.append(partition)
+
+    # --- one poll, step by step ---
+    def is_disturbed(self) -> bool:
+        """Whether the coordinator has something to say: one load."""
+        slot = self._session.slot
+        return slot is not None and slot.notice != self.notice
+
+    def begin(self) -> None:
+        """The caller asks for more: publish where it stands."""
+        self._check_usable()
+        self.mark()
+        self._published.positions()
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether positions are ahead of what the caller has got."""
+        return self._last.is_torn
+
+    def mark(self) -> None:
+        """Where it stands now is where an interrupt leads back to."""
+        self.go_back()
+        self._last.begin()
+
+    def gather(self, max_records: int | None) -> Sequence[Chunk]:
+        """What is there now. Once the caller gets it, `brought` is to be called."""
+        while self._suspects:
+            if self.reads(self._suspects[-1]):
+                self._check(self._suspects[-1])
+            self._suspects.pop()
+        return self._last.fetch(self._gather, max_records).chunks
+
+    def minding(self, left: float) -> Waits[None]:
+        """Notice that the node went away; look for it again now and then."""
+        return self._attachment.minding(self, left)
+
+    def sleeping(self, bound: float) -> Waits[None]:
+        return self._attachment.sleeping(bound, self._spin, self._has_news)
+
+    def reattaching(self, timeout: float) -> Waits[None]:
+        """Attach anew if the node hung up, within `timeout` seconds."""
+        if self.is_lost or self._session.farewell() is not None:
+            self._attachment.give_up()
+            yield from self._attachment.reconnecting(self, timeout)
+
+    def finding(self, topics: Collection[str]) -> Waits[None]:
+        """Raises `UnknownTopicError` for a topic that is not there."""
+        yield from self._attachment.finding(self, topics, self._timeout)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the node went away and did not come back yet."""
+        return self._attachment.is_lost
+
+    @property
+    def noticed(self) -> int:
+        """What stands in the notice word now."""
+        slot = self._session.slot
+        return UNSEEN if slot is None else slot.notice
+
+    def hush(self) -> None:
+        """Not now: what the notice says is asked for later."""
+        self.notice = self.noticed
+
+    @property
+    def was_forked(self) -> bool:
+        return self._forked
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def check_usable(self) -> None:
+        self._check_usable()
+
+    def _check(self, partition: AssignedPartition) -> None:
+        try:
+            partition.check()
+        except er.UnknownTopicError:
+            return  # `_take` sees to that
+        except er.LogTruncatedError as error:
+            raise self._truncated(partition, error) from None
+
+    def _truncated(
+        self, partition: AssignedPartition, error: er.LogTruncatedError
+    ) -> er.LogTruncatedError:
+        """Counted, and with advice that can be followed."""
+        self._counts["truncated"] += 1
+        if self.stands is None:
+            return error
+        return er.LogTruncatedError(
+            f"{partition}: the group stands at offset {partition.offset}, but of what it had read "
+            f"only that below {error.divergence} is left: the host lost unsynced records. The "
+            "group is at-most-once, so that its members cannot go back; an admin can: "
+            f"reset_offsets(..., to={error.divergence}, allow_redelivery=True)",
+            divergence=error.divergence,
+        )
+
+    # --- what a group sees differently ---
+    def known_lag(self) -> dict[TopicPartition, int]:
+        if self.stands is None:
+            return super().known_lag()
+        return {name: max(0, one.end - self.stands(name)) for name, one in self._assigned.items()}
+
+    def _has_news(self) -> bool:
+        return self._turns.has_more() or self.is_disturbed()
+
+    def _take(self, partition: AssignedPartition, room: int | None, bytes_max: int) -> list[Chunk]:
+        try:
+            return super()._take(partition, room, bytes_max)
+        except er.UnknownTopicError as error:  # the group lets go of it in its own time
+            logger.warning("%s: %s", partition, error)
+            self._counts["deleted"] += 1
+            partition.pause()
+            self._published.pages()
+            return []
+        except er.LogTruncatedError as error:
+            raise self._truncated(partition, error) from None
+
+    def paging(self, session: Session, timeout: float) -> Waits[dict[TopicPartition, int]]:
+        """Partitions that are gone when the node is back are left out, and dropped by `moved`."""
+        pages: dict[str, list[int]] = {}
+        for topic in {topic for topic, _ in self._assigned}:
+            try:
+                pages[topic] = (yield from session.finding_topic(topic, timeout)).pages
+            except er.UnknownTopicError:
+                logger.warning("topic %s was deleted while the node was away", topic)
+        there = [name for name in self._assigned if name[1] < len(pages.get(name[0], ()))]
+        return {name: pages[name[0]][name[1]] for name in there}
+
+    def moved(self, session: Session, pages: dict[TopicPartition, int]) -> None:
+        for name in [name for name in self._assigned if name not in pages]:
+            self._counts["deleted"] += 1
+            self._assigned.pop(name).close()
+        super().moved(session, pages)
+        self._suspect()
+        self.notice = UNSEEN

@@ -1,0 +1,172 @@
+"""What clients ask of logs besides their records: offsets by time, times, sizes, others' places.
+
+Owns the answers from the files and the shared memory of this host. Those about a node on another
+host come from its gateway (`penstock.client.remote.logs`), by the same verbs. All of them are
+generators of waits (see `penstock.ipc.waits`), though nothing here has to wait.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from penstock.client.consumer.source import folder_of
+from penstock.client.session import Session
+from penstock.core.errors import CorruptBatchError, StorageError
+from penstock.core.reader import Limit
+from penstock.core.segment import list_segments, open_for_reading
+from penstock.core.storage import Storage
+from penstock.core.timesearch import searching
+from penstock.ipc.clients import ClientSlot
+from penstock.ipc.hostslots import Disk, DiskSlot
+from penstock.ipc.state import StatePage
+from penstock.ipc.waits import Waits
+from penstock.observe.ages import Ages, Place
+
+
+class Log(NamedTuple):
+    """A partition's log, and its page."""
+
+    page: StatePage
+    topic_id: bytes
+    partition: int
+
+    @property
+    def folder(self) -> str:
+        """Its name below the data folder."""
+        return folder_of(self.topic_id, self.partition)
+
+    def limit(self, *, committed: bool = False) -> Limit:
+        """How far it may be read now: the offset first, then the bytes it needs."""
+        page = self.page
+        end = page.last_stable if committed else page.high_watermark
+        return Limit(end, *page.segment(), page.log_start)
+
+
+class TimeFound(NamedTuple):
+    """What a look-up by time found: the offset, None if all records are older; or, where it is not
+    over, the offset from which on it goes on."""
+
+    offset: int | None
+    is_over: bool
+
+
+class Logs(Protocol):
+    """The logs of one node."""
+
+    def refreshing(self, pages: Collection[StatePage]) -> Waits[None]:
+        """Let these pages say how the partitions stand now."""
+
+    def finding_time(self, log: Log, timestamp: int, *, committed: bool) -> Waits[int | None]:
+        """The first offset whose record has a time >= `timestamp` (microseconds); None if there is
+        none. `committed`: among records that readers of committed ones get."""
+
+    def dating(self, places: Sequence[tuple[Log, int]], budget: float) -> Waits[list[float | None]]:
+        """When the records at these offsets were appended, in seconds since the epoch; None where
+        it is not known, or `budget` seconds were over."""
+
+    def sizing(self, log: Log, before: int) -> Waits[tuple[int, int]]:
+        """Segments that would go if the log started there, and the bytes of their files."""
+
+    def positioning(self, clients: Sequence[tuple[int, int]]) -> Waits[list[dict[int, int]]]:
+        """What the clients in these slots, with these pids, want next: offsets by page."""
+
+    def looking_at_disk(self) -> Waits[Disk]:
+        """Room on the disk of the node's data folder."""
+
+
+class LocalLogs:
+    """See `Logs`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._folder: Path = session.data_folder
+        self._storage = Storage()
+
+    def folder(self, log: Log) -> str:
+        return os.path.join(self._folder, log.folder)
+
+    def refreshing(self, pages: Collection[StatePage]) -> Waits[None]:
+        return
+        yield
+
+    def finding_time(self, log: Log, timestamp: int, *, committed: bool) -> Waits[int | None]:
+        return self.find_time(log, timestamp, committed=committed).offset
+        yield
+
+    def find_time(
+        self, log: Log, timestamp: int, *, committed: bool, start: int = 0, budget: float = math.inf
+    ) -> TimeFound:
+        """The same from offset `start` on, or how far that is when `budget` seconds are over."""
+        deadline = time.monotonic() + budget
+        while True:
+            limit = log.limit(committed=committed)
+            limit = limit._replace(start=max(limit.start, start))
+            folder = self.folder(log)
+            try:
+                for offset, is_found in searching(
+                    self._storage, folder, timestamp, limit, committed=committed
+                ):
+                    if is_found or time.monotonic() >= deadline:
+                        return TimeFound(offset, is_over=is_found)
+            except (CorruptBatchError, StorageError):
+                if log.page.log_start <= limit.start:
+                    raise  # rule 11: else retention took away what was looked at
+            else:
+                return TimeFound(None, is_over=True)
+
+    def dating(self, places: Sequence[tuple[Log, int]], budget: float) -> Waits[list[float | None]]:
+        wanted = [
+            Place(0, (log.topic_id.hex(), log.partition), self.folder(log), offset)
+            for log, offset in places
+        ]
+        known = Ages(self._storage).times(wanted, budget)
+        return [known.get(place) for place in wanted]
+        yield
+
+    def sizing(self, log: Log, before: int) -> Waits[tuple[int, int]]:
+        return sizes_below(self._storage, self.folder(log), before, log.page.high_watermark)
+        yield
+
+    def positioning(self, clients: Sequence[tuple[int, int]]) -> Waits[list[dict[int, int]]]:
+        table = self._session.clients
+        return [dict(positions_of(ClientSlot(table, slot), pid)) for slot, pid in clients]
+        yield
+
+    def looking_at_disk(self) -> Waits[Disk]:
+        return DiskSlot(self._session.state).read()
+        yield
+
+
+def sizes_below(storage: Storage, folder: str, before: int, end: int) -> tuple[int, int]:
+    """The segments of a log that ends at `end` which lie wholly below `before`, and the bytes of
+    their files."""
+    bases = list_segments(storage, folder)
+    gone = [base for base, to in zip(bases, [*bases[1:], end], strict=False) if base < to <= before]
+    nbytes = 0
+    for base in gone:
+        fd = open_for_reading(storage, folder, base)
+        try:
+            nbytes += storage.size(fd)
+        finally:
+            storage.close(fd)
+    return len(gone), nbytes
+
+
+def positions_of(slot: ClientSlot, pid: int) -> Iterable[tuple[int, int]]:
+    """(page, next offset) of the client in that slot; nothing where it is another one's by now. Pid
+    0 is any: of a remote client, in whose place its gateway is attached."""
+    return slot.positions() if slot.in_use and pid in (0, slot.pid) else ()
+
+
+def logs_of(session: Session, timeout: float) -> Logs:
+    """The logs of a session's node. What has to be asked is asked within `timeout` seconds."""
+    if session.far is None:
+        return LocalLogs(session)
+    from penstock.client.remote.logs import FarLogs  # for remote clients only
+
+    return FarLogs(session, timeout)

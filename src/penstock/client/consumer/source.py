@@ -1,0 +1,62 @@
+"""Where the batches of a partition come from: the seam between reading and where the log lies.
+
+Owns what is asked of a log that lies in files of this host. A log on another host comes through
+`penstock.client.remote.source`, by the same verbs. Knows no positions of consumers and never waits.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from penstock.core.committed import AbortedTransactions
+from penstock.core.header import BatchHeader
+from penstock.core.reader import Found, Limit, LogReader, divergence
+from penstock.core.storage import Storage
+
+
+class Source(Protocol):
+    """A cursor over the batches of one partition. `offset` is the next one it will bring."""
+
+    offset: int
+
+    def fetch(self, limit: Limit, bytes_max: int) -> list[Found]:
+        """See `core.reader.LogReader.fetch`."""
+
+    def alone(self, offset: int, base: int, valid_bytes: int) -> Found | None:
+        """See `core.reader.LogReader.alone`."""
+
+    def seek(self, offset: int) -> None:
+        """Go on at `offset` with the next `fetch`."""
+
+    def parted(self, offset: int, epoch: int, log_end: int) -> int | None:
+        """See `core.reader.divergence`."""
+
+    def leaves_out(self, head: BatchHeader, last_stable: int) -> bool:
+        """Whether this transactional batch, below the last stable offset, was aborted."""
+
+    def began_anew(self) -> None:
+        """The log began another leader epoch: what is known of its transactions may be wrong."""
+
+    def close(self) -> None: ...
+
+
+class LocalSource(LogReader):
+    """The log's own files, mapped. See `Source`."""
+
+    def __init__(self, storage: Storage, folder: str) -> None:
+        super().__init__(storage, folder)
+        self._aborted = AbortedTransactions(storage, folder)
+
+    def parted(self, offset: int, epoch: int, log_end: int) -> int | None:
+        return divergence(self._storage, self._folder, offset, epoch, log_end)
+
+    def leaves_out(self, head: BatchHeader, last_stable: int) -> bool:
+        return self._aborted.has(head, last_stable)
+
+    def began_anew(self) -> None:
+        self._aborted.forget()
+
+
+def folder_of(topic_id: bytes, partition: int) -> str:
+    """The name of a partition's folder below the data folder."""
+    return f"{topic_id.hex()}-{partition}"

@@ -1,0 +1,97 @@
+"""The keyword options of `Client.producer` and `Client.consumer`: for type checkers and editors,
+and for who mistypes one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Required, TypedDict
+
+from penstock.client.consumer.consumer import Start
+from penstock.client.consumer.group.options import Guarantee
+from penstock.client.consumer.group.rebalance import Listener
+from penstock.client.consumer.latest import LatestOnly
+from penstock.client.consumer.partition_cursor import Isolation
+from penstock.client.producer.config import Acks, OnFull
+from penstock.client.validation import check_names
+
+
+class ProducerOptions(TypedDict, total=False):
+    """See `penstock.client.producer.config` for meanings and units."""
+
+    client_id: str
+    linger: float
+    batch_bytes: int
+    compression: str
+    acks: Acks
+    durability: Literal["fsynced"] | None
+    idempotent: bool
+    buffer_bytes_max: int
+    on_full: OnFull
+    block_timeout: float
+    delivery_timeout: float
+    retry_backoff: float
+    retry_backoff_max: float
+    timeout: float
+
+
+class StageOptions(ProducerOptions, total=False):
+    """See `penstock.client.transactions.stages.Stage`."""
+
+    attempt: str
+    transaction_durability: Literal["fsynced", "appended"]
+
+
+class TransactionOptions(ProducerOptions, total=False):
+    """See `penstock.client.transactions.producer.TransactionalProducer`."""
+
+    transactional_id: Required[str]
+    transaction_durability: Literal["fsynced", "appended"]
+    transaction_timeout: float
+
+
+class ConsumerOptions(TypedDict, total=False):
+    """See `Consumer` for meanings and units."""
+
+    client_id: str
+    start: Start
+    follow: bool
+    isolation: Isolation
+    on_out_of_range: Literal["error", "earliest", "latest"]
+    prefetch_bytes: int
+    latest_only: LatestOnly | None
+    spin: float
+    node_timeout: float
+    timeout: float
+
+
+class GroupOptions(ConsumerOptions, total=False):
+    """See `penstock.client.consumer.group.consumer.GroupConsumer` for meanings and units."""
+
+    group: Required[str]
+    guarantee: Guarantee
+    pattern: str | None
+    instance_id: str | None
+    commit_interval: float
+    session_timeout: float
+    processing_timeout: float | None
+    on_assigned: Listener | None
+    on_revoked: Listener | None
+    on_lost: Listener | None
+
+
+def check_producer_names(options: Mapping[str, Any]) -> None:
+    """Raises TypeError naming an option that such a producer has not."""
+    _check("producer()", options, ProducerOptions, TransactionOptions, "transactional_id")
+
+
+def check_consumer_names(options: Mapping[str, Any]) -> None:
+    """Raises TypeError naming an option that such a consumer has not."""
+    _check("consumer()", options, ConsumerOptions, GroupOptions, "group")
+
+
+def _check(verb: str, options: Iterable[str], plain: type, more: type, by: str) -> None:
+    if by not in options:
+        for name in options:
+            if name in more.__annotations__ and name not in plain.__annotations__:
+                raise TypeError(f"{verb} takes {name}= only beside {by}=")
+    check_names(verb, options, more.__annotations__)

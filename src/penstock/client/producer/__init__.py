@@ -1,0 +1,1 @@
+"""The producer: records in, batches into lanes, answers back to deliveries."""

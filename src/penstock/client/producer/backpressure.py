@@ -1,0 +1,230 @@
+"""What becomes of records once a producer's buffer is full: they wait, are refused, or are dropped.
+
+    on_full        a record that finds `buffer_bytes_max` unacknowledged bytes
+    "block"        waits until some are acknowledged, up to `block_timeout`
+    "error"        is refused: `BufferFullError`
+    "drop_newest"  is dropped: its delivery fails with `DroppedError` at once
+    "drop_oldest"  is taken; batches that wait for room in a lane are dropped, the oldest first, or
+                   where none does, the open box of its topic. Without either, as "drop_newest"
+
+Only what is in private memory may be dropped: nothing that a lane has accepted, nor a batch that
+was in one and is to go there again (rule 4). A declared policy is no surprise: drops are counted,
+published in the client's slot and logged, and `flush` does not raise them.
+
+Owns the choice and its account. The producer's lock is held in every call but `wait`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from penstock.client.producer.config import OnFull
+from penstock.client.producer.delivery import Batch, Box
+from penstock.client.producer.io_thread import Minder
+from penstock.client.producer.routes import PartitionRoute
+from penstock.client.producer.sender import Outbox
+from penstock.client.session import Session
+from penstock.core import errors as er
+
+if TYPE_CHECKING:
+    from penstock.client.producer.producer import Producer
+
+logger = logging.getLogger("penstock.producer")
+
+LOG_EVERY: Final = 5.0
+"""Seconds between two lines of the log about drops, however many there are."""
+
+
+class Pressure:
+    """See the module. One per producer (and per forked child of it)."""
+
+    def __init__(
+        self,
+        producer: Producer,
+        outbox: Outbox,
+        minder: Minder,
+        *,
+        policy: OnFull,
+        bytes_max: int,
+        block_timeout: float,
+    ) -> None:
+        self._producer = producer
+        self._outbox = outbox
+        self._minder = minder
+        self._policy = policy
+        self._bytes_max = bytes_max
+        self._block_timeout = block_timeout
+        self._session: Session | None = None
+        self._refused: dict[str, Box] = {}  # by topic: what answers for a run of dropped records
+        self._log_at = 0.0
+        self._logged = 0
+        self.counts = dict.fromkeys(("blocked", "dropped_records", "dropped_bytes"), 0)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the bound on unacknowledged bytes is reached."""
+        return self._outbox.buffered >= self._bytes_max
+
+    def must_wait(self) -> bool:
+        """Whether records that come have to `wait` first. Raises `BufferFullError` where the policy
+        is to refuse them."""
+        if self.is_full:
+            self._minder.reap()
+        if not self.is_full:
+            if self._refused:
+                self._refused.clear()
+            return False
+        if self._policy == "error":
+            self.counts["blocked"] += 1
+            self._producer.books.close()
+            raise er.BufferFullError(f"{self._told()}{self._outbox.why()}")
+        return self._policy == "block"
+
+    def wait(self, until: float | None) -> float:
+        """Wait for room (lock not held), up to that time if there is one already; up to when.
+        Raises `BufferFullError`."""
+        outbox, bound = self._outbox, self._bytes_max
+        told = self._told()
+        if until is None:
+            self.counts["blocked"] += 1
+            until = time.monotonic() + self._block_timeout
+        left = max(0.0, until - time.monotonic())
+        if not self._minder.wait(lambda: outbox.buffered < bound, left):
+            raise er.BufferFullError(f"{told} for {self._block_timeout} s{outbox.why()}")
+        return until
+
+    def _told(self) -> str:
+        size, bound = self._outbox.buffered, self._bytes_max
+        return f"{size} bytes are unacknowledged (buffer_bytes_max={bound})"
+
+    def refuse(
+        self, topic: str, records: int, size: int | Sequence[bytes | None], wide: bool | None = None
+    ) -> Box | None:
+        """Where there is no room for records (of `size` bytes, or these), drop as the policy says.
+
+        `wide`: it is one record, and goes into a box of that kind. None: they may be taken. Else
+        they are dropped, and the box answers for them.
+        """
+        if not self.is_full or self._policy == "block":
+            return None
+        if wide is not None and isinstance(size, int):
+            box = self._producer.boxes.open.get(topic)
+            if box is not None and box.takes(size, wide=wide):
+                return None  # open boxes come on top of the bound
+        if self._policy == "drop_oldest" and (self._drop_waiting() or self._drop_box(topic)):
+            return None
+        self._count(records, size if isinstance(size, int) else _bytes_of(size))
+        refused = self._refused.get(topic)
+        if refused is None:
+            refused = self._producer.boxes.new(topic)
+            refused.sealed = True
+            refused.fail(
+                er.DroppedError(f"records for {topic!r} were dropped, the newest: {self._why()}")
+            )
+            self._refused[topic] = refused
+        return refused
+
+    def _why(self) -> str:
+        return (
+            f"{self._outbox.buffered} bytes are unacknowledged (buffer_bytes_max="
+            f"{self._bytes_max}, on_full={self._policy!r}){self._outbox.why()}"
+        )
+
+    # --- the oldest ------------------------------------------------------------------------------
+    def _drop_waiting(self) -> bool:
+        """Drop batches that wait for a lane until there is room. False if there is none even so."""
+        records = size = 0
+        why = ""
+        for batch in self._waiting():
+            why = why or self._why()
+            records, size = records + batch.count, size + batch.length
+            self._outbox.give_up(batch, er.DroppedError(
+                f"{batch.count} records for {batch.route!r} were dropped, the oldest: {why}"
+            ))  # fmt: skip
+            if not self.is_full:
+                break
+        if records:
+            self._count(records, size)
+        return not self.is_full
+
+    def _waiting(self) -> Iterator[Batch]:
+        """Pending batches that have never flown, the oldest first, each of which is gone when the
+        next is asked for."""
+        oldest = []
+        for number, route in enumerate(self._outbox.routes()):
+            batch = _first(route)
+            if batch is not None:
+                oldest.append((batch.deadline, number, batch))
+        heapq.heapify(oldest)
+        while oldest:
+            _, number, batch = oldest[0]
+            yield batch
+            following = _first(batch.route)
+            if following is None:
+                heapq.heappop(oldest)
+            else:
+                heapq.heapreplace(oldest, (following.deadline, number, following))
+
+    def _drop_box(self, topic: str) -> bool:
+        """Drop what is in the open box of a topic. False if there is none, or nothing in it."""
+        boxes = self._producer.boxes
+        box = boxes.open.get(topic)
+        rows = boxes.close(box) if box is not None else None
+        if box is None or rows is None:
+            return False
+        told = f"{box.count} records for {topic!r} were dropped, the oldest: {self._why()}"
+        box.fail(er.DroppedError(told))
+        self._producer.boxes.closed(box)
+        self._count(box.count, _bytes_of(rows.values) + _bytes_of(rows.keys or ()))
+        if box.callbacks:
+            self._producer.callbacks.take(box)
+            self._minder.nudge()
+        return True
+
+    # --- the account -----------------------------------------------------------------------------
+    def _count(self, records: int, size: int) -> None:
+        """Records were dropped."""
+        counts = self.counts
+        counts["dropped_records"] += records
+        counts["dropped_bytes"] += size
+        self._tell()
+        now = time.monotonic()
+        if now >= self._log_at:
+            self._log_at = now + LOG_EVERY
+            self._log(self._why())
+
+    def _log(self, why: str) -> None:
+        total = self.counts["dropped_records"]
+        logger.warning("dropped %d records, %d so far: %s", total - self._logged, total, why)
+        self._logged = total
+
+    def _tell(self) -> None:
+        slot = self._session.slot if self._session is not None else None
+        if slot is not None:
+            slot.publish_dropped(self.counts["dropped_records"])
+
+    def publish(self, session: Session) -> None:
+        """Tell onlookers through this attachment from now on."""
+        self._session = session
+        if session.slot is not None:
+            session.slot.publish_producer(session.producer_id)
+        self._tell()
+
+    def close(self) -> None:
+        """Log what no line of the log has told of yet."""
+        self._session = None
+        if self.counts["dropped_records"] > self._logged:
+            self._log("the producer was closed")
+
+
+def _first(route: PartitionRoute) -> Batch | None:
+    """The oldest pending batch that has never flown; those that have stand in front."""
+    return next((batch for batch in route.pending if not batch.flew), None)
+
+
+def _bytes_of(items: Sequence[bytes | None]) -> int:
+    return sum(map(len, filter(None, items)))

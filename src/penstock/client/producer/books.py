@@ -1,0 +1,38 @@
+"""The lock of a producer, and whether what it guards is whole.
+
+A signal's handler may raise between any two steps of a call. A `with` block then gives the lock
+back in the middle of a change. Clean-up code cannot be trusted, as the next signal ends that too.
+So each holder opens the books first and closes them last. If the last holder has not closed them,
+the next one mends what it left. An error that is raised on purpose leaves nothing to mend, and
+mending changes nothing then.
+
+Only `with` takes the lock, and a caller never gives it back within the block: CPython runs no
+handler between taking it and the block, or between the block and giving it back. A caller that has
+to wait leaves the block first. The producer's own thread waits inside, as no handler runs there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+class Books:
+    """See the module. `mend` may be called any number of times, and be interrupted itself."""
+
+    __slots__ = ("_is_open", "_mend", "lock")
+
+    def __init__(self, mend: Callable[[], object]) -> None:
+        self.lock = threading.Lock()
+        self._mend = mend
+        self._is_open = False
+
+    def open(self) -> None:
+        """The first thing to do with the lock."""
+        if self._is_open:
+            self._mend()
+        self._is_open = True
+
+    def close(self) -> None:
+        """All is done: the last thing to do with the lock."""
+        self._is_open = False

@@ -1,0 +1,169 @@
+"""Who is told of outcomes: callbacks of deliveries, who flushes, and what nobody has asked for.
+
+Owns what is still to be told. Never sends, and decides no outcome.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterator
+from operator import length_hint
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.client.producer.delivery import AnyDelivery, Batch, Box, DoneCallback, Failure
+from penstock.core.errors import DeliveryError
+
+if TYPE_CHECKING:
+    from penstock.client.producer.sender import Outbox
+
+logger = logging.getLogger("penstock.producer")
+
+FAILURES_KEPT: Final = 1000
+"""Failures that are kept one by one until a `flush`; of others the number of records, and the last
+error of each partition: a partition may be dark for days, and nobody call `flush`."""
+
+
+class Callbacks:
+    """What to call for deliveries that are done: filled under the producer's lock, run without it,
+    by whichever threads have come to it."""
+
+    def __init__(self) -> None:
+        self._due: deque[_Due] = deque()
+        self._awaited: dict[Box, None] = {}
+        self._gate = threading.Lock()
+        self._running: dict[int, int] = {}  # by thread: the number of the one it is in
+        self._begun = 0
+        self.taken = 0
+
+    def __len__(self) -> int:
+        """How many are due."""
+        return sum(length_hint(due.left) for due in self._due)
+
+    def expect(self, delivery: AnyDelivery, box: Box, callback: DoneCallback) -> None:
+        """Call this back once the box is done (and `take` was told so)."""
+        self._awaited[box] = None
+        box.callbacks.append((delivery, callback))
+
+    def mend(self) -> None:
+        """After an interrupt: take those that nobody has taken."""
+        for box in list(self._awaited):
+            if box.done or not box.callbacks:
+                self.take(box)
+
+    @property
+    def told(self) -> int:
+        """So many of the first ones taken have returned. Who asks from one of them is who tells
+        the others, and need not wait for them."""
+        me = threading.get_ident()
+        with self._gate:
+            if me in self._running:
+                return self.taken
+            return min(self._running.values(), default=self._begun)
+
+    def take(self, box: Box) -> None:
+        """All callbacks of a box that is done; those that are due already are not due twice."""
+        found = box.callbacks
+        if found and not (self._due and self._due[-1].all is found):
+            self._due.append(_Due(found, iter(found)))
+            self.taken += len(found)
+        box.callbacks = []
+        self._awaited.pop(box, None)
+
+    def run(self) -> bool:
+        """Call what is due. Whether anything was. A callback that comes here calls no others."""
+        me = threading.get_ident()
+        if me in self._running:
+            return False
+        has_run = False
+        try:
+            while True:
+                with self._gate:
+                    following = self._next()
+                    if following is None:
+                        return has_run
+                    delivery, callback = following
+                    self._running[me] = self._begun
+                    self._begun += 1
+                has_run = True
+                self.call(delivery, callback)
+        finally:
+            with self._gate:
+                self._running.pop(me, None)
+
+    def _next(self) -> tuple[AnyDelivery, DoneCallback] | None:
+        while self._due:
+            following = next(self._due[0].left, None)
+            if following is not None:
+                return following
+            self._due.popleft()
+        return None
+
+    @staticmethod
+    def call(delivery: AnyDelivery, callback: DoneCallback) -> None:
+        """Call back; what the callback raises is logged, because nobody waits for it."""
+        try:
+            callback(delivery)
+        except Exception:
+            logger.exception("a delivery callback raised")
+
+
+class _Due(NamedTuple):
+    """The callbacks of a box, and those that were not called yet."""
+
+    all: list[tuple[AnyDelivery, DoneCallback]]
+    left: Iterator[tuple[AnyDelivery, DoneCallback]]
+
+
+class Flushed:
+    """Whether what one flush waits for has an outcome, of which everybody was told: all that was
+    sealed when it was made, and nothing that others send meanwhile. Asked under the lock."""
+
+    def __init__(self, outbox: Outbox, callbacks: Callbacks) -> None:
+        self._left: list[Batch] = outbox.unsettled()
+        self._callbacks = callbacks
+        self._taken: int | None = None
+
+    def __call__(self) -> bool:
+        left = self._left
+        while left and left[-1].done:
+            left.pop()
+        if left:
+            return False
+        if self._taken is None:
+            self._taken = self._callbacks.taken
+        return self._callbacks.told >= self._taken
+
+
+class Failures:
+    """What has failed, until `flush` raises it. Under the producer's lock."""
+
+    def __init__(self) -> None:
+        self._kept: list[Failure] = []
+        self._others: dict[tuple[str, int], tuple[Exception, int]] = {}
+
+    def note(self, failure: Failure) -> None:
+        if self._kept and self._kept[-1] is failure:
+            return  # an interrupt came behind it
+        self._kept.append(failure)
+        if len(self._kept) > 2 * FAILURES_KEPT:
+            unseen = [one for one in self._kept if one.looked_at < one.count]
+            self._kept = unseen[:FAILURES_KEPT]
+            for one in unseen[FAILURES_KEPT:]:
+                topic, partition, error, count = one.unseen()
+                before = self._others.get((topic, partition))
+                self._others[topic, partition] = error, count + (before[1] if before else 0)
+
+    def error(self) -> DeliveryError | None:
+        """What `flush` raises for those that nobody looked at; None if there are none."""
+        unseen = [one.unseen() for one in self._kept if one.looked_at < one.count]
+        unseen += [(*where, *what) for where, what in self._others.items()]
+        if not unseen:
+            return None
+        topic, partition, error, _ = unseen[0]
+        return DeliveryError(
+            f"{sum(entry[3] for entry in unseen)} records were not delivered; first: "
+            f"{topic}-{partition}: {error}",
+            unseen,
+        )

@@ -1,0 +1,333 @@
+"""What `send` hands back: deliveries, receipts, and the boxes and batches behind them.
+
+A `Box` collects the records of one topic until it is sealed, which makes a `Batch` per partition.
+A `Delivery` knows its box and its ordinal there and finds its batch only when somebody asks.
+
+Owns the way from an ordinal to an outcome. Never sends and never waits by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.encode import EncodedBatch, Headers
+from penstock.core.errors import PenstockError, PenstockTimeout
+
+if TYPE_CHECKING:
+    from penstock.client.producer.producer import Producer
+    from penstock.client.producer.routes import LaneLink, PartitionRoute
+
+NARROW: Final = 3
+WIDE: Final = 6
+"""A box is a flat list: of each record ordinal, value and key, and in a wide box headers, timestamp
+and partition. One `extend` of a tuple is a single atomic step, so `send` takes no lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Where a record is and how far it got.
+
+    `durability`: how far it is known to have got: "ring", "appended", "committed" (on all replicas
+    that count, at a cluster with acks="all") or "fsynced". `offset` is None at "ring" (acks=0).
+    `timestamp`: when the writer appended it, in microseconds since the epoch; None at "ring".
+    """
+
+    topic: str
+    partition: int
+    offset: int | None
+    durability: str
+    timestamp: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReceipt:
+    """A run of records in one partition: offsets `base_offset` .. `base_offset + count - 1`."""
+
+    topic: str
+    partition: int
+    base_offset: int | None
+    count: int
+    durability: str
+    timestamp: int | None
+
+
+class Batch:
+    """One encoded batch on its way: pending (`encoded` holds its bytes), in a lane (`flight` says
+    where), or done.
+
+    `epoch`, `sequence`: what its bytes say. `numbered`: a lane has had it under these, so that a
+    log may know it by them, and none has refused it since. Else it gets others where it needs them.
+    `again`: it went more than once under these.
+    """
+
+    __slots__ = ("again", "append_timestamp", "base_offset", "box", "count", "deadline", "done",
+                 "durability", "encoded", "epoch", "error", "flew", "flight", "leader_epoch",
+                 "length", "looked_at", "numbered", "route", "sequence")  # fmt: skip
+
+    def __init__(
+        self, box: Box, route: PartitionRoute, encoded: EncodedBatch, count: int, sequence: int
+    ) -> None:
+        self.box = box
+        self.route = route
+        self.encoded: EncodedBatch | None = encoded
+        self.length = encoded.length
+        self.count = count
+        self.epoch = route.epoch
+        self.sequence = sequence
+        self.numbered = False
+        self.again = False
+        self.deadline = box.deadline
+        self.flight: tuple[LaneLink, int, int] | None = None
+        self.flew = False
+        self.done = False
+        self.error: Exception | None = None
+        self.base_offset: int | None = None
+        self.append_timestamp: int | None = None
+        self.leader_epoch = 0
+        self.durability = ""
+        self.looked_at = 0
+
+    @classmethod
+    def refused(cls, box: Box, route: PartitionRoute, count: int, error: Exception | None) -> Batch:
+        """Some records of a box that were never encoded."""
+        batch = cls(box, route, EncodedBatch(bytearray(), b""), count, -1)
+        batch.encoded, batch.done, batch.error = None, True, error
+        return batch
+
+    def unseen(self) -> tuple[str, int, Exception, int]:
+        """(topic, partition, error, records nobody asked about), for `DeliveryError`."""
+        assert self.error is not None
+        route = self.route
+        return route.topic, route.partition, self.error, self.count - self.looked_at
+
+    def receipt(self) -> BatchReceipt:
+        route, known = self.route, self.durability != "ring"
+        return BatchReceipt(
+            route.topic, route.partition, self.base_offset if known else None, self.count,
+            self.durability, self.append_timestamp if known else None,
+        )  # fmt: skip
+
+
+class Box:
+    """An open collection of records for one topic, and after `sealed` the key to their fate."""
+
+    __slots__ = (
+        "batches",
+        "callbacks",
+        "count",
+        "deadline",
+        "error",
+        "extend",
+        "incarnation",
+        "items",
+        "linger_until",
+        "looked_at",
+        "next_ordinal",
+        "opened",
+        "order",
+        "owner",
+        "placement",
+        "room",
+        "sealed",
+        "slow_room",
+        "topic",
+        "width",
+    )  # fmt: skip
+
+    def __init__(
+        self, owner: Producer, topic: str, room: int, opened: int, linger_until: float,
+        deadline: float, incarnation: int,
+    ) -> None:  # fmt: skip
+        self.owner = owner
+        self.topic = topic
+        self.room = room
+        self.width = NARROW
+        self.slow_room = -1
+        self.opened = opened
+        self.linger_until = linger_until
+        self.deadline = deadline
+        self.incarnation = incarnation
+        self.items: list[Any] = []
+        self.extend: Callable[[tuple[Any, ...]], None] = self.items.extend
+        self.next_ordinal = count().__next__
+        self.sealed = False
+        self.count = 0
+        self.looked_at = 0
+        self.order: dict[int, int] | None = None
+        self.batches: list[Batch] = []
+        self.placement: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]] | None = None
+        self.error: Exception | None = None
+        self.callbacks: list[tuple[AnyDelivery, DoneCallback]] = []
+
+    def slow(self, *, wide: bool) -> None:
+        """Send every record the slow way, which may carry more and decides when to seal."""
+        self.width = WIDE if wide else NARROW
+        self.slow_room, self.room = self.room, -1
+
+    def takes(self, size: int, *, wide: bool) -> bool:
+        """Whether a record of that size, with or without the wide columns, fits in here."""
+        return max(self.room, self.slow_room) >= size and (self.width == WIDE or not wide)
+
+    def add(
+        self, size: int, value: bytes | None, key: bytes | None, headers: Headers | None,
+        timestamp: int | None, partition: int | None,
+    ) -> int:  # fmt: skip
+        """Put a record in the slow way, under the lock; its ordinal."""
+        if self.room < 0:
+            self.slow_room -= size
+        else:
+            self.room -= size
+        ordinal = self.next_ordinal()
+        if self.width == WIDE:
+            self.extend((ordinal, value, key, headers, timestamp, partition))
+        else:
+            self.extend((ordinal, value, key))
+        return ordinal
+
+    def fail(self, error: Exception) -> Box:
+        """None of these records can be sent."""
+        self.error = error
+        return self
+
+    def unseen(self) -> tuple[str, int, Exception, int]:
+        """(topic, partition -1, error, records nobody asked about), for `DeliveryError`."""
+        assert self.error is not None
+        return self.topic, -1, self.error, self.count - self.looked_at
+
+    def holds(self, ordinal: int) -> bool:
+        """After sealing: whether the record got in before the lid closed."""
+        return ordinal in self.order if self.order is not None else ordinal < self.count
+
+    def locate(self, ordinal: int) -> tuple[Batch, int]:
+        """After sealing: the batch of a record and its index there."""
+        index = self.order[ordinal] if self.order is not None else ordinal
+        if self.placement is None:
+            return self.batches[0], index
+        which, where = self.placement
+        return self.batches[which[index]], int(where[index])
+
+    def is_done(self, ordinal: int) -> bool:
+        """Whether a record's outcome is known. Asked without a lock: between the closing of the
+        lid and the encoding there are no batches yet, and nothing is known."""
+        if self.error is not None:
+            return True
+        return self.sealed and bool(self.batches) and self.locate(ordinal)[0].done
+
+    @property
+    def done(self) -> bool:
+        if not self.sealed:
+            return False
+        return self.error is not None or all(batch.done for batch in self.batches)
+
+
+class Delivery:
+    """The future of one record. Thread-safe; does not have to be kept or looked at."""
+
+    __slots__ = ("_box", "_ordinal")
+
+    def __init__(self, box: Box, ordinal: int) -> None:
+        self._box = box
+        self._ordinal = ordinal
+
+    def done(self) -> bool:
+        """Whether the outcome is known. Never blocks."""
+        return self._box.is_done(self._ordinal)
+
+    def result(self, timeout: float | None = None) -> Receipt:
+        """The receipt, waiting up to `timeout` seconds (None: until the delivery timeout).
+
+        Raises `PenstockTimeout` when the wait ran out (the record stays on its way), or the error
+        with which the delivery failed.
+        """
+        batch, index = self._await(timeout)
+        if batch.error is not None:
+            raise batch.error
+        run = batch.receipt()
+        offset = None if run.base_offset is None else run.base_offset + index
+        return Receipt(run.topic, run.partition, offset, run.durability, run.timestamp)
+
+    def exception(self, timeout: float | None = None) -> Exception | None:
+        """The error with which the delivery failed, or None. Waits like `result`."""
+        try:
+            batch, _ = self._await(timeout)
+        except PenstockTimeout:
+            raise
+        except Exception as error:
+            if error is not self._box.error and not isinstance(error, PenstockError):
+                raise  # of a signal's handler, say
+            return error
+        return batch.error
+
+    def add_done_callback(self, callback: Callable[[Delivery], object]) -> None:
+        """Call `callback(self)` once the outcome is known, from the producer's own thread (or at
+        once, if it is known). What it raises is logged, never passed on."""
+        self._box.owner.call_when_done(self, self._box, callback)
+
+    def _await(self, timeout: float | None) -> tuple[Batch, int]:
+        box = self._box
+        box.owner.await_box(box, self._ordinal, timeout)
+        if box.error is not None:
+            box.looked_at += 1
+            raise box.error
+        batch, index = box.locate(self._ordinal)
+        batch.looked_at += 1
+        return batch, index
+
+    def __repr__(self) -> str:
+        state = "done" if self.done() else "pending"
+        return f"<Delivery to {self._box.topic!r}: {state}>"
+
+
+class BatchDelivery:
+    """The future of one `send_batch` call."""
+
+    __slots__ = ("_box",)
+
+    def __init__(self, box: Box) -> None:
+        self._box = box
+
+    def done(self) -> bool:
+        """Whether every record's outcome is known. Never blocks."""
+        return self._box.done
+
+    def result(self, timeout: float | None = None) -> list[BatchReceipt]:
+        """One receipt per run of records, in the order of the runs. Raises like `Delivery.result`
+        with the first error among them."""
+        box = self._box
+        box.owner.await_box(box, None, timeout)
+        if box.error is not None:
+            box.looked_at = box.count
+            raise box.error
+        for batch in box.batches:
+            batch.looked_at = batch.count
+        for batch in box.batches:
+            if batch.error is not None:
+                raise batch.error
+        return [batch.receipt() for batch in box.batches]
+
+    def add_done_callback(self, callback: Callable[[BatchDelivery], object]) -> None:
+        """See `Delivery.add_done_callback`."""
+        self._box.owner.call_when_done(self, self._box, callback)
+
+    def __repr__(self) -> str:
+        return f"<BatchDelivery to {self._box.topic!r}: {'done' if self.done() else 'pending'}>"
+
+
+class Failure(Protocol):
+    """Records that were not delivered. `looked_at`: of how many of them somebody knows."""
+
+    count: int
+    looked_at: int
+
+    def unseen(self) -> tuple[str, int, Exception, int]:
+        """(topic, partition or -1, error, records nobody asked about), for `DeliveryError`."""
+
+
+AnyDelivery = Delivery | BatchDelivery
+DoneCallback = Callable[[Any], object]

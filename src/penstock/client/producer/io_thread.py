@@ -1,0 +1,461 @@
+"""The minder of a producer: who sleeps, who wakes, and who looks after what falls due.
+
+One background thread seals lingering boxes, takes in answers, fails what is overdue and finds the
+node again when it went away. A caller that waits takes over: it sleeps on the doorbell itself, so
+that an answer reaches it without a detour through another thread.
+
+The lock is the producer's (see `penstock.client.producer.books`): `reap`, `expect` and `nudge` are
+called with it held, `wait` without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from penstock.client import threads
+from penstock.client.backoff import Retries
+from penstock.client.producer.books import Books
+from penstock.client.producer.delivery import Box
+from penstock.client.producer.routes import LaneLink
+from penstock.client.producer.sender import Outbox
+from penstock.client.session import Session
+from penstock.core import errors as er
+from penstock.ipc import layout as lo
+from penstock.ipc.doorbell import Backoff, Doorbell, fence
+from penstock.ipc.messages import TopicInfo
+
+if TYPE_CHECKING:
+    from penstock.client.producer.producer import Producer
+
+logger = logging.getLogger("penstock.producer")
+
+EXPIRE_EVERY: Final = 0.1
+WAIT_MAX: Final = 0.5
+CALLER_WAIT_MAX: Final = 0.1
+BLIND: Final = 0.005
+"""Seconds the thread sleeps without a ticket while callers post: rings would only make it compete
+with them for the interpreter (measured 100 ns a record)."""
+
+
+class Minder:
+    """See the module. One per producer (and per forked child of it)."""
+
+    def __init__(self, producer: Producer, books: Books, outbox: Outbox, retries: Retries) -> None:
+        self._producer = producer
+        self._books = books
+        self._lock = books.lock
+        self._changed = threading.Condition(books.lock)  # for the thread alone
+        self._sleepers: list[threading.Lock] = []  # callers that wait for somebody else to mind
+        self._outbox = outbox
+        self._session: Session | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._leader = 0  # the ident of the caller's thread that has the doorbell
+        self._dozing = False
+        self._ticket = time.monotonic_ns()  # never one that a predecessor used
+        self._asleep_until = 0.0
+        self._napping = False  # on the condition, because a caller has the doorbell
+        self._busy = False
+        self._blind = False
+        self._watched: list[tuple[Callable[[], bool], Callable[[], object]]] = []
+        self._next_expiry = 0.0
+        self._retry_at = 0.0
+        self._retries = retries
+        self.reconnects = 0
+
+    def start(self, session: Session) -> None:
+        self._session = session
+        thread = threading.Thread(target=self._run, name="penstock-producer", daemon=True)
+        self._thread = thread
+        threads.start(thread)
+
+    @property
+    def session(self) -> Session | None:
+        """The attachment that it minds."""
+        return self._session
+
+    def stop(self) -> None:
+        """End the thread (lock not held) and send waiting callers away."""
+        with self._lock:
+            self._books.open()
+            self._stopping = True
+            self.nudge()
+            self._wake()
+            self._books.close()
+        thread = self._thread
+        if thread is None or thread.ident is None or thread is threading.current_thread():
+            return
+        thread.join(5.0)
+
+    def nudge(self) -> None:
+        """Wake the thread: there is something for it to do."""
+        if self._session is not None:
+            with contextlib.suppress(er.ClosedError):  # the end was interrupted: nobody sleeps
+                self._session.doorbell.ring()
+
+    def _wake(self) -> None:
+        """Something has changed: whoever sleeps without a doorbell looks again."""
+        self._changed.notify_all()
+        sleepers, self._sleepers = self._sleepers, []
+        for sleeper in sleepers:
+            sleeper.release()
+
+    def expect(self, due: float) -> None:
+        """Something falls due at `due` (monotonic seconds): do not sleep past it."""
+        if due < self._asleep_until:
+            self._asleep_until = due
+            if self._napping:
+                self._changed.notify_all()
+            else:
+                self.nudge()
+
+    def reap(self) -> bool:
+        moved = self._outbox.reap()
+        if moved:
+            self._wake()
+            self._tell()
+            self._release()
+        return moved
+
+    def gathered(self, box: Box) -> None:
+        """A record that is not to linger has joined others, which leave at once where little is in
+        flight, and else with the next answer: so there are as many batches as can be answered, and
+        not as many as there are records."""
+        if self._outbox.has_answers():
+            self.reap()
+        self._release()
+        if not box.sealed:
+            self.attend()
+            self.expect(box.linger_until)
+
+    def _release(self) -> None:
+        if self._producer.boxes.gather and self._outbox.is_eager:
+            self._producer.seal_gathered()
+
+    def watch(self, condition: Callable[[], bool], callback: Callable[[], object]) -> None:
+        """Call `callback` once, soon after `condition()` came true, with the lock held: it must
+        not call the producer. Who waits here needs no thread."""
+        self._watched.append((condition, callback))
+        self.attend()
+        self._tell()
+
+    def unwatch(self, callback: Callable[[], object]) -> None:
+        self._watched = [watch for watch in self._watched if watch[1] is not callback]
+
+    def _tell(self) -> None:
+        for watch in list(self._watched):
+            condition, callback = watch
+            if condition():
+                callback()
+                self._watched.remove(watch)
+
+    def attend(self) -> None:
+        """Somebody waits without a thread of its own: do not doze blindly."""
+        self._busy = False
+        if self._blind:
+            self._blind = False
+            self.nudge()
+
+    def posted(self) -> None:
+        """Batches have left: look for answers on the way, and let the thread doze blindly."""
+        self._busy = True
+        self.reap()
+
+    # --- callers ---------------------------------------------------------------------------------
+    def wait(self, predicate: Callable[[], bool], timeout: float | None) -> bool:
+        """Mind the outbox until `predicate()`, asked with the lock held; False if `timeout` seconds
+        ran out first."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        me = threading.get_ident()
+        is_own = self._thread is threading.current_thread()
+        try:
+            while True:
+                with self._lock:
+                    self._books.open()
+                    if self._leader == me:
+                        self._stand_down()
+                    self.reap()
+                    is_over, left = predicate(), self._left(deadline)
+                    if is_over or left <= 0:
+                        self._books.close()
+                        return is_over
+                    if self._stopping:
+                        self._books.close()
+                        raise er.ClosedError("the producer was closed while a call waited on it")
+                    if is_own:
+                        left = self._stand_in(left)
+                    sleep = self._lie_down(me, left)
+                    self._books.close()
+                if is_own and self._outbox.lost is not None:
+                    self._return()
+                sleep()
+        except BaseException:
+            if self._leader == me:
+                self._leader = 0
+            raise
+
+    @staticmethod
+    def _left(deadline: float | None) -> float:
+        return WAIT_MAX if deadline is None else deadline - time.monotonic()
+
+    def _lie_down(self, me: int, left: float) -> Callable[[], object]:
+        """How a caller sleeps: on the doorbell, or where another one does, until told."""
+        session = self._session
+        if self._leader or session is None or self._outbox.lost is not None:
+            sleeper = threading.Lock()
+            sleeper.acquire()
+            self._sleepers.append(sleeper)
+            return partial(sleeper.acquire, True, min(left, WAIT_MAX))
+        self._leader = me
+        self._publish(sleeping=True)
+        fence()
+        if self._outbox.has_answers():
+            return _awake
+        return partial(_sleep, session.caller_bell, min(left, CALLER_WAIT_MAX))
+
+    def _stand_down(self) -> None:
+        """A caller has woken from its sleep on the doorbell."""
+        self._leader = 0
+        self._publish(sleeping=self._dozing)
+        if self._dozing:
+            fence()  # who woke looks for answers next, for the sleeper too
+        self._wake()
+        now = time.monotonic()
+        self._expire(now)
+        if not self._outbox.has_answers():
+            self._look_for_node(now)
+            if self._outbox.lost is not None:
+                self.nudge()  # it was the thread's ring
+
+    def _stand_in(self, bound: float) -> float:
+        """A callback waits, on the very thread that else does this. How long it may sleep."""
+        now = time.monotonic()
+        try:
+            if self._producer.seal_open(now):
+                return 0.0
+        except Exception:  # of records that have nothing to do with this call
+            logger.exception("the producer's thread goes on after an error")
+            self._producer.mend()
+        self._expire(now)
+        self._tell()
+        self._look_for_node(now)
+        if self._outbox.lost is not None:
+            bound = min(bound, max(self._retry_at - time.monotonic(), 0.001))
+        return self._nap(now, min(bound, CALLER_WAIT_MAX))
+
+    def find_topic(self, topic: str, left: float) -> TopicInfo | None:
+        """What the node says of a topic, within so many seconds; None while there is no node."""
+        if self._outbox.lost is not None:
+            return None
+        assert self._session is not None
+        try:
+            return self._session.find_topic(topic, max(left, 0.05))
+        except er.NotConnectedError as error:  # it may be back in time
+            self._outbox.lost = str(error)
+            self.nudge()
+            return None
+
+    def await_node(self, topic: str, timeout: float, left: float) -> None:
+        """Wait until the node is back, which is to be asked of a topic (lock not held)."""
+        outbox = self._outbox
+        if not self.wait(lambda: outbox.lost is None, left):
+            raise er.NotConnectedError(
+                f"cannot look up topic {topic!r}: {outbox.lost}; no node came back at "
+                f"{self._producer.socket} within {timeout} s"
+            )
+
+    def open_lane(self, writer: int) -> LaneLink | None:
+        """The lane to a writer, opened on first use; None while there is no node to ask."""
+        if self._session is None or self._outbox.lost is not None:
+            return None
+        try:
+            flags = lo.FRAME_SYNC if self._outbox.level == "fsynced" else 0
+            if self._outbox.committed and self._session.is_clustered:
+                flags |= lo.FRAME_COMMITTED
+            link = LaneLink(*self._session.open_lane(writer, self._producer.timeout), flags)
+        except er.NotConnectedError as error:
+            self._outbox.lost = str(error)
+            return None
+        self._outbox.links[writer] = link
+        return link
+
+    def _doze(self, bell: Doorbell, bound: float, *, blind: bool = False) -> None:
+        """The thread sleeps on a doorbell by the protocol of rule 13; gives the lock up meanwhile.
+
+        The thread and one caller may sleep at once; who wakes first publishes a fresh ticket for
+        the one who still sleeps. `blind`: writers need not ring, callers are busy posting and take
+        the answers in themselves.
+        """
+        if not blind:
+            self._publish(sleeping=True)
+            fence()
+        if blind or not self._outbox.has_answers():
+            self._dozing = True
+            self._books.close()
+            self._lock.release()
+            try:
+                _sleep(bell, bound)
+            finally:
+                self._lock.acquire()
+                self._dozing = False
+            self._books.open()
+        self._publish(sleeping=bool(self._leader))
+        if self._leader:
+            fence()  # who woke looks for answers next, for the sleeper too
+
+    def _pause(self, bound: float) -> None:
+        """The thread sleeps until it is woken; gives the lock up meanwhile."""
+        self._books.close()
+        self._changed.wait(bound)
+        self._books.open()
+
+    def _publish(self, *, sleeping: bool) -> None:
+        self._ticket += 1
+        ticket = self._ticket if sleeping else 0
+        for link in self._outbox.links.values():
+            link.sender.publish_sleeping(ticket)
+
+    def _expire(self, now: float) -> None:
+        if now >= self._next_expiry:
+            self._next_expiry = now + EXPIRE_EVERY
+            self._outbox.expire(now)
+
+    # --- the thread ------------------------------------------------------------------------------
+    def _run(self) -> None:
+        backoff = Backoff()
+        while True:
+            with self._lock:
+                try:
+                    self._books.open()
+                    if self._stopping:
+                        self._producer.wind_up()
+                        self._books.close()
+                        break
+                    moved = self._mind(backoff)
+                    self._books.close()
+                except Exception:  # nobody else would notice, and deliveries depend on this thread
+                    logger.exception("the producer's thread goes on after an error")
+                    self._expire(time.monotonic())
+                    moved = False
+                    self._changed.wait(backoff.bound())
+            if moved:
+                backoff.reset()
+                if self._producer.callbacks.run():
+                    self._all_told()
+            self._return()
+        self._producer.callbacks.run()
+
+    def _all_told(self) -> None:
+        """Callbacks have run, for which a caller may have waited."""
+        with self._lock:
+            self._books.open()
+            self._wake()
+            if self._leader and self._session is not None:
+                self._session.caller_bell.ring()
+            self._books.close()
+
+    def _return(self) -> None:
+        """Look for a node that went away, if it is time for that (lock not held)."""
+        due = self._outbox.lost is not None and time.monotonic() >= self._retry_at
+        if due and not self._reattach():
+            self._retry_at = time.monotonic() + self._retries.next()
+
+    def _mind(self, backoff: Backoff) -> bool:
+        """One round of duties, then sleep if there were none. True if there were."""
+        producer, outbox = self._producer, self._outbox
+        now = time.monotonic()
+        moved = self.reap()
+        moved = producer.seal_open(now) or moved
+        self._expire(now)
+        self._tell()
+        self._look_for_node(now)
+        away = outbox.lost is not None
+        if away and now >= self._retry_at:
+            pass  # that comes first
+        elif self._leader:
+            if moved:
+                self.nudge()  # this thread may have taken a ring that was meant for the caller
+            bound = self._nap(now, self._retry_at - now if away else WAIT_MAX)
+            self._asleep_until, self._napping = now + bound, True
+            self._pause(bound)
+            self._asleep_until, self._napping = 0.0, False
+        elif not moved and not producer.callbacks:
+            bound = self._nap(now, backoff.bound())
+            if away:
+                bound = min(bound, max(self._retry_at - now, 0.001))
+            assert self._session is not None
+            busy, self._busy = self._busy and not producer.boxes.gather, False
+            self._blind = busy
+            if busy:
+                bound = min(bound, BLIND)
+            self._asleep_until = now + bound
+            self._doze(self._session.doorbell, bound, blind=busy)
+            self._asleep_until, self._blind = 0.0, False
+        return moved or bool(producer.callbacks)
+
+    def _nap(self, now: float, bound: float) -> float:
+        due = self._producer.boxes.linger_until()
+        return bound if due is None else max(0.0, min(bound, due - now))
+
+    def _look_for_node(self, now: float) -> None:
+        if self._outbox.lost is None and self._session is not None:
+            self._outbox.lost = self._session.farewell()
+            if self._outbox.lost is not None:
+                logger.warning("lost the node at %s: %s", self._producer.socket, self._outbox.lost)
+                self._retries.reset()
+                self._retry_at = now
+
+    def _attach(self, resume: int | None) -> Session:
+        producer = self._producer
+        return Session.attach(
+            producer.socket,
+            lo.KIND_PRODUCER,
+            client_id=producer.client_id,
+            timeout=0.5,
+            resume=resume,
+        )
+
+    def _reattach(self) -> bool:
+        """Find the node that came back, keep producer id and lanes (rule 5)."""
+        producer, old = self._producer, self._session
+        assert old is not None
+        try:
+            try:
+                session = self._attach(old.producer_id)
+            except er.AttachRefusedError:
+                session = self._attach(None)  # another data folder, which does not know the id
+        except (er.PenstockError, OSError) as error:
+            logger.info("no node yet at %s: %s", producer.socket, error)
+            return False
+        with self._lock:
+            self._books.open()
+            if self._stopping:
+                session.close()
+                self._books.close()
+                return True
+            same = session.node_uuid == old.node_uuid and session.producer_id == old.producer_id
+            producer.adopt(session)
+            self._session = session
+            self.reconnects += 1
+            self._outbox.resume(session, same=same)
+            old.caller_bell.ring()  # a caller that sleeps on it is to sleep on the new one
+            old.close(polite=False)
+            self._wake()
+            self._books.close()
+        logger.info("back at the node at %s", producer.socket)
+        return True
+
+
+def _sleep(bell: Doorbell, bound: float) -> None:
+    with contextlib.suppress(er.ClosedError):  # the attachment was replaced meanwhile
+        bell.wait(bound)
+
+
+def _awake() -> None:
+    """No sleep: there is something to look at."""

@@ -1,0 +1,83 @@
+"""Mends what a call left that an interrupt ended (see `penstock.client.producer.books`).
+
+Truth is what no interrupt can cut in half: whether the tail of a lane has moved, and what each
+batch and each box say of themselves. Queues and counts are made of that again. An interrupt may end
+this too: done again, it comes to the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.client.producer.delivery import Batch, Box
+from penstock.core import errors as er
+from penstock.core.encode import PiecedBatch
+
+if TYPE_CHECKING:
+    from penstock.client.producer.producer import Producer
+    from penstock.client.producer.routes import PartitionRoute
+    from penstock.client.producer.sender import Outbox
+
+
+def mend(self: Producer) -> None:
+    """Who had the lock before was ended by an interrupt, or an error (see `Books`)."""
+    box = self.boxes.closing
+    for batch in [] if box is None else box.batches:
+        if not batch.done:
+            batch.route.batches[batch] = None
+    mend_outbox(self._outbox)
+    if box is not None:
+        if box.error is not None and not isinstance(box.error, er.DroppedError):
+            self._failed.note(box)
+        elif not box.batches:
+            _seal_again(self, box)
+        self.boxes.closed(box)
+    self.callbacks.mend()
+    if not self._closed:
+        self._minder.nudge()
+
+
+def _seal_again(self: Producer, box: Box) -> None:
+    """Its records are still in it. What is wrong with them themselves shows again."""
+    try:
+        rows = self.boxes.close(box)
+        if rows is not None:
+            self._launch(box, rows, self._outbox.topics.get(box.topic))
+    except Exception as error:
+        self._fail(box, error)
+
+
+def mend_outbox(outbox: Outbox) -> None:
+    """An interrupt has ended who had the lock before: what the lanes and the batches say is
+    true, and all else follows from it. Done again, it changes nothing."""
+    for link in list(outbox.links.values()):
+        what = link.published()
+        if isinstance(what, Batch):
+            outbox.flies(link, what, link.first)
+        elif what is not None:  # a record whose sender knows nothing of it
+            what.next_to_fly = what.next_sequence
+            what.has_gap = True  # if the log does not take it
+        link.mend()
+        link.wake_writer()
+    if outbox.finishing is not None:
+        if outbox.finishing.done:
+            outbox.finished(outbox.finishing)
+        outbox.finishing = None
+    for route in list(outbox.routes()):
+        for batch in list(route.batches):
+            if batch.flight is None and isinstance(batch.encoded, PiecedBatch):
+                batch.encoded = None  # its memory is gone, and who sent it was told
+                batch.looked_at = batch.count
+            if batch.flight is None and batch.encoded is None and not batch.done:
+                outbox.finish(batch, batch.error or er.PenstockError("an interrupt ended it"))
+        route.mend()
+    outbox.retired = [route for route in dict.fromkeys(outbox.retired) if not _knows(outbox, route)]
+    outbox.buffered = sum(
+        batch.length for route in outbox.routes() for batch in route.batches if not batch.done
+    )
+
+
+def _knows(outbox: Outbox, route: PartitionRoute) -> bool:
+    """Whether it is a route of a topic that is there."""
+    known = outbox.topics.get(route.topic)
+    return known is not None and route in known.routes

@@ -1,0 +1,357 @@
+"""Where a producer's batches go: partitions with their sequences, lanes with what flies in them.
+
+Plain bookkeeping under the producer's lock; nothing here waits or talks to the node.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import repeat
+from typing import TYPE_CHECKING, Final
+
+from crc32c import crc32c
+
+from penstock.client.producer.delivery import Batch
+from penstock.client.session import Session
+from penstock.core import header as hd
+from penstock.core.encode import EncodedBatch, record_overhead
+from penstock.core.errors import RecordTooLargeError, UnknownTopicError
+from penstock.ipc import layout as lo
+from penstock.ipc.doorbell import Doorbell, fence
+from penstock.ipc.lane import LaneSender
+from penstock.ipc.messages import TopicInfo
+from penstock.ipc.state import StatePage
+
+if TYPE_CHECKING:
+    from penstock.client.producer.batch_builder import Rows
+
+BATCH_OVERHEAD: Final = 512
+"""Room kept in a frame for headers and directory, in bytes."""
+
+
+class LaneLink:
+    """A lane, the doorbell of the writer behind it, and what flies in it.
+
+    `flights`: batches without an answer, by lane sequence. `held`: batches whose bytes may be
+    needed again, by where their frame begins, oldest first; their room is not reused (rule 1).
+    `is_crowded`: one found no room, and whoever comes waits behind it.
+
+    `writing`: what is being put into the lane, from before the first byte until it is accounted
+    for: a batch, or only its route where there is none yet. `first`: its lane sequence.
+    """
+
+    __slots__ = ("doorbell", "first", "flags", "flights", "held", "is_crowded", "rung", "sender",
+                 "writing")  # fmt: skip
+
+    def __init__(self, sender: LaneSender, doorbell: Doorbell, flags: int = 0) -> None:
+        self.sender = sender
+        self.flags = flags
+        self.doorbell = doorbell
+        self.flights: dict[int, Batch] = {}
+        self.held: dict[int, Batch] = {}
+        self.is_crowded = False
+        self.rung = 0
+        self.first = 0
+        self.writing: Batch | PartitionRoute | None = None
+
+    def begin(self, what: Batch | PartitionRoute) -> None:
+        """That is written next."""
+        self.first = self.sender.next_sequence
+        self.writing = what
+
+    def published(self) -> Batch | PartitionRoute | None:
+        """After an interrupt: what has got into the lane and is not accounted for."""
+        self.sender.mend()
+        return self.writing if self.sender.next_sequence != self.first else None
+
+    def write(self, page: int, encoded: EncodedBatch, flags: int = 0) -> int | None:
+        """Copy a batch into the lane; its lane sequence, or None while there is no room."""
+        sender = self.sender
+        sender.floor = next(iter(self.held), None)
+        return sender.try_write(page, encoded, sum(map(len, encoded)), self.flags | flags)
+
+    def note(self, batch: Batch, sequence: int) -> None:
+        """The batch that was written last flies, and is held."""
+        start = self.sender.last_start
+        self.flights[sequence] = batch
+        self.held[start] = batch
+        batch.flight = (self, sequence, start)
+        batch.flew = True
+
+    def recall(self, batch: Batch) -> None:
+        """Give a held batch a copy of its bytes, to send them again; it flies and is held no
+        longer."""
+        assert batch.flight is not None
+        image = self.sender.batch_at(batch.flight[2], batch.length)
+        head = bytearray(image[: hd.HEADER_BYTES])
+        batch.encoded = EncodedBatch(head, bytes(image[hd.HEADER_BYTES :]))
+        self.disown(batch)
+
+    def forget(self, batch: Batch) -> None:
+        """The batch is settled: its room may be reused."""
+        if batch.flight is not None:
+            start, batch.flight = batch.flight[2], None
+            self.held.pop(start, None)
+
+    def disown(self, batch: Batch) -> None:
+        """The batch has failed: an answer that still comes for it says nothing of what follows."""
+        if batch.flight is not None:
+            _, sequence, start = batch.flight
+            batch.flight = None  # first, for `mend`
+            self.flights.pop(sequence, None)
+            self.held.pop(start, None)
+
+    def mend(self) -> None:
+        """After an interrupt: nothing flies or is held that knows nothing of it."""
+        self.writing = None
+        for sequence, batch in list(self.flights.items()):
+            if batch.flight is None or batch.flight[:2] != (self, sequence):
+                self.flights.pop(sequence, None)
+        for start, batch in list(self.held.items()):
+            if batch.flight is None or batch.flight[::2] != (self, start):
+                self.held.pop(start, None)
+
+    def wake_writer(self) -> bool:
+        """Ring the writer if it sleeps (after a fence), once per sleep; whether it does."""
+        fence()
+        ticket = self.sender.writer_ticket()
+        if ticket and ticket != self.rung:
+            self.doorbell.ring()
+            self.rung = ticket  # after it, or an interrupt here would leave the writer asleep
+        return bool(ticket)
+
+    def detach(self) -> None:
+        self.sender.detach()
+        self.doorbell.close()
+
+
+class PartitionRoute:
+    """One partition as this producer sees it.
+
+    `pending`: encoded batches that wait for room, in order. `in_flight`: batches in a lane without
+    a final outcome, in order; all of one epoch, `flying`.
+
+    `leader_epoch`: of the log that acknowledged last, None before that.
+
+    `ask_at`: after a batch was sent back, when one may go again (monotonic seconds); no second one
+    does before that has a better answer. None otherwise. `lacks`: what it was sent back for.
+
+    What is pending and has never flown may be given up. What stands behind it gets its sequence
+    when it flies: `next_to_fly`, which is `next_sequence` while nothing is pending. Those that have
+    their numbers (see `Batch`) stand in front.
+
+    `batches`: all that are not settled, in the order in which they came. They are in it before and
+    after they are in the three queues, which can be made of it (`mend`).
+
+    `has_gap`: one that had its number has failed, and the log may not have it. Those behind it keep
+    theirs until the log says so, for it may have all of them; where there are none (`is_clear`), a
+    new epoch begins at once.
+    """
+
+    __slots__ = ("_beginning", "ask_at", "batches", "epoch", "flying", "has_gap", "in_flight",
+                 "lacks", "leader_epoch", "link", "next_sequence", "next_to_fly", "page",
+                 "partition", "pending", "state", "topic", "topic_id", "waiting_durable",
+                 "writer")  # fmt: skip
+
+    def __init__(
+        self, topic: str, topic_id: bytes, partition: int, page: int, writer: int, state: StatePage
+    ) -> None:
+        self.topic = topic
+        self.topic_id = topic_id
+        self.partition = partition
+        self.page = page
+        self.writer = writer
+        self.state = state
+        self.epoch = 0
+        self.has_gap = False
+        self.ask_at: float | None = None
+        self.lacks = ""
+        self.leader_epoch: int | None = None
+        self.next_sequence = 0
+        self.next_to_fly = 0
+        self._beginning: int | None = None
+        self.batches: dict[Batch, None] = {}
+        self.pending: deque[Batch] = deque()
+        self.in_flight: dict[Batch, None] = {}
+        self.flying = 0
+        self.waiting_durable: deque[Batch] = deque()
+        self.link: LaneLink | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.pending or self.in_flight or self.waiting_durable)
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether no log may know anything of what is on its way by its number."""
+        return not (self.in_flight or (self.pending and self.pending[0].numbered))
+
+    def may_fly(self, epoch: int) -> bool:
+        """Whether a batch of that epoch may: a log takes none of an older one behind it."""
+        return not self.in_flight or self.flying == epoch
+
+    def begin(self, epoch: int) -> None:
+        """What is pending and what comes is numbered from 0 in this epoch, each when it flies."""
+        self._beginning = epoch
+        self.epoch = epoch
+        self.has_gap = False
+        for batch in self.pending:
+            batch.numbered = batch.again = False
+        self.next_to_fly = 0
+        self.count_on()
+        self._beginning = None
+
+    def count_on(self) -> None:
+        """What comes follows what is pending, and that what has flown."""
+        due = sum(batch.count for batch in self.pending if not batch.numbered)
+        self.next_sequence = self.next_to_fly + due
+
+    def close_ranks(self, batch: Batch) -> EncodedBatch:
+        """The batch flies next: its bytes, with the number that is due where it has none."""
+        assert batch.encoded is not None
+        due = self.next_to_fly
+        batch.again = batch.again or batch.numbered
+        if not batch.numbered and (batch.sequence != due or batch.epoch != self.epoch):
+            batch.encoded = resequence(batch.encoded, self.epoch, due)
+            batch.epoch, batch.sequence = self.epoch, due
+        return batch.encoded
+
+    def flies(self, batch: Batch) -> None:
+        """The batch is in a lane, and what comes follows it."""
+        if not batch.numbered:
+            self.next_to_fly = batch.sequence + batch.count
+            batch.numbered = True
+        batch.encoded = None
+        self.flying = batch.epoch
+        self.in_flight[batch] = None
+
+    def recall(self, batches: Iterable[Batch]) -> int:
+        """Put batches that are in a lane back in front of what is pending, in order; how many."""
+        before = len(self.pending)
+        for batch in reversed(list(batches)):
+            self.in_flight.pop(batch, None)
+            if batch.error is not None:
+                self.has_gap = True  # unless the log has it after all
+                if batch.flight is not None:
+                    batch.flight[0].disown(batch)
+                self.batches.pop(batch, None)
+                continue
+            if batch.flight is not None:
+                batch.flight[0].recall(batch)
+            if batch.encoded is not None:
+                self.pending.appendleft(batch)
+        return len(self.pending) - before
+
+    def mend(self) -> None:
+        """After an interrupt: each batch goes where it says itself that it is."""
+        waited = dict.fromkeys(self.waiting_durable)
+        waiting: list[Batch] = []
+        flying: dict[Batch, None] = {}
+        pending: list[Batch] = []
+        for batch in list(self.batches):
+            if batch.flight is not None:
+                link, sequence, _ = batch.flight
+                if link.flights.get(sequence) is batch:
+                    flying[batch] = None
+                elif batch.done:
+                    link.forget(batch)
+                else:
+                    waiting.append(batch)  # it was answered, and is not durable yet
+            elif batch in waited and not batch.done:
+                waiting.append(batch)
+            elif batch.encoded is not None:
+                pending.append(batch)
+            if batch.flight is None and batch.encoded is None and batch.done:
+                self.batches.pop(batch, None)
+        self.waiting_durable, self.in_flight = deque(waiting), flying
+        self.pending = deque(pending)
+        if self._beginning is not None:
+            self.begin(self._beginning)
+        self.count_on()
+
+    def rest(self) -> None:
+        """Batches have left `pending`. If none is left, what comes follows what has flown."""
+        if not self.pending:
+            self.next_sequence = self.next_to_fly
+
+    def __repr__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class TopicRoutes:
+    """A topic and its partitions' routes; `sticky` moves on with every sealed box."""
+
+    __slots__ = ("info", "record_bytes_max", "routes", "sticky")
+
+    def __init__(
+        self, info: TopicInfo, routes: list[PartitionRoute], record_bytes_max: int
+    ) -> None:
+        self.info = info
+        self.routes = routes
+        self.record_bytes_max = record_bytes_max
+        self.sticky = 0
+
+    def check_partition(self, partition: int | None) -> None:
+        if partition is not None and not 0 <= partition < len(self.routes):
+            raise UnknownTopicError(
+                f"topic {self.info.name!r} has partitions 0 to {len(self.routes) - 1}, not "
+                f"{partition}"
+            )
+
+    def check_record(self, partition: int | None, size: int) -> None:
+        """Both checks that a single record has to stand."""
+        self.check_partition(partition)
+        self.check_size(size)
+
+    def check_size(self, size: int) -> None:
+        """`size`: what a record takes in a batch, in bytes."""
+        if size > self.record_bytes_max:
+            raise RecordTooLargeError(
+                f"a record of {size} bytes for {self.info.name!r} is over the topic's bound of "
+                f"{self.record_bytes_max} bytes; raise record_bytes_max of the topic and the "
+                "node's lane capacity (of which a record may take a quarter), or split the record"
+            )
+
+    def check_rows(self, rows: Rows) -> None:
+        """`check_size` for many; topics without a bound of their own leave it to the encoder."""
+        if self.info.settings.record_bytes_max is not None:
+            keys, headers = rows.keys or repeat(None), rows.headers or repeat(None)
+            self.check_size(max(map(record_overhead, rows.values, keys, headers)))
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether batches of this topic wait for room in a lane, and not for a leader."""
+        return any(route.pending and route.ask_at is None for route in self.routes)
+
+    def is_behind(self, batches: int) -> bool:
+        """Whether so many batches of one of its partitions wait, for room or for a leader."""
+        return any(len(route.pending) >= batches for route in self.routes)
+
+    def next_sticky(self) -> int:
+        chosen = self.sticky
+        self.sticky = (chosen + 1) % len(self.routes)
+        return chosen
+
+
+def learn(session: Session, info: TopicInfo) -> TopicRoutes:
+    """The routes of a topic as its node describes it."""
+    bound = session.welcome.lane_capacity // lo.FRAME_SHARE
+    bound -= lo.FRAME_BYTES + hd.HEADER_BYTES + BATCH_OVERHEAD
+    routes = [
+        PartitionRoute(
+            info.name, info.topic_id, number, page, page % session.writers, session.page(page)
+        )
+        for number, page in enumerate(info.pages)
+    ]
+    topic = TopicRoutes(info, routes, min(bound, info.settings.record_bytes_max or bound))
+    topic.sticky = session.producer_id % len(routes)  # or short-lived producers share the first
+    return topic
+
+
+def resequence(encoded: EncodedBatch, epoch: int, sequence: int) -> EncodedBatch:
+    """The same records under another producer epoch and sequence (both checksums anew)."""
+    head = hd.parse(encoded.header)._replace(producer_epoch=epoch, base_sequence=sequence)
+    packed = bytearray(hd.HEADER.pack(*head))
+    hd.seal_header(packed, crc32c(encoded.body, crc32c(memoryview(packed)[hd.BODY_CRC_FROM :])))
+    return EncodedBatch(packed, encoded.body)

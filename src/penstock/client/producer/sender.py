@@ -1,0 +1,501 @@
+"""The outbox of a producer: batches into lanes, answers out of them, and what follows from those.
+
+Its owner calls it under one lock. It never waits, never sleeps and starts nothing: it is the part
+of a producer that decides. Every batch that is launched ends in `finished` exactly once.
+
+    pending ──launch──> in flight ──ack──> (waiting durable) ──> done
+       ^                   │                     │
+       └──── recalled ─────┴─────────────────────┘   poisoned, lane lost, other leader epoch, no
+                                                     leader: the same records again
+
+A producer of another host outlives power cuts of the node's. The log then ends earlier, in another
+leader epoch: all that is not settled goes again in order, and what it still has it knows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from penstock.client.backoff import Retries
+from penstock.client.producer import refusals as rf
+from penstock.client.producer.delivery import Batch
+from penstock.client.producer.routes import LaneLink, PartitionRoute, TopicRoutes
+from penstock.client.remote.address import Place
+from penstock.client.session import Session
+from penstock.core import errors as er
+from penstock.ipc import layout as lo
+from penstock.ipc.lane import SENT_BEFORE, Ack
+
+logger = logging.getLogger("penstock.producer")
+
+IN_FLIGHT_EAGER: Final = 8
+"""With linger 0, records leave at once until so many batches are unacknowledged; then they gather
+until answers come (Nagle's rule, in batches), or for
+`penstock.client.producer.accumulator.GATHER_MAX`."""
+
+ASK_EVERY: Final = 0.5
+"""Seconds until a batch that was sent back is sent again (see `penstock.core.errors.SENT_BACK`)."""
+
+OpenLane = Callable[[int], "LaneLink | None"]
+
+
+class Outbox:
+    """See the module. `level` is the durability at which a batch is done. `committed`: in a cluster
+    not before it is on all replicas that count."""
+
+    def __init__(
+        self,
+        socket: Place,
+        *,
+        level: str,
+        committed: bool = False,
+        idempotent: bool,
+        delivery_timeout: float,
+        open_lane: OpenLane,
+        finished: Callable[[Batch], None],
+        retries: Retries,
+    ) -> None:
+        self._socket = socket
+        self.level = level
+        self.committed = committed
+        self._idempotent = idempotent
+        self._delivery_timeout = delivery_timeout
+        self._open_lane = open_lane
+        self.finished = finished
+        self.links: dict[int, LaneLink] = {}
+        self.topics: dict[str, TopicRoutes] = {}
+        self.retired: list[PartitionRoute] = []  # of topics that are gone, until they are idle
+        self._epochs: dict[tuple[bytes, int], int] = {}  # the newest of each partition sent to
+        self.lost: str | None = None
+        self.buffered = 0
+        self.no_lane = ""
+        self._retries = retries
+        self._lane_retry_at = 0.0
+        self.resent = 0
+        self.refused_late = 0
+        self.finishing: Batch | None = None
+
+    def routes(self) -> Iterator[PartitionRoute]:
+        for topic in list(self.topics.values()):
+            yield from topic.routes
+        yield from self.retired
+
+    def unsettled(self) -> list[Batch]:
+        """Batches without an outcome."""
+        return [
+            batch
+            for route in self.routes()
+            for batch in (*route.waiting_durable, *route.in_flight, *route.pending)
+            if not batch.done
+        ]
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether so little flies that a single record may leave at once."""
+        return sum(len(link.flights) for link in self.links.values()) < IN_FLIGHT_EAGER
+
+    def counts(self) -> dict[str, int]:
+        return {
+            "resent": self.resent, "refused_after_ring": self.refused_late,
+            "buffered_bytes": self.buffered,
+        }  # fmt: skip
+
+    def has_answers(self) -> bool:
+        return any(link.sender.has_acks() for link in self.links.values())
+
+    # --- out -------------------------------------------------------------------------------------
+    def post(self, batches: list[Batch]) -> None:
+        """Take freshly encoded batches; what finds no room stays pending."""
+        fresh: list[PartitionRoute] = []
+        for batch in batches:
+            self.buffered += batch.length
+            route = batch.route
+            route.batches[batch] = None
+            route.pending.append(batch)
+            if len(route.pending) == 1:
+                fresh.append(route)
+        self._pump_all(fresh)
+
+    def pump(self, route: PartitionRoute) -> None:
+        """Copy pending batches into the lane while there is room."""
+        self._pump_all([route])
+
+    def _pump_all(self, routes: Iterable[PartitionRoute]) -> None:
+        touched: list[LaneLink] = []
+        for route in routes:
+            self._pump(route, touched)
+        for link in touched:
+            link.wake_writer()
+
+    def _refill(self, waiting: list[PartitionRoute]) -> None:
+        """Use the room that there is for those who have waited longest. Where they find none, the
+        others wait with them: they would take it for ever, with smaller batches."""
+        for link in self.links.values():
+            link.is_crowded = False
+        self._pump_all(sorted(waiting, key=lambda route: route.pending[0].deadline))
+
+    def _pump(self, route: PartitionRoute, touched: list[LaneLink]) -> None:
+        link = route.link
+        if link is None:
+            link = route.link = self.links.get(route.writer) or self._try_lane(route.writer)
+            if link is None:
+                return
+        pending, flags = route.pending, 0
+        while pending and not link.is_crowded:
+            if route.ask_at is not None:  # one at a time
+                if route.in_flight or time.monotonic() < route.ask_at:
+                    return
+                flags = lo.FRAME_AGAIN
+            batch = pending[0]
+            if not route.may_fly(batch.epoch if batch.numbered else route.epoch):
+                return
+            link.begin(batch)
+            sequence = link.write(route.page, route.close_ranks(batch), flags)
+            if sequence is None:
+                link.writing = None
+                link.is_crowded = True
+                return
+            if link not in touched:
+                touched.append(link)
+            self.flies(link, batch, sequence)
+        route.rest()
+
+    def launched(self, link: LaneLink, batch: Batch, sequence: int) -> None:
+        """Take over a batch that its sender wrote into the lane itself."""
+        link.writing = batch
+        batch.route.batches[batch] = None
+        self.buffered += batch.length
+        self.flies(link, batch, sequence)
+
+    def flies(self, link: LaneLink, batch: Batch, sequence: int) -> None:
+        """A batch is in a lane. Done twice, it is as if it was done once."""
+        route = batch.route
+        link.note(batch, sequence)
+        if route.pending and route.pending[0] is batch:
+            route.pending.popleft()
+        route.flies(batch)
+        if self.level == "ring":
+            batch.durability = "ring"
+            self.finish(batch, None)  # its delivery; the outbox minds it until the answer
+        link.writing = None
+
+    def _try_lane(self, writer: int) -> LaneLink | None:
+        """A lane for batches that wait already; a refusal is told and asked again later."""
+        now = time.monotonic()
+        if now < self._lane_retry_at:
+            return None
+        try:
+            link = self._open_lane(writer)
+            self._retries.reset()
+            self.no_lane = ""
+            return link
+        except er.PenstockError as error:
+            self._lane_retry_at = now + self._retries.next()
+            self.no_lane = str(error)
+            logger.warning("no lane to writer %d: %s", writer, error)
+            return None
+
+    # --- in --------------------------------------------------------------------------------------
+    def reap(self) -> bool:
+        """Take in answers, settle what became durable, refill lanes. True if anything moved."""
+        moved = False
+        for link in list(self.links.values()):
+            acks = link.sender.unread()
+            if not acks:
+                continue
+            moved = True
+            for ack in acks:
+                batch = link.flights.get(ack.sequence)
+                if batch is not None:
+                    self._settle(batch, ack)
+                    link.flights.pop(ack.sequence, None)
+            link.sender.read(len(acks))  # only now: an interrupt above has them come again
+            if len(acks) == lo.ACKS_MAX:
+                link.wake_writer()  # it may sleep until there is room for its answers
+        waiting: list[PartitionRoute] = []
+        for route in self.routes():
+            if route.waiting_durable:
+                moved = self._settle_durable(route) or moved
+            if route.pending:
+                waiting.append(route)
+        self._refill(waiting)
+        if self.retired:
+            self.retired = [route for route in self.retired if not route.is_idle]
+        return moved
+
+    def _settle(self, batch: Batch, ack: Ack) -> None:
+        route = batch.route
+        if ack.error in er.SENT_BACK:
+            return self._sent_back(batch, er.ErrorCode(ack.error))
+        route.ask_at = None
+        if ack.error:
+            batch.leader_epoch = ack.leader_epoch
+            batch.again = batch.again or ack.base_offset == SENT_BEFORE
+            self._refused(batch, er.ErrorCode(ack.error))
+            return
+        route.in_flight.pop(batch, None)
+        batch.base_offset = ack.base_offset
+        batch.append_timestamp = ack.append_timestamp
+        batch.leader_epoch = route.leader_epoch = ack.leader_epoch
+        if self.level == "fsynced" and not batch.done:
+            route.waiting_durable.append(batch)
+            self._settle_durable(route)
+        else:
+            # Topics that sync before they answer have published it before the answer.
+            durable, epoch = route.state.durable, route.state.leader_epoch  # in this order
+            synced = epoch == ack.leader_epoch and durable >= ack.base_offset + batch.count
+            committed = batch.flight is not None and batch.flight[0].flags & lo.FRAME_COMMITTED
+            reached = "committed" if committed else "fsynced" if synced else "appended"
+            batch.durability = batch.durability or reached
+            self.finish(batch, None)
+
+    def _settle_durable(self, route: PartitionRoute) -> bool:
+        """Finish what stands below `durable` in the epoch that acknowledged it (rule 1)."""
+        moved = False
+        durable, epoch = route.state.durable, route.state.leader_epoch  # in this order
+        waiting = route.waiting_durable
+        stale: list[Batch] = []
+        while waiting:
+            batch = waiting[0]
+            assert batch.base_offset is not None
+            if batch.leader_epoch != epoch:
+                waiting.popleft()
+                stale.append(batch)
+            elif durable >= batch.base_offset + batch.count or batch.done:
+                batch.durability = "fsynced"
+                self.finish(batch, None)
+                waiting.popleft()
+            else:
+                break
+            moved = True
+        if stale:  # another log now: the same bytes go there again
+            stale += route.in_flight if self._idempotent else ()  # behind a gap there
+            self.resent += route.recall(stale)
+        return moved
+
+    def _sent_back(self, batch: Batch, code: er.ErrorCode) -> None:
+        """Nobody leads its partition, or too few replicas have it: it comes out of the lane, with
+        all behind it, for a while."""
+        route = batch.route
+        route.ask_at, route.lacks = time.monotonic() + ASK_EVERY, rf.LACKS[code]
+        if not self._idempotent:
+            return self._refused(batch, code)
+        behind = itertools.dropwhile(lambda one: one is not batch, route.in_flight)
+        self.resent += route.recall(behind)
+        self._close_gap(route)
+
+    def _refused(self, batch: Batch, code: er.ErrorCode) -> None:
+        """A final refusal: the batch fails, and what it poisoned goes again in a new epoch."""
+        route = batch.route
+        by_cut = route.leader_epoch is not None and batch.leader_epoch > route.leader_epoch
+        by_cut = by_cut and code in rf.BY_GAP
+        if by_cut or code is er.ErrorCode.POISONED:
+            self._settle_durable(route)
+            if batch not in route.in_flight:
+                return  # it goes again, behind what was acknowledged by the log before
+        is_forgotten = code is er.ErrorCode.UNKNOWN_PRODUCER and batch.sequence > 0
+        is_forgotten = is_forgotten and not (by_cut or route.has_gap)
+        is_old = code is er.ErrorCode.DUPLICATE_TOO_OLD or (is_forgotten and batch.again)
+        if is_old and batch.base_offset is not None:
+            route.in_flight.pop(batch, None)  # acknowledged before: still there
+            route.waiting_durable.append(batch)
+            return
+        follows = code is er.ErrorCode.POISONED or by_cut or (route.has_gap and code in rf.BY_GAP)
+        follows = follows or (is_forgotten and not is_old)
+        if not (follows and self._idempotent):
+            route.in_flight.pop(batch, None)
+            self.finish(batch, self._refusal(batch, code))
+        is_late = code is er.ErrorCode.STALE_PRODUCER_EPOCH and batch.epoch < route.epoch
+        if is_late or is_old:
+            return  # of what follows, it says nothing
+        if code in rf.TOPIC_GONE:
+            self._drop(route, batch.error)
+        elif code in rf.UNSEEN or not self._idempotent:
+            # It took a sequence that the log never saw. What flies behind it is answered alike, or
+            # as out of order if the partition is back meanwhile.
+            route.has_gap = True
+            self._close_gap(route)
+        else:
+            # Answers come in lane order, so nothing before these can still be under way.
+            self.resent += route.recall(route.in_flight)
+            self._renew(route)
+
+    def _refusal(self, batch: Batch, code: er.ErrorCode) -> er.PenstockError:
+        return rf.refusal(batch.route, self._socket, batch.count, code)
+
+    def _renew(self, route: PartitionRoute) -> None:
+        """What is pending and what comes is numbered from 0 in a new epoch."""
+        self._next_epoch(route)
+        self.pump(route)
+
+    def _close_gap(self, route: PartitionRoute) -> None:
+        """What follows a gap does not wait for a log to refuse it, if nothing else is affected."""
+        if route.has_gap and route.is_clear:
+            self._renew(route)
+
+    def adopt(self, topic: TopicRoutes) -> None:
+        """Routes that were just learnt. Where this producer has sent to before they begin in an
+        epoch of their own: the log may remember its sequences."""
+        for route in topic.routes:
+            if (route.topic_id, route.partition) in self._epochs:
+                self._next_epoch(route)
+            else:
+                self._epochs[route.topic_id, route.partition] = route.epoch
+
+    def _next_epoch(self, route: PartitionRoute) -> None:
+        key = (route.topic_id, route.partition)
+        self._epochs[key] = self._epochs.get(key, 0) + 1
+        route.begin(self._epochs[key])
+
+    def _drop(self, route: PartitionRoute, error: Exception | None) -> None:
+        """The topic is gone: whatever was meant for it fails alike, later sends look it up anew."""
+        known = self.topics.get(route.topic)
+        if known is not None and route in known.routes:
+            self.retired += known.routes
+            del self.topics[route.topic]
+        self._lose(route, error)
+
+    def _lose(self, route: PartitionRoute, error: Exception | None) -> None:
+        """Fail all that is not settled."""
+        for batch in [*route.waiting_durable, *route.in_flight, *route.pending]:
+            if batch.flight is not None:
+                batch.flight[0].disown(batch)
+            batch.encoded = None
+            self.finish(batch, error)
+        route.waiting_durable.clear()
+        route.in_flight.clear()
+        route.pending.clear()
+
+    def finish(self, batch: Batch, error: Exception | None) -> None:
+        """A batch has an outcome. It is set before `done`, which others ask for without a lock."""
+        if not batch.done:
+            self.finishing = batch
+            batch.error = error
+            batch.encoded = batch.encoded if error is None else None
+            batch.done = True
+            batch.encoded = None
+            self.buffered -= batch.length
+            self.finished(batch)
+            self.finishing = None
+        elif error is not None and batch.error is None:  # it was called good at "ring"
+            batch.error = error
+            self.refused_late += batch.count
+            logger.error("accepted into the ring, then refused: %s", error)
+        route = batch.route
+        if batch.flight is not None and batch not in route.in_flight:
+            batch.flight[0].forget(batch)
+        if batch.flight is None and batch.encoded is None:
+            route.batches.pop(batch, None)
+
+    def fail(self, error: Exception) -> None:
+        """Something that was to be sent never comes here: of no matter to what counts alone."""
+
+    def give_up(self, batch: Batch, error: Exception) -> None:
+        """Fail a pending batch that has never flown, and so took no sequence (rule 4)."""
+        assert not batch.flew
+        batch.route.pending.remove(batch)
+        batch.route.rest()
+        self.finish(batch, error)
+
+    # --- time ------------------------------------------------------------------------------------
+    def expire(self, now: float) -> None:
+        """Fail what is past its delivery timeout. What lies in a lane may still be written."""
+        for route in self.routes():
+            while route.pending and route.pending[0].deadline <= now:
+                batch = route.pending.popleft()
+                route.has_gap = route.has_gap or batch.numbered
+                self.finish(batch, rf.unsent(batch, self._delivery_timeout, self.why(route)))
+            route.rest()
+            self._close_gap(route)
+            for batch in [*route.in_flight, *route.waiting_durable]:
+                if batch.deadline <= now and not batch.done:
+                    timeout, why = self._delivery_timeout, self.why(route)
+                    self.finish(batch, rf.unanswered(batch, timeout, why))
+
+    def why(self, route: PartitionRoute | None = None) -> str:
+        """What is known about why nothing moves, for messages."""
+        if self.lost is not None:
+            return f": no node at {self._socket} ({self.lost})"
+        if self.no_lane and (route is None or route.link is None):
+            return f": {self.no_lane}"
+        return rf.ailment(self.routes() if route is None else [route])
+
+    def leave(self, error: Exception) -> None:
+        """No more is sent, and no answer awaited: what has none yet fails. The node may have the
+        lanes once they are drained, so what lies in them may still be written."""
+        for batch in self.unsettled():
+            logger.warning("%d records for %r: %s", batch.count, batch.route, error)
+            self.finish(batch, error)
+        for writer, link in list(self.links.items()):
+            link.sender.mark_closed()
+            del self.links[writer]
+            link.detach()
+
+    # --- another node ----------------------------------------------------------------------------
+    def resume(self, session: Session, *, same: bool) -> None:
+        """Go on at a node that came back. `same`: it serves the same data folder and knows this
+        producer id, so lanes it still has are simply used on."""
+        lost: list[LaneLink] = []
+        for writer, link in list(self.links.items()):
+            doorbell = session.resumed.pop(link.sender.name, None) if same else None
+            if doorbell is None:
+                lost.append(link)
+                del self.links[writer]
+                continue
+            link.doorbell.close()
+            link.doorbell = doorbell
+            link.rung = 0
+            link.wake_writer()
+        self.lost = None
+        for route in self.routes():
+            if route.link in lost:
+                route.link = None
+            if same:
+                route.state = session.page(route.page)
+                route.writer = route.page % session.writers
+        if same:
+            self._send_again(lost)
+            if session.far is not None:
+                self._ask_again()
+        else:
+            error = er.NotConnectedError(
+                f"another node (another data folder) answers at {self._socket} now; what was not "
+                "acknowledged may or may not have been written"
+            )
+            for route in list(self.routes()):
+                self._drop(route, error)
+            self.retired.clear()
+            self._epochs.clear()  # the producer has another id there
+        for link in lost:
+            link.detach()
+
+    def _ask_again(self) -> None:
+        """Who told of durable records was told for this connection's predecessor: what waits alone
+        is sent once more, and its answer brings how its partition stands."""
+        for route in self.routes():
+            if route.waiting_durable and not (route.in_flight or route.pending):
+                self.resent += route.recall([route.waiting_durable.pop()])
+                self.pump(route)
+
+    def _send_again(self, lost: list[LaneLink]) -> None:
+        """Lanes are gone: what flew in them goes again with the same sequences, or fails."""
+        for route in self.routes():
+            for batch in route.waiting_durable:  # in the log: only its bytes have to be kept
+                if batch.flight is not None and batch.flight[0] in lost:
+                    batch.flight[0].recall(batch)
+            flying = [one for one in route.in_flight if one.flight and one.flight[0] in lost]
+            if not flying:
+                continue
+            if self._idempotent:
+                self.resent += route.recall(flying)
+            else:
+                route.has_gap = True
+                for batch in flying:
+                    route.in_flight.pop(batch, None)
+                    self.finish(batch, rf.lost(batch))
+            self._close_gap(route)
+            self.pump(route)

@@ -1,0 +1,70 @@
+"""The short way of single records: with linger 0 and little in flight, straight into the lane.
+
+A record that leaves alone needs no box, no lid and no choice between runs. What is kept of it is
+made once its writer was rung, and so while the writer already works.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from penstock.client.producer.batch_builder import SealSettings, seal_one
+from penstock.client.producer.delivery import Batch, Box
+from penstock.client.producer.partitioner import partition_of
+from penstock.client.producer.sender import IN_FLIGHT_EAGER, Outbox
+
+if TYPE_CHECKING:
+    from penstock.client.producer.producer import Producer
+    from penstock.client.producer.routes import PartitionRoute, TopicRoutes
+    from penstock.core.encode import Headers
+
+
+def _route_of(topic: TopicRoutes, key: bytes | None, partition: int | None) -> PartitionRoute:
+    """Where a record goes: explicit first, then by key, else the sticky partition."""
+    if partition is None:
+        count = len(topic.routes)
+        partition = topic.next_sticky() if key is None else partition_of(key, count)
+    return topic.routes[partition]
+
+
+def express(
+    owner: Producer,
+    outbox: Outbox,
+    topic: TopicRoutes,
+    settings: SealSettings,
+    record: tuple[bytes | None, bytes | None, Headers | None],
+    stamp: int | None,
+    partition: int | None,
+    timeout: float,
+) -> Box | None:
+    """Send one record now; the box that answers for it, None where it has to queue.
+
+    Raises `RecordTooLargeError` with nothing sent. Lock of the producer held.
+    """
+    routes = topic.routes
+    route = routes[0] if len(routes) == 1 else _route_of(topic, record[1], partition)
+    link = route.link
+    is_open = link is not None and not route.pending and route.ask_at is None
+    is_open = is_open and route.may_fly(route.epoch)
+    if link is None or not is_open or link.is_crowded or len(link.flights) >= IN_FLIGHT_EAGER:
+        return None
+    now_us = time.time_ns() // 1000
+    sequence = route.next_sequence
+    link.begin(route)  # an interrupt leaves neither a gap nor a sequence shared by two: see `mend`
+    encoded = seal_one(record, now_us if stamp is None else stamp, route, settings)
+    flight = link.write(route.page, encoded)
+    if flight is not None and not link.wake_writer():
+        os.sched_yield()  # it looks for records, and may wait for this very processor to do so
+    now = time.monotonic()
+    box = Box(owner, route.topic, 0, now_us, now, now + timeout, owner.incarnation)
+    box.sealed, box.count = True, 1
+    batch = Batch(box, route, encoded, 1, sequence)
+    box.batches.append(batch)
+    if flight is None:
+        link.writing = None
+        outbox.post(box.batches)
+    else:
+        outbox.launched(link, batch, flight)
+    return box

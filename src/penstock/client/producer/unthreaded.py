@@ -1,0 +1,98 @@
+"""A producer for those who wait without a thread: callbacks in place of calls that block.
+
+`penstock.aio` stands on it. Callbacks come from the producer's thread, or from whoever takes the
+answers in, some of them under the producer's lock: they only pass the news on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from penstock.client.producer.books import Books
+from penstock.client.producer.callbacks import Flushed
+from penstock.client.producer.delivery import Failure
+from penstock.client.producer.io_thread import Minder
+from penstock.client.producer.sender import Outbox
+
+if TYPE_CHECKING:
+    from penstock.client.producer.producer import Producer
+
+Callback = Callable[[], object]
+
+
+def _nothing(_until: float) -> None:
+    pass
+
+
+class Unthreaded:
+    """See the module. One per producer (and per forked child of it), and so near to it that it may
+    use what is the producer's own."""
+
+    def __init__(self, producer: Producer, books: Books, outbox: Outbox, minder: Minder) -> None:
+        self._producer = producer
+        self._books = books
+        self._lock = books.lock
+        self._outbox = outbox
+        self._minder = minder
+        self.hand_over: Callable[[float], object] = _nothing
+        """Takes in what waits in line elsewhere (see `penstock.client.aio.send_queue`), until then
+        (monotonic). Blocks; for the end of the process, when no loop runs any more."""
+
+    def begin_flush(self, callback: Callback) -> None:
+        """Send what is open; call back once, when everything sent so far has an outcome."""
+        with self._lock:
+            self._books.open()
+            self._producer._check_usable()
+            self._producer.seal_open(None)
+            self._minder.watch(Flushed(self._outbox, self._producer.callbacks), callback)
+            self._books.close()
+
+    def waits_for(self) -> str:
+        """What is not acknowledged yet, and why, in words; empty if nothing is."""
+        with self._lock:
+            self._books.open()
+            waiting = sum(batch.count for batch in self._outbox.unsettled())
+            why = self._outbox.why()
+            self._books.close()
+        return f"{waiting} records are unacknowledged{why}" if waiting else ""
+
+    def call_when_room(self, callback: Callback) -> None:
+        """Call back once, when there is room for records."""
+        with self._lock:
+            self._books.open()
+            self._producer._check_usable()
+            self._minder.watch(self.has_room, callback)
+            self._books.close()
+
+    def has_room(self) -> bool:
+        return not self._producer.pressure.is_full
+
+    def note(self, failure: Failure) -> None:
+        """Records that the producer has not taken: `flush` raises it, unless somebody looks at it
+        before, and a transaction they were for has failed."""
+        with self._lock:
+            self._books.open()
+            self._producer._failed.note(failure)
+            self._outbox.fail(failure.unseen()[2])
+            self._books.close()
+
+    def forget(self, callback: Callback) -> None:
+        """It is wanted no more."""
+        with self._lock:
+            self._books.open()
+            self._minder.unwatch(callback)
+            self._books.close()
+
+    def knows(self, topic: str) -> bool:
+        """Whether sending to it needs no look-up."""
+        return topic in self._outbox.topics
+
+    def learn(self, topic: str) -> None:
+        """Look a topic up before something is sent there. Blocks; raises as `Producer.send`."""
+        self._producer.learn(topic)
+
+    def leave(self) -> None:
+        """Close without a flush: what is not acknowledged fails. Blocks for the thread's end."""
+        if not self._producer._closed:
+            self._producer._leave()

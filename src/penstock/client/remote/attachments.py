@@ -1,0 +1,500 @@
+"""All attachments of a carrier: who they are, what they ask, what is said to them, their lanes.
+
+Owns which attachment a message is for, and the order in which what came is published, handed on and
+rung. Leaves connections to `connections`, which tells when there is one (`connected`, `opened`) and
+when there is none any more (`lost`). Used by the carrier's thread only; never blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from penstock.client.remote.address import Link
+from penstock.client.remote.branches import Branch
+from penstock.client.remote.connection import Wire
+from penstock.client.remote.connections import Wires, identity_of
+from penstock.client.remote.endpoint import ORPHAN_FOR, Endpoint, State
+from penstock.client.remote.failover import Mending
+from penstock.client.remote.fetch import Readings
+from penstock.client.remote.lanes import MirroredLane
+from penstock.client.remote.leaders import COORDINATOR, Brokers
+from penstock.client.remote.mirror import MirroredPages
+from penstock.client.remote.position_reports import Onlookers
+from penstock.client.remote.produce import Pumping
+from penstock.client.remote.proofs import Proofs
+from penstock.client.remote.receive import Hearing
+from penstock.client.remote.requests import Asking
+from penstock.cluster.frames import messages as fr
+from penstock.cluster.frames.codec import Piece
+from penstock.core.errors import PenstockError
+from penstock.ipc import messages as ms
+from penstock.ipc.channel import Channel
+from penstock.ipc.lane import LaneCorruptError
+
+logger = logging.getLogger("penstock.remote")
+
+SHUN_FOR: Final = 0.25
+"""Seconds until a broker is asked again that took an attachment in no branch, or ended it."""
+
+
+class Loop(Protocol):
+    """What a carrier does for its attachments."""
+
+    def watch(self, fd: int, call: Callable[[], object]) -> None: ...
+
+    def unwatch(self, fd: int) -> None: ...
+
+    def post(self, order: Callable[[], None]) -> None:
+        """Have this done soon; from any thread."""
+
+
+class Attachments:
+    """See the module. `name`: of what they are attached to, for messages."""
+
+    def __init__(self, loop: Loop, name: str) -> None:
+        self._loop = loop
+        self._name = name
+        self.wires: Wires
+        self._home: Wire | None = None
+        self._boot_id = ""
+        self.is_cluster = False
+        self.pages: MirroredPages | None = None
+        self._endpoints: dict[int, Endpoint] = {}  # by the descriptor of its channel
+        self._orphans: list[Endpoint] = []
+        self._numbered: dict[int, Branch] = {}  # by its number at its gateway
+        self._numbers = 0
+        self.proofs = Proofs()
+        self._pumping = Pumping(self, self._broken)
+        self._onlookers = Onlookers()
+        self._mending = Mending(self, self._pumping, self._lose)
+        self._hearing = Hearing(self, self._pumping, self._mending, self._onlookers)
+        self._lost = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._endpoints
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether a connection is wanted."""
+        return any(one.hello is not None for one in self._endpoints.values())
+
+    @property
+    def have_work(self) -> bool:
+        return self._pumping.has_work
+
+    @property
+    def open_now(self) -> int:
+        return sum(branch.is_home for branch in list(self._numbered.values()))
+
+    @property
+    def counts(self) -> dict[str, float]:
+        hearing = self._hearing
+        return {
+            **self._pumping.counts, "throttles": hearing.throttles, "attachments_lost": self._lost,
+            "throttled_seconds": hearing.throttled,
+        }  # fmt: skip
+
+    @property
+    def in_flight(self) -> int:
+        """Bytes of batches without an answer; from any thread."""
+        found = [branch.endpoint for branch in list(self._numbered.values()) if branch.is_home]
+        return sum(lane.in_flight for one in found for lane in list(one.lanes.values()))
+
+    @property
+    def identity(self) -> bytes | None:
+        return None if self.pages is None else self.pages.node_uuid
+
+    @property
+    def brokers(self) -> Brokers:
+        return self.wires.brokers
+
+    # --- time ---
+    def due(self) -> float | None:
+        """When `mind` has something to do (monotonic)."""
+        times = [one.orphaned_until for one in self._orphans]
+        if self._onlookers.due is not None and self._home is not None:
+            times.append(self._onlookers.due)
+        if self._mending.due is not None:
+            times.append(self._mending.due)
+        return min(times, default=None)
+
+    def mind(self, now: float) -> None:
+        """What is due by now."""
+        if self._orphans:
+            self._forget_orphans(now)
+        if self._home is not None:
+            self._onlookers.tell(now, self._attached, self.brokers)
+        self._mending.mend(now, self._attached, self.wires)
+
+    def _attached(self) -> list[Endpoint]:
+        return list(dict.fromkeys(branch.endpoint for branch in self._numbered.values()))
+
+    def _stir(self) -> None:
+        """Look at once at what waits."""
+        if self.is_cluster:
+            self._mending.stir()
+
+    # --- connections ---
+    def connected(self, wire: Wire, welcome: fr.Welcome) -> None:
+        """There is one to go by: attach all that wait."""
+        identity = identity_of(welcome)
+        if self.pages is not None and self.identity != identity:
+            self.pages.close()
+            self.pages = None
+        if self.pages is None:
+            self.pages = MirroredPages(identity)
+        self._home, self._boot_id = wire, welcome.boot_id
+        self.is_cluster = bool(welcome.cluster)
+        for endpoint in list(self._endpoints.values()):
+            if endpoint.hello is not None:
+                self._attach(endpoint)
+        self._stir()
+
+    def opened(self, broker: int) -> None:
+        self._stir()
+
+    def led_otherwise(self) -> None:
+        now = time.monotonic()
+        for endpoint in self._attached():
+            self._pumping.led_otherwise(endpoint, now)
+            if endpoint.readings is not None:
+                endpoint.readings.led_otherwise(now)
+            endpoint.outlives(self.brokers.leader(COORDINATOR), now)
+        self._stir()
+
+    def lost(self, wire: Wire, why: str, *, home: bool) -> None:
+        """One is gone: those at home there hear the end, the others wait for the next one."""
+        if home:
+            self._home = None
+        for branch in [one for one in self._numbered.values() if one.wire is wire]:
+            if branch.number in self._numbered:  # not gone with another one's end
+                self._over(branch, why)
+        self._stir()
+
+    def hopeless(self, error: str, said: str) -> None:
+        """There will be none for now: refuse those that wait."""
+        for endpoint in list(self._endpoints.values()):
+            if endpoint.state is State.WAITING and endpoint.hello is not None:
+                endpoint.say(ms.Refused(error, said))
+                self._forget(endpoint)
+
+    def close(self) -> None:
+        for endpoint in [*self._endpoints.values(), *self._orphans]:
+            self._forget(endpoint)
+        if self.pages is not None:
+            self.pages.close()
+
+    def abandon(self) -> None:
+        """In a forked child: give up copies of descriptors, touch nothing else."""
+        for endpoint in [*self._endpoints.values(), *self._orphans]:
+            endpoint.close()
+        if self.pages is not None:
+            self.pages.close()
+
+    # --- attachments ---
+    def admit(self, link: Link, end: socket.socket) -> None:
+        """A new attachment, which speaks at the other end of that socket."""
+        endpoint = Endpoint(link, Channel(end, inbound=ms.ClientMessage))
+        fd = endpoint.channel.fileno()
+        self._endpoints[fd] = endpoint
+        self._loop.watch(fd, lambda: self._read(self._endpoints[fd]))
+
+    def _read(self, endpoint: Endpoint) -> None:
+        """Take in what an attachment's client says."""
+        while not endpoint.channel.closed:
+            try:
+                received = endpoint.channel.recv_nowait()
+            except BlockingIOError:
+                break
+            except (PenstockError, OSError) as error:
+                logger.warning("an attachment said what it may not: %s", error)
+                received = None
+            if received is None:
+                self._gone(endpoint, polite=False)
+                return
+            message, fds = received
+            for fd in fds:
+                os.close(fd)
+            if isinstance(message, ms.Bye):
+                self._gone(endpoint, polite=True)
+                return
+            if isinstance(message, ms.Hello):
+                endpoint.hello = message
+                endpoint = self._orphan_of(endpoint)
+                self._attach(endpoint)
+            elif endpoint.state is State.OPEN and not endpoint.asking.take(message):
+                logger.warning("an attachment asks faster than it is answered: it is dropped")
+                self._gone(endpoint, polite=True)
+                return
+        self._ask(endpoint)
+
+    def _orphan_of(self, endpoint: Endpoint) -> Endpoint:
+        """The one itself, or what an earlier try of it has left, in its place."""
+        for orphan in self._orphans:
+            if orphan.key == endpoint.key:
+                self._orphans.remove(orphan)
+                orphan.adopt(endpoint.link, endpoint.channel)
+                self._endpoints[orphan.channel.fileno()] = orphan
+                if orphan.state is State.OPEN:
+                    self._greet(orphan)
+                return orphan
+        return endpoint
+
+    def _attach(self, endpoint: Endpoint) -> None:
+        """Have it get its home branch."""
+        wire = self._home
+        if wire is None or endpoint.state is not State.WAITING:
+            return
+        assert endpoint.hello is not None
+        token, resume = b"", endpoint.hello.resume
+        if resume is not None:
+            before = self._lost_one(resume)
+            token = b"" if before is None or before.attached is None else before.attached.token
+        endpoint.attach(self._new_branch(endpoint, wire), resume, token)
+
+    def _new_branch(self, endpoint: Endpoint, wire: Wire) -> Branch:
+        self._numbers += 1
+        branch = self._numbered[self._numbers] = Branch(endpoint, wire, self._numbers)
+        return branch
+
+    def branch(self, endpoint: Endpoint, broker: int) -> Branch | None:
+        """See `Ways`."""
+        found = endpoint.branches.get(broker)
+        if found is not None:
+            return found if found.is_open else None
+        wire = self.wires.to(broker)
+        if wire is None or endpoint.shunned.get(broker, 0.0) > time.monotonic():
+            return None
+        assert endpoint.attached is not None
+        resume = endpoint.producer_id or None
+        endpoint.attach(self._new_branch(endpoint, wire), resume, endpoint.attached.token)
+        return None
+
+    def knows(self, page: int) -> bool:
+        """See `Ways`."""
+        return self.pages is not None and self.pages.knows(page)
+
+    def _lost_one(self, producer_id: int) -> Endpoint | None:
+        """Whose connection was lost, and whose client is still there; the one with the lanes."""
+        found = (
+            one
+            for one in self._endpoints.values()
+            if one.state is State.LOST and one.producer_id == producer_id
+        )
+        return max(found, key=lambda one: len(one.lanes), default=None)
+
+    def _opened(self, branch: Branch, attached: fr.Attached) -> None:
+        """A branch is there; with its home so is the attachment."""
+        endpoint = branch.endpoint
+        if branch.is_open:
+            return
+        if not branch.is_home:
+            if attached.producer_id != endpoint.producer_id:
+                self._refused(branch, "AttachRefusedError", "it gave another producer id")
+                return
+            branch.opens(attached)
+            self._stir()
+            return
+        assert self.pages is not None
+        assert endpoint.hello is not None
+        number = branch.number
+        try:
+            endpoint.opened(
+                attached, lambda message: self._loop.post(lambda: self._fetch(number, message))
+            )
+        except PenstockError as error:  # out of descriptors, mostly
+            endpoint.say(ms.Refused(type(error).__name__, str(error)))
+            self._forget(endpoint)
+            return
+        branch.opens(attached)
+        assert endpoint.bell is not None
+        assert endpoint.far is not None
+        endpoint.asking = Asking(endpoint, self)
+        if self.is_cluster:
+            endpoint.readings = Readings(endpoint, endpoint.far, self)
+        self._loop.watch(endpoint.bell.fileno(), lambda: self._rang(endpoint))
+        before = self._lost_one(attached.producer_id) if endpoint.hello.resume else None
+        if (
+            before is not None
+            and before.attached is not None
+            and (self.is_cluster or before.attached.writers == attached.writers)
+            and before.pages is self.pages
+        ):
+            endpoint.inherit(before)
+        endpoint.pages = self.pages
+        if not endpoint.orphaned_until:
+            self._greet(endpoint)
+
+    def _greet(self, endpoint: Endpoint) -> None:
+        assert endpoint.pages is not None
+        endpoint.greet(endpoint.pages, self._boot_id, self._name if self.is_cluster else "")
+        self._pumping.look_at(endpoint)
+
+    def _refused(self, branch: Branch, error: str, message: str) -> None:
+        """No such branch comes to be."""
+        endpoint, broker = branch.endpoint, branch.broker
+        if branch.is_home:
+            if endpoint.state is State.ATTACHING:
+                del self._numbered[branch.number]  # the gateway has no such endpoint
+                endpoint.say(ms.Refused(error, message))
+                self._forget(endpoint)
+            return
+        logger.warning("broker %d takes %s not in: %s", broker, endpoint.key, message)
+        self._part(branch)
+        now = time.monotonic()
+        endpoint.shunned[broker] = now + SHUN_FOR
+        if error not in ("NotConnectedError", "NotLeaderError"):
+            endpoint.asking.refused(broker, error, message, now)
+            if endpoint.readings is not None and endpoint.readings.refused(broker, error, message):
+                self._hearing.rouse(endpoint)
+        self._mending.wait_for(endpoint)
+
+    def _rang(self, endpoint: Endpoint) -> None:
+        assert endpoint.bell is not None
+        endpoint.bell.clear()
+        self._pumping.look_at(endpoint)
+
+    def _ask(self, endpoint: Endpoint) -> None:
+        if endpoint.state is State.OPEN:
+            endpoint.asking.pump(time.monotonic())
+            self._mending.wait_for(endpoint)
+
+    def _fetch(self, number: int, message: fr.Fetch | fr.More | fr.Drop) -> None:
+        """What a consumer's thread asks of its cursors."""
+        branch = self._numbered.get(number)
+        if branch is None:
+            return
+        endpoint = branch.endpoint
+        if endpoint.readings is None:
+            branch.send(message)
+        else:
+            endpoint.readings.take(message, time.monotonic())
+            self._mending.wait_for(endpoint)
+
+    def _gone(self, endpoint: Endpoint, *, polite: bool) -> None:
+        """Its client has closed."""
+        fd = endpoint.channel.fileno()
+        self._loop.unwatch(fd)
+        self._endpoints.pop(fd, None)
+        unseen = endpoint.state is State.ATTACHING or (
+            endpoint.state is State.OPEN and self._is_awaited(endpoint)
+        )
+        if unseen and not polite:
+            endpoint.orphan()
+            self._orphans.append(endpoint)
+        else:
+            self._forget(endpoint)
+
+    def _is_awaited(self, endpoint: Endpoint) -> bool:
+        """Whether the client that it goes on for still tries to attach."""
+        resume = None if endpoint.hello is None else endpoint.hello.resume
+        return resume is not None and self._lost_one(resume) is not None
+
+    def _forget_orphans(self, now: float) -> None:
+        for orphan in [one for one in self._orphans if one.orphaned_until <= now]:
+            if self._is_awaited(orphan):
+                orphan.orphaned_until = now + ORPHAN_FOR
+            else:
+                self._orphans.remove(orphan)
+                self._forget(orphan)
+
+    def _forget(self, endpoint: Endpoint) -> None:
+        """It is over, here and at the gateways."""
+        fd = endpoint.channel.fileno()
+        if fd >= 0:
+            self._loop.unwatch(fd)
+            self._endpoints.pop(fd, None)
+        for branch in endpoint.branches.values():
+            if self._numbered.pop(branch.number, None) is not None:
+                branch.send(fr.Detach(branch.number))
+        if endpoint.bell is not None:
+            self._loop.unwatch(endpoint.bell.fileno())
+        self._pumping.forget(endpoint)
+        self._hearing.forget(endpoint)
+        endpoint.close()
+
+    # --- what gateways say ---
+    def hear(self, wire: Wire, message: fr.GatewayMessage, payload: Piece | None) -> None:
+        """A message of a gateway for one of them."""
+        assert not isinstance(message, (fr.Welcome, fr.Leaders, fr.Pong))
+        branch = self._numbered.get(message.endpoint)
+        if branch is None or branch.wire is not wire or self.pages is None:
+            return  # it is over at this end already
+        match message:
+            case fr.Answer():
+                self._hearing.publish(branch, message.pages, self.pages)
+                branch.endpoint.asking.answer(branch, message, time.monotonic())
+                self._mending.wait_for(branch.endpoint)
+            case fr.Attached():
+                self._opened(branch, message)
+            case fr.Refused():
+                self._refused(branch, message.error, message.message)
+            case fr.Ended():
+                self._over(branch, f"{self._name}: {message.reason}", said=True)
+            case _:
+                self._hearing.hear(branch, message, payload, self.pages)
+
+    def _over(self, branch: Branch, why: str, *, said: bool = False) -> None:
+        """A branch has ended; `said`: its gateway told so."""
+        endpoint = branch.endpoint
+        now = time.monotonic()
+        if not branch.is_home:
+            self._pumping.left(branch, now)
+            if endpoint.readings is not None:
+                endpoint.readings.left(branch, now)
+            if branch.serves_groups:
+                endpoint.outlives(fr.NOBODY, now)
+            self._part(branch)
+            endpoint.shunned[branch.broker] = now + SHUN_FOR
+            endpoint.asking.left(branch, why, now)
+            self._mending.wait_for(endpoint)
+            return
+        del self._numbered[branch.number]
+        if said and endpoint.state is State.ATTACHING:
+            endpoint.say(ms.Refused("NotConnectedError", why))
+            self._forget(endpoint)
+        elif endpoint in self._orphans:
+            self._orphans.remove(endpoint)
+            self._forget(endpoint)
+        else:
+            self._lose(endpoint, why)
+
+    def _part(self, branch: Branch) -> None:
+        """It is over at its gateway."""
+        del self._numbered[branch.number]
+        del branch.endpoint.branches[branch.broker]
+        branch.close()
+
+    def _lose(self, endpoint: Endpoint, why: str) -> None:
+        """Its client hears the end. What it has left at gateways goes as if its connection had."""
+        self._lost += endpoint.state is State.OPEN
+        for branch in endpoint.branches.values():
+            if self._numbered.pop(branch.number, None) is not None:
+                branch.send(fr.Detach(branch.number, returns=True))
+        self._pumping.forget(endpoint)
+        endpoint.lose(why)
+
+    def _broken(self, endpoint: Endpoint, lane: MirroredLane, error: LaneCorruptError) -> None:
+        logger.error("lane %s is dropped: %s", lane.name, error)
+        del endpoint.lanes[lane.writer]
+        self._lose(endpoint, f"its lane {lane.name} is broken: {error}")
+        lane.close()
+
+    # --- lanes ---
+    def pump(self, now: float) -> None:
+        """Send what stands in lanes."""
+        if self._pumping.has_work:
+            if self._pumping.pump(now):
+                self._onlookers.stirred(now)
+            if self._pumping.holds_some:
+                self._mending.wait()
+
+    def wake(self) -> None:
+        """Ring those that sleep and for whom something has come."""
+        self._hearing.wake()

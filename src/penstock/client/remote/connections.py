@@ -1,0 +1,430 @@
+"""All connections of a carrier: the one that it goes by at large, and one to each broker it needs.
+
+    home      to any node or broker; which one is left to whoever answers first
+    others    in a cluster: to the brokers that lead what is used; opened when they are asked for,
+              and one at least, which tells of the home broker what that cannot tell of itself
+
+Each connection is a `Wire` for one try. Owns which hosts are tried and when: at first those that
+the client named, in a cluster then also the brokers that it has heard of. For a home the next one
+is tried beside one that keeps silent, which may be stopped: the first that greets is taken. A
+broker that the others count as gone is left, also while it is silent still. Used by the carrier's
+thread only; never blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Protocol
+
+import zmq
+
+from penstock.client.backoff import SOON, Retries
+from penstock.client.remote.address import Host, host_text
+from penstock.client.remote.connection import LINGER_MAX, Wire
+from penstock.client.remote.leaders import Brokers
+from penstock.cluster.frames import messages as fr
+from penstock.cluster.frames.codec import Piece
+from penstock.cluster.frames.messages import NOBODY
+from penstock.core.errors import PenstockError
+from penstock.security.keys import ClientKey
+
+logger = logging.getLogger("penstock.remote")
+
+RETRY_FIRST: Final = 0.05
+RETRY_LAST: Final = 2.0
+HEALTHY_AFTER: Final = 1.0
+"""Seconds for which a connection stands before it counts as one that worked."""
+WITNESS_AFTER: Final = 1.0
+"""Seconds after which who has only a home connection opens another one. Who is done by then spares
+it."""
+NEXT_AFTER: Final = 0.5
+"""Seconds without a greeting after which the next host is tried beside those that are under way."""
+MESSAGES_A_TURN: Final = 256
+REASONS_MAX: Final = 8
+
+_HINT: Final = ": is one started there with `penstock serve --listen`, and is the way to it open?"
+COUNTED: Final = ("connects", "reconnects", "failed_connects", "bytes_sent", "bytes_received")
+
+
+class User(Protocol):
+    """For whom the connections are."""
+
+    @property
+    def identity(self) -> bytes | None:
+        """The node, or the cluster, that it has got to know; None before that."""
+
+    def connected(self, wire: Wire, welcome: fr.Welcome) -> None:
+        """That is the home connection now."""
+
+    def opened(self, broker: int) -> None:
+        """There is a connection to that broker, which was asked for."""
+
+    def lost(self, wire: Wire, why: str, *, home: bool) -> None:
+        """A connection that stood is gone."""
+
+    def hopeless(self, error: str, said: str) -> None:
+        """There will be no home connection for now."""
+
+    def led_otherwise(self) -> None:
+        """What the cluster's brokers say of who leads what has changed."""
+
+    def hear(self, wire: Wire, message: fr.GatewayMessage, payload: Piece | None) -> None:
+        """Anything else that came."""
+
+
+class _Way:
+    """To one broker that is not home. `wire` may be on its way still."""
+
+    __slots__ = ("is_needed", "retries", "retry_at", "up_since", "was_up", "wire")
+
+    def __init__(self) -> None:
+        self.wire: Wire | None = None
+        self.is_needed = False
+        self.was_up = False
+        self.up_since = 0.0
+        self.retry_at = 0.0
+        self.retries = Retries(RETRY_FIRST, RETRY_LAST, growth=SOON)
+
+
+class Wires:
+    """See the module. `name`: of what is connected to, for messages."""
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        key: ClientKey | None,
+        hello: fr.Hello,
+        name: str,
+        user: User,
+        watch: Callable[[int, Callable[[], object]], None],
+        unwatch: Callable[[int], None],
+    ) -> None:
+        self._bootstrap = tuple(hosts)
+        self._key = key
+        self._hello = hello
+        self._name = name
+        self._user = user
+        self._watch = watch
+        self._unwatch = unwatch
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.home: Wire | None = None
+        """The one that stands, and goes by at large."""
+        self.brokers = Brokers()
+        self._coming: list[Wire] = []  # what may become the home connection
+        self._ways: dict[int, _Way] = {}
+        self._at = 0  # the host that is tried
+        self._tried: list[str] = []
+        self._up_since = 0.0
+        self._met_other = self._takes_other = False  # another node than the one before
+        self.is_somebody_there = False
+        """Whether a host was reached that did not take this client in."""
+        self._reasons: list[str] = []
+        self._retries = Retries(RETRY_FIRST, RETRY_LAST, growth=SOON)
+        self._retry_at = 0.0
+        self.counts = dict.fromkeys(COUNTED, 0)
+
+    # --- what others ask ---
+    def why(self) -> str:
+        """Which brokers were tried last, and what came of it."""
+        trying = [f"{host_text(wire.host)}: no answer yet" for wire in list(self._coming)]
+        return "; ".join(self._reasons or [*self._tried, *trying])
+
+    def hopeless(self) -> str:
+        """What to say to who waits for a broker."""
+        if self.home is not None:
+            return f"the gateway at {self._name} answers, but its node does not in time"
+        why = self.why()
+        said = f"no broker answers at {self._name}" + (f" ({why})" if why else "")
+        return said if self.is_somebody_there else said + _HINT
+
+    def metrics(self) -> dict[str, float]:
+        """Counters since it was made, and gauges of now; from any thread."""
+        home, found = self.home, list(self._all())
+        return {
+            **self.counts,
+            "bytes_sent": self.counts["bytes_sent"] + sum(wire.bytes_sent for wire in found),
+            "bytes_received": self.counts["bytes_received"]
+            + sum(wire.bytes_received for wire in found),
+            "connected": float(home is not None),
+            "round_trip": home.round_trip if home is not None else 0.0,
+        }
+
+    def to(self, broker: int) -> Wire | None:
+        """The connection to that broker. None while it does not stand: it is opened then."""
+        way = self._ways.get(broker)
+        if way is None:
+            if broker not in self.brokers.hosts:
+                return None
+            way = self._ways[broker] = _Way()
+        if way.wire is not None:
+            return way.wire if way.wire.is_up else None
+        way.is_needed = True
+        return None
+
+    def _all(self) -> Iterator[Wire]:
+        for way in list(self._ways.values()):
+            if way.wire is not None:
+                yield way.wire
+        yield from list(self._coming)
+        home = self.home
+        if home is not None and home.broker == NOBODY:
+            yield home
+
+    # --- time ---
+    @property
+    def has_news(self) -> bool:
+        """Whether `mind` has something to do at once."""
+        return any(wire.failed is not None or wire.has_news for wire in self._all())
+
+    def due(self, now: float, *, wanted: bool) -> float:
+        """When `mind` has to be called next, at the latest; `now` is as good as never."""
+        times = [wire.due() for wire in self._all()]
+        if wanted and self.home is None and self._has_next:
+            times.append(self._retry_at)
+        times += [way.retry_at for way in self._ways.values() if way.is_needed and way.wire is None]
+        return min(times, default=now)
+
+    def mind(self, now: float, *, wanted: bool) -> None:
+        """Connect where need be, hear what came, notice ends. `wanted`: so is a home."""
+        is_homeless = wanted and self.home is None and not self._move_in()
+        if is_homeless and self._has_next and now >= self._retry_at:
+            self._try_next(now)
+        if wanted and self.home is not None and now - self._up_since > WITNESS_AFTER:
+            self._have_witness(self.home)
+        for broker, way in list(self._ways.items()):
+            if way.is_needed and way.wire is None and now >= way.retry_at:
+                way.is_needed = False
+                host = self.brokers.hosts.get(broker)
+                way.wire = None if host is None else self._connect(host, broker)
+        for wire in list(self._all()):
+            if wire.is_closed:
+                continue  # another one was taken
+            wire.look(now)
+            for message, payload in wire.messages(MESSAGES_A_TURN):
+                self._hear(wire, message, payload)
+            if wire.failed is not None:
+                self._lose(wire, wire.failed)
+
+    def _have_witness(self, home: Wire) -> None:
+        """Have a second connection, where there is a cluster: of a broker that is cut off, or
+        stopped, others hear long before its own silence tells."""
+        others = [broker for broker in self.brokers.hosts if broker != home.broker]
+        if not others or any(way.wire is not home for way in self._ways.values() if way.wire):
+            return
+        later = [broker for broker in others if broker > home.broker]
+        chosen = min(
+            later or others,
+            key=lambda broker: self._ways[broker].retry_at if broker in self._ways else 0.0,
+        )
+        self.to(chosen)
+
+    def _hear(self, wire: Wire, message: fr.GatewayMessage, payload: Piece | None) -> None:
+        if isinstance(message, fr.Welcome):
+            self._greeted(wire, message)
+        elif isinstance(message, fr.Ended) and message.endpoint == NOBODY:
+            wire.failed = message.reason
+        elif isinstance(message, fr.Leaders):
+            self._told(wire, message)
+        elif wire not in self._coming:
+            self._user.hear(wire, message, payload)
+
+    # --- coming ---
+    @property
+    def _hosts(self) -> tuple[Host, ...]:
+        """Where somebody may be: of a cluster its brokers first."""
+        return tuple(dict.fromkeys((*self.brokers.hosts.values(), *self._bootstrap)))
+
+    def _move_in(self) -> bool:
+        """Go by another connection that stands, where there is one."""
+        for way in self._ways.values():
+            wire = way.wire
+            if wire is not None and wire.is_up and wire.welcome is not None:
+                self._settle(wire, wire.welcome)
+                return True
+        return False
+
+    @property
+    def _has_next(self) -> bool:
+        """Whether a host is left to be tried for a home in this round, which takes each once."""
+        return not self._coming or len(self._tried) + len(self._coming) < len(self._hosts)
+
+    def _try_next(self, now: float) -> None:
+        self._retry_at = now + NEXT_AFTER
+        hosts = self._hosts
+        host = hosts[self._at % len(hosts)]
+        self._at = (self._at + 1) % len(hosts)
+        wire = self._connect(host)
+        if wire is not None:
+            self._coming.append(wire)
+
+    def _connect(self, host: Host, broker: int = NOBODY) -> Wire | None:
+        try:
+            wire = Wire(self._context, host, self._key, self._hello)
+        except (zmq.ZMQError, PenstockError) as error:
+            if broker == NOBODY:
+                self._came_to_nothing(host, str(error))
+            else:
+                self._put_off(broker, f"{host_text(host)}: {error}")
+            return None
+        wire.broker = broker
+        for fd in wire.filenos():
+            self._watch(fd, lambda: None)  # the next turn looks
+        return wire
+
+    def _greeted(self, wire: Wire, welcome: fr.Welcome) -> None:
+        known, is_coming = self._user.identity, wire in self._coming
+        identity = identity_of(welcome)
+        if known is not None and known != identity and not (is_coming and self._takes_other):
+            self._met_other |= is_coming  # the one before may answer at another of the addresses
+            what = "cluster" if welcome.cluster else "node (another data folder)"
+            wire.failed = f"another {what} answers there now"
+            return
+        if not is_coming and welcome.broker != wire.broker:
+            wire.failed = f"broker {welcome.broker} answers there, and not {wire.broker}"
+            return
+        if known != identity:
+            self._begin_anew()
+        counts = self.counts
+        now = time.monotonic()
+        if welcome.cluster:
+            if is_coming:
+                self._replace(wire, welcome.broker)
+            way = self._ways[welcome.broker]
+            counts["reconnects"] += way.was_up
+            way.was_up, way.up_since = True, now
+        else:
+            counts["reconnects"] += counts["connects"] > 0
+        counts["connects"] += 1
+        wire.is_accepted = True
+        logger.info("connected to %s", host_text(wire.host))
+        if is_coming:
+            self._coming.remove(wire)
+            self._up_since = now
+            self._settle(wire, welcome)
+        else:
+            self._user.opened(wire.broker)
+
+    def _begin_anew(self) -> None:
+        """What was known of brokers is of another cluster."""
+        self.brokers = Brokers()
+        for way in self._ways.values():
+            if way.wire is not None:
+                self._drop(way.wire)
+        self._ways.clear()
+
+    def _replace(self, wire: Wire, broker: int) -> None:
+        """That is the connection to this broker: one that is on its way is not wanted any more."""
+        way = self._ways.setdefault(broker, _Way())
+        if way.wire is not None:
+            self._drop(way.wire)
+        way.wire, way.is_needed = wire, False
+        wire.broker = broker
+
+    def _settle(self, wire: Wire, welcome: fr.Welcome) -> None:
+        self.home = wire
+        for other in self._coming:
+            self._drop(other)
+        self._coming.clear()
+        if wire.host in self._hosts:
+            self._at = self._hosts.index(wire.host)  # the first to be tried when it is lost
+        self._tried, self._reasons = [], []
+        self._met_other = self._takes_other = self.is_somebody_there = False
+        self._user.connected(wire, welcome)
+
+    def _told(self, wire: Wire, said: fr.Leaders) -> None:
+        if wire.welcome is None or not wire.welcome.cluster:
+            wire.failed = "it spoke of leaders, and is of no cluster"
+            return
+        if not self.brokers.take(said):
+            return
+        for broker, way in self._ways.items():
+            other = way.wire
+            if broker in self.brokers.hosts or other is None or other is wire:
+                continue
+            if other.failed is None:
+                other.failed = "the other brokers of the cluster count it as gone"
+        self._user.led_otherwise()
+
+    # --- going ---
+    def _drop(self, wire: Wire) -> None:
+        for fd in wire.filenos():
+            self._unwatch(fd)
+        self.counts["bytes_sent"] += wire.bytes_sent
+        self.counts["bytes_received"] += wire.bytes_received
+        wire.close()
+
+    def lose_all(self, why: str) -> None:
+        for wire in list(self._all()):
+            self._lose(wire, why)
+
+    def _lose(self, wire: Wire, why: str) -> None:
+        """A connection is over, or did not come to be."""
+        is_home, is_coming = wire is self.home, wire in self._coming
+        if is_coming:
+            self._coming.remove(wire)
+        refused = wire.refused
+        self._drop(wire)
+        now = time.monotonic()
+        way = self._ways.get(wire.broker)
+        if way is not None and way.wire is wire:
+            way.wire = None
+        if not wire.is_accepted:
+            self.counts["failed_connects"] += 1
+            if is_coming:
+                self.is_somebody_there |= wire.was_reached
+                self._came_to_nothing(wire.host, why, refused)
+            else:
+                self._put_off(wire.broker, f"{host_text(wire.host)}: {why}")
+            return
+        said = f"lost the connection to {host_text(wire.host)}: {why}"
+        logger.warning("%s", said)
+        if way is not None:
+            if now - way.up_since > HEALTHY_AFTER:
+                way.retries.reset()
+            way.retry_at = now + way.retries.next()
+        if is_home:
+            self.home = None
+            self._reasons = [said]
+            if now - self._up_since > HEALTHY_AFTER:
+                self._retries.reset()
+            self._retry_at = now + self._retries.next()
+        self._user.lost(wire, said, home=is_home)
+
+    def _put_off(self, broker: int, why: str) -> None:
+        """No connection to a broker for now; who needs it asks again."""
+        way = self._ways[broker]
+        way.retry_at = time.monotonic() + way.retries.next()
+        logger.info("broker %d: %s", broker, why)
+
+    def _came_to_nothing(self, host: Host, why: str, refused: fr.Refused | None = None) -> None:
+        """Try the next at once, and after the last tell those who wait."""
+        self._tried.append(f"{host_text(host)}: {why}")
+        if len(self._tried) < len(self._hosts):
+            self._retry_at = 0.0
+            return
+        if self._coming:
+            return
+        self._reasons, self._tried = self._tried[:REASONS_MAX], []
+        self._met_other, self._takes_other = False, self._met_other
+        self._retry_at = time.monotonic() + self._retries.next()
+        error = "NotConnectedError" if refused is None else refused.error
+        said = self.hopeless() if refused is None else refused.message
+        logger.info("%s", said)
+        self._user.hopeless(error, said)
+
+    def close(self) -> None:
+        for wire in list(self._all()):
+            wire.close(linger=LINGER_MAX if wire.is_up else 0.0)
+        self._context.term()
+
+    def abandon(self) -> None:
+        """In a forked child."""
+        for wire in list(self._all()):
+            wire.abandon()
+
+
+def identity_of(welcome: fr.Welcome) -> bytes:
+    """What a client has got to know by that: a cluster, or a node that is alone."""
+    return welcome.cluster or welcome.node_uuid

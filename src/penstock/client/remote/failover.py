@@ -1,0 +1,93 @@
+"""What waits for a leader: it is looked at now and then, and begun anew where that is the way.
+
+Owns when attachments of a cluster's client are looked at besides when something comes for them, and
+how long one that is adrift waits. Nothing is looked at while nothing waits. Used by the carrier's
+thread only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from penstock.client.remote.branches import Ways
+from penstock.client.remote.connections import Wires
+from penstock.client.remote.endpoint import Endpoint, State
+from penstock.client.remote.leaders import COORDINATOR
+from penstock.client.remote.produce import Pumping
+from penstock.cluster.frames import messages as fr
+
+MEND_EVERY: Final = 0.05
+"""Seconds between two looks whether there is a leader for what waits for one."""
+ADRIFT_MAX: Final = 3.0
+"""Seconds after which an attachment that is adrift begins anew, leader or not."""
+
+
+class Mending:
+    """See the module. `lose` has an attachment begin anew, and tells its client why."""
+
+    def __init__(self, ways: Ways, pumping: Pumping, lose: Callable[[Endpoint, str], None]) -> None:
+        self._ways = ways
+        self._pumping = pumping
+        self._lose = lose
+        self.due: float | None = None
+        """When `mend` has something to do (monotonic)."""
+
+    def stir(self) -> None:
+        """Something has changed for those that wait: look at once."""
+        self.due = 0.0
+
+    def wait(self) -> None:
+        """Something waits: look again in a while."""
+        if self.due is None:
+            self.due = time.monotonic() + MEND_EVERY
+
+    def wait_for(self, endpoint: Endpoint) -> None:
+        """See to it that it is looked at again, if it waits for something."""
+        readings = endpoint.readings
+        if (
+            endpoint.adrift
+            or (endpoint.is_known and not self._is_at_coordinator(endpoint))
+            or endpoint.asking.is_waiting
+            or (readings is not None and readings.are_waiting)
+            or self._pumping.holds(endpoint)
+        ):
+            self.wait()
+
+    def mend(self, now: float, endpoints: Callable[[], Iterable[Endpoint]], wires: Wires) -> None:
+        """Go on with what waits, if it is time for that."""
+        if self.due is None or now < self.due:
+            return
+        self.due = None
+        for endpoint in endpoints():
+            if endpoint.state is not State.OPEN:
+                continue
+            if endpoint.adrift and _is_ashore(endpoint, wires, now):
+                if now - endpoint.adrift_since > ADRIFT_MAX:
+                    self._pumping.strand(endpoint)
+                self._lose(endpoint, "what it was using is led by another broker by now")
+                continue
+            if endpoint.is_known:
+                broker = self._ways.brokers.settled(COORDINATOR, now)
+                if broker != fr.NOBODY:
+                    self._ways.branch(endpoint, broker)
+            endpoint.asking.pump(now)
+            if endpoint.readings is not None:
+                endpoint.readings.pump(now)
+            if self._pumping.holds(endpoint):
+                self._pumping.look_at(endpoint)
+            self.wait_for(endpoint)
+
+    def _is_at_coordinator(self, endpoint: Endpoint) -> bool:
+        branch = endpoint.branches.get(self._ways.brokers.leader(COORDINATOR))
+        return branch is not None and branch.is_open
+
+
+def _is_ashore(endpoint: Endpoint, wires: Wires, now: float) -> bool:
+    """Whether it is time to begin anew: there is a leader to go to, or has been none for long."""
+    for what in endpoint.adrift:
+        broker = wires.brokers.settled(what, now)
+        if broker != fr.NOBODY and wires.to(broker) is not None:
+            return True
+    return now - endpoint.adrift_since > ADRIFT_MAX

@@ -1,0 +1,167 @@
+"""The cursors of one attachment in a cluster: each at the broker that leads its partition.
+
+    wanted ──branch at the leader──> placed ──other leader, or lost──> wanted, from where it came to
+
+What the consumer asks for once is asked of one leader after the other, each time from the offset
+and the leader epoch that it has got to and with the credit that is left; the new leader finds out
+whether its log is the one that was read. Each of them knows a cursor by another number, so that
+nothing late is taken for the present one's. Used by the carrier's thread only.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import msgspec
+
+from penstock.client.remote.branches import Branch, Ways
+from penstock.client.remote.endpoint import Endpoint
+from penstock.client.remote.fetcher import RemoteFetcher
+from penstock.cluster.frames import messages as fr
+from penstock.cluster.frames.codec import Piece
+from penstock.core.errors import NotLeaderError
+
+
+class _Reading:
+    """`fetch`: how it would be asked for now. `credit`: what is left, below 0 if too much came.
+    `since`: when it was wanted last (monotonic)."""
+
+    __slots__ = ("branch", "credit", "fetch", "number", "since")
+
+    def __init__(self, fetch: fr.Fetch) -> None:
+        self.fetch = fetch
+        self.since = 0.0
+        self.credit = fetch.credit
+        self.branch: Branch | None = None
+        self.number = -1
+
+
+class Readings:
+    """See the module. `far` has the consumer's ends."""
+
+    def __init__(self, endpoint: Endpoint, far: RemoteFetcher, ways: Ways) -> None:
+        self._endpoint = endpoint
+        self._far = far
+        self._ways = ways
+        self._numbers = itertools.count()
+        self._cursors: dict[int, _Reading] = {}  # by the consumer's number
+        self._placed: dict[int, _Reading] = {}  # by the broker's
+        self._wanted: dict[_Reading, None] = {}
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether there are some for which no broker is known, or none can be asked yet."""
+        return bool(self._wanted)
+
+    # --- what the consumer wants ---
+    def take(self, message: fr.Fetch | fr.More | fr.Drop, now: float) -> None:
+        reading = self._cursors.get(message.cursor)
+        if isinstance(message, fr.Fetch):
+            if reading is not None:
+                self._displace(reading)
+            reading = self._cursors[message.cursor] = _Reading(message)
+            self._want(reading, now)
+            self.pump(now)
+        elif reading is None:
+            return
+        elif isinstance(message, fr.More):
+            reading.credit += message.credit
+            if reading.branch is not None:
+                reading.branch.send(fr.More(reading.branch.number, reading.number, message.credit))
+        else:
+            del self._cursors[message.cursor]
+            self._displace(reading)
+            self._wanted.pop(reading, None)
+
+    def pump(self, now: float) -> None:
+        """Ask for those that wait, where there is a leader to ask."""
+        for reading in list(self._wanted):
+            broker = self._ways.brokers.settled(reading.fetch.page, now, now - reading.since)
+            branch = None
+            if broker != fr.NOBODY:
+                branch = self._ways.branch(self._endpoint, broker)
+            if branch is None:
+                continue
+            del self._wanted[reading]
+            reading.branch, reading.number = branch, next(self._numbers)
+            self._placed[reading.number] = reading
+            credit = min(max(0, reading.credit), fr.CREDIT_MAX)
+            branch.send(msgspec.structs.replace(
+                reading.fetch, endpoint=branch.number, cursor=reading.number, credit=credit
+            ))  # fmt: skip
+
+    # --- what brokers say ---
+    def fetched(self, branch: Branch, message: fr.Fetched, payload: Piece | None) -> bool:
+        """Batches of a cursor; False: of one that is not there any more."""
+        reading = self._placed.get(message.cursor)
+        if reading is None or reading.branch is not branch:
+            return False
+        fetch = reading.fetch
+        epoch = fetch.leader_epoch if message.leader_epoch < 0 else message.leader_epoch
+        reading.fetch = msgspec.structs.replace(
+            fetch, offset=message.next_offset, leader_epoch=epoch
+        )
+        reading.credit -= 0 if payload is None else len(payload)
+        self._ways.brokers.trust(fetch.page)
+        self._far.put(fetch.cursor, message, payload)
+        return True
+
+    def failed(self, branch: Branch, message: fr.CursorFailed, now: float) -> bool:
+        """A cursor ended. True: the consumer was told so."""
+        reading = self._placed.get(message.cursor)
+        if reading is None or reading.branch is not branch:
+            return False
+        del self._placed[message.cursor]
+        reading.branch = None
+        if message.error == NotLeaderError.__name__:
+            self._ways.brokers.doubt(reading.fetch.page, branch.broker, now)
+            self._want(reading, now)
+            return False
+        del self._cursors[reading.fetch.cursor]
+        self._far.fail(reading.fetch.cursor, message)
+        return True
+
+    # --- brokers that come and go ---
+    def left(self, branch: Branch, now: float) -> None:
+        """That branch is over."""
+        self._move(lambda reading: reading.branch is branch, now)
+
+    def led_otherwise(self, now: float) -> None:
+        """Leaders have changed. Those whose partition is led by nobody stay: the one before knows
+        better, or ends them."""
+        leader = self._ways.brokers.leader
+
+        def is_moved(reading: _Reading) -> bool:
+            broker, branch = leader(reading.fetch.page), reading.branch
+            return branch is not None and broker not in (fr.NOBODY, branch.broker)
+
+        self._move(is_moved, now)
+
+    def refused(self, broker: int, error: str, message: str) -> bool:
+        """No branch comes to be at that broker: those that wait for it fail. Whether there were
+        any."""
+        brokers = self._ways.brokers
+        found = [each for each in self._wanted if brokers.leader(each.fetch.page) == broker]
+        for reading in found:
+            fetch = reading.fetch
+            del self._wanted[reading], self._cursors[fetch.cursor]
+            said = fr.CursorFailed(fetch.endpoint, fetch.cursor, fetch.offset, error, message)
+            self._far.fail(fetch.cursor, said)
+        return bool(found)
+
+    def _move(self, which: Callable[[_Reading], bool], now: float) -> None:
+        for reading in [each for each in self._placed.values() if which(each)]:
+            self._displace(reading)
+            self._want(reading, now)
+
+    def _want(self, reading: _Reading, now: float) -> None:
+        reading.since = now
+        self._wanted[reading] = None
+
+    def _displace(self, reading: _Reading) -> None:
+        """Nothing more comes for it from where it is."""
+        branch, reading.branch = reading.branch, None
+        if branch is not None:
+            del self._placed[reading.number]
+            branch.send(fr.Drop(branch.number, reading.number))

@@ -1,0 +1,115 @@
+"""What gateways say of pages, batches and cursors: published, handed on, rung for, in this order.
+
+Owns who is to be woken. Ends nothing: whose branch or connection it is says `attachments`. Used by
+the carrier's thread only.
+"""
+
+from __future__ import annotations
+
+import time
+
+from penstock.client.remote.branches import Branch, Ways
+from penstock.client.remote.endpoint import Endpoint
+from penstock.client.remote.failover import Mending
+from penstock.client.remote.lanes import AnswerError
+from penstock.client.remote.mirror import MirroredPages
+from penstock.client.remote.position_reports import Onlookers
+from penstock.client.remote.produce import Pumping
+from penstock.cluster.frames import messages as fr
+from penstock.cluster.frames.codec import Piece
+from penstock.ipc.doorbell import fence
+
+
+class Hearing:
+    """See the module."""
+
+    def __init__(
+        self, ways: Ways, pumping: Pumping, mending: Mending, onlookers: Onlookers
+    ) -> None:
+        self._ways = ways
+        self._pumping = pumping
+        self._mending = mending
+        self._onlookers = onlookers
+        self._awake: dict[Endpoint, None] = {}  # whose clients have something new
+        self.throttles = 0
+        self.throttled = 0.0
+
+    def hear(
+        self, branch: Branch, message: fr.GatewayMessage, payload: Piece | None,
+        pages: MirroredPages,
+    ) -> None:  # fmt: skip
+        """A message for that branch of an attachment."""
+        match message:
+            case fr.Acks():
+                self.publish(branch, message.pages, pages)
+                self._acknowledged(branch, message)
+            case fr.Fetched():
+                self.publish(branch, message.pages, pages)
+                self._fetched(branch, message, payload)
+            case fr.Pages():
+                self.publish(branch, message.pages, pages)
+            case fr.CursorFailed():
+                self._failed(branch, message)
+            case fr.Notice():
+                slot, branch.notice = branch.endpoint.slot, message.notice
+                if slot is not None and (branch.serves_groups or not self._ways.is_cluster):
+                    slot.give_notice(message.notice)
+            case fr.Throttled():
+                self.throttles += 1
+                self.throttled += message.seconds
+
+    def publish(self, branch: Branch, states: list[fr.PageState], pages: MirroredPages) -> None:
+        """How partitions stand, as that branch's broker knows it."""
+        if states and self._ways.is_cluster:
+            states = pages.of_leaders(states, branch.broker, self._ways.brokers)
+        if states:
+            pages.publish(states)
+            endpoint = branch.endpoint
+            if endpoint.far is not None:
+                endpoint.far.heard(states)
+            self._awake[endpoint] = None
+
+    def _acknowledged(self, branch: Branch, message: fr.Acks) -> None:
+        try:
+            self._pumping.answered(branch, message, time.monotonic())
+        except AnswerError as error:
+            branch.wire.failed = str(error)
+            return
+        self._awake[branch.endpoint] = None
+        self._mending.wait_for(branch.endpoint)
+
+    def _fetched(self, branch: Branch, message: fr.Fetched, payload: Piece | None) -> None:
+        endpoint = branch.endpoint
+        if endpoint.readings is not None:
+            if not endpoint.readings.fetched(branch, message, payload):
+                return
+        elif endpoint.far is not None:
+            endpoint.far.put(message.cursor, message, payload)
+        self._awake[endpoint] = None
+        self._onlookers.stirred(time.monotonic())
+
+    def _failed(self, branch: Branch, message: fr.CursorFailed) -> None:
+        endpoint = branch.endpoint
+        if endpoint.readings is not None:
+            if not endpoint.readings.failed(branch, message, time.monotonic()):
+                self._mending.wait_for(endpoint)
+                return
+        elif endpoint.far is not None:
+            endpoint.far.fail(message.cursor, message)
+        self._awake[endpoint] = None
+
+    # --- waking ---
+    def rouse(self, endpoint: Endpoint) -> None:
+        """It has something new."""
+        self._awake[endpoint] = None
+
+    def forget(self, endpoint: Endpoint) -> None:
+        self._awake.pop(endpoint, None)
+
+    def wake(self) -> None:
+        """Ring those that sleep and for whom something has come."""
+        if self._awake:
+            fence()
+            for endpoint in self._awake:
+                endpoint.ring()
+            self._awake = {}

@@ -1,0 +1,352 @@
+"""Requests of one attachment, one after the other: to whom each goes, and what is answered.
+
+    request ──> parts, one for each broker that has to do with it ──answers──> whole ──> complete
+
+A node that is alone is asked as it is. In a cluster requests about groups and transactions go to
+the coordinator, look-ups to the leaders of their partitions (one that names several is divided),
+all others to the broker that the attachment is at home with. A broker that says it is not the one
+is doubted, and asked again, or another one, within `PATIENCE`: nothing was decided. An answer that
+names partitions is handed on when their leaders have told how they stand.
+
+Owns what is asked and not answered. Used by the carrier's thread only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from penstock.client.remote.branches import Branch, Ways
+from penstock.client.remote.endpoint import Endpoint
+from penstock.client.remote.leaders import COORDINATOR
+from penstock.cluster.frames import messages as fr
+from penstock.core.errors import NotConnectedError, NotLeaderError
+from penstock.ipc import coordination as co
+from penstock.ipc import layout as lo
+from penstock.ipc import lookups as lk
+from penstock.ipc import messages as ms
+
+REQUESTS_MAX: Final = 256
+"""Requests of one attachment that wait for the one before."""
+ANSWER_WITHIN: Final = 60.0
+"""Seconds that a gateway is given for an answer; how long its client waits is its own affair."""
+PATIENCE: Final = 4.0
+"""Seconds within which somebody has to be found who answers a request."""
+COMPLETE_WITHIN: Final = 2.0
+"""Seconds for which an answer is held back until it is known how its partitions stand."""
+NOT_HOME: Final = 0.1
+"""Seconds until a broker is asked again that could not answer for the cluster."""
+TOPICS_KEPT: Final = 64
+HOME: Final = -2
+"""In the place of a page: whoever the attachment is at home with."""
+
+_DECODER: Final = msgspec.msgpack.Decoder(ms.NodeMessage)
+_ENCODER: Final = msgspec.msgpack.Encoder()
+Reply = Any
+
+
+class _Round:
+    """Parts of one request that are asked together. `wanted`: what is not asked yet, by place in
+    the request: a page, `COORDINATOR` or `HOME`. `make`: the request for some of these places."""
+
+    def __init__(
+        self, wanted: dict[int, int], make: Callable[[list[int]], msgspec.Struct], *,
+        at_once: int, until: float,
+    ) -> None:  # fmt: skip
+        self.wanted = wanted
+        self.make = make
+        self.at_once = at_once
+        self.until = until
+        self.not_before = 0.0
+        self.under_way: dict[int, tuple[Branch, dict[int, int]]] = {}
+        self.replies: list[tuple[list[int], Reply]] = []
+        self.refused: Reply = None
+
+
+class Asking:
+    """See the module."""
+
+    def __init__(self, endpoint: Endpoint, ways: Ways) -> None:
+        self._endpoint = endpoint
+        self._ways = ways
+        self._requests: deque[msgspec.Struct] = deque()
+        self._request: msgspec.Struct | None = None
+        self._round: _Round | None = None
+        self._answer: Reply = None
+        """To the request, while it is completed."""
+        self._asked = 0
+        self._topics: dict[str, list[int]] = {}
+        """The pages of topics that were asked for last."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something is to be asked for which there is nobody yet."""
+        return self._round is not None and bool(self._round.wanted)
+
+    def take(self, message: msgspec.Struct) -> bool:
+        """A request of the client; it is answered after those before it. False: too many wait."""
+        self._requests.append(message)
+        return len(self._requests) <= REQUESTS_MAX
+
+    def clear(self) -> None:
+        """Nobody waits for answers any more."""
+        self._requests.clear()
+        self._request = self._round = self._answer = None
+
+    def pump(self, now: float) -> None:
+        """Ask what can be asked now."""
+        self._ask_on(now)
+        self._tell_why()
+
+    def _ask_on(self, now: float) -> None:
+        while True:
+            if self._round is None:
+                if not self._requests:
+                    return
+                message = self._requests.popleft()
+                if isinstance(message, ms.OpenLane):
+                    self._endpoint.open_lane(message)
+                    continue
+                self._request, self._answer = message, None
+                self._round = self._first_round(message, now)
+            if not self._go_on(self._round, now):
+                return
+
+    def _tell_why(self) -> None:
+        """What is waited for, for a client that waits no longer."""
+        far, round_ = self._endpoint.far, self._round
+        if far is not None:
+            is_waiting = round_ is not None and bool(round_.wanted)
+            far.waits_for = self._nobody(round_).message if round_ and is_waiting else ""
+
+    # --- to whom ---
+    def _first_round(self, message: msgspec.Struct, now: float) -> _Round:
+        wanted, make, at_once = {0: HOME}, lambda _: message, 1
+        until = now + PATIENCE
+        if not self._ways.is_cluster:
+            return _Round(wanted, make, at_once=at_once, until=until)
+        if isinstance(message, (co.Request, lk.LookUpPositions)):
+            wanted = {0: COORDINATOR}
+        elif isinstance(message, lk.LookUpTime):
+            wanted = {0: message.page}
+        elif isinstance(message, lk.LookUpSegments):
+            wanted = {0: message.place.page}
+        elif isinstance(message, lk.LookUpPages) and message.pages:
+            return self._look_at(message.pages, until)
+        elif isinstance(message, lk.LookUpAppends) and message.places:
+            places = message.places
+            return _Round(
+                {at: place.page for at, place in enumerate(places)},
+                lambda some: lk.LookUpAppends([places[at] for at in some]),
+                at_once=lk.PLACES_AT_ONCE, until=until,
+            )  # fmt: skip
+        elif isinstance(message, ms.TrimPartition):
+            pages = self._topics.get(message.name, [])
+            if 0 <= message.partition < len(pages):
+                wanted = {0: pages[message.partition]}
+        return _Round(wanted, make, at_once=at_once, until=until)
+
+    @staticmethod
+    def _look_at(pages: Sequence[int], until: float) -> _Round:
+        return _Round(
+            dict(enumerate(pages)), lambda some: lk.LookUpPages([pages[at] for at in some]),
+            at_once=lk.PAGES_AT_ONCE, until=until,
+        )  # fmt: skip
+
+    def _broker_for(self, what: int, now: float) -> int | None:
+        """Who answers for it; None while nobody is known to."""
+        home = self._endpoint.home
+        assert home is not None
+        if what == HOME:
+            return home.broker
+        brokers = self._ways.brokers
+        if what == COORDINATOR and brokers.leader(what) == fr.NOBODY:
+            return home.broker  # which makes it come to be
+        broker = brokers.settled(what, now)
+        return None if broker == fr.NOBODY else broker
+
+    # --- asking ---
+    def _go_on(self, round_: _Round, now: float) -> bool:
+        """One step; True: there is another one to take at once."""
+        if round_.wanted and now >= round_.not_before and round_.refused is None:
+            self._ask(round_, now)
+        is_late = self._answer is not None and now >= round_.until
+        if round_.under_way and not is_late:
+            return False
+        if round_.wanted and round_.refused is None and now < round_.until:
+            return False
+        self._round = None
+        if self._answer is not None:
+            self._completed(round_)
+        elif round_.refused is not None or round_.wanted:
+            self._say(round_.refused or self._nobody(round_))
+        else:
+            self._answered(round_, now)
+        return True
+
+    def _ask(self, round_: _Round, now: float) -> None:
+        by_broker: dict[int, dict[int, int]] = {}
+        for at, what in round_.wanted.items():
+            broker = self._broker_for(what, now)
+            if broker is not None:
+                by_broker.setdefault(broker, {})[at] = what
+        for broker, places in by_broker.items():
+            branch = self._ways.branch(self._endpoint, broker)
+            if branch is None:
+                continue
+            left = list(places)
+            while left:
+                some, left = left[: round_.at_once], left[round_.at_once :]
+                self._asked += 1
+                round_.under_way[self._asked] = branch, {at: places[at] for at in some}
+                body = msgspec.Raw(_ENCODER.encode(round_.make(some)))
+                branch.send(fr.Ask(branch.number, self._asked, ANSWER_WITHIN, body))
+            for at in places:
+                del round_.wanted[at]
+
+    # --- answers ---
+    def answer(self, branch: Branch, message: fr.Answer, now: float) -> None:
+        """Something was answered; its pages are published already."""
+        round_ = self._round
+        found = None if round_ is None else round_.under_way.get(message.request)
+        if round_ is None or found is None or found[0] is not branch:
+            return
+        del round_.under_way[message.request]
+        places = found[1]
+        if message.proof and isinstance(self._request, co.AddPartitions):
+            self._ways.proofs.learn(self._request, message.proof)
+        if not self._ways.is_cluster:
+            self._round = None
+            self._endpoint.say(message.body)
+        else:
+            self._take(round_, branch, places, message, now)
+        self.pump(now)
+
+    def _take(
+        self, round_: _Round, branch: Branch, places: dict[int, int], message: fr.Answer, now: float
+    ) -> None:
+        try:
+            reply: Reply = _DECODER.decode(message.body)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            reply = message.body  # the client judges it
+        if isinstance(reply, ms.Refused):
+            if reply.error != NotLeaderError.__name__:
+                round_.refused = reply
+                return
+            for at, what in places.items():
+                if what == HOME or self._ways.brokers.leader(what) == fr.NOBODY:
+                    round_.not_before = now + NOT_HOME
+                else:
+                    self._ways.brokers.doubt(what, branch.broker, now)
+                round_.wanted[at] = what
+            if now >= round_.until:
+                round_.refused = ms.Refused(NotConnectedError.__name__, reply.message)
+            return
+        if isinstance(reply, lk.PagesLookedUp):
+            following = {page.page for page in message.pages if page.status == lo.STATUS_FOLLOWING}
+            for at, what in list(places.items()):
+                if what in following:  # its node knows already, and its writer not yet
+                    self._ways.brokers.doubt(what, branch.broker, now)
+                    round_.wanted[at] = places.pop(at)
+        for what in places.values():
+            self._ways.brokers.trust(what)
+        if COORDINATOR in places.values() and not branch.serves_groups:
+            branch.serves_groups = self._endpoint.is_known = True
+            if self._endpoint.slot is not None:
+                self._endpoint.slot.slot.copy_notice(branch.notice)
+        round_.replies.append((list(places), reply))
+
+    def left(self, branch: Branch, why: str, now: float) -> None:
+        """That branch is over: nobody knows what became of what was asked by it."""
+        round_ = self._round
+        if round_ is None:
+            return
+        for number, (by, places) in list(round_.under_way.items()):
+            if by is branch:
+                del round_.under_way[number]
+                if isinstance(self._request, lk.Request) or self._answer is not None:
+                    round_.wanted.update(places)  # it changes nothing
+                else:
+                    round_.refused = ms.Refused(NotConnectedError.__name__, why)
+        self.pump(now)
+
+    def refused(self, broker: int, error: str, message: str, now: float) -> None:
+        """No branch comes to be at that broker: what would go there is refused alike."""
+        round_ = self._round
+        if round_ is None:
+            return
+        if any(self._broker_for(what, now) == broker for what in round_.wanted.values()):
+            round_.refused = ms.Refused(error, message)
+            self.pump(now)
+
+    # --- wholes ---
+    def _answered(self, round_: _Round, now: float) -> None:
+        """All parts are there."""
+        request = self._request
+        reply = round_.replies[0][1]
+        if isinstance(request, lk.LookUpPages) and isinstance(reply, lk.PagesLookedUp):
+            found = {page for _, part in round_.replies for page in part.pages}
+            reply = lk.PagesLookedUp([page for page in request.pages if page in found], reply.disk)
+        elif isinstance(request, lk.LookUpAppends) and isinstance(reply, lk.AppendsLookedUp):
+            times: list[float | None] = [None] * len(request.places)
+            for places, part in round_.replies:
+                for at, time in zip(places, part.times, strict=False):
+                    times[at] = time
+            reply = lk.AppendsLookedUp(times)
+        pages = self._named_in(reply)
+        if not pages:
+            self._say(reply)
+            return
+        self._answer = reply
+        self._round = self._look_at(pages, now + COMPLETE_WITHIN)
+
+    def _named_in(self, reply: Reply) -> list[int]:
+        """Partitions of which it has to be known how they stand before the client hears this."""
+        match reply:
+            case ms.TopicFound(topic=topic):
+                self._topics.pop(topic.name, None)
+                self._topics[topic.name] = topic.pages
+                if len(self._topics) > TOPICS_KEPT:
+                    del self._topics[next(iter(self._topics))]
+                return topic.pages
+            case co.GroupAssignment(partitions=owned):
+                return [
+                    one.page
+                    for one in owned
+                    if one.offset == co.NO_OFFSET or not self._ways.knows(one.page)
+                ]
+            case co.GroupDescription(partitions=described):
+                return [each.page for each in described if 0 <= each.page < lo.PAGES_MAX]
+        return []
+
+    def _completed(self, round_: _Round) -> None:
+        """As much is known of its partitions as could be found out."""
+        answer, self._answer = self._answer, None
+        hello = self._endpoint.hello
+        reads = hello is not None and hello.kind == lo.KIND_CONSUMER
+        for _, places in round_.under_way.values():
+            round_.wanted.update(places)
+        if reads and not all(self._ways.knows(page) for page in round_.wanted.values()):
+            answer = self._nobody(round_)  # it could not tell where they begin
+        self._say(answer)
+
+    def _nobody(self, round_: _Round) -> ms.Refused:
+        """What to say where nobody was found in time."""
+        what = next(iter(round_.wanted.values()))
+        leader = self._ways.brokers.leader(what) if what != HOME else fr.NOBODY
+        name = {HOME: "the cluster", COORDINATOR: "the coordinator"}.get(
+            what, f"the partition on page {what}"
+        )
+        return ms.Refused(
+            NotConnectedError.__name__,
+            f"no broker answers for {name} now"
+            + (f": {leader} is to, and is not reached" if leader != fr.NOBODY else "")
+            + "; ask again, and see `penstock cluster describe` if that does not help",
+        )
+
+    def _say(self, reply: Reply) -> None:
+        self._request = None
+        self._endpoint.say(reply)

@@ -1,0 +1,381 @@
+"""The transactional producer: what it sends, and what was consumed for it, counts together or not.
+
+    begin ──send──> batches under (transactional producer id, epoch), invisible to read_committed,
+      │             each partition registered before its first batch
+      ├─commit: all acknowledged and on stable storage ──> EndTransaction, offsets ──> ready
+      └─abort:  nothing more leaves                    ──> EndTransaction          ──> ready
+
+Every transaction has an epoch of its own, and its markers the one after: what arrives late, from a
+lane that was drained slowly or a producer that was stopped for hours, is refused by the log.
+Lanes are those of this producer's own attachment; its transactional id only names its batches.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final, Unpack
+
+from penstock.client.consumer.group.consumed import check_consumed, consumed_offsets, rewind
+from penstock.client.remote.address import Place
+from penstock.client.session import Session
+from penstock.client.transactions.coordinator_link import CoordinatorLink
+from penstock.client.transactions.identified_producer import (
+    Identity,
+    Transacting,
+    TransactionDurability,
+    checked,
+)
+from penstock.client.transactions.retained import check_kept
+from penstock.client.transactions.state_machine import Life, State
+from penstock.client.validation import check_range, check_text
+from penstock.core import errors as er
+from penstock.ipc import coordination as co
+
+if TYPE_CHECKING:
+    from penstock.client.consumer.group.consumed import Consumed
+    from penstock.client.options import ProducerOptions
+
+logger = logging.getLogger("penstock.transactions")
+
+TIMEOUT_MAX: Final = 900.0
+
+
+class TransactionalProducer(Transacting):
+    """Sends records in transactions. Made by `Client.producer(transactional_id=...)`.
+
+    Records may be sent from any thread; transactions are begun and ended by one at a time.
+
+    Args:
+        transactional_id: who this is, across restarts. At most one producer has it: a new one
+            aborts what an older left open, and fences it.
+        transaction_timeout: seconds from a transaction's first record after which the coordinator
+            aborts it.
+        transaction_durability: "fsynced": a commit waits until all records of the transaction are
+            on stable storage. "appended" does not: a power cut may take records of a committed
+            transaction, though not its consumed offsets.
+        options: as for every producer. `delivery_timeout` bounds each request to the coordinator,
+            too. `acks=0`, `idempotent=False` and dropping records make no transactions.
+
+    Raises `ConfigError`, `NotConnectedError`, `PenstockTimeout`.
+    """
+
+    def __init__(
+        self,
+        socket: Place,
+        *,
+        transactional_id: str,
+        transaction_timeout: float = 60.0,
+        transaction_durability: TransactionDurability = "fsynced",
+        **options: Unpack[ProducerOptions],
+    ) -> None:
+        check_text("transactional_id", transactional_id)
+        check_range("transaction_timeout", transaction_timeout, 0.1, TIMEOUT_MAX)
+        config = checked(transaction_durability, options)
+        link = CoordinatorLink(socket, config.client_id)
+        try:
+            ready = link.ask(
+                co.InitTransactions(transactional_id, transaction_timeout),
+                co.TransactionReady,
+                config.delivery_timeout,
+            )
+            self.life = Life(transactional_id)
+            super().__init__(
+                socket,
+                link,
+                transactional_id,
+                Identity(ready.producer_id, ready.producer_epoch),
+                transaction_durability,
+                **options,
+            )
+        except BaseException:
+            link.close()
+            raise
+        self._consumed: Consumed | None = None
+        self._attached = link.attached  # when this transaction was begun
+        self._is_asked = False  # for the end of this transaction, whether that was answered or not
+        self._outcome: co.TransactionEnded | None = None  # the answer to that, until all follows it
+        self._counts |= dict.fromkeys(("transactions_committed", "transactions_aborted"), 0)
+
+    @property
+    def epoch(self) -> int:
+        """The producer epoch of the transaction that is open, or else of the next one."""
+        return self._identity.epoch
+
+    # --- the transaction -------------------------------------------------------------------------
+    @contextmanager
+    def transaction(self, *, consumed: Consumed | None = None) -> Iterator[None]:
+        """A transaction around a block: left by an exception it is aborted, else committed together
+        with the offsets behind `consumed`, a batch of a group's consumer, that consumer itself, or
+        several of them. After an abort these are rewound, so that they come again.
+
+        Raises what `commit_transaction` raises.
+        """
+        consumed = check_consumed(consumed)  # before any work is done for it
+        before = self.life.begun
+        try:
+            self.begin_transaction()
+            yield
+            self.commit_transaction(consumed=consumed)
+        except BaseException:
+            if self.life.is_undecided and self.life.begun != before:
+                self._abort_quietly(consumed)
+            raise
+
+    def _abort_quietly(self, consumed: Consumed | None = None) -> None:
+        """Where an error is on its way already, or nobody waits for one."""
+        try:
+            self.abort_transaction(consumed=consumed)
+        except er.ProducerFencedError as error:
+            logger.warning("%s", error)
+        except er.PenstockError as error:
+            logger.warning(
+                "no answer to the abort of a transaction of %r, which times out now: %s",
+                self.transactional_id,
+                error,
+            )
+
+    def begin_transaction(self) -> None:
+        """Open a transaction. Costs nothing: the coordinator learns of it with the first record.
+
+        Raises `TransactionError` while another one is open or its outcome is unknown, and where
+        that was settled by this call and its input comes again; `ProducerFencedError`.
+        """
+        self._check_usable()
+        if self.life.state is State.ABORTING:  # the answer to the last abort was lost
+            late = self._consumed
+            self.abort_transaction()
+            if late is not None:
+                raise poll_anew(self.transactional_id)
+        with self._lock:
+            self.books.open()
+            self._check_usable()
+            self.life.check_may_begin()
+            self._is_asked = False
+            self._outcome = None
+            self._attached = self._link.attached
+            self._outbox.begin(self._identity.epoch)
+            self.life.begin()  # last: an interrupt above leaves none open
+            self.books.close()
+
+    def commit_transaction(self, *, consumed: Consumed | None = None) -> None:
+        """Commit all that was sent since `begin_transaction`, and the offsets behind `consumed`
+        with it. Returns once that is decided for good.
+
+        Whatever is raised but `PenstockTimeout` and `NotConnectedError`, nothing of it counts, and
+        the next transaction may begin: `TransactionError` (a record failed, or the transaction took
+        too long), `StaleGenerationError` (a consumed partition belongs to another member by now),
+        `ProducerFencedError` (another producer has the id: end this one).
+        `PenstockTimeout`, `NotConnectedError`: nobody answered, so the outcome is not known. Called
+        again this asks for it; a new producer with the same id settles it as well.
+        """
+        offsets = self.settling(consumed)
+        self._minder.wait(self._is_settled, None)
+        self.decide(offsets)
+
+    def settling(self, consumed: Consumed | None) -> list[co.GroupOffsets]:
+        """The first part of a commit: send what is open. The others are to wait until all of it is
+        settled, and to `decide`. Blocks for nobody, and returns the offsets to commit."""
+        self._check_usable()
+        consumed = self._consumed if consumed is None else check_consumed(consumed)
+        offsets = consumed_offsets(consumed)
+        with self._lock:
+            self.books.open()
+            self.life.commit()
+            self._consumed = consumed
+            self.seal_open(None)
+            self.books.close()
+        return offsets
+
+    def call_when_settled(self, callback: Callable[[], object]) -> None:
+        """Call back once, when all that was sent is acknowledged or a delivery has failed; each has
+        its delivery timeout, so that comes. See `penstock.client.producer.unthreaded` for what it
+        may do."""
+        with self._lock:
+            self.books.open()
+            self._check_usable()
+            self._minder.watch(self._is_settled, callback)
+            self.books.close()
+
+    def _is_settled(self) -> bool:
+        return not self._outbox.buffered or self._outbox.failure is not None
+
+    def decide(self, offsets: list[co.GroupOffsets]) -> None:
+        """The last part of a commit, once all is settled: ask for the end, and raise what came of
+        it."""
+        with self._lock:
+            self.books.open()
+            consumed, failure = self._consumed, self._outbox.failure
+            if failure is None:
+                self.life.settled()
+            else:
+                self.life.cannot_commit()
+            self.books.close()
+        if failure is not None:
+            self._abort(consumed)
+            known = failure if isinstance(failure, er.TransactionError) else None
+            raise known or er.TransactionError(
+                f"the transaction of {self.transactional_id!r} was aborted, because a record of it "
+                f"was not delivered: {failure}"
+            ) from failure
+        if not (offsets or self._outbox.is_touched):
+            self._over(committed=True)
+            return
+        try:
+            answer = self._end(True, offsets)
+        except (er.PenstockTimeout, er.NotConnectedError, er.ProducerFencedError):
+            raise
+        except er.PenstockError:
+            with self._lock:
+                self.books.open()
+                self.life.cannot_commit()
+                self.books.close()
+            if self._abort(consumed):
+                raise
+            return
+        if not answer.committed:
+            _brought_again(consumed)
+            self._over(committed=False)
+            raise er.TransactionError(
+                f"the transaction of {self.transactional_id!r} was aborted by the coordinator: it "
+                "took longer than transaction_timeout, or what it consumed belongs to others by now"
+            )
+        self._over(committed=True)
+
+    def abort_transaction(self, *, consumed: Consumed | None = None) -> None:
+        """Give up all that was sent since `begin_transaction`: its deliveries fail, and readers of
+        committed records never see it. `consumed` is rewound. Does nothing where none is open.
+
+        Raises `ProducerFencedError`; `PenstockTimeout` or `NotConnectedError` where nobody answers.
+        The transaction is aborted then all the same, once it times out.
+        """
+        self._check_usable()
+        consumed = check_consumed(consumed)
+        with self._lock:
+            self.books.open()
+            if not self.life.abort():
+                return
+            self.books.close()
+        if not self._abort(consumed if consumed is not None else self._consumed):
+            raise er.TransactionError(
+                f"the transaction of {self.transactional_id!r} was committed before: that had no "
+                "answer then"
+            )
+
+    def _abort(self, consumed: Consumed | None) -> bool:
+        """End a transaction that is ABORTING. False if it turns out to be committed: it was asked
+        for before, and that had no answer."""
+        with self._lock:
+            self.books.open()
+            self._consumed = consumed
+            may_count = self._is_asked
+            is_known = self._is_asked or self._outbox.is_touched
+            self._drop_open(self._outbox.failure or self._gone())
+            self.books.close()
+        try:
+            committed = is_known and self._end(False, []).committed
+        except (er.PenstockTimeout, er.NotConnectedError):
+            if not may_count:  # whatever the answer would have been: what is polled next is this
+                _brought_again(consumed)
+                self._consumed = None
+            raise
+        if not committed:
+            _brought_again(consumed)
+        self._over(committed=committed)
+        return not committed
+
+    def _end(self, commit: bool, offsets: list[co.GroupOffsets]) -> co.TransactionEnded:
+        """The coordinator's answer, which is the same however often it is asked."""
+        if self._outcome is not None:
+            return self._outcome  # an interrupt came between it and what follows from it
+        who, epoch = self._identity
+        opened = self._outbox.opened
+        request = co.EndTransaction(
+            self.transactional_id, who, epoch, commit, offsets, opened if commit else 0
+        )
+        wish = "commit" if commit else "abort"
+        self._is_asked = True
+        try:
+            self._outcome = self._link.ask(
+                request,
+                co.TransactionEnded,
+                self._delivery_timeout,
+                self._check_kept if commit and self._kept == "appended" else None,
+            )
+        except er.ProducerFencedError as error:
+            with self._lock:
+                self.books.open()
+                self.life.fenced(str(error))
+                self._drop_open(error)
+                self.books.close()
+            raise
+        except (er.PenstockTimeout, er.NotConnectedError) as error:
+            raise type(error)(
+                f"nobody answered the {wish} of the transaction of {self.transactional_id!r} "
+                f"(epoch {epoch}) within {self._delivery_timeout} s: {error}. Its outcome is not "
+                f"known: call {wish}_transaction() again to learn it, or make a new producer with "
+                "the same transactional_id, which settles it"
+            ) from error
+        return self._outcome
+
+    def _check_kept(self, session: Session, timeout: float) -> None:
+        """Not synced, and over another session than when it was begun: the node's host may have
+        lost its power in between. Its own clients died with it."""
+        if session.is_clustered:
+            return  # what was acknowledged is on all replicas that count
+        if session.far is not None and self._link.attached != self._attached:
+            check_kept(session, self._outbox.sent_to, self.transactional_id, timeout)
+
+    def _over(self, *, committed: bool) -> None:
+        """The outcome is known."""
+        with self._lock:
+            self.books.open()
+            self._drop_open(self._gone())
+            if self._outcome is not None:
+                self._identity = Identity(self._identity.producer_id, self._outcome.next_epoch)
+            self.life.ended()
+            self._outcome = self._consumed = None
+            self._counts["transactions_committed" if committed else "transactions_aborted"] += 1
+            self.books.close()
+
+    def _gone(self) -> er.TransactionError:
+        return er.TransactionError(
+            f"the transaction of {self.transactional_id!r} was aborted before this was acknowledged"
+        )
+
+    # --- sending and life ------------------------------------------------------------------------
+    def check_may_send(self) -> None:
+        self.life.check_may_send()
+        super().check_may_send()
+
+    def close(self, timeout: float | None = 30.0) -> None:
+        """Leave. A transaction that is open is aborted."""
+        if self._is_left or self._is_forked:
+            return
+        if self.life.is_undecided:
+            logger.warning(
+                "%r is closed with a transaction open, which is aborted", self.transactional_id
+            )
+            self._abort_quietly()
+        elif self.life.state is State.COMMITTING:
+            logger.warning(
+                "%r is closed without an answer to its last commit; a new producer with this id "
+                "settles it",
+                self.transactional_id,
+            )
+        super().close(timeout)
+
+
+def poll_anew(transactional_id: str) -> er.TransactionError:
+    """For who would begin with what was polled before it comes again."""
+    return er.TransactionError(
+        f"the transaction of {transactional_id!r} before this one is aborted only now, and what it "
+        "consumed comes again: poll anew, then begin"
+    )
+
+
+def _brought_again(consumed: Consumed | None) -> None:
+    """An aborted transaction has consumed nothing. A closed consumer brings nothing any more."""
+    with suppress(er.ClosedError):
+        rewind(consumed)

@@ -1,0 +1,1 @@
+"""Keys of clients and servers, which both sides read."""

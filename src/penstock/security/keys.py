@@ -1,0 +1,311 @@
+"""Key files of CURVE: the server's pair, what it authorizes, and what a client shows.
+
+    <data>/keys/server.json              0600   public, secret: keys are in use once it is there
+    <data>/keys/authorized/NAME.json     0600   public, principal, namespace: one a client
+    anywhere at the client: FILE         0600   public, secret, and the server's public key
+    anywhere at each broker: FILE        0600   public, secret: of the cluster, for brokers alone
+
+Keys are in ZeroMQ's text form (Z85, 40 characters). Owns these formats and how such files are
+written, whole and synced. Never prints a secret: `repr` leaves it out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from penstock.cluster.access import check_namespace, check_principal
+from penstock.core.errors import ConfigError, StorageError
+from penstock.core.storage import Storage
+from penstock.ipc.paths import private_folder
+
+KEY_SCHEMA: Final = 1
+KEY_VARIABLE: Final = "PENSTOCK_KEY"
+KEY_CHARACTERS: Final = 40
+KEYS_MAX: Final = 4096
+"""Keys that a node authorizes."""
+FILE_BYTES_MAX: Final = 4096
+SUFFIX: Final = ".json"
+
+_Z85: Final = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
+
+_T = TypeVar("_T", bound="_KeyFile")
+
+
+class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    schema: int = KEY_SCHEMA
+    public: str
+
+    def check(self) -> None:
+        check_key(self.public)
+
+
+class ServerKey(_KeyFile, frozen=True, kw_only=True):
+    """The node's pair."""
+
+    secret: str
+
+    def check(self) -> None:
+        check_key(self.public)
+        check_key(self.secret)
+
+    def __repr__(self) -> str:
+        return f"ServerKey(public={self.public!r})"
+
+
+class ClientKey(_KeyFile, frozen=True, kw_only=True):
+    """A client's pair. `server`: the public key of the node that it was made for."""
+
+    principal: str
+    secret: str
+    server: str
+
+    def check(self) -> None:
+        for key in (self.public, self.secret, self.server):
+            check_key(key)
+
+    def __repr__(self) -> str:
+        return f"ClientKey(principal={self.principal!r}, public={self.public!r})"
+
+
+class AuthorizedKey(_KeyFile, frozen=True, kw_only=True):
+    """A client that is let in: who it is then, and the namespace that is its own."""
+
+    principal: str
+    namespace: str | None = None
+
+    def check(self) -> None:
+        check_key(self.public)
+        check_principal(self.principal)
+        if self.namespace is not None:
+            check_namespace(self.namespace)
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the key in lists and logs."""
+        return hashlib.blake2b(self.public.encode(), digest_size=8).hexdigest()
+
+    @property
+    def user_id(self) -> str:
+        """What ZeroMQ knows a connection by that showed this key. It holds the namespace too, so
+        that another one ends the connection as another principal does."""
+        return f"{self.principal}/{self.fingerprint}/{self.namespace or ''}"
+
+
+# --- where ---
+def keys_folder(data_folder: str | os.PathLike[str]) -> str:
+    return os.path.join(data_folder, "keys")
+
+
+def authorized_folder(data_folder: str | os.PathLike[str]) -> str:
+    return os.path.join(keys_folder(data_folder), "authorized")
+
+
+def server_key_file(data_folder: str | os.PathLike[str]) -> str:
+    return os.path.join(keys_folder(data_folder), f"server{SUFFIX}")
+
+
+def authorized_file(data_folder: str | os.PathLike[str], name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"the name {name[:150]!r} of a key is not allowed: 1 to 100 characters of "
+            "[A-Za-z0-9._@-], the first a letter or digit"
+        )
+    return os.path.join(authorized_folder(data_folder), name + SUFFIX)
+
+
+# --- reading ---
+def check_key(text: str) -> None:
+    """Raise ConfigError for what is no key. The message does not repeat it: it may be a secret."""
+    if not _Z85.fullmatch(text):
+        raise ConfigError(
+            f"a key has {KEY_CHARACTERS} characters of Z85, this one {len(text)} characters: use "
+            "one that `penstock keys` made"
+        )
+
+
+def decode_key(data: bytes, kind: type[_T], path: str) -> _T:
+    """One of these files. ConfigError says what is wrong, without what is in it."""
+    try:
+        found = msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no {kind.__name__}: {error}") from None
+    if found.schema > KEY_SCHEMA:
+        raise ConfigError(
+            f"{path} has schema {found.schema}, this build reads up to {KEY_SCHEMA}: use the "
+            "Penstock version that wrote it, or a newer one"
+        )
+    try:
+        found.check()
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return found
+
+
+def load_client_key(path: str | os.PathLike[str]) -> ClientKey:
+    """A client's key file; it must be for its owner's eyes only."""
+    return _load_secret(os.fspath(path), ClientKey)
+
+
+def load_authorized_key(path: str) -> AuthorizedKey:
+    """One of those that are let in. Raises OSError or ConfigError; then it lets nobody in."""
+    with open(path, "rb") as file:
+        return decode_key(file.read(FILE_BYTES_MAX), AuthorizedKey, path)
+
+
+def keys_in_use(data_folder: str | os.PathLike[str]) -> bool:
+    """Whether clients of this node need keys."""
+    return os.path.exists(server_key_file(data_folder))
+
+
+def load_server_key(data_folder: str | os.PathLike[str]) -> ServerKey | None:
+    """The node's pair. None: no keys are in use."""
+    path = server_key_file(data_folder)
+    return _load_secret(path, ServerKey) if keys_in_use(data_folder) else None
+
+
+def load_cluster_key(path: str | os.PathLike[str]) -> ServerKey:
+    """The pair that all brokers of a cluster have; for the node's eyes only."""
+    return _load_secret(os.fspath(path), ServerKey)
+
+
+def _load_secret(path: str, kind: type[_T]) -> _T:
+    try:
+        with open(path, "rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            data = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read the key file {path}: {error.strerror}") from error
+    if mode & 0o077:
+        raise ConfigError(
+            f"others may read the key file {path} (mode {mode:04o}): its secret may be known. "
+            f"Make a new key, or `chmod 600 {path}` where you know that nobody has read it"
+        )
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigError(f"{path} is over {FILE_BYTES_MAX} bytes: it is no key file")
+    return decode_key(data, kind, path)
+
+
+# --- writing ---
+def new_pair() -> tuple[str, str]:
+    """A public key and its secret."""
+    import zmq
+
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()
+
+
+def ensure_server_key(data_folder: str | os.PathLike[str]) -> ServerKey:
+    """The node's pair, made if it is not there."""
+    found = load_server_key(data_folder)
+    if found is not None:
+        return found
+    public, secret = new_pair()
+    made = ServerKey(public=public, secret=secret)
+    try:
+        _write_new(server_key_file(data_folder), made)
+    except ConfigError:
+        found = load_server_key(data_folder)  # somebody else may have been faster
+        if found is None:
+            raise
+        return found
+    return made
+
+
+def create_cluster_key(path: str | os.PathLike[str]) -> ServerKey:
+    """Make the pair that all brokers of a cluster have, in a file that must not be there."""
+    _check_new(path)
+    public, secret = new_pair()
+    made = ServerKey(public=public, secret=secret)
+    _write_new(os.fspath(path), made)
+    return made
+
+
+def create_key(
+    data_folder: str | os.PathLike[str],
+    name: str,
+    out: str | os.PathLike[str],
+    *,
+    principal: str | None = None,
+    namespace: str | None = None,
+) -> ClientKey:
+    """Make a client's pair: the secret into `out`, which must not be there, and the public half
+    among those authorized. From the first one on nobody comes in without a key."""
+    public, secret = new_pair()
+    authorized = AuthorizedKey(public=public, principal=principal or name, namespace=namespace)
+    authorized.check()
+    place = authorized_file(data_folder, name)
+    if os.path.lexists(place):
+        raise ConfigError(f"a key {name!r} is authorized already: revoke it, or take another name")
+    _check_new(out)  # before the node's own key is made, which would keep everybody out
+    for folder in (data_folder, keys_folder(data_folder), authorized_folder(data_folder)):
+        private_folder(folder)
+    server = ensure_server_key(data_folder)
+    made = ClientKey(
+        principal=authorized.principal, public=public, secret=secret, server=server.public
+    )
+    _write_new(os.fspath(out), made)
+    try:
+        _write_new(place, authorized)
+    except BaseException:
+        os.unlink(out)  # it opens nothing
+        raise
+    return made
+
+
+def revoke_key(data_folder: str | os.PathLike[str], name: str) -> AuthorizedKey | None:
+    """Let it in no more; connections that it has end within two seconds. What it was, if that can
+    be read."""
+    place = authorized_file(data_folder, name)
+    try:
+        with open(place, "rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+        Storage().unlink(place)
+    except (FileNotFoundError, StorageError) as error:
+        raise ConfigError(f"there is no key {name!r} in {os.path.dirname(place)}") from error
+    Storage().fsync_folder(os.path.dirname(place))
+    try:
+        return decode_key(data, AuthorizedKey, place)
+    except ConfigError:
+        return None
+
+
+def _check_new(path: str | os.PathLike[str]) -> None:
+    """Raise ConfigError where a file cannot be made there."""
+    place = os.path.abspath(path)
+    folder = os.path.dirname(place)
+    if os.path.lexists(place):
+        raise ConfigError(f"cannot write {place}: it exists; name another file, or move it away")
+    if not os.path.isdir(folder):
+        raise ConfigError(f"cannot write {place}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"cannot write {place}: this user may not write into {folder}")
+
+
+def _write_new(path: str, document: msgspec.Struct) -> None:
+    """A file that was not there, for its owner only, whole or not at all, on the device."""
+    storage, path = Storage(), os.path.abspath(path)
+    data = msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+    temporary = f"{path}.{os.getpid()}.tmp"
+    storage.write_file(temporary, data, durable=True)
+    try:
+        os.link(temporary, path)  # refuses what is there, which a rename would replace
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        storage.unlink(temporary)
+    storage.fsync_folder(os.path.dirname(path))
+
+
+def as_dict(key: AuthorizedKey) -> dict[str, Any]:
+    """What may be shown of it."""
+    return {
+        "principal": key.principal, "namespace": key.namespace, "public": key.public,
+        "fingerprint": key.fingerprint,
+    }  # fmt: skip

@@ -1,0 +1,1 @@
+"""The cleaner: retention and compaction, in a process of its own."""

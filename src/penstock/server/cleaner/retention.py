@@ -1,0 +1,136 @@
+"""Retention of one partition, as the cleaner sees to it: judge, ask for the trim, pay for it.
+
+The files that are to go are held open over the trim, so that it is this process that waits for the
+file system to give their blocks back, and not the writer. Owns what it has seen of each partition's
+segments. Leaves the judgement to `core.retention` and the trim to the writer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.core.logstart import first_live
+from penstock.core.retention import SegmentFacts, expired, segment_facts
+from penstock.core.segment import list_segments, open_for_reading
+from penstock.core.storage import Storage
+from penstock.ipc import layout as lo
+from penstock.ipc import messages as ms
+from penstock.ipc.state import StatePage
+
+logger = logging.getLogger("penstock.cleaner")
+
+STEP: Final = 16
+"""Segments that go in one trim: the writer takes that long at a time, and no longer."""
+
+_OPEN: Final = (lo.STATUS_ONLINE, lo.STATUS_FULL, lo.STATUS_FOLLOWING)
+
+Trim = Callable[[ms.TrimPartition], ms.Cleaned]
+
+
+@dataclass(slots=True)
+class Partition:
+    """One partition as the cleaner knows it.
+
+    `seen`: log end and log start of the last look, `facts` what was found then. `not_due`: the
+    state for which compaction was found not to be due. `is_settled`: no cleaned segment and no
+    order about one is left from before.
+    """
+
+    topic: ms.TopicInfo
+    number: int
+    page: StatePage
+    folder: str
+    seen: tuple[int, int] | None = None
+    facts: list[SegmentFacts] = field(default_factory=list)
+    not_due: object = None
+    is_settled: bool = False
+    complaint: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.topic.name}-{self.number}"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its page tells of this very partition, and its writer takes orders."""
+        return self.page.status in _OPEN and self.page.identity == (
+            self.topic.topic_id, self.number,
+        )  # fmt: skip
+
+    @property
+    def is_led(self) -> bool:
+        """Whether this node says where its log starts: a follower's starts where its leader's
+        does, and only compaction is its own."""
+        return self.is_open and self.page.status != lo.STATUS_FOLLOWING
+
+    def bases(self, storage: Storage) -> list[int]:
+        """Its segments, from the one that holds the log start on; the last one is active."""
+        start = self.page.log_start
+        active, _ = self.page.segment()
+        found = [base for base in list_segments(storage, self.folder) if base <= active]
+        return found[first_live(found, start) :] if found else []
+
+    def look(self, storage: Storage) -> list[SegmentFacts]:
+        """The facts of its segments now; those of an idle partition cost nothing."""
+        active, valid_bytes = self.page.segment()
+        now = (self.page.log_end, self.page.log_start)
+        if self.seen == now:
+            return self.facts
+        bases = self.bases(storage)
+        if not bases or bases[-1] != active:
+            return []  # it rolls at this moment: the next look sees it whole
+        known = {fact.base: fact for fact in self.facts if not fact.is_active}
+        self.facts = segment_facts(storage, self.folder, bases, now[0], valid_bytes, known)
+        self.seen = now
+        return self.facts
+
+    def forget(self) -> None:
+        """Its segments are others now."""
+        self.seen, self.facts = None, []
+
+
+def retain(partition: Partition, storage: Storage, trim: Trim, now_us: int) -> int:
+    """Have what is expired trimmed, some segments at a time; how many bytes are gone.
+
+    Raises what the node refuses with, and `StorageError` for files that cannot be read.
+    """
+    settings = partition.topic.settings
+    facts = partition.look(storage)
+    verdict = expired(
+        facts,
+        now_us,
+        high_watermark=partition.page.high_watermark,
+        retention_bytes=settings.retention_bytes,
+        retention_us=None if settings.retention is None else round(settings.retention * 1e6),
+    )
+    if verdict is None:
+        return 0
+    logger.info(
+        "%s: %d segments with %d bytes are expired, %d by time (retention %s), %d by size "
+        "(retention_bytes %s): the log is to start at %d",
+        partition, verdict.segments, verdict.nbytes, verdict.by_time,
+        settings.retention, verdict.by_size, settings.retention_bytes, verdict.log_start,
+    )  # fmt: skip
+    freed = 0
+    gone = facts[: verdict.segments]
+    for first in range(0, len(gone), STEP):
+        step = gone[first : first + STEP]
+        order = ms.TrimPartition(
+            partition.topic.name, partition.number, step[-1].end, partition.topic.topic_id
+        )
+        with held(storage, partition.folder, [fact.base for fact in step]):
+            freed += trim(order).freed
+    partition.seen, partition.facts = None, facts[verdict.segments :]
+    return freed
+
+
+@contextlib.contextmanager
+def held(storage: Storage, folder: str, bases: Sequence[int]) -> Iterator[None]:
+    """Keep these segment files open: what removes their names does not wait for their blocks."""
+    with contextlib.ExitStack() as files:
+        for base in bases:
+            files.callback(storage.close, open_for_reading(storage, folder, base))
+        yield

@@ -1,0 +1,227 @@
+"""Requests of endpoints, forwarded to the node in the order in which they came, and answered.
+
+    queued ──> asked ──answer of the node, or its deadline──> answered
+
+An endpoint's session takes one request at a time, so the others wait; what the gateway itself wants
+of the node for the endpoint (a lane) goes the same way. Requests that the node refuses to answer
+because they stand in files (`ipc.lookups`) are answered by a thread beside the loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from penstock.cluster.frames import messages as fr
+from penstock.core.errors import PenstockError
+from penstock.ipc import accessing as ac
+from penstock.ipc import clustering as cg
+from penstock.ipc import coordination as co
+from penstock.ipc import lookups as lk
+from penstock.ipc import messages as ms
+from penstock.ipc.channel import close_fds
+from penstock.ipc.waits import Waits
+from penstock.server.gateway import lookups
+from penstock.server.gateway.counts import Counts
+from penstock.server.gateway.endpoints import Endpoint
+from penstock.server.gateway.events import Events, Task
+from penstock.server.gateway.lookup_thread import Aside
+from penstock.server.gateway.membership import Membership
+
+logger = logging.getLogger("penstock.gateway")
+
+ASKS_MAX: Final = 32
+"""Requests of one endpoint that may wait for the one under way."""
+DEADLINE_MIN: Final = 0.05
+DEADLINE_MAX: Final = 600.0
+
+Allowed = (
+    ms.FindTopic | ms.ListTopics | ms.CreateTopic | ms.AlterTopic | ms.DeleteTopic
+    | ms.TrimPartition | ms.DescribeNode | co.Request | lk.Request | ac.Request | cg.Request
+)  # fmt: skip
+"""What a remote client may ask for. Lanes, hellos and the cleaner's orders are not among it."""
+_DECODER: Final = msgspec.msgpack.Decoder(Allowed)
+_ENCODER: Final = msgspec.msgpack.Encoder()
+
+
+class _Job(NamedTuple):
+    make: Callable[[], Waits[Any]]
+    done: Callable[[Any], None]
+    failed: Callable[[Exception], None]
+
+
+class Asks:
+    """What one endpoint wants of its session, in order."""
+
+    def __init__(self, events: Events, endpoint: Endpoint, idle: Callable[[], None]) -> None:
+        self._events = events
+        self._endpoint = endpoint
+        self._idle = idle
+        self._jobs: deque[_Job] = deque()
+        self._task: Task | None = None
+        self._is_busy = False
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def add(
+        self,
+        make: Callable[[], Waits[Any]],
+        done: Callable[[Any], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Carry `make()` out when what came before is done."""
+        self._jobs.append(_Job(make, done, failed))
+        self._next()
+
+    def _next(self) -> None:
+        if self._jobs and not self._is_busy:
+            job = self._jobs.popleft()
+            self._is_busy = True
+            self._task = self._events.spawn(
+                job.make(), partial(self._over, job.done), partial(self._over, job.failed)
+            )
+
+    def _over(self, tell: Callable[[Any], None], what: Any) -> None:
+        self._idle()
+        tell(what)
+        self._is_busy = False
+        self._next()
+
+    def close(self) -> None:
+        """Nobody is told of anything any more."""
+        self._jobs.clear()
+        self._is_busy = True
+        if self._task is not None:
+            self._task.cancel()
+
+
+class Forwarding:
+    """All endpoints' requests. `may_look_up` is asked before a look-up is answered here, and
+    `shown` leaves out of the answer what its endpoint may not see; whatever goes to the node is
+    judged there. `prove` makes the proof that goes with the answer to an `AddPartitions`: the node
+    found that the principal may write to that transaction, and that it is the one of this producer
+    and epoch."""
+
+    def __init__(
+        self,
+        counts: Counts,
+        membership: Membership,
+        aside: Aside,
+        may_look_up: Callable[[Endpoint, lk.Request], None],
+        shown: Callable[[Endpoint, lk.Reply], lk.Reply],
+        prove: Callable[[int, int, str], bytes],
+    ) -> None:
+        self._counts = counts
+        self._membership = membership
+        self._aside = aside
+        self._may_look_up = may_look_up
+        self._shown = shown
+        self._prove = prove
+
+    def ask(self, endpoint: Endpoint, message: fr.Ask, came: float) -> str | None:
+        """Answer it, now or later. Returns why the connection is to be dropped, if so."""
+        asks = endpoint.asks
+        assert asks is not None
+        if len(asks) >= ASKS_MAX:
+            return f"{ASKS_MAX} requests of {endpoint} wait for the one under way"
+        try:
+            request = _DECODER.decode(message.body)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            endpoint.peer.charge()
+            self._refuse(
+                endpoint, message.request, "UnsupportedVersionError",
+                f"this gateway knows no such request ({error}): use the same Penstock version on "
+                "both sides",
+            )  # fmt: skip
+            return None
+        left = message.deadline
+        if not math.isfinite(left):
+            left = DEADLINE_MAX
+        left = min(max(left, DEADLINE_MIN), DEADLINE_MAX)
+        name = type(request).__name__
+        if isinstance(request, lk.Request):
+            self._look_up(endpoint, message.request, request, came)
+            return None
+
+        def failed(error: Exception) -> None:
+            self._failed(endpoint, message.request, name, error)
+
+        def answered(found: tuple[ms.NodeMessage, list[int]]) -> None:
+            reply, fds = found
+            close_fds(fds)
+            proof: fr.Proof = msgspec.UNSET
+            if isinstance(request, co.AddPartitions) and isinstance(reply, ms.Done):
+                who = request.producer_id, request.producer_epoch
+                proof = self._prove(*who, endpoint.principal)
+            self._answer(endpoint, message.request, reply, came, proof)
+
+        asks.add(
+            lambda: endpoint.session.asking(
+                request, max(DEADLINE_MIN, came + left - time.monotonic())
+            ),
+            answered,
+            failed,
+        )
+        return None
+
+    def _look_up(self, endpoint: Endpoint, number: int, request: lk.Request, came: float) -> None:
+        name = type(request).__name__
+        endpoint.peer.charge()
+        try:
+            self._may_look_up(endpoint, request)
+        except PenstockError as error:
+            self._failed(endpoint, number, name, error)
+            return
+        session = endpoint.session
+        self._aside.run(
+            endpoint.peer.identity,
+            lambda: lookups.answer(session, self._membership, request),
+            lambda reply: self._answer(endpoint, number, reply, came),
+            lambda error: self._failed(endpoint, number, name, error),
+        )
+
+    def _answer(
+        self,
+        endpoint: Endpoint,
+        number: int,
+        reply: ms.NodeMessage,
+        came: float,
+        proof: fr.Proof = msgspec.UNSET,
+    ) -> None:
+        if not endpoint.is_open:
+            return
+        if isinstance(reply, ms.Refused):
+            self._counts.refusals[reply.error] += 1
+        elif isinstance(reply, lk.Reply):
+            reply = self._shown(endpoint, reply)
+        pages = endpoint.states.named_in(reply)
+        endpoint.post(fr.Answer(endpoint.number, number, _raw(reply), pages, proof))
+        self._counts.latencies["ask"].observe(time.monotonic() - came)
+
+    def _failed(self, endpoint: Endpoint, number: int, name: str, error: Exception) -> None:
+        if not endpoint.is_open:
+            return  # a look-up: what it looked at was closed under it
+        if not isinstance(error, PenstockError):
+            logger.error("%s of %s failed", name, endpoint, exc_info=error)
+            self._refuse(
+                endpoint, number, "PenstockError", f"the gateway failed at {name}: {error!r:.1000}"
+            )
+        else:
+            self._refuse(endpoint, number, type(error).__name__, str(error)[:4000])
+
+    def _refuse(self, endpoint: Endpoint, number: int, error: str, message: str) -> None:
+        self._counts.refusals[error] += 1
+        if endpoint.is_open:
+            endpoint.post(fr.Answer(endpoint.number, number, _raw(ms.Refused(error, message))))
+
+
+def _raw(body: msgspec.Struct) -> msgspec.Raw:
+    return msgspec.Raw(_ENCODER.encode(body))

@@ -1,0 +1,126 @@
+"""Who is let in: CURVE on the gateway's socket, and the answer to ZeroMQ's question about a key.
+
+    no server key     NULL      everybody comes in as "anonymous"
+    a server key      CURVE     who shows an authorized key comes in as that key's principal
+
+The question comes by ZAP (RFC 27) from ZeroMQ's own thread to a REP socket in this process, which
+the gateway's loop serves like any other. A key that is authorized or revoked counts from the next
+look on, a second later at most: `is_known` then says no for the connections that it opened.
+Owns the server's secret, and the audit of who is not let in. Ends no connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final
+
+import zmq
+from zmq.utils import z85
+
+from penstock.cluster.access import ANONYMOUS
+from penstock.cluster.quotas import Bucket
+from penstock.security.keys import load_server_key
+from penstock.server.security.access_store import Access
+from penstock.server.security.audit import Audit
+
+logger = logging.getLogger("penstock.gateway")
+
+ZAP_URL: Final = "inproc://zeromq.zap.01"
+DOMAIN: Final = b"penstock"
+NOT_AUTHORIZED: Final = "no access"
+"""What the answer to that question leads to, among reasons why a handshake failed."""
+VERSION: Final = b"1.0"
+KEY_BYTES: Final = 32
+LOOKS_PER_SECOND: Final = 10
+"""Looks at the folder because of keys that are not known."""
+
+
+class Entrance:
+    """Made before the socket is bound. `serve` when `fileno` is readable, and each turn."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], access: Access, audit: Audit
+    ) -> None:
+        self._access = access
+        self._audit = audit
+        self._secret = load_server_key(access.data_folder)
+        self._socket = context.socket(zmq.REP)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(ZAP_URL)
+        self._looks = Bucket(time.monotonic(), LOOKS_PER_SECOND)
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether nobody comes in without a key."""
+        return self._secret is not None
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether keys came into use since, so that the socket is to be secured and bound anew."""
+        return self._access.keys.in_use and not self.is_secure
+
+    def secure(self, socket: zmq.Socket[bytes]) -> None:
+        """Set a socket up before it is bound."""
+        self._secret = self._secret or load_server_key(self._access.data_folder)
+        if self._secret is None:
+            return
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret.secret.encode())
+        socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+
+    def principal_of(self, user_id: str) -> str | None:
+        """Who a connection belongs to whose messages carry this User-Id; None: nobody, any more."""
+        if not self.is_secure:
+            return ANONYMOUS
+        key = self._access.keys.by_user_id.get(user_id)
+        return key.principal if key is not None else None
+
+    # --- ZAP ---
+    def fileno(self) -> int:
+        """Edge-triggered, as all descriptors of ZeroMQ: `serve` takes in all there is."""
+        return int(self._socket.getsockopt(zmq.FD))
+
+    def serve(self) -> None:
+        """Answer what was asked."""
+        now = time.monotonic()
+        while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._socket.send_multipart(self._answer(self._socket.recv_multipart(), now))
+
+    def _answer(self, question: list[bytes], now: float) -> list[bytes]:
+        if len(question) < 6 or question[0] != VERSION:
+            number = question[1] if len(question) > 1 else b""
+            return [VERSION, number, b"500", b"not understood", b"", b""]
+        _, number, _domain, address, _identity, mechanism = question[:6]
+        credentials = question[6:]
+        if mechanism != b"CURVE" or len(credentials) != 1 or len(credentials[0]) != KEY_BYTES:
+            return self._no(now, number, address, "it shows no key")
+        public = z85.encode(credentials[0]).decode()
+        key = self._access.keys.by_public.get(public)
+        if key is None and not self._looks.delay(now):  # it may have been made just now
+            self._looks.take(now, 1)
+            self._access.look(now, 0.0)
+            key = self._access.keys.by_public.get(public)
+        if key is None:
+            return self._no(now, number, address, f"its key {public} is not authorized")
+        return [VERSION, number, b"200", b"OK", key.user_id.encode(), b""]
+
+    def failed(self, reason: str) -> None:
+        """A handshake ended without a question about a key, which would have been audited. ZeroMQ
+        does not tell whose it was."""
+        if self.is_secure and reason != NOT_AUTHORIZED:
+            self._audit.note(
+                time.monotonic(), ANONYMOUS, "not let in",
+                f"its handshake failed ({reason}): it shows no key, or one made for another node",
+                reason=reason,
+            )  # fmt: skip
+
+    def _no(self, now: float, number: bytes, address: bytes, why: str) -> list[bytes]:
+        place = address.decode("utf-8", "replace")[:100]
+        self._audit.note(
+            now, f"{ANONYMOUS}@{place}", "not let in", why, address=place, reason=why
+        )  # fmt: skip
+        return [VERSION, number, b"400", b"not authorized", b"", b""]
+
+    def close(self) -> None:
+        self._socket.close(0)

@@ -1,0 +1,315 @@
+"""The gateway's ROUTER socket and the TCP connections behind it.
+
+Every bound of ZeroMQ is set here, for its defaults drop silently and admit frames of any size. What
+it does not bound is watched by the descriptors of its connections, which its messages and its
+monitor name: connections that never say hello, and messages that never end, which it would gather
+without limit. Such a connection is shut down by its descriptor; ZeroMQ then sees its end.
+
+Whose address connects again and again is kept waiting for a moment (`arrivals`, `synfilter`):
+accepting and ending connections would cost the others more than what the connections say.
+
+ZeroMQ's own heartbeats stay off, on both sides: libzmq 4.3.5 aborts the process (`!_io_error`) when
+one is due on a connection that broke while its queue was full. The protocol has pings of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import Final
+
+import zmq
+
+from penstock.cluster.frames import messages as fr
+from penstock.core.errors import ConfigError
+from penstock.server.config import NodeConfig
+from penstock.server.gateway.arrivals import Arrivals
+from penstock.server.gateway.key_check import NOT_AUTHORIZED
+from penstock.server.gateway.synfilter import keep_waiting
+
+logger = logging.getLogger("penstock.gateway")
+
+RCVHWM: Final = 32
+SNDHWM: Final = 64
+"""Messages that ZeroMQ queues for a connection, each way."""
+BACKLOG: Final = 512
+STRANGERS_EXTRA: Final = 256
+"""Connections beyond `connections_max` of whom each may learn by a refusal that it is one too many;
+further ones are shut down at once."""
+UNREAD_MAX: Final = 64 << 20
+"""Bytes that a connection may have sent and that made no message yet."""
+STRANGER_BYTES_MAX: Final = 4 * fr.CLIENT_HEADER_MAX
+NO_FD: Final = -1
+ACCEPT_PAUSE: Final = 1.0
+"""Seconds without listening after descriptors ran out."""
+TCP_INFO_BYTES: Final = 232
+RECEIVED_AT: Final = 128
+"""Where Linux keeps the bytes received in `struct tcp_info`."""
+LOOK_MAX: Final = 4096
+"""Events that one look takes in. The monitor's queue holds 2000 (ZeroMQ's bound on both sides), so
+a look takes in all that happened before it, and comes to an end while more happens."""
+_TOLD: Final = struct.Struct("=HI")
+"""An event of the monitor: which, and its descriptor, or number of an error."""
+_U64: Final = struct.Struct("=Q")
+MONITORED: Final = (
+    zmq.EVENT_LISTENING
+    | zmq.EVENT_ACCEPTED
+    | zmq.EVENT_ACCEPT_FAILED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+FAILED_HANDSHAKES: Final[dict[int, str]] = {
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "handshake failed",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "no ZeroMQ",
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: NOT_AUTHORIZED,
+}
+
+_POLLIN: Final = int(zmq.POLLIN)  # as a plain number: an enum's is slow to combine
+Frames = list[zmq.Frame]
+
+
+class Line:
+    """See the module. `gone` is told of each connection's end by its descriptor; `refused` of
+    connections that were ended here, with a reason; `held`: an address waits from now on."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        config: NodeConfig,
+        *,
+        gone: Callable[[int], None],
+        refused: Callable[[str], None],
+        secure: Callable[[zmq.Socket[bytes]], None],
+        held: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._config = config
+        self._gone = gone
+        self._refused = refused
+        self._held = held
+        self._arrivals = Arrivals(config.connections_max)
+        self._listening = NO_FD
+        self.url = ""
+        self._strangers: dict[int, float] = {}
+        self._known: set[int] = set()
+        self._resume_at = 0.0
+        sock = self.socket = context.socket(zmq.ROUTER)
+        silence = int(config.client_silence_max * 1000)
+        sock.setsockopt(zmq.LINGER, 0)
+        sock.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        sock.setsockopt(zmq.RCVHWM, RCVHWM)
+        sock.setsockopt(zmq.SNDHWM, SNDHWM)
+        sock.setsockopt(zmq.BACKLOG, BACKLOG)
+        sock.setsockopt(zmq.MAXMSGSIZE, max(config.batch_bytes_max, fr.CLIENT_HEADER_MAX))
+        sock.setsockopt(zmq.HANDSHAKE_IVL, int(config.hello_timeout * 1000))
+        sock.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        sock.setsockopt(zmq.TCP_MAXRT, silence)
+        sock.setsockopt(zmq.IPV6, int("[" in (config.listen or "")))
+        self._secure = secure
+        secure(sock)
+        self._monitor = sock.get_monitor_socket(MONITORED)
+
+    def bind(self, url: str) -> str:
+        """Listen; the URL with the real port. Raises `ConfigError`."""
+        try:
+            self.socket.bind(url)
+        except zmq.ZMQError as error:
+            raise cannot_listen(url, error) from error
+        self.url = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        return self.url
+
+    def renew(self) -> None:
+        """Listen anew at the same place, because `secure` says something else now. Connections that
+        are there stay."""
+        if not self.url:
+            return
+        self._unbind()
+        self._secure(self.socket)
+        self._resume_at = time.monotonic()  # its port is free in a moment
+
+    def _unbind(self) -> None:
+        self._listening = NO_FD
+        with contextlib.suppress(zmq.ZMQError):
+            self.socket.unbind(self.url)
+
+    # --- descriptors for the loop ---
+    def fileno(self) -> int:
+        """Edge-triggered: `has_messages` is to be asked before each sleep."""
+        return int(self.socket.getsockopt(zmq.FD))
+
+    def monitor_fileno(self) -> int:
+        return int(self._monitor.getsockopt(zmq.FD))
+
+    @property
+    def has_messages(self) -> bool:
+        return bool(int(self.socket.getsockopt(zmq.EVENTS)) & _POLLIN)
+
+    def receive(self) -> Frames | None:
+        """The next message, None if there is none now."""
+        try:
+            return self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+
+    # --- connections ---
+    def look(self) -> None:
+        """Take in what the monitor has told by now."""
+        receive = self._monitor.recv
+        for _ in range(LOOK_MAX):
+            try:
+                told = receive(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            receive()  # where it happened: always ours
+            what, fd = _TOLD.unpack(told)
+            if what == zmq.EVENT_ACCEPTED:
+                self._accepted(fd)
+            elif what == zmq.EVENT_DISCONNECTED:
+                self._strangers.pop(fd, None)
+                self._known.discard(fd)
+                self._gone(fd)
+            elif what == zmq.EVENT_LISTENING:
+                self._listening = fd
+                self._hold()
+            elif what == zmq.EVENT_ACCEPT_FAILED:
+                self._pause(os.strerror(fd))
+            else:
+                self._refused(FAILED_HANDSHAKES[what])
+
+    def _accepted(self, fd: int) -> None:
+        now = time.monotonic()
+        self._known.discard(fd)
+        self._strangers[fd] = now
+        address = _address_of(fd)
+        if address and self._arrivals.came(address, now):
+            logger.warning("%s connects too often: it is kept waiting", address)
+            self._held()
+            self._hold()
+        if len(self._strangers) + len(self._known) > self._config.connections_max + STRANGERS_EXTRA:
+            self._end_stranger(fd, "too many")
+
+    def _hold(self) -> None:
+        """Keep waiting who is to wait, where the kernel does that."""
+        if self._listening == NO_FD:
+            return
+        try:
+            with _borrowed(self._listening) as listening:
+                keep_waiting(listening, self._arrivals.held)
+        except OSError as error:
+            logger.warning("connections cannot be kept waiting here: %s", error)
+
+    def said_hello(self, fd: int) -> None:
+        """The connection with that descriptor is a peer from now on."""
+        self._strangers.pop(fd, None)
+        self._known.add(fd)
+
+    def sweep(self, now: float) -> None:
+        """End connections that never say hello; listen again if that was given up."""
+        self.look()
+        if self._arrivals.let_go(now):
+            self._hold()
+        for fd, since in list(self._strangers.items()):
+            if now - since > self._config.hello_timeout:
+                self._end_stranger(fd, "no hello")
+            elif self.bytes_received(fd) > STRANGER_BYTES_MAX:
+                self._end_stranger(fd, "too much before a hello")
+        if self._resume_at and now >= self._resume_at:
+            self._resume_at = 0.0
+            with contextlib.suppress(zmq.ZMQError):
+                self.socket.bind(self.url)
+                return
+            self._resume_at = now + ACCEPT_PAUSE
+
+    def _end_stranger(self, fd: int, reason: str) -> None:
+        del self._strangers[fd]
+        logger.debug("connection %d dropped before its hello: %s", fd, reason)
+        self._refused(reason)
+        self.shut_down(fd)
+
+    def _pause(self, why: str) -> None:
+        """ZeroMQ would try again at once, and for ever, while there are no descriptors."""
+        if self._resume_at:
+            return
+        logger.error("no connection accepted for %g s: %s", ACCEPT_PAUSE, why)
+        self._refused("no descriptors")
+        self._resume_at = time.monotonic() + ACCEPT_PAUSE
+        self._unbind()
+
+    @staticmethod
+    def bytes_received(fd: int) -> int:
+        """What the kernel has got from the other side so far; 0 where it is not known."""
+        try:
+            with _borrowed(fd) as sock:
+                info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+        except OSError:
+            return 0
+        if len(info) < RECEIVED_AT + _U64.size:
+            return 0
+        return int(_U64.unpack_from(info, RECEIVED_AT)[0])
+
+    @staticmethod
+    def shut_down(fd: int) -> None:
+        """End a connection. ZeroMQ may have closed it already and the number may be another's: only
+        a TCP socket is touched, whose client then connects again."""
+        with contextlib.suppress(OSError), _borrowed(fd) as sock:
+            if sock.family in (socket.AF_INET, socket.AF_INET6):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self, linger: float) -> None:
+        self.socket.disable_monitor()
+        self._monitor.close(0)
+        self.socket.close(int(linger * 1000))
+
+
+def cannot_listen(url: str, error: zmq.ZMQError) -> ConfigError:
+    """Why, and what to look at."""
+    remedy = "see who has that port (`ss -ltnp`), or name another address"
+    if error.errno == errno.EADDRNOTAVAIL:
+        remedy = (
+            "it is no address of this host (`ip -br address` lists them). Is node_id this broker's "
+            "own? Where others know this host by another address, listen at one that it has"
+        )
+    return ConfigError(f"cannot listen at {url}: {os.strerror(error.errno or 0)}; {remedy}")
+
+
+def _borrowed(fd: int) -> socket.socket:
+    """A descriptor of ZeroMQ's as a socket: a duplicate, to be closed at the end."""
+    duplicate = os.dup(fd)
+    try:
+        return socket.socket(fileno=duplicate)
+    except OSError:  # it is no socket: ZeroMQ closed its own, and the number is another's
+        os.close(duplicate)
+        raise
+
+
+def _address_of(fd: int) -> str:
+    """Where the other side of a connection is; empty where it has ended."""
+    try:
+        with _borrowed(fd) as sock:
+            return str(sock.getpeername()[0]).partition("%")[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def descriptor_of(frame: zmq.Frame) -> int:
+    """Of the connection that a frame came by; `NO_FD` where ZeroMQ does not know it any more."""
+    try:
+        fd = frame.get(zmq.SRCFD)
+    except zmq.ZMQError:
+        return NO_FD
+    return fd if isinstance(fd, int) else NO_FD
+
+
+def property_of(frame: zmq.Frame, name: str) -> str:
+    """What ZeroMQ tells of the connection that a frame came by; empty where it does not."""
+    try:
+        return str(frame.get(name))
+    except zmq.ZMQError:
+        return ""

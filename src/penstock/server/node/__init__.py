@@ -1,0 +1,1 @@
+"""The node: data folder, tables, topics, attached clients, and the lanes between them."""

@@ -1,0 +1,499 @@
+"""The node: joins folder, writers, topics, clients and the attach socket into a running whole.
+
+    lock --> take over --> writers start --> lanes drained --> admitting --> stop --> writers
+             (startup)                       (startup)         clients              drain, close
+
+Owns that order and the routing of requests and reports. The parts know nothing of each other but
+what is passed to them here; all of them live on one event loop, which nothing may hold up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from penstock.cluster.access import Kind
+from penstock.core.errors import ConfigError, NotConnectedError, PenstockError
+from penstock.ipc import accessing as ac
+from penstock.ipc import clustering as cg
+from penstock.ipc import coordination as co
+from penstock.ipc import layout as lo
+from penstock.ipc import lookups
+from penstock.ipc import messages as ms
+from penstock.ipc.channel import FDS_MAX, Peer
+from penstock.ipc.hostslots import DiskSlot
+from penstock.ipc.liveness import raise_descriptor_limit
+from penstock.ipc.machine import check_machine
+from penstock.ipc.paths import remember_folder, socket_in, socket_path
+from penstock.server.cleaner.orders import Cleaning
+from penstock.server.config import NodeConfig
+from penstock.server.coordinator.coordinator import Coordinator
+from penstock.server.node.attach_server import Answer, AttachServer, Reply, Session
+from penstock.server.node.attached_client import Client
+from penstock.server.node.client_registry import Attached
+from penstock.server.node.disk_guard import DiskGuard
+from penstock.server.node.host_check import remove_ipc_warning
+from penstock.server.node.lane_grants import Grants
+from penstock.server.node.partitions import Partitions
+from penstock.server.node.startup import Ground, acquire_lock, settle, take_over
+from penstock.server.node.topic_catalog import check_not_internal
+from penstock.server.node.topics import Topics
+from penstock.server.process.cleaner import CLEANER_COMMAND, CleanerProcess
+from penstock.server.process.gateway import GATEWAY_COMMAND, GatewayProcess
+from penstock.server.process.writer import Order
+from penstock.server.process.writers import WRITER_COMMAND, Supervisor
+from penstock.server.security.access_requests import Accessing
+from penstock.server.security.authorizer import Guard
+from penstock.server.security.permits import EVERYTHING, RemotePermits
+from penstock.version import __version__
+
+if TYPE_CHECKING:
+    from penstock.server.broker.broker import ClusterBroker
+
+logger = logging.getLogger("penstock.node")
+
+WELCOME_LANES_MAX = FDS_MAX - 3
+"""Lanes that a Welcome has room for; a resuming producer asks for further ones by `OpenLane`."""
+
+
+class Node:
+    """One node. `run` serves until `stop` is called and returns after a clean end."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        *,
+        writer_command: Sequence[str] = WRITER_COMMAND,
+        cleaner_command: Sequence[str] = CLEANER_COMMAND,
+        gateway_command: Sequence[str] = GATEWAY_COMMAND,
+    ) -> None:
+        self.config = config
+        self._writer_command = writer_command
+        self._cleaner_command = cleaner_command
+        self._gateway_command = gateway_command
+        self._broker: ClusterBroker | None = None
+        """None: this node is alone."""
+        self._failure: PenstockError | OSError | None = None
+        self._stop = asyncio.Event()
+        self._stopping = False
+        self._started_at = time.time()
+
+    def stop(self) -> None:
+        """Ask for the end: drain, sync, close. From the loop's thread, any number of times."""
+        self._stop.set()
+
+    async def run(self, ready: Callable[[], None] | None = None) -> None:
+        """Serve until `stop`. `ready` is called when clients are admitted.
+
+        Raises `DataFolderError` and its like when the node cannot start.
+        """
+        check_machine()
+        raise_descriptor_limit()
+        if warning := remove_ipc_warning():
+            logger.warning("%s", warning)
+        if (lock := await acquire_lock(self.config, self._stop)) is None:
+            return
+        self._server = AttachServer(self, self.config.hello_timeout)
+        try:
+            self._server.listen(os.fspath(socket_in(self.config.data_folder)))
+            if self.config.name is not None:
+                self._server.listen(os.fspath(socket_path(self.config.name)))
+                remember_folder(self.config.name, self.config.data_folder)
+            ground = take_over(self.config, lock)
+            try:
+                await self._serve(ground, ready)
+            finally:
+                ground.close()
+        finally:
+            self._server.close()
+            lock.close()
+
+    async def _serve(self, ground: Ground, ready: Callable[[], None] | None) -> None:
+        self._build(ground)
+        self._guard.start()  # before any writer drains
+        try:
+            left = [leftover.lane for leftover in ground.leftovers]
+            self._attached.adopt(left, ground.book.boot_hash)
+            for writer in self._partitions.writers_needed().union(lane.writer for lane in left):
+                self._supervisor.ensure(writer)
+            try:
+                await settle(ground, self._partitions, self.config.drain_timeout, self._stop)
+                if not self._stop.is_set():
+                    await self._admit(ready)
+            except (PenstockError, OSError) as error:
+                self._failed(error)  # what has begun ends as any run does, and leaves as little
+            await self._stop.wait()
+            await self._end()
+        finally:
+            self._server.close()
+            self._coordinator.close()
+            if self._broker is not None:
+                await self._broker.close()
+            await self._topics.close()
+            await self._accessing.close()
+            self._attached.close()
+            self._gateway.close()
+            self._cleaner.close()
+            self._guard.close()
+            self._supervisor.close()
+
+    def _build(self, ground: Ground) -> None:
+        config = self.config
+        self._ground = ground
+        self._guard = DiskGuard(config, DiskSlot(ground.tables.state))
+        self._supervisor = Supervisor(
+            config,
+            ground.folder,
+            ground.tables,
+            lock_fd=ground.lock.fd,
+            orders_for=self._orders_for,
+            on_report=self._reported,
+            command=self._writer_command,
+        )
+        self._partitions = Partitions(
+            ground.folder, ground.writers, self._supervisor.post,
+            replicated=config.node_id is not None,
+        )  # fmt: skip
+        self._topics = self._make_topics(ground)
+        self._doorman = Guard(ground.access, self._topics.name_of)
+        self._accessing = Accessing(
+            ground.access, self._broker.access if self._broker is not None else None
+        )
+        self._cleaning = Cleaning(
+            config, self._topics, self._partitions, self._supervisor.post,
+            lambda page: ground.tables.page(page).status == lo.STATUS_FOLLOWING,
+        )  # fmt: skip
+        self._grants = Grants(
+            ground.book, self._supervisor, lambda lane: self._coordinator.lane_gone(lane)
+        )
+        self._cleaner = CleanerProcess(
+            config,
+            ground.folder,
+            ground.lock.fd,
+            lambda: self._topics.are_cleaned,
+            self._cleaner_command,
+        )
+        self._attached = Attached(
+            config,
+            ground.folder,
+            ground.tables,
+            self._grants,
+            self._supervisor,
+            lambda process: self._coordinator.process_died(process),
+            lambda: self._gateway.pid,
+            lambda: self._broker.replicator.pid if self._broker is not None else 0,
+        )
+        self._gateway = GatewayProcess(
+            config,
+            ground.folder,
+            ground.lock.fd,
+            self._gateway_command,
+            on_listening=ground.folder.listens_at,
+        )
+        self._coordinator = Coordinator(
+            config,
+            ground.folder,
+            ground.tables,
+            ground.writers,
+            self._topics,
+            self._grants,
+            self._supervisor,
+            topic_made=self._cleaner.ensure,
+            cluster=self._broker,
+        )
+
+    def _make_topics(self, ground: Ground) -> Topics:
+        """Those of a node that is alone; of a broker, with its part in the cluster."""
+        config, partitions = self.config, self._partitions
+
+        def changed() -> None:
+            self._coordinator.topics_changed()
+
+        if config.node_id is None:
+            return Topics(
+                config, ground.folder, ground.tables, ground.catalog, partitions,
+                lambda: ground.access.limits, changed,
+            )  # fmt: skip
+        from penstock.server.broker.broker import ClusterBroker
+        from penstock.server.broker.topics import ClusterTopics
+
+        self._broker = broker = ClusterBroker(
+            config,
+            ground.folder,
+            ground.lock.fd,
+            partitions,
+            ground.access,
+            tell=lambda cluster: self._gateway.tell(cluster),
+            leads_coordinator=lambda leads, epoch: self._coordinator.role_changed(leads, epoch),
+            take_control=lambda request: self._coordinator.take_control(request),
+            may_replicate=lambda: not self._grants.has_replicators(),
+            failed=self._failed,
+        )
+        broker.topics_here = ClusterTopics(
+            config, ground.folder, ground.tables, ground.catalog, partitions,
+            lambda: ground.access.limits, changed, quorum=broker.quorum, let_go=broker.forget,
+        )  # fmt: skip
+        return broker.topics_here
+
+    def _failed(self, error: PenstockError | OSError) -> None:
+        """It cannot go on: it ends, and whoever runs it starts it again; brokers take over."""
+        self._failure = error
+        self._stop.set()
+
+    async def _admit(self, ready: Callable[[], None] | None) -> None:
+        self._server.admit()
+        self._gateway.ensure()
+        if self._broker is not None and not await self._joined(self._broker):
+            return
+        self._cleaner.ensure()
+        self._coordinator.begin()
+        if self._gateway.is_needed:
+            await self._gateway.listening()
+        logger.info(
+            "node %s serves %s: pid %d, %d topics, up to %d writers",
+            self.config.name or "without a name", self.config.data_folder, os.getpid(),
+            self._topics.count, self._ground.writers,
+            extra={"pid": os.getpid(), "folder": self.config.data_folder},
+        )  # fmt: skip
+        if ready is not None:
+            ready()
+
+    async def _joined(self, broker: ClusterBroker) -> bool:
+        """Whether this broker is one of its cluster; False: it was stopped before."""
+        joining = asyncio.create_task(broker.start(await self._gateway.listening()))
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait((joining, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not joining.done():
+                return False
+            await joining
+        finally:
+            for task in (joining, stopping):
+                task.cancel()
+            await asyncio.gather(joining, stopping, return_exceptions=True)
+        return True
+
+    async def _end(self) -> None:
+        """The clean end: no new clients, lanes drained, logs synced and closed, the mark set."""
+        if self._broker is not None:
+            await self._broker.leave()
+        logger.info("stopping: writers drain and close their logs")
+        self._stopping = True
+        self._server.stop_accepting()
+        await self._gateway.stop()
+        await self._coordinator.stop(self.config.drain_timeout)
+        await self._cleaner.stop()
+        if self._broker is not None:
+            await self._broker.stop()
+        ground = self._ground
+        are_open = self._partitions.all_are_open() and self._are_online()
+        all_stopped = await self._supervisor.stop(self.config.drain_timeout)
+        self._server.close()
+        self._grants.forget_drained()
+        if all_stopped and are_open and self._are_online():
+            ground.folder.mark_clean()
+        else:
+            logger.warning("not every log was closed clean: the next start recovers them")
+        if self._attached.are_gone and not self._grants.count:
+            ground.unlink()
+        logger.info("stopped, %d lanes left to the next node", self._grants.count)
+        if self._failure is not None:
+            raise self._failure
+
+    def _are_online(self) -> bool:
+        """Whether no partition's writer has given up on its log."""
+        page = self._ground.tables.page
+        return all(page(index).status != lo.STATUS_OFFLINE for index in self._partitions.live)
+
+    # --- writers ---
+    def _orders_for(self, writer: int) -> Iterator[Order]:
+        """Partitions before lanes: frames for a page that is not open are refused for good."""
+        for order in self._partitions.orders_for(writer):
+            yield order, None
+        for order in self._cleaning.orders_for(writer):
+            yield order, None
+        yield from self._attached.orders_for(writer)
+        yield from self._coordinator.orders_for(writer)
+
+    def _reported(self, writer: int, report: ms.WriterReport) -> None:
+        match report:
+            case _ if isinstance(report, ms.PartitionReport):
+                self._partitions.reported(report)
+            case ms.LogCleaned():
+                self._cleaning.reported(report)
+            case ms.LaneDrained():
+                self._grants.drained(report)
+            case ms.LaneDropped():
+                self._attached.dropped(report)
+
+    # --- clients ---
+    def hello(self, session: Session, peer: Peer, hello: ms.Hello) -> Reply:
+        """Admit a client: what it is, what it may map, and its doorbell."""
+        self._check_running()
+        if hello.kind != lo.KIND_REPLICATOR:
+            self._check_ready()
+        who = hello.remote
+        permits = EVERYTHING if who is None else RemotePermits(self._doorman, who.principal)
+        client = self._attached.attach(peer, hello, session)
+        session.client = client
+        client.permits = permits
+        ground = self._ground
+        lanes = [ms.LaneInfo(lane.name, lane.writer) for lane in client.lanes.values()]
+        del lanes[WELCOME_LANES_MAX:]
+        bells = [self._supervisor.seat(lane.writer).doorbell.fileno() for lane in lanes]
+        welcome = ms.Welcome(
+            version=ms.PROTOCOL_VERSION,
+            node_uuid=ground.folder.uuid,
+            boot_id=ground.folder.record.boot_id,
+            data_folder=ground.folder.path,
+            slot=client.slot,
+            writers=ground.writers,
+            lane_capacity=self.config.lane_capacity,
+            producer_id=client.producer_id,
+            lanes=lanes,
+            remote=self._broker.client_url if self._broker is not None else "",
+        )
+        tables = ground.tables
+        return Reply(
+            welcome, [tables.state_fd, tables.clients_fd, client.doorbell.fileno(), *bells]
+        )
+
+    def request(self, session: Session, message: ms.ClientMessage) -> Answer:
+        """Answer at once, or by a coroutine where writers or the device are waited for."""
+        self._check_running()
+        client = session.client
+        assert isinstance(client, Client)
+        client.permits.check(message)
+        match message:
+            case ms.OpenLane():
+                if client.remote is not None:
+                    return self._open_lane_after(client, message)
+                return self._open_lane(client, message)
+            case ms.FindTopic():
+                if client.kind == lo.KIND_PRODUCER:
+                    check_not_internal(message.name)
+                return self._topics.find(message.name)
+            case ms.ListTopics():
+                return Reply(self._topics.listed(message, partial(client.permits.sees, Kind.topic)))
+            case ms.CreateTopic():
+                return self._then_clean(self._topics.create(message))
+            case ms.AlterTopic():
+                return self._then_clean(self._topics.alter(message))
+            case ms.DeleteTopic():
+                return self._topics.delete(message.name)
+            case ms.TrimPartition():
+                return self._cleaning.trim(message)
+            case ms.SwapSegments():
+                return self._cleaning.swap(message)
+            case ms.DescribeNode():
+                return Reply(self._describe())
+            case _ if isinstance(message, co.Request):
+                return self._coordinator.answer(client, message)
+            case ac.ListAccess():
+                return Reply(self._accessing.listed(message))
+            case ac.AddAccess() | ac.RemoveAccess() | ac.SetQuota() | ac.SetLimits():
+                return self._accessing.change(message, str(client.permits))
+            case _ if isinstance(message, cg.Request):
+                return self._of_cluster(client, message)
+            case _ if isinstance(message, lookups.Request):
+                raise ConfigError(
+                    f"{type(message).__name__} is for clients on other hosts, whose gateway "
+                    "answers it: files and shared memory are at hand here"
+                )
+            case _:
+                raise AssertionError(f"{type(message).__name__} is no request")
+
+    async def _then_clean(self, work: Coroutine[Any, Any, ms.TopicFound]) -> ms.TopicFound:
+        """What changes topics may make one that needs the cleaner."""
+        done = await work
+        if not self._stopping:
+            self._cleaner.ensure()
+        return done
+
+    def ended(self, session: Session, *, goodbye: bool) -> None:
+        client = session.client
+        assert isinstance(client, Client)
+        if client.connection is session:
+            self._coordinator.client_ended(client, goodbye=goodbye)
+            if goodbye:
+                self._attached.closed(client)
+            else:
+                self._attached.hung_up(client)
+
+    async def _open_lane_after(self, client: Client, request: ms.OpenLane) -> Reply:
+        """For a producer that may have been here by another connection before."""
+        await self._grants.drained_before(client, request.writer, self.config.topic_timeout)
+        self._check_running()
+        if client.connection is None:
+            raise NotConnectedError(f"{client} has gone before its lane was opened")
+        return self._open_lane(client, request)
+
+    def _open_lane(self, client: Client, request: ms.OpenLane) -> Reply:
+        lane, fd = self._grants.open(client, request, self._ground.writers)
+        bell = self._supervisor.ensure(lane.writer).doorbell
+        return Reply(ms.LaneOpened(lane.name, lane.writer), [fd, bell.fileno()], given=[fd])
+
+    def _of_cluster(self, client: Client, request: cg.Request) -> Answer:
+        if self._broker is None:
+            raise ConfigError(
+                "this node is alone, and of no cluster: `penstock serve --node-id` starts a broker"
+            )
+        return self._broker.answer(request, partial(client.permits.sees, Kind.topic))
+
+    def _check_ready(self) -> None:
+        if self._broker is not None and not self._broker.is_ready:
+            raise NotConnectedError(
+                f"broker {self._broker.broker} is not ready, it waits for "
+                f"{self._broker.waits_for()}: connect again later"
+            )
+
+    def _check_running(self) -> None:
+        if self._stopping:
+            raise NotConnectedError("this node is stopping: connect again when it is back")
+
+    def _describe(self) -> ms.NodeDescription:
+        owners = [self._partitions.writer_of(page) for page in self._partitions.live]
+        lanes = self._ground.book.lanes.values()
+        writers = [
+            ms.WriterInfo(
+                writer=index,
+                pid=seat.process.pid if seat.process else 0,
+                generation=seat.process.generation if seat.process else 0,
+                restarts=seat.restarts,
+                partitions=owners.count(index),
+                lanes=sum(lane.writer == index for lane in lanes),
+            )
+            for index, seat in sorted(self._supervisor.seats.items())
+        ]
+        return ms.NodeDescription(
+            pid=os.getpid(),
+            node_uuid=self._ground.folder.uuid,
+            data_folder=self._ground.folder.path,
+            started_at=self._started_at,
+            writers=writers,
+            topics=self._topics.count,
+            clients=self._attached.count,
+            lanes=len(lanes),
+            partitions=sum(len(topic.pages) for topic in self._topics.infos),
+            coordinator=self._coordinator.counts(),
+            access=self._doorman.counts(),
+            versions={
+                "penstock": __version__,
+                "python": sys.version.split()[0],
+                "protocol": str(ms.PROTOCOL_VERSION),
+                "layout": str(lo.LAYOUT_VERSION),
+            },
+            settings=asdict(self.config),
+            listen=self._gateway.url,
+            clock=self._ground.folder.clock.counts(),
+            gateway=self._gateway.counts(),
+            metrics=self._gateway.metrics,
+            **(self._broker.described() if self._broker is not None else {}),
+        )

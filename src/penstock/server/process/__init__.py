@@ -1,0 +1,1 @@
+"""The node's child processes: started when needed, watched, replaced when dead."""

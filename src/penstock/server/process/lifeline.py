@@ -1,0 +1,71 @@
+"""What a helper process of the node asks of the system at its start."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from penstock.ipc.liveness import raise_descriptor_limit
+from penstock.server.config import NodeConfig
+from penstock.server.node.log_format import configure
+from penstock.server.security.log_rate import Pace
+
+logger = logging.getLogger("penstock.child")
+
+PR_SET_PDEATHSIG: Final = 1
+M_TRIM_THRESHOLD: Final = -1
+M_MMAP_THRESHOLD: Final = -3
+MMAP_FROM: Final = 32 << 20
+"""Bytes of an allocation that goes back to the system at once."""
+KEPT_MAX: Final = 64 << 20
+
+
+def begin(
+    name: str, argv: Sequence[str] | None, further: Sequence[str] = ()
+) -> tuple[argparse.Namespace, NodeConfig]:
+    """What a process does first that listens to strangers (see `listening_child`): its command
+    line, with `further` words of its kind, its log, and what it asks of the system."""
+    parser = argparse.ArgumentParser(prog=f"penstock-{name}")
+    parser.add_argument("--config", required=True, help="the node's, as JSON")
+    parser.add_argument("--lifeline-fd", type=int, required=True)
+    parser.add_argument("--node-pid", type=int, required=True)
+    parser.add_argument("--log-level", default="INFO")
+    for word in further:
+        parser.add_argument(word, required=True)
+    options = parser.parse_args(argv)
+    config = NodeConfig(**msgspec.json.decode(options.config))
+    configure(name, options.log_level, config.log_format)
+    logging.getLogger(f"penstock.{name}").addFilter(Pace())
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the node decides when it ends
+        signal.signal(number, signal.SIG_IGN)
+    _die_with(options.node_pid)
+    raise_descriptor_limit()
+    _keep_memory()
+    return options, config
+
+
+def _keep_memory() -> None:
+    """Have malloc keep what large messages leave, instead of fetching cleared pages for each one:
+    that took a third of the time of ZeroMQ's thread. What is kept is bounded by what the process
+    holds at a time, and by `KEPT_MAX` for each of malloc's arenas."""
+    libc = ctypes.CDLL(None)
+    for parameter, value in ((M_MMAP_THRESHOLD, MMAP_FROM), (M_TRIM_THRESHOLD, KEPT_MAX)):
+        if not libc.mallopt(parameter, value):
+            logger.warning("mallopt(%d, %d) is not known here", parameter, value)
+
+
+def _die_with(node: int) -> None:
+    """Have the kernel kill this process when the node dies, however it does."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
+        logger.warning("prctl: %s", os.strerror(ctypes.get_errno()))
+    if os.getppid() != node:
+        sys.exit(0)

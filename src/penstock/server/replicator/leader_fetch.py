@@ -1,0 +1,402 @@
+"""What this broker leads: sent to its followers as it stands in the log, up to the log's end.
+
+    a request --nothing there--> parked --appended, HW moved, too long--> ready --> sent
+        |-------there is more----------------------------------------------^
+
+Who is in sync goes first, and gets all that is there. Who catches up has a bound of what is under
+way to it, and a share of each message: so it delays nobody's acknowledgements. Batches go out from
+where the segments are mapped. Owns the order of sending; what followers have, the machine knows.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from penstock.cluster.replica import (
+    Diverged,
+    Fetched,
+    FetchRefused,
+    FetchRequest,
+    Leader,
+    Refusal,
+)
+from penstock.core.errors import PenstockError
+from penstock.core.reader import Limit, LogReader
+from penstock.core.storage import Storage
+from penstock.server.replicator import protocol
+from penstock.server.replicator.counts import Counts
+from penstock.server.replicator.partition import Partition
+
+logger = logging.getLogger("penstock.replicator")
+
+ANSWER_BYTES: Final = 1 << 20
+"""What one answer of a partition carries at most, but for its last batch."""
+MESSAGE_BYTES: Final = 2 << 20
+"""What one message carries at most, likewise."""
+BEHIND_BYTES: Final = 2 << 20
+"""What is under way to one follower of partitions in which it is not in sync, likewise."""
+BEHIND_SHARE: Final = 256 << 10
+"""What of that goes into a message while others are in sync and wait."""
+BEHIND_FORGOTTEN: Final = 2.0
+"""Seconds after which that is not counted any more: it does not ask for that partition again."""
+PARK: Final = 2.0
+"""Seconds after which a request is answered with nothing."""
+PARK_OUTSIDE: Final = 0.25
+"""The same for who is not in the ISR: each request is another look whether it fits now."""
+NEWS_AFTER: Final = 0.05
+"""Seconds after which a follower that waits for batches is told of a high watermark alone."""
+RECENT_MAX: Final = 16
+"""Runs of a partition that are kept mapped for other followers."""
+FRESH_FOR: Final = 5.0
+"""Seconds for which what was read, and a segment that is open, count as the log's. Later it may be
+compacted, and tombstones of keys in the old bytes may be gone from all that follows."""
+READERS_MAX: Final = 256
+"""Logs that are open for reading."""
+
+
+class Parked(NamedTuple):
+    """A request without an answer: its follower has all that there is."""
+
+    peer: Peer
+    number: int
+    offset: int
+    since: float
+
+
+class Ready(NamedTuple):
+    """An answer to be sent, as long as that leader leads."""
+
+    leader: Leader
+    number: int
+    offset: int
+
+
+class Run(NamedTuple):
+    """Batches up to `end`, where they are mapped; read at that time."""
+
+    end: int
+    pieces: list[memoryview]
+    nbytes: int
+    read_at: float
+
+
+class Peer:
+    """A follower's connection after its hello."""
+
+    def __init__(self, identity: bytes, broker: int, epoch: int, now: float) -> None:
+        self.identity = identity
+        self.broker = broker
+        self.epoch = epoch
+        self.fd = -1
+        self.heard_at = self.said_at = now
+        self.serial = 0
+        """The last one that came."""
+        self.is_gone = False
+        self.fresh: OrderedDict[Served, Ready] = OrderedDict()
+        self.behind: OrderedDict[Served, Ready] = OrderedDict()
+        self.diverged: list[tuple[int, Diverged]] = []
+        self.refused: list[tuple[int, FetchRefused]] = []
+        self.under_way: dict[int, tuple[int, float]] = {}  # of those behind: (bytes, since)
+
+    @property
+    def may_get_more(self) -> bool:
+        """Whether there is room for what is sent to those behind."""
+        return sum(nbytes for nbytes, _ in self.under_way.values()) < BEHIND_BYTES
+
+    @property
+    def has_news(self) -> bool:
+        waits = self.fresh or self.diverged or self.refused
+        return bool(waits or (self.behind and self.may_get_more))
+
+    def forget_old(self, now: float) -> None:
+        """What is under way for too long: it does not ask for that partition again."""
+        for page, (_, since) in list(self.under_way.items()):
+            if now - since > BEHIND_FORGOTTEN:
+                del self.under_way[page]
+
+    def __str__(self) -> str:
+        return f"broker {self.broker}"
+
+
+class Served:
+    """A partition that is led here. By broker: who waits, where it reads, and the high watermark
+    that it was told last. `recent`: by its offset, what was read last, for the next follower."""
+
+    __slots__ = ("parked", "partition", "readers", "recent", "told")
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.parked: dict[int, Parked] = {}
+        self.readers: dict[int, LogReader] = {}
+        self.told: dict[int, int] = {}
+        self.recent: OrderedDict[int, Run] = OrderedDict()
+
+
+class Serving:
+    """See the module. `asked` is told after each fetch that the machine took."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        counts: Counts,
+        find: Callable[[int], Partition | None],
+        asked: Callable[[Partition], None],
+    ) -> None:
+        self._storage = storage
+        self._counts = counts
+        self._find = find
+        self._asked = asked
+        self._served: dict[int, Served] = {}
+        self._open: OrderedDict[LogReader, float] = OrderedDict()
+        """And when each was used last."""
+        self._uninformed: dict[Served, None] = {}
+
+    # --- roles ---
+    def turned(self, partition: Partition) -> None:
+        """It leads, or does not any more; or it does so again."""
+        leader = None if partition.is_gone else partition.leader
+        served = self._served.get(partition.page)
+        if served is not None and (leader is None or served.partition is not partition):
+            self._end(served)
+            served = None
+        if leader is not None and served is None:
+            self._served[partition.page] = Served(partition)
+        elif served is not None:
+            served.recent.clear()
+
+    def _end(self, served: Served) -> None:
+        """Nobody is answered from here any more; who waits is told to ask again."""
+        del self._served[served.partition.page]
+        self._uninformed.pop(served, None)
+        for reader in served.readers.values():
+            self._open.pop(reader, None)
+            reader.close()
+        for parked in served.parked.values():
+            refused = FetchRefused(parked.number, Refusal.NOT_LEADER, 0)
+            parked.peer.refused.append((served.partition.page, refused))
+        served.parked.clear()
+
+    # --- requests ---
+    def take(self, peer: Peer, message: protocol.Fetch, now: float) -> None:
+        """A follower asks."""
+        peer.serial = message.serial
+        self._counts.fetches_in += len(message.requests)
+        for page, topic_id, request in message.requests:
+            peer.under_way.pop(page, None)
+            if request.broker != peer.broker:
+                raise protocol.WireError(f"{peer} asks for broker {request.broker}")
+            partition = self._find(page)
+            if partition is None or partition.topic_id != topic_id or partition.replica is None:
+                # It hears of the partition earlier than this broker does, or for longer.
+                self._refuse(peer, page, FetchRefused(request.number, Refusal.NOT_LEADER, 0))
+                continue
+            self._fetch(peer, partition, request, now)
+
+    def _fetch(self, peer: Peer, partition: Partition, request: FetchRequest, now: float) -> None:
+        partition.look()
+        assert partition.replica is not None
+        answer = partition.replica.fetch(now, request)
+        if isinstance(answer, FetchRefused):
+            self._refuse(peer, partition.page, answer)
+            return
+        if isinstance(answer, Diverged):
+            peer.diverged.append((partition.page, answer))
+            return
+        self._asked(partition)
+        leader, served = partition.leader, self._served[partition.page]
+        assert leader is not None
+        log = partition.log
+        if answer.offset < log.log_end or answer.offset != request.offset:
+            self._make_ready(served, peer, Ready(leader, request.number, answer.offset))
+            return
+        served.parked[peer.broker] = Parked(peer, request.number, answer.offset, now)
+        if served.told.get(peer.broker) != log.high_watermark:
+            self._uninformed[served] = None
+
+    def _refuse(self, peer: Peer, page: int, refused: FetchRefused) -> None:
+        self._counts.refused_in += 1
+        peer.refused.append((page, refused))
+
+    def _make_ready(self, served: Served, peer: Peer, ready: Ready) -> None:
+        if not peer.is_gone:
+            (peer.fresh if peer.broker in ready.leader.isr else peer.behind)[served] = ready
+
+    def moved(self, partition: Partition) -> None:
+        """Its log has grown, or its high watermark."""
+        served = self._served.get(partition.page)
+        if served is None or not served.parked:
+            return
+        log_end = partition.log.log_end
+        for parked in list(served.parked.values()):
+            if parked.offset < log_end:
+                self._unpark(served, parked)
+        if served.parked:
+            self._uninformed[served] = None
+
+    def _unpark(self, served: Served, parked: Parked) -> None:
+        del served.parked[parked.peer.broker]
+        leader = served.partition.leader
+        if leader is not None:
+            self._make_ready(served, parked.peer, Ready(leader, parked.number, parked.offset))
+
+    # --- time ---
+    def inform(self) -> None:
+        """Followers that wait for batches are told of high watermarks now, every `NEWS_AFTER`."""
+        uninformed, self._uninformed = self._uninformed, {}
+        for served in uninformed:
+            high_watermark = served.partition.log.high_watermark
+            for parked in list(served.parked.values()):
+                if served.told.get(parked.peer.broker) != high_watermark:
+                    self._unpark(served, parked)
+
+    def check(self, now: float) -> None:
+        """Answer requests that have waited long enough."""
+        for served in self._served.values():
+            leader = served.partition.leader
+            for parked in list(served.parked.values()):
+                is_in = leader is not None and parked.peer.broker in leader.isr
+                if now - parked.since > (PARK if is_in else PARK_OUTSIDE):
+                    self._unpark(served, parked)
+
+    def forget(self, peer: Peer) -> None:
+        """Its connection has ended."""
+        peer.is_gone = True
+        for served in self._served.values():
+            parked = served.parked.get(peer.broker)
+            if parked is not None and parked.peer is peer:
+                del served.parked[peer.broker]
+
+    # --- answers ---
+    def compose(self, peer: Peer, now: float) -> tuple[protocol.Answers, list[memoryview]]:
+        """What goes to that follower now."""
+        fetched: list[tuple[int, int, Fetched]] = []
+        pieces: list[memoryview] = []
+        nbytes = 0
+        while peer.fresh and nbytes < MESSAGE_BYTES and has_room(fetched, pieces):
+            nbytes += self._add(peer, *peer.fresh.popitem(last=False), fetched, pieces)
+        peer.forget_old(now)
+        share = BEHIND_SHARE if fetched else BEHIND_BYTES
+        while peer.behind and share > 0 and peer.may_get_more and has_room(fetched, pieces):
+            served, ready = peer.behind.popitem(last=False)
+            size = self._add(peer, served, ready, fetched, pieces, min(share, ANSWER_BYTES))
+            peer.under_way[served.partition.page] = size, now
+            share -= size
+        diverged, refused = peer.diverged[: protocol.ITEMS_MAX], peer.refused[: protocol.ITEMS_MAX]
+        del peer.diverged[: len(diverged)], peer.refused[: len(refused)]
+        self._counts.answers_out += 1
+        self._counts.bytes_out += nbytes
+        return protocol.Answers(peer.serial, fetched, diverged, refused), pieces
+
+    def _add(
+        self,
+        peer: Peer,
+        served: Served,
+        ready: Ready,
+        fetched: list[tuple[int, int, Fetched]],
+        pieces: list[memoryview],
+        bytes_max: int = ANSWER_BYTES,
+    ) -> int:
+        """Add an answer to a message; its bytes."""
+        partition = served.partition
+        page, log, number = partition.page, partition.log, ready.number
+        if partition.leader is not ready.leader or self._served.get(page) is not served:
+            self._refuse(peer, page, FetchRefused(number, Refusal.NOT_LEADER, 0))
+            return 0
+        run = None
+        if ready.offset < log.log_end:
+            try:
+                run = self._read(served, peer.broker, ready.offset, bytes_max)
+            except PenstockError as error:
+                self._counts.unread += 1
+                logger.error("%s: not read at offset %d for %s: %s",
+                             partition, ready.offset, peer, error)  # fmt: skip
+            if run is None:  # it asks again
+                self._refuse(peer, page, FetchRefused(number, Refusal.NOT_LEADER, 0))
+                return 0
+            pieces += run.pieces
+        served.told[peer.broker] = log.high_watermark
+        count = 0 if run is None else len(run.pieces)
+        answer = Fetched(
+            number, ready.leader.epoch, ready.offset, log.high_watermark, log.log_start
+        )
+        fetched.append((page, count, answer))
+        return 0 if run is None else run.nbytes
+
+    def _read(self, served: Served, broker: int, offset: int, bytes_max: int) -> Run | None:
+        """Batches from that offset on; None where its writer is just publishing, or has trimmed.
+        What another follower was sent a moment ago is not read again."""
+        log_end, recent = served.partition.log.log_end, served.recent
+        pieces: list[memoryview] = []
+        nbytes, at, now = 0, offset, time.monotonic()
+        while at < log_end and nbytes < bytes_max:
+            run = recent.get(at)
+            if run is None or now - run.read_at > FRESH_FOR:
+                run = self._read_on(served, broker, at, bytes_max - nbytes, now)
+                if run is None:
+                    break
+                recent[at] = run
+                recent.move_to_end(at)
+                while len(recent) > RECENT_MAX:
+                    recent.popitem(last=False)
+            pieces += run.pieces
+            nbytes += run.nbytes
+            at = run.end
+        if len(pieces) > protocol.RUNS_MAX // 2:
+            pieces = [memoryview(b"".join(pieces))]
+        return Run(at, pieces, nbytes, now) if pieces else None
+
+    def _read_on(
+        self, served: Served, broker: int, offset: int, bytes_max: int, now: float
+    ) -> Run | None:
+        partition = served.partition
+        log, state = partition.log, partition.state
+        reader = self._reader(served, broker, offset, now)
+        segment = state.segment_now()
+        if segment is None:
+            return None
+        found = reader.fetch(Limit(log.log_end, *segment, log.log_start), bytes_max, every=True)
+        if not found or offset < state.log_start:
+            reader.seek(offset)
+            return None
+        pieces: list[memoryview] = []
+        view, start, end = found[0].view, found[0].position, found[0].position
+        nbytes = 0
+        for head, its_view, position in found:
+            if its_view is not view or position != end:
+                pieces.append(view[start:end])
+                view, start = its_view, position
+            end = position + head.length
+            nbytes += head.length
+        pieces.append(view[start:end])
+        return Run(reader.offset, pieces, nbytes, now)
+
+    def _reader(self, served: Served, broker: int, offset: int, now: float) -> LogReader:
+        """One that stands there, if there is one: to look for a place costs more than to read.
+        Those that read longest ago hold no file open."""
+        readers = served.readers
+        for reader in readers.values():
+            if reader.offset == offset:
+                break
+        else:
+            if broker not in readers:
+                folder = served.partition.folder
+                readers[broker] = LogReader(self._storage, folder, offset)
+            reader = readers[broker]
+            reader.seek(offset)
+        if now - self._open.get(reader, now) > FRESH_FOR:
+            reader.seek(offset)
+        self._open[reader] = now
+        self._open.move_to_end(reader)
+        while len(self._open) > READERS_MAX:
+            idle, _ = self._open.popitem(last=False)
+            idle.seek(idle.offset)
+        return reader
+
+
+def has_room(fetched: list[tuple[int, int, Fetched]], pieces: list[memoryview]) -> bool:
+    """Whether a message takes one more answer."""
+    return len(fetched) < protocol.ITEMS_MAX and len(pieces) <= protocol.RUNS_MAX // 2

@@ -1,0 +1,114 @@
+"""A program that reads, processes and writes exactly once, and is struck again and again.
+
+Each record of the source becomes one record of the result, in transactions that commit what was
+consumed. After an exception the program ends the transaction that may be open, and goes on with
+the same producer and the same consumer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from interrupts.striking import Alarmed, Blow, Interrupted
+
+from penstock.client.client import Client
+from penstock.core import errors as er
+
+Verb = Callable[["ExactTrial"], object]
+
+
+class ExactTrial:
+    """See the module. Rounds that find the source empty fill it up."""
+
+    def __init__(self, client: Client, source: str, result: str, **options: Any) -> None:
+        self.client = client
+        self.source, self.result = source, result
+        self._options = options
+        self._filler = client.producer()
+        self.filled = 0
+        self.made = 0
+        self.wrong: list[str] = []
+        self.places: Counter[str] = Counter()
+        self._make()
+
+    def _make(self) -> None:
+        self.made += 1
+        self.producer = self.client.producer(transactional_id="exact", **self._options)
+        self.consumer = self.client.consumer(self.source, group="exact", guarantee="exactly-once")
+
+    def fill(self, count: int) -> None:
+        for _ in range(count):
+            self._filler.send(self.source, b"%d" % self.filled, key=b"%d" % self.filled)
+            self.filled += 1
+        self._filler.flush()
+
+    # --- the program ---
+    def step(self) -> int:
+        """One transaction; how many records it took."""
+        with self.producer.transaction(consumed=self.consumer):
+            batch = self.consumer.poll(3, timeout=0.05)
+            for record in batch:
+                self.producer.send(self.result, record.value, key=record.key)
+        return len(batch)
+
+    def recover(self) -> None:
+        """End what may be open, as the errors advise."""
+        try:
+            self.producer.abort_transaction(consumed=self.consumer)
+        except er.TransactionError:
+            with contextlib.suppress(er.TransactionError):
+                self.producer.commit_transaction(consumed=self.consumer)
+
+    def go_on(self) -> int:
+        for _ in range(5):
+            try:
+                return self.step()
+            except er.TransactionError as error:  # such as: poll anew
+                last = error
+                self.recover()
+        raise last
+
+    # --- one round ---
+    def round(self, verb: Verb, strike: Blow) -> bool:
+        """Whether it was struck."""
+        try:
+            try:
+                with strike.armed():
+                    verb(self)
+            except (Interrupted, Alarmed, er.TransactionError):
+                self.recover()
+            if not self.go_on():
+                self.fill(12)
+        except Exception as failure:
+            self.wrong.append(f"{strike.place}: {type(failure).__name__}: {failure}")
+            self._begin_again()
+        self.places[strike.place.rpartition(" ")[0]] += strike.has_struck
+        return strike.has_struck
+
+    def _begin_again(self) -> None:
+        for each in (self.producer, self.consumer):
+            try:
+                each.close()
+            except Exception as failure:
+                self.wrong.append(f"close: {failure!r}")
+        self._make()
+
+    # --- the end ---
+    def judge(self) -> None:
+        idle = 0
+        while idle < 3:
+            idle = 0 if self.go_on() else idle + 1
+        for each in (self.producer, self.consumer, self._filler):
+            each.close()
+        with self.client.consumer(self.result, follow=False, isolation="read_committed") as reader:
+            found = Counter(record.value for record in reader)
+        for number in range(self.filled):
+            times = found.pop(b"%d" % number, 0)
+            if times != 1:
+                self.wrong.append(f"{number} is in the result {times} times")
+        if found:
+            self.wrong.append(f"nobody sent {list(found)[:5]}")
+        assert not self.wrong, "\n".join([f"{len(self.wrong)} wrong:", *self.wrong[:40]])
