@@ -210,7 +210,7 @@ def test_the_longest_wait_of_a_producer_without_a_node_is_its_longest_backoff(
 
 
 @pytest.mark.setting("transaction.transaction_durability")
-def test_a_transaction_that_need_not_be_durable_is_not_synced(client: Client, topic: str) -> None:
+def test_a_transaction_that_need_not_be_durable_is_not_fsynced(client: Client, topic: str) -> None:
     with client.producer(
         transactional_id=topic, transaction_durability="appended", linger=0
     ) as producer:
@@ -221,7 +221,7 @@ def test_a_transaction_that_need_not_be_durable_is_not_synced(client: Client, to
 
 
 @pytest.mark.setting("stage.transaction_durability")
-def test_a_stage_that_need_not_be_durable_is_not_synced(client: Client, topic: str) -> None:
+def test_a_stage_that_need_not_be_durable_is_not_fsynced(client: Client, topic: str) -> None:
     with client.stage(topic, 1, transaction_durability="appended") as stage:
         stage.send(topic, b"")
     client.commit_transaction(topic, 1, [stage.name])

@@ -173,7 +173,7 @@ def test_a_topic_that_is_deleted_is_told_to_who_still_sends(
 
 
 @pytest.mark.setting("topic.min_insync_replicas")
-def test_a_partition_with_too_few_replicas_in_sync_holds_up_no_other(
+def test_a_partition_with_too_few_replicas_in_the_isr_holds_up_no_other(
     cluster: Cluster, client: penstock.Client
 ) -> None:
     admin = client.admin()

@@ -196,7 +196,7 @@ def test_a_writer_leads_and_follows_as_its_replication_lane_says(host, tmp_path)
     assert (leads.log_end, leads.high_watermark) == (4, 3)
 
 
-def test_who_watches_a_page_is_rung_when_its_high_watermark_moves(host):
+def test_who_watches_a_page_is_rung_when_its_hw_moves(host):
     lane, bell = host.lane(REPLICATOR, replicates=True), Doorbell()
     slot = ClientSlot(host.clients, 1)
     host.channel.send(ms.AddClient(1), [bell.fileno()])

@@ -99,7 +99,7 @@ def test_scans_begin_where_they_are_told(url, start, count):
     assert penstock.sql(query, url=url, start=start).fetchall() == [(count,)]
 
 
-def test_batches_are_cut_at_the_high_watermark_of_the_call(client, node):
+def test_batches_are_cut_at_the_hw_of_the_call(client, node):
     """Records in the same log batch as the last one of the span do not come."""
     client.admin().create_topic("cut")
     with client.producer() as producer:

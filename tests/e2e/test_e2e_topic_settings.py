@@ -95,7 +95,7 @@ def test_what_a_fsync_topic_acknowledges_is_durable(broker: Broker, client: Clie
 
 
 @pytest.mark.setting("topic.flush_interval")
-def test_an_interval_topic_is_synced_once_an_interval(broker: Broker, client: Client) -> None:
+def test_an_interval_topic_is_fsynced_once_an_interval(broker: Broker, client: Client) -> None:
     """One of an hour is not over here, where the default's three seconds would be."""
     topic = broker.create_topic(durability="interval", flush_interval=3600.0)
     admin = client.admin()

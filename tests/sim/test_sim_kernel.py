@@ -112,7 +112,7 @@ def test_who_is_paused_does_everything_later():
     assert asker.heard[-1] == "H"
 
 
-def test_a_power_cut_takes_only_what_was_not_synced():
+def test_a_power_cut_takes_only_what_was_not_fsynced():
     lost = set()
     for seed in range(40):
         disk: Disk[int] = Disk(Simulation(seed))

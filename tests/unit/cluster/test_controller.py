@@ -444,7 +444,7 @@ def test_a_new_controller_is_told_again():
     assert at.partition().leader == 1
 
 
-def test_a_leader_whose_log_is_offline_gives_its_partition_to_another_in_sync_replica():
+def test_a_leader_whose_log_is_offline_gives_its_partition_to_another_of_the_isr():
     at = Quorum()
     before = at.create()
     at.logs(1, offline=[(T, 0), (b"x" * 16, 0)])
@@ -620,7 +620,7 @@ def test_an_older_copy_is_taken_by_an_unclean_election_only_where_nobody_else_is
     assert at.partition().leader == 2
 
 
-def test_an_unclean_election_takes_who_was_in_sync_before_who_was_not():
+def test_an_unclean_election_takes_who_was_in_the_isr_before_who_was_not():
     """It lost power when nobody else was left, but one who never came back."""
     at = Quorum()
     at.create()
@@ -654,7 +654,7 @@ def test_an_unclean_election_takes_nobody_who_has_no_replica_any_more():
     assert at.partition() == before, "nor is it forgotten who comes first"
 
 
-def test_who_comes_back_in_sync_takes_the_partition_from_a_leader_whose_log_is_offline():
+def test_who_comes_back_in_the_isr_takes_the_partition_from_a_leader_whose_log_is_offline():
     """All were down, so that all stayed in the ISR; the first one that is back leads."""
     at = Quorum()
     at.create()
@@ -667,7 +667,7 @@ def test_who_comes_back_in_sync_takes_the_partition_from_a_leader_whose_log_is_o
     assert (at.partition().leader, at.partition().isr) == (2, (2, 3))
 
 
-def test_records_that_were_synced_outlive_power_cuts():
+def test_records_that_were_fsynced_outlive_power_cuts():
     at = Quorum()
     at.create(is_synced=True)
     at.lose(1, 2, 3)

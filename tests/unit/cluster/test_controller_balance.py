@@ -157,7 +157,7 @@ def test_a_controller_that_was_held_up_lets_all_settle_again():
 
 @pytest.mark.parametrize("every", [1.0, 40.0])
 @given(st.lists(st.tuples(st.sampled_from(["bounce", "wait", "stop"]), st.integers(1, 3))))
-def test_whatever_happens_leaders_are_in_sync_and_come_back_in_the_end(every, events):
+def test_whatever_happens_leaders_are_in_the_isr_and_come_back_in_the_end(every, events):
     at = Cluster(every=every)
     for what, broker in events[:12]:
         if what == "bounce":

@@ -109,7 +109,7 @@ def test_a_growth_is_taken_back_by_the_number_that_it_began_with():
     assert at.factor == 1
 
 
-def test_the_last_in_sync_replica_stays_when_a_topic_shrinks():
+def test_the_last_of_the_isr_stays_when_a_topic_shrinks():
     at = Cluster(3, 1, 3)
     first, second, third = at.partition().replicas
     at.lose(first, second)
@@ -223,7 +223,7 @@ def test_the_factor_of_a_topic_is_that_of_its_smallest_partition():
 
 
 @pytest.mark.parametrize("asked", [{"target": (1,)}, {"replication_factor": 1}])
-def test_fewer_replicas_than_have_to_be_in_sync_are_refused(asked):
+def test_fewer_replicas_than_have_to_be_in_the_isr_are_refused(asked):
     at = Cluster(3, 2, 3, min_insync=2)
     with pytest.raises(ConfigError, match="1 replicas are fewer than min_insync_replicas=2 of 't'"):
         at.controller.reassign(at.places, **asked)

@@ -258,7 +258,7 @@ def test_who_is_to_join_is_the_life_that_has_caught_up():
     assert dict(change.isr)[3] == 1
 
 
-def test_records_count_where_they_are_synced():
+def test_records_count_where_they_are_fsynced():
     at = Cluster("", "")
     for replica in at.replicas.values():
         replica.log.synced = 0
@@ -298,7 +298,7 @@ def test_the_last_replica_standing_commits_nothing_alone():
 
 
 # --- epochs ---------------------------------------------------------------------------------------
-def test_kip_101_a_restart_before_the_high_watermark_came_loses_nothing():
+def test_kip_101_a_restart_before_the_hw_came_loses_nothing():
     """B has the record and not yet the high watermark, restarts, and A dies. B must not cut."""
     at = Cluster("0", "0")
     at.tell(leader=1)
@@ -541,7 +541,7 @@ def test_a_refusal_for_its_epoch_leaves_both_isrs_to_count():
     assert at.replicas[1].log.high_watermark == 0, "3 may be in the ISR still"
 
 
-def test_a_followers_high_watermark_is_within_its_log():
+def test_a_followers_hw_is_within_its_log():
     at = Cluster("", "")
     at.tell(leader=1, isr=(1,))
     at.append(1, 5)

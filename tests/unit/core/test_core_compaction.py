@@ -274,7 +274,7 @@ def test_an_aborted_record_replaces_none():
     assert records(world.log)[kept] == (b"a", b"1")
 
 
-def test_what_is_synced_but_not_by_name_is_not_swapped():
+def test_what_is_fsynced_but_not_by_name_is_not_swapped():
     """A sync whose fsync of the folder found no room has moved nothing that counts."""
     world = Keyed()
     for value in (b"1", b"2"):

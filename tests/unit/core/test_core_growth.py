@@ -73,7 +73,7 @@ def costs(segments):
     return found
 
 
-def test_rolls_syncs_and_trims_cost_the_same_with_many_segments():
+def test_rolls_fsyncs_and_trims_cost_the_same_with_many_segments():
     few, many = costs(10), costs(200)
     assert few == many
     assert not any(each.get("listdir") for each in many)

@@ -342,7 +342,7 @@ def test_offset_for_timestamp_is_the_first_batch_that_reaches_it(times, wanted):
 # ---- syncing
 
 
-def test_sync_moves_durable_and_survives_a_power_cut():
+def test_fsync_moves_durable_and_survives_a_power_cut():
     storage, log = opened()
     for batch in numbered(30, body=200):
         log.append([batch], 1)

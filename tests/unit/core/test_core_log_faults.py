@@ -245,7 +245,7 @@ def test_a_retriable_error_keeps_its_cause():
     assert caught.value.__cause__ is cause
 
 
-def test_a_folder_that_no_descriptor_was_free_for_is_synced_by_the_next_sync():
+def test_a_folder_that_no_descriptor_was_free_for_is_fsynced_by_the_next_fsync():
     storage, log = opened()
     log.append(numbered(2), 1)
     log.roll(1)

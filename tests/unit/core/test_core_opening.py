@@ -40,7 +40,7 @@ def closed_clean() -> MemoryStorage:
 
 
 @pytest.mark.parametrize("is_there", [False, True], ids=["no folder", "a folder"])
-def test_a_new_log_syncs_its_epoch_and_its_point_and_their_names(is_there):
+def test_a_new_log_fsyncs_its_epoch_and_its_point_and_their_names(is_there):
     storage = MemoryStorage()
     if is_there:  # the node makes the folders of a topic all at once
         storage.makedirs(FOLDER)

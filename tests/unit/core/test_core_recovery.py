@@ -302,7 +302,7 @@ def test_rule_14_a_lost_recovery_point_does_not_let_segments_be_cut_away():
 
 
 @pytest.mark.rule(14)
-def test_rule_14_a_lost_recovery_point_in_the_same_boot_syncs_all_there_is():
+def test_rule_14_a_lost_recovery_point_in_the_same_boot_fsyncs_all_there_is():
     storage, _, kept = filled([300] * 40)
     del storage.names[POINT_PATH]
     log, _ = open_log(storage, published=40)

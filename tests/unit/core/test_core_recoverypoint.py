@@ -99,7 +99,7 @@ def test_no_power_cut_brings_a_truncation_back_that_has_ended():
 
 
 @pytest.mark.parametrize("mode", ["os", "interval", "batch"])
-def test_few_syncs_take_the_recovery_point_along_and_a_power_cut_loses_nothing(mode):
+def test_few_fsyncs_take_the_recovery_point_along_and_a_power_cut_loses_nothing(mode):
     storage, log = opened(config=LogConfig(flush=mode))
     path = f"{FOLDER}/{POINT_FILE}"
 

@@ -250,7 +250,7 @@ def test_rule_16_dying_at_any_step_of_the_rescue():
 
 
 @pytest.mark.rule(16)
-def test_rule_16_a_folder_that_cannot_be_synced_takes_the_log_offline():
+def test_rule_16_a_folder_that_cannot_be_fsynced_takes_the_log_offline():
     storage, log = running()
     storage.fault = fail_at(1, errno.EIO, "fsync_folder")
     with pytest.raises(LogOfflineError, match="fsync_folder"):

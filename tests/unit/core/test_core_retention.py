@@ -113,7 +113,7 @@ def test_both_together_take_what_either_asks_for():
     assert (found.log_start, found.by_time, found.by_size) == (20, 1, 1)
 
 
-def test_nothing_above_the_high_watermark_goes():
+def test_nothing_above_the_hw_goes():
     for high_watermark, start in ((9, None), (10, 10), (19, 10), (40, 40)):
         found = judge(ROW, 10_000, age=1, high_watermark=high_watermark)
         assert (found and found.log_start) == start

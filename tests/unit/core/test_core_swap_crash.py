@@ -224,7 +224,7 @@ def test_at_every_moment_the_segments_that_are_there_are_the_log(seed):
     assert len(looks) > 3
 
 
-def test_appends_and_syncs_go_on_while_a_swap_is_under_way():
+def test_appends_and_fsyncs_go_on_while_a_swap_is_under_way():
     world = dirty()
     log, before = world.log, records(world.log)
     prepared = next(compaction(world.storage, log, segment_bytes=4096).prepare())

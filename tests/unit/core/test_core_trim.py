@@ -121,7 +121,7 @@ def test_rule_3_a_producer_is_known_after_its_last_batch_was_trimmed():
             assert late[0].error == ErrorCode.OUT_OF_ORDER_SEQUENCE
 
 
-def test_what_is_not_durable_is_synced_before_it_may_be_trimmed():
+def test_what_is_not_durable_is_fsynced_before_it_may_be_trimmed():
     storage, log = lived()
     log.append([make_batch(60, producer=1, records=9, body=90)], 500)
     end = log.log_end

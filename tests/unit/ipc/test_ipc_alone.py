@@ -122,7 +122,7 @@ def test_rule_15_a_trim_shows_nothing_that_is_not_durable(page, behind):
 
 
 @pytest.mark.rule(15)
-def test_rule_15_a_sync_from_before_the_setting_shows_nothing_that_is_not_durable(page):
+def test_rule_15_an_fsync_from_before_the_setting_shows_nothing_that_is_not_durable(page):
     storage = MemoryStorage()
     role = opened(storage, page)
     role.append(numbered(1), 1)
@@ -230,7 +230,7 @@ def test_a_segment_ends_where_the_topic_says_so(page):
 
 
 # --- what operators see --------------------------------------------------------------------------
-def test_syncs_are_counted_by_how_long_they_took(page):
+def test_fsyncs_are_counted_by_how_long_they_took(page):
     role = opened(MemoryStorage(), page)
     assert page.syncs() == (0, [0] * 7)
     for number, seconds in enumerate((0.001, 0.0011, 9.0)):

@@ -317,7 +317,7 @@ def test_a_writers_successor_is_idle_and_led_in_the_same_epoch_again(leader):
     assert leader.ends() == (0, 4, 4, 5)
 
 
-def test_a_reboot_loses_the_high_watermark_and_no_epoch(leader):
+def test_a_reboot_loses_the_hw_and_no_epoch(leader):
     leader.append(*numbered(4))
     leader.obey(HighWatermark(5, 3))
     leader.sync()
@@ -484,7 +484,7 @@ def test_a_role_that_cannot_be_written_down_is_told_and_may_be_said_again(replic
     assert (replica.page.status, replica.page.errno) == (lo.STATUS_ONLINE, 0)
 
 
-def test_where_records_count_once_synced_nothing_is_shown_before():
+def test_where_records_count_once_fsynced_nothing_is_shown_before():
     """Whatever syncs when: on the device is what the page says, after a power cut too."""
     leader, replica = (ReplicaPartition(durability="fsync") for _ in range(2))
     leader.obey(Lead(5))
@@ -671,7 +671,7 @@ def no_folder_sync(call):
 
 
 @pytest.mark.rule(15)
-def test_rule_15_a_follower_shows_no_high_watermark_above_its_disk(leader):
+def test_rule_15_a_follower_shows_no_hw_above_its_disk(leader):
     leader.append(*numbered(4))
     copy = ReplicaPartition(durability="fsync")
     copy.obey(Follow(5))

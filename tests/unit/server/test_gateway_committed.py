@@ -81,7 +81,7 @@ def test_a_batch_is_committed_where_its_leader_epoch_goes_on_behind_it(
     assert verdict(page, 11, EPOCH) is is_told
 
 
-def test_it_is_answered_when_the_high_watermark_is_behind_it(sending: Sending) -> None:
+def test_it_is_answered_when_the_hw_is_behind_it(sending: Sending) -> None:
     sending.send(flags=COMMITTED)
     sending.append((1, 0, EPOCH))
     sending.page.publish_ends(2, 1, 1)

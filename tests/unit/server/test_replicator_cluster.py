@@ -256,7 +256,7 @@ def test_a_follower_that_hung_leaves_the_isr_and_comes_back(world):
 
 
 @pytest.mark.setting("node.replica_lag_time")
-def test_a_follower_is_in_sync_until_it_has_lagged_for_replica_lag_time(tmp_path):
+def test_a_follower_is_in_the_isr_until_it_has_lagged_for_replica_lag_time(tmp_path):
     with World(tmp_path, lag_time=8.0) as world:
         world.topic()
         filled(world, 5)
@@ -294,7 +294,7 @@ def test_a_follower_begins_anew_where_the_leaders_log_starts(world):
     world.check_equal()
 
 
-def test_records_that_count_only_where_they_are_synced(world):
+def test_records_that_count_only_where_they_are_fsynced(world):
     world.topic(durability="fsync")
     filled(world, 30)
     for broker in world.brokers.values():
@@ -302,7 +302,7 @@ def test_records_that_count_only_where_they_are_synced(world):
     world.check_equal()
 
 
-def test_high_watermarks_outlive_processes(world):
+def test_hw_outlive_processes(world):
     world.topic()
     filled(world, 50)
     for number in world.brokers:

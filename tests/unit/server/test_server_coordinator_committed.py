@@ -29,7 +29,7 @@ def run(tmp_path):
     return running(partial(BrokerWorld, tmp_path))
 
 
-def test_an_answer_waits_until_the_high_watermark_has_passed_it(run):
+def test_an_answer_waits_until_the_hw_has_passed_it(run):
     async def scenario(world):
         journal = world.journal()
         journal.append(some(2), durable=False)
@@ -51,7 +51,7 @@ def test_an_answer_waits_until_the_high_watermark_has_passed_it(run):
     run(scenario)
 
 
-def test_the_writer_rings_when_the_high_watermark_moves(run, monkeypatch):
+def test_the_writer_rings_when_the_hw_moves(run, monkeypatch):
     monkeypatch.setattr(mailbox_module, "BACKOFF_LAST", 30.0)  # no belt
 
     async def scenario(world):
@@ -68,7 +68,7 @@ def test_the_writer_rings_when_the_high_watermark_moves(run, monkeypatch):
     run(scenario)
 
 
-def test_a_durable_answer_waits_for_the_device_and_for_the_others(run):
+def test_a_durable_answer_waits_for_fsync_and_for_the_others(run):
     async def scenario(world):
         journal = world.journal()
         journal.append(some(1), durable=True)

@@ -48,7 +48,7 @@ def test_an_answer_waits_for_everything_that_was_decided_before_it(run):
 
 
 @pytest.mark.rule(15)
-def test_rule_15_a_durable_answer_waits_for_the_device(run):
+def test_rule_15_a_durable_answer_waits_for_fsync(run):
     async def scenario(world):
         journal = world.journal()
         journal.append(some(1), durable=True)
