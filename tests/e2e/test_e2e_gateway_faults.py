@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -103,6 +104,24 @@ def test_a_stopped_gateway_is_killed_and_replaced() -> None:
             assert "(gateway_stall_timeout 4): it is killed" in broker.log_tail(400)
 
         sent_through(broker, fault)
+
+
+SLOW_START = """
+import sys, time
+if "penstock.server.gateway" in " ".join(sys.orig_argv):
+    time.sleep(2.0)
+"""
+
+
+def test_a_gateway_that_starts_slowly_is_not_taken_for_a_stalled_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW_START)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    with Broker(listen=True, writers=1, options={"gateway_stall_timeout": 0.5}) as broker:
+        with broker.connect() as client:
+            client.admin().create_topic("slow")
+        assert "it is killed" not in broker.log_tail(400)
 
 
 def test_a_connection_that_breaks_loses_and_doubles_nothing(broker: Broker) -> None:

@@ -1,6 +1,7 @@
 """A helper process that listens somewhere, and gives the node signs of life over its lifeline.
 
     started --listens--> listening --silent for gateway_stall_timeout--> killed, replaced
+       |-silent for start_timeout--> killed, replaced
        +------fails----> the first one: the node does not start; later ones: tried again
 
 Owns the channel, hearing, the silence that ends one, and who waits for the first to listen. What is
@@ -33,7 +34,7 @@ class ListeningChild(ChildProcess):
 
     inbound: ClassVar[Any]
     start_timeout: ClassVar[float]
-    """Seconds within which the first one listens."""
+    """Seconds within which the first one listens, and any one says something."""
 
     def __init__(
         self, config: NodeConfig, folder: DataFolder, lock_fd: int, command: Sequence[str]
@@ -42,6 +43,7 @@ class ListeningChild(ChildProcess):
         self._channel: Channel | None = None
         self._first: asyncio.Future[str] = self._loop.create_future()
         self._heard_at = 0.0
+        self._has_spoken = False
         self._looking: asyncio.TimerHandle | None = None
 
     # --- what a kind says ---
@@ -80,6 +82,7 @@ class ListeningChild(ChildProcess):
     def _begun(self, lifeline: socket.socket) -> None:
         self._channel = Channel(lifeline, inbound=self.inbound)
         self._heard_at = time.monotonic()
+        self._has_spoken = False
         self._loop.add_reader(lifeline.fileno(), self._read)
         self._look()
 
@@ -106,20 +109,24 @@ class ListeningChild(ChildProcess):
             report, fds = received
             close_fds(fds)
             self._heard_at = time.monotonic()
+            self._has_spoken = True
             self._take(report)
 
     def _look(self) -> None:
-        """Stopped is not dead: kill one that gives no sign of life (rule 8)."""
-        bound = self._config.gateway_stall_timeout
+        """Stopped is not dead: kill one that gives no sign of life (rule 8). One that starts may
+        take longer to say its first word."""
+        stall = self._config.gateway_stall_timeout
+        bound = stall if self._has_spoken else max(stall, self.start_timeout)
         silent = time.monotonic() - self._heard_at
         if silent > bound:
             logger.error(
-                "the %s (pid %d) has given no sign of life for %.1f s (gateway_stall_timeout %g): "
-                "it is killed",
-                self.name, self.pid, silent, bound, extra={"pid": self.pid, "reason": "stalled"},
+                "the %s (pid %d) has given no sign of life for %.1f s (%s %g): it is killed",
+                self.name, self.pid, silent,
+                "gateway_stall_timeout" if self._has_spoken else "to start it has", bound,
+                extra={"pid": self.pid, "reason": "stalled"},
             )  # fmt: skip
             self.kill()
-        self._looking = self._loop.call_later(bound / LOOKS_A_STALL, self._look)
+        self._looking = self._loop.call_later(stall / LOOKS_A_STALL, self._look)
 
     def close(self) -> None:
         if self._looking is not None:
