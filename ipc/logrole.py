@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import time
 from bisect import bisect_left
@@ -73,7 +74,7 @@ class LogRole:
         self._is_held = False
         self._oldest_open: OpenTransaction | None = None
         self._seen_at = 0
-        self._last_sync = 0.0
+        self._last_sync = -math.inf
         self._restore_at = 0.0
         self._expired = 0
         self.offline = ""
