@@ -7,6 +7,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -22,11 +23,13 @@ def rules() -> dict[int, str]:
     return {int(number): title for number, title in found}
 
 
+@cache
 def marked_tests() -> dict[int, list[str]]:
     """Node ids (from tests/ on) of the tests that carry `rule(number)`."""
     found: dict[int, list[str]] = defaultdict(list)
     for file in sorted(TESTS.rglob("test_*.py")):
-        for number, name in _marks(ast.parse(file.read_text())):
+        text = file.read_text()
+        for number, name in _marks(ast.parse(text)) if "mark.rule(" in text else ():
             found[number].append(f"{file.relative_to(TESTS).as_posix()}::{name}")
     return dict(found)
 

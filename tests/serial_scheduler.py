@@ -20,6 +20,9 @@ WORKERS_MAX: Final = 6
 TOGETHER: Final = ("tests/spark", "tests/cluster")
 """Folders each of which goes to one process as a whole, before all others: the first one's files
 share a machine of Java, and of three brokers there is one set at a time on the machine."""
+WAITING: Final = ("tests/crash", "tests/e2e", "tests/interrupts")
+"""Folders whose tests wait for processes most of the time. Their files take turns with those that
+compute, so that both processors have work from the first file to the last."""
 ALONE: Final = {
     "test_e2e_quotas.py": "bytes a second",
     "test_fuzz_gateway.py": "how long others wait beside hostile clients",
@@ -34,11 +37,18 @@ def workers_of(processors: int) -> int:
 
 def in_stages(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     """The order in which tests run, one after the other too."""
+    items = list(items)
+    kinds: dict[bool, dict[Path, int]] = {True: {}, False: {}}
+    for item in items:
+        files = kinds[item.nodeid.startswith(WAITING)]
+        files.setdefault(item.path, len(files))
 
-    def stage(item: pytest.Item) -> int:
-        return 1 if item.path.name in ALONE else -1 if item.nodeid.startswith(TOGETHER) else 0
+    def place(item: pytest.Item) -> tuple[int, float]:
+        files = kinds[item.nodeid.startswith(WAITING)]
+        stage = 1 if item.path.name in ALONE else -1 if item.nodeid.startswith(TOGETHER) else 0
+        return stage, files[item.path] / len(files) if not stage else 0.0
 
-    return sorted(items, key=stage)
+    return sorted(items, key=place)
 
 
 class TwoStages(LoadFileScheduling):  # type: ignore[misc]  # it has no types

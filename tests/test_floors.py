@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,11 @@ def sources(floor: str) -> list[Path]:
     return sorted(file for file in folder.rglob("*.py") if links.isdisjoint(file.parents))
 
 
+@cache
+def imports_in(file: Path, floor: str) -> tuple[Import, ...]:
+    return tuple(imports_of(file.read_text(), package_of(file, floor)))
+
+
 def package_of(file: Path, floor: str) -> str:
     inside = file.relative_to(FOLDERS[floor]).parent.parts
     return ".".join(["penstock", *([] if floor == "penstock" else [floor]), *inside])
@@ -139,7 +145,7 @@ def complaints_of(floor: str) -> list[str]:
     found = []
     for file in sources(floor):
         in_cli = FOLDERS["penstock"] / "cli" in file.parents
-        for imported in imports_of(file.read_text(), package_of(file, floor)):
+        for imported in imports_in(file, floor):
             if complaint := floor_complaint(imported, floor, in_cli):
                 found.append(f"{file.relative_to(ROOT)}:{imported.line}: {complaint}")
     return found
@@ -151,7 +157,7 @@ def forbidden_imports(floor: str, forbidden: set[str], exempt: dict[str, str]) -
     for file in sources(floor):
         if file.relative_to(FOLDERS[floor]).as_posix() in exempt:
             continue
-        for imported in imports_of(file.read_text(), package_of(file, floor)):
+        for imported in imports_in(file, floor):
             if imported.root in forbidden:
                 found.append(f"{file.relative_to(ROOT)}:{imported.line}: imports {imported.name}")
     return found
@@ -216,7 +222,7 @@ def test_nothing_imports_spark_but_the_command_line_inside_a_function():
             if own in file.parents or file in command:
                 continue
             in_cli = FOLDERS["penstock"] / "cli" in file.parents or floor == "bench"
-            for imported in imports_of(file.read_text(), package_of(file, floor)):
+            for imported in imports_in(file, floor):
                 is_spark = imported.root == "pyspark" or imported.name.startswith("penstock.spark")
                 if is_spark and not (in_cli and imported.lazy):
                     found.append(f"{file.relative_to(ROOT)}:{imported.line}: {imported.name}")

@@ -173,7 +173,7 @@ def test_what_is_cancelled_at_any_moment_has_brought_nothing_and_loses_nothing(
 ):
     seed = seed_of("cancelled consumers")
     rng = random.Random(seed)
-    total = 3000
+    total = 1000
 
     def send() -> None:
         with node.connect() as client, client.producer(linger=0) as producer:

@@ -312,8 +312,8 @@ def test_a_member_commits_by_itself_once_an_interval(client: Client, topic: str)
 def test_a_client_waits_for_its_node_for_no_longer_than_its_timeout(tmp_path: Path) -> None:
     begun = time.monotonic()
     with pytest.raises(NotConnectedError):
-        penstock.connect(f"shm://{tmp_path}", timeout=20.0)
-    assert time.monotonic() - begun > 10.0
+        penstock.connect(f"shm://{tmp_path}", timeout=5.0)
+    assert time.monotonic() - begun > 3.0
 
 
 @pytest.mark.setting("admin.timeout")
