@@ -33,6 +33,8 @@ SIM_ROUNDS ?= 1000
 MUTANTS_SECONDS ?=
 SETTINGS_SECONDS ?=
 INTERRUPTS ?= 100000
+MODELS := $(addprefix tests/unit/,core/test_core_histories.py core/test_core_cleaning_model.py \
+	client/test_client_isolation.py server/test_gateway_fetching_model.py)
 
 .PHONY: help run test check bench crash fuzz netns cluster sim mutants settings interrupts clean FORCE
 .DELETE_ON_ERROR:
@@ -83,8 +85,8 @@ cluster: $(VENV)/.test
 		$(BIN)/python -m pytest -m "crash or slow" --timeout=0 $(ARGS) tests/cluster --ignore tests/cluster/test_cluster_two_hosts.py
 
 sim: $(VENV)/.test
-	@PENSTOCK_SIM_ROUNDS=$(SIM_ROUNDS) PENSTOCK_MACHINE_EXAMPLES=$(SIM_ROUNDS) \
-		$(BIN)/python -m pytest --timeout=0 $(ARGS) tests/sim tests/unit/cluster
+	@PENSTOCK_SIM_ROUNDS=$(SIM_ROUNDS) PENSTOCK_MACHINE_EXAMPLES=$(SIM_ROUNDS) PENSTOCK_HISTORIES=$(SIM_ROUNDS) \
+		$(BIN)/python -m pytest --timeout=0 $(ARGS) tests/sim tests/unit/cluster $(MODELS)
 
 mutants: $(VENV)/.test
 	@PYTHONPATH=tests $(BIN)/python -m mutants $(if $(MUTANTS_SECONDS),--seconds $(MUTANTS_SECONDS)) $(ARGS)

@@ -143,7 +143,7 @@ def check_bounds(message: Any) -> None:
 
 
 @given(st.lists(st.binary(max_size=300), max_size=4))
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_random_bytes(frames):
     survives(frames)
 
@@ -159,7 +159,7 @@ PLAIN = st.recursive(
 
 
 @given(st.sampled_from(sorted(GOLDEN)), st.data())
-@settings(max_examples=500)
+@settings(max_examples=200)
 def test_messages_with_other_values(name, data):
     body = msgspec.msgpack.decode(GOLDEN[name])
     for field in data.draw(st.sets(st.sampled_from(sorted(body)), max_size=3)):
@@ -168,7 +168,7 @@ def test_messages_with_other_values(name, data):
 
 
 @given(st.sampled_from(sorted(GOLDEN)), st.integers(0, 1 << 32))
-@settings(max_examples=500)
+@settings(max_examples=200)
 def test_messages_with_flipped_cut_and_repeated_bytes(name, seed):
     rng = random.Random(seed)
     frame = bytearray(GOLDEN[name])

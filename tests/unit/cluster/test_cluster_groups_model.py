@@ -39,7 +39,7 @@ SUBSCRIPTIONS = st.sampled_from(
     [(("a",), None), (("a", "b"), None), (("c",), None), ((), "[ab]"), (("a",), ".*"), ((), "a")]
 )
 MEMBERS_MAX = 6
-EXAMPLES = int(os.environ.get("PENSTOCK_MACHINE_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("PENSTOCK_MACHINE_EXAMPLES", "60"))
 
 
 class Client:

@@ -34,7 +34,7 @@ from penstock.core.errors import (
 PLACES = st.lists(st.sampled_from([(T, 0), (T, 1), (U, 0)]), min_size=1, max_size=3)
 NAMES = st.sampled_from(["a", "b"])
 PICK = st.integers(0, 1 << 16)
-EXAMPLES = int(os.environ.get("PENSTOCK_MACHINE_EXAMPLES", "120"))
+EXAMPLES = int(os.environ.get("PENSTOCK_MACHINE_EXAMPLES", "60"))
 LIMITS = TransactionLimits(endings_max=3, tick_max=2, stages_max=6)
 
 

@@ -28,7 +28,7 @@ from penstock.core.retention import expired, segment_facts
 from penstock.core.segment import list_segments
 from penstock.logcheck import Partition, check_partition
 
-LIVES = int(os.environ.get("PENSTOCK_HISTORIES", "200"))
+LIVES = int(os.environ.get("PENSTOCK_HISTORIES", "100"))
 SECOND = 1_000_000
 
 KEYS = st.one_of(st.none(), st.sampled_from([b"a", b"b", b"c", b"d", b"e"]))

@@ -22,7 +22,7 @@ from penstock.core import header as hd
 from penstock.core.columns import BinaryColumn, NullColumn, decode
 from penstock.core.errors import CorruptBatchError, UnsupportedVersionError
 
-BOUNDED = settings(derandomize=True, max_examples=200)
+BOUNDED = settings(derandomize=True, max_examples=100)
 ITEMS = st.one_of(
     st.lists(st.none() | st.binary(max_size=6), max_size=40),
     st.lists(st.binary(min_size=3, max_size=3), max_size=40),
@@ -207,7 +207,7 @@ def test_bodies_damaged_under_good_checksums_raise_nothing_but_named_errors(name
     assert refused > 100
 
 
-@settings(derandomize=True, max_examples=300)
+@settings(derandomize=True, max_examples=150)
 @given(
     st.binary(max_size=200),
     st.integers(0, 40),
@@ -225,7 +225,7 @@ def test_random_bodies_under_good_checksums_raise_nothing_but_named_errors(
         read_all(image)
 
 
-@settings(derandomize=True, max_examples=300)
+@settings(derandomize=True, max_examples=150)
 @given(
     st.lists(
         st.tuples(

@@ -16,7 +16,7 @@ from penstock.core.encode import PiecedBatch, encode_batch, record_overhead
 from penstock.core.encode_columns import HeaderColumns, RecordColumns, encode_columns
 from penstock.core.gather import copy_items, gather, ranges, take, without_hidden_bytes
 
-BOUNDED = settings(derandomize=True, max_examples=200)
+BOUNDED = settings(derandomize=True, max_examples=100)
 ITEM = st.none() | st.binary(max_size=6)
 PAIRS = st.lists(st.tuples(st.text("ab", max_size=3), ITEM), max_size=3)
 FIELDS: dict[str, Any] = {"base_timestamp": 1_000, "topic_id": bytes(range(16)), "partition": 3}

@@ -31,7 +31,7 @@ from unit.core.log_helpers import (
 from penstock.core.errors import LogOfflineError, StorageError
 from penstock.core.log import Log, LogConfig
 
-HISTORIES = int(os.environ.get("PENSTOCK_HISTORIES", "200"))
+HISTORIES = int(os.environ.get("PENSTOCK_HISTORIES", "100"))
 STEPS = 50
 ACTIONS = ["append"] * 6 + ["sync"] * 2 + ["append during sync", "roll", "truncate", "snapshot"]
 ENDS = ["kill", "power cut", "restart"]

@@ -481,7 +481,7 @@ STEP = st.one_of(
 
 
 @given(steps=st.lists(STEP, max_size=25))
-@hypothesis_settings(max_examples=300)
+@hypothesis_settings(max_examples=150)
 def test_any_history_reads_back_as_it_was_written(steps):
     storage = MemoryStorage()
     log, _ = open_log(storage)
