@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from interrupts.consuming_trial import PARTITIONS, ConsumingTrial, filled
 from interrupts.producing_trial import ProducingTrial
-from interrupts.striking import Interrupted, StrikeAt
+from interrupts.striking import Alarmed, Interrupted, StrikeAt
 
 from penstock import TopicConfig
 from penstock.client.client import Client
@@ -87,3 +88,20 @@ def test_what_a_struck_poll_had_fetched_comes_with_the_next(client: Client) -> N
     topic = filled(client, topic_of(client))
     trial = ConsumingTrial(client, topic, follow=False)
     strike_at(trial, lambda each: each.consumer.poll(5), "fetch", "self.is_torn = was_torn or")
+
+
+def test_an_interrupt_while_records_are_sealed_again_is_no_fault_of_theirs(client: Client) -> None:
+    topic, struck = topic_of(client), 0
+    with client.producer(linger=5.0, delivery_timeout=10.0) as producer:
+        for number in range(TRIES_MAX):
+            delivery = producer.send(topic, b"%d" % number)
+            sealing = StrikeAt("close", "rows = batch_builder.close_lid(box)", Interrupted)
+            mending = StrikeAt("_seal_again", "rows = self.boxes.close(box)", Alarmed)
+            for strike in (sealing, mending):
+                with suppress(Interrupted, Alarmed), strike.armed():
+                    producer.flush(10)
+            assert delivery.result(10).offset is not None
+            struck += mending.has_struck
+            if struck == STRIKES:
+                break
+    assert struck == STRIKES

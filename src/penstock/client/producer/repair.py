@@ -7,6 +7,7 @@ this too: done again, it comes to the same.
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 from penstock.client.producer.delivery import Batch, Box
@@ -38,12 +39,17 @@ def mend(self: Producer) -> None:
 
 
 def _seal_again(self: Producer, box: Box) -> None:
-    """Its records are still in it. What is wrong with them themselves shows again."""
+    """Its records are still in it. What is wrong with them themselves shows again: in the
+    producer's own thread, if not before. In the main thread it may be of a signal's handler."""
     try:
         rows = self.boxes.close(box)
         if rows is not None:
             self._launch(box, rows, self._outbox.topics.get(box.topic))
     except Exception as error:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and not isinstance(error, er.PenstockError):
+            self._minder.nudge()
+            raise
         self._fail(box, error)
 
 
