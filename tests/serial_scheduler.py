@@ -7,6 +7,7 @@ The workers collect tests in the order that `in_stages` gives them; the schedule
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,7 @@ ALONE: Final = {
     "test_fuzz_gateway.py": "how long others wait beside hostile clients",
 }
 """Files, and why nothing may run beside them."""
+INTERRUPTS: Final = os.environ.get("PENSTOCK_INTERRUPTS")
 
 
 def workers_of(processors: int) -> int:
@@ -62,6 +64,8 @@ class TwoStages(LoadFileScheduling):  # type: ignore[misc]  # it has no types
 
     def _split_scope(self, nodeid: str) -> str:
         """What one worker gets as a whole."""
+        if INTERRUPTS and "test_interrupts_random" in nodeid:
+            return nodeid  # a test lasts for minutes there
         found = (folder for folder in TOGETHER if nodeid.startswith(folder))
         return next(found, nodeid.partition("::")[0])
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from interrupts.striking import Alarmed, Blow, Interrupted
+from interrupts.striking import ERRORS, Blow
 
 from penstock.client.client import Client
 
@@ -62,17 +63,17 @@ class ConsumingTrial:
     def is_through(self) -> bool:
         return min(self.expected) >= self._records
 
-    def round(self, verb: Verb, strike: Blow) -> bool:
-        """Whether it was struck."""
+    def round(self, verb: Verb, strike: Blow) -> int:
+        """How often it was struck."""
         known = len(self.wrong)
         try:
-            brought: Any = ()
-            try:
-                with strike.armed():
+            for _ in strike.tries():
+                brought: Any = ()
+                with suppress(*ERRORS), strike.armed():
                     brought = verb(self)
-            except (Interrupted, Alarmed):
-                pass
-            self.take(brought or ())
+                self.take(brought or ())
+                if self.is_through:
+                    break
             self._go_on()
         except Exception as failure:
             self.wrong.append(f"{type(failure).__name__}: {failure}")
@@ -81,8 +82,7 @@ class ConsumingTrial:
             self._begin_again()
         elif self.is_through:
             self._begin_again()
-        self.places[strike.place.rpartition(" ")[0]] += strike.has_struck
-        return strike.has_struck
+        return strike.told(self.places)
 
     def _go_on(self) -> None:
         """At least one poll that nothing strikes."""

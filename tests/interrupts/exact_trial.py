@@ -12,10 +12,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from interrupts.striking import Alarmed, Blow, Interrupted
+from interrupts.striking import ERRORS, Blow
 
 from penstock.client.client import Client
 from penstock.core import errors as er
+
+FILLED = 300
+"""Records that fill the source: who finds it empty has waited for nothing."""
 
 Verb = Callable[["ExactTrial"], object]
 
@@ -46,10 +49,10 @@ class ExactTrial:
         self._filler.flush()
 
     # --- the program ---
-    def step(self) -> int:
+    def step(self, most: int = 3) -> int:
         """One transaction; how many records it took."""
         with self.producer.transaction(consumed=self.consumer):
-            batch = self.consumer.poll(3, timeout=0.05)
+            batch = self.consumer.poll(most, timeout=0.05)
             for record in batch:
                 self.producer.send(self.result, record.value, key=record.key)
         return len(batch)
@@ -62,31 +65,39 @@ class ExactTrial:
             with contextlib.suppress(er.TransactionError):
                 self.producer.commit_transaction(consumed=self.consumer)
 
-    def go_on(self) -> int:
+    def _recover_from(self, strike: Blow) -> None:
+        """Struck again, it is begun again."""
+        recovered = False
+        while not recovered:
+            with contextlib.suppress(*ERRORS), strike.armed():
+                self.recover()
+                recovered = True
+
+    def go_on(self, most: int = 3) -> int:
         for _ in range(5):
             try:
-                return self.step()
+                return self.step(most)
             except er.TransactionError as error:  # such as: poll anew
                 last = error
                 self.recover()
         raise last
 
     # --- one round ---
-    def round(self, verb: Verb, strike: Blow) -> bool:
-        """Whether it was struck."""
+    def round(self, verb: Verb, strike: Blow) -> int:
+        """How often it was struck."""
         try:
-            try:
-                with strike.armed():
-                    verb(self)
-            except (Interrupted, Alarmed, er.TransactionError):
-                self.recover()
+            for _ in strike.tries():
+                try:
+                    with strike.armed():
+                        verb(self)
+                except (*ERRORS, er.TransactionError):
+                    self._recover_from(strike)
             if not self.go_on():
-                self.fill(12)
+                self.fill(FILLED)
         except Exception as failure:
             self.wrong.append(f"{strike.place}: {type(failure).__name__}: {failure}")
             self._begin_again()
-        self.places[strike.place.rpartition(" ")[0]] += strike.has_struck
-        return strike.has_struck
+        return strike.told(self.places)
 
     def _begin_again(self) -> None:
         for each in (self.producer, self.consumer):
@@ -100,7 +111,7 @@ class ExactTrial:
     def judge(self) -> None:
         idle = 0
         while idle < 3:
-            idle = 0 if self.go_on() else idle + 1
+            idle = 0 if self.go_on(FILLED) else idle + 1
         for each in (self.producer, self.consumer, self._filler):
             each.close()
         with self.client.consumer(self.result, follow=False, isolation="read_committed") as reader:

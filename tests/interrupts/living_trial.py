@@ -65,8 +65,8 @@ class LivingTrial:
         return delivery
 
     # --- one round ---
-    def round(self, verb: Verb, strike: Blow) -> bool:
-        """Whether it was struck."""
+    def round(self, verb: Verb, strike: Blow) -> int:
+        """How often it was struck."""
         self.made, self.sent = [], []
         try:
             try:
@@ -79,8 +79,7 @@ class LivingTrial:
             self._look_after()
         except Exception as failure:
             self.wrong.append(f"{strike.place}: {type(failure).__name__}: {failure}")
-        self.places[strike.place.rpartition(" ")[0]] += strike.has_struck
-        return strike.has_struck
+        return strike.told(self.places)
 
     def _close(self) -> None:
         """End all that the program has, within bounds; nothing it sent stays without an outcome."""

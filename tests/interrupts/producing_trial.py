@@ -9,8 +9,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 
-from interrupts.striking import Alarmed, Blow, Interrupted
+from interrupts.striking import ERRORS, Blow
 
 from penstock.client.client import Client
 from penstock.client.producer.delivery import BatchDelivery, Delivery
@@ -38,6 +39,8 @@ class ProducingTrial:
         self.batch: BatchDelivery | None = None
 
     def value(self, role: str) -> bytes:
+        """No other one is the same."""
+        self.number += 1
         return b"%d-%s" % (self.number, role.encode())
 
     def send(self, role: str) -> Delivery:
@@ -47,23 +50,19 @@ class ProducingTrial:
         return delivery
 
     # --- one round ---
-    def round(self, verb: Verb, strike: Blow) -> bool:
-        """Whether it was struck."""
-        self.number += 1
+    def round(self, verb: Verb, strike: Blow) -> int:
+        """How often it was struck."""
         self.sent, self.batch = [], None
         try:
             self.send("before")
-            try:
-                with strike.armed():
+            for _ in strike.tries():
+                with suppress(*ERRORS), strike.armed():
                     verb(self)
-            except (Interrupted, Alarmed):
-                pass
             self.send("after")
             self._settle()
         except Exception as failure:  # what a program meets that goes on
             self._goes_wrong(strike, failure)
-        self.places[strike.place.rpartition(" ")[0]] += strike.has_struck
-        return strike.has_struck
+        return strike.told(self.places)
 
     def _settle(self) -> None:
         deadline = time.monotonic() + WITHIN

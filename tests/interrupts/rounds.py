@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from interrupts.striking import Alarm, Alarmed, Blow, Interrupted, Strike
+from interrupts.striking import ERRORS, Alarm, Blow, Interrupted, Strike
 from seeds import tell
 
 CHOSEN: Final = os.environ.get("PENSTOCK_INTERRUPTS", "")
@@ -25,7 +25,6 @@ SECONDS: Final = 20.0
 """The share of the default suite of each guarantee: so many signals, or seconds."""
 MISSES_MAX: Final = 20
 NEVER: Final = -1
-ERRORS: Final = (Interrupted, Alarmed)
 TOLD_EVERY: Final = 10.0
 """Seconds between two lines about how far many signals are."""
 
@@ -38,7 +37,7 @@ class Trial(Protocol):
     places: Counter[str]
     wrong: list[str]
 
-    def round(self, verb: Any, strike: Blow) -> bool: ...
+    def round(self, verb: Any, strike: Blow) -> int: ...
 
 
 def line_by_line(trial: Trial, verb: Verb, seed: int) -> int:
@@ -85,9 +84,9 @@ def at_random(trial: Trial, verbs: Sequence[Verb], seed: int, what: str) -> int:
     wanted = int(CHOSEN) if CHOSEN.isdigit() else SIGNALS
     began = told = time.monotonic()
     until = float("inf") if CHOSEN.isdigit() else began + SECONDS
-    struck = 0
+    struck, alarm = 0, Alarm(chance)
     while struck < wanted and (now := time.monotonic()) < until:
-        struck += trial.round(chance.choice(verbs), Alarm(chance, chance.choice(ERRORS)))
+        struck += trial.round(lambda each: chance.choice(verbs)(each), alarm)
         if now - told > TOLD_EVERY:
             told = now
             tell(

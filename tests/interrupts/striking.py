@@ -15,12 +15,15 @@ import random
 import signal
 import sys
 import threading
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import penstock
 
@@ -29,8 +32,12 @@ SPARED: Final = ("/core/", "/server/", "/testing/", "/tests/", "/cli/", "/.venv/
 """The log's own code is what clients call as they call a function written in C: it changes nothing
 that lasts. But for the reader of `core`, which keeps its place in a file."""
 RETURNS: Final = (["RETURN_VALUE"], ["YIELD_VALUE"])
-LEAST, MOST = 20e-6, 1e-3
-"""Seconds until a signal comes."""
+LEAST, MOST, LONGEST = 2e-6, 1e-3, 20e-3
+"""Seconds until a signal comes: `LONGEST` where calls last so long."""
+STRIKES: Final = 8
+"""So many signals strike a round."""
+TRIES_MAX: Final = 64
+"""Calls of a round that few signals strike."""
 CALLS: Final = frozenset(("CALL", "CALL_FUNCTION_EX", "CALL_KW"))
 
 
@@ -40,6 +47,9 @@ class Interrupted(BaseException):
 
 class Alarmed(Exception):
     """The same as an ordinary exception."""
+
+
+ERRORS: Final = (Interrupted, Alarmed)
 
 
 @cache
@@ -82,31 +92,44 @@ def _spared(code: CodeType) -> tuple[frozenset[int], dict[int, int], frozenset[i
     return frozenset(spared), handlers, calls
 
 
-class Blow(Protocol):
-    """What may strike once within `armed`. `place`: where it has; empty before that."""
+class Blow(ABC):
+    """What may strike within `armed`. `places`: where it has in this round."""
 
-    place: str
+    def __init__(self) -> None:
+        self.places: list[str] = []
 
     @property
-    def has_struck(self) -> bool: ...
+    def has_struck(self) -> bool:
+        return bool(self.places)
 
+    @property
+    def place(self) -> str:
+        """For who tells what went wrong."""
+        return ", ".join(self.places)
+
+    def tries(self) -> Iterator[None]:
+        """How often a round is to make its call."""
+        yield
+
+    def told(self, places: Counter[str]) -> int:
+        """How often it has struck in this round; adds to how often it did where."""
+        places.update(each.partition(" ")[0] for each in self.places)
+        return len(self.places)
+
+    @abstractmethod
     def armed(self) -> AbstractContextManager[None]: ...
 
 
-class Strike:
+class Strike(Blow):
     """Raises `error` at the point number `at` of what is called within it; counts the points."""
 
     def __init__(self, at: int, error: type[BaseException]) -> None:
+        super().__init__()
         self._at = at
         self._error = error
         self._entered = False
         self._last: dict[FrameType, int] = {}
         self.points = 0
-        self.place = ""
-
-    @property
-    def has_struck(self) -> bool:
-        return bool(self.place)
 
     @contextmanager
     def armed(self) -> Iterator[None]:
@@ -148,22 +171,18 @@ class Strike:
         self.points += 1
         if self.points - 1 == self._at:
             name = Path(frame.f_code.co_filename).name
-            self.place = f"{name}:{frame.f_lineno} {frame.f_code.co_name}"
+            self.places.append(f"{name}:{frame.f_lineno} {frame.f_code.co_name}")
             raise self._error(self.place)
 
 
-class StrikeAt:
+class StrikeAt(Blow):
     """Raises `error` where the first line of that function begins that holds this text."""
 
     def __init__(self, function: str, text: str, error: type[BaseException]) -> None:
+        super().__init__()
         self._function = function
         self._text = text
         self._error = error
-        self.place = ""
-
-    @property
-    def has_struck(self) -> bool:
-        return bool(self.place)
 
     @contextmanager
     def armed(self) -> Iterator[None]:
@@ -182,27 +201,38 @@ class StrikeAt:
         if event == "line" and not self.has_struck:
             line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
             if self._text in line:
-                self.place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} "
+                self.places.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
                 raise self._error(self.place)
         return self._step
 
 
-class Alarm:
-    """A real signal, at a random moment of what is called within it, whose handler raises. It waits
-    for a moment in which Penstock's code runs."""
+class Alarm(Blow):
+    """Real signals, at random moments of what is called within it, whose handlers raise. They wait
+    for a moment in which Penstock's code runs.
 
-    def __init__(self, chance: random.Random, error: type[BaseException]) -> None:
+    A round makes its call again until some have struck: so it is struck anew before anything has
+    gone well again. Half of the moments are drawn from all of a call, as long as calls took that
+    nothing struck, and half from all scales of time: most calls are short."""
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__()
         self._chance = chance
-        self._error = error
         self._is_armed = False
-        self.place = ""
+        self._most = MOST
 
-    @property
-    def has_struck(self) -> bool:
-        return bool(self.place)
+    def tries(self) -> Iterator[None]:
+        self.places.clear()
+        for _ in range(TRIES_MAX):
+            yield
+            if len(self.places) >= STRIKES:
+                return
 
     def _again(self) -> None:
-        signal.setitimer(signal.ITIMER_REAL, self._chance.uniform(LEAST, MOST))
+        if self._chance.random() < 0.5:
+            after = self._chance.uniform(LEAST, self._most)
+        else:
+            after = LEAST * (MOST / LEAST) ** self._chance.random()
+        signal.setitimer(signal.ITIMER_REAL, after)
 
     def _handler(self, _number: int, frame: FrameType | None) -> None:
         if not self._is_armed:
@@ -210,16 +240,23 @@ class Alarm:
         if frame is None or not is_struck(frame.f_code.co_filename):
             self._again()
             return
-        self.place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} "
-        raise self._error(self.place)
+        self._is_armed = False
+        self.places.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+        raise self._chance.choice(ERRORS)(self.places[-1])
 
     @contextmanager
     def armed(self) -> Iterator[None]:
+        if len(self.places) >= STRIKES:
+            yield
+            return
         before = signal.signal(signal.SIGALRM, self._handler)
+        began = time.perf_counter()
         try:
             self._is_armed = True
             self._again()
             yield
+            took = time.perf_counter() - began
+            self._most = min(0.8 * self._most + 0.3 * took, LONGEST)
         finally:
             self._is_armed = False
             signal.setitimer(signal.ITIMER_REAL, 0.0)
