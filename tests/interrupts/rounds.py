@@ -40,22 +40,25 @@ class Trial(Protocol):
     def round(self, verb: Any, strike: Blow) -> int: ...
 
 
-def line_by_line(trial: Trial, verb: Verb, seed: int) -> int:
-    """Rounds, each struck at another point of a call; how many were struck."""
+def line_by_line(trial: Trial, verb: Verb, seed: int, make: Callable[..., Any] = Strike) -> int:
+    """Rounds, each struck at another point of a call; how many were struck. `make`: a `Strike`, or
+    what else counts points."""
     chance = random.Random(seed)
     if CHOSEN == "all":
-        return _each(trial, verb, chance, 1)
+        return _each(trial, verb, chance, 1, make)
     if CHOSEN.startswith("1/"):
-        return _each(trial, verb, chance, int(CHOSEN[2:]))
-    return _some(trial, verb, chance)
+        return _each(trial, verb, chance, int(CHOSEN[2:]), make)
+    return _some(trial, verb, chance, make)
 
 
-def _each(trial: Trial, verb: Verb, chance: random.Random, step: int) -> int:
+def _each(
+    trial: Trial, verb: Verb, chance: random.Random, step: int, make: Callable[..., Any]
+) -> int:
     """Until calls have no such point. What a call does depends on how far others are, so some calls
     are short."""
     struck = missed = 0
     for at in itertools.count(chance.randrange(step), step):
-        if trial.round(verb, Strike(at, chance.choice(ERRORS))):
+        if trial.round(verb, make(at, chance.choice(ERRORS))):
             struck, missed = struck + 1, 0
         else:
             missed += 1
@@ -64,13 +67,13 @@ def _each(trial: Trial, verb: Verb, chance: random.Random, step: int) -> int:
     return struck
 
 
-def _some(trial: Trial, verb: Verb, chance: random.Random) -> int:
+def _some(trial: Trial, verb: Verb, chance: random.Random, make: Callable[..., Any]) -> int:
     """A few points, of as many as the last call had that was not struck."""
-    strike = Strike(NEVER, Interrupted)
+    strike = make(NEVER, Interrupted)
     trial.round(verb, strike)
     points, struck = strike.points, 0
     for _ in range(POINTS):
-        strike = Strike(chance.randrange(points), chance.choice(ERRORS))
+        strike = make(chance.randrange(max(1, points)), chance.choice(ERRORS))
         if trial.round(verb, strike):
             struck += 1
         else:
@@ -78,13 +81,15 @@ def _some(trial: Trial, verb: Verb, chance: random.Random) -> int:
     return struck
 
 
-def at_random(trial: Trial, verbs: Sequence[Verb], seed: int, what: str) -> int:
+def at_random(
+    trial: Trial, verbs: Sequence[Verb], seed: int, what: str, make: type[Alarm] = Alarm
+) -> int:
     """Rounds with signals at random moments; how many have struck."""
     chance = random.Random(seed)
     wanted = int(CHOSEN) if CHOSEN.isdigit() else SIGNALS
     began = told = time.monotonic()
     until = float("inf") if CHOSEN.isdigit() else began + SECONDS
-    struck, alarm = 0, Alarm(chance)
+    struck, alarm = 0, make(chance)
     while struck < wanted and (now := time.monotonic()) < until:
         struck += trial.round(lambda each: chance.choice(verbs)(each), alarm)
         if now - told > TOLD_EVERY:

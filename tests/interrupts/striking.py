@@ -224,15 +224,26 @@ class Alarm(Blow):
         self.places.clear()
         for _ in range(TRIES_MAX):
             yield
-            if len(self.places) >= STRIKES:
+            if self.is_over:
                 return
 
-    def _again(self) -> None:
+    @property
+    def is_over(self) -> bool:
+        """Nothing strikes this round any more."""
+        return len(self.places) >= STRIKES
+
+    def after(self) -> float:
+        """Seconds until it strikes."""
         if self._chance.random() < 0.5:
-            after = self._chance.uniform(LEAST, self._most)
-        else:
-            after = LEAST * (MOST / LEAST) ** self._chance.random()
-        signal.setitimer(signal.ITIMER_REAL, after)
+            return self._chance.uniform(LEAST, self._most)
+        return float(LEAST * (MOST / LEAST) ** self._chance.random())
+
+    def unstruck(self, seconds: float) -> None:
+        """Nothing has struck a call that took so long."""
+        self._most = min(0.8 * self._most + 0.3 * seconds, LONGEST)
+
+    def _again(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, self.after())
 
     def _handler(self, _number: int, frame: FrameType | None) -> None:
         if not self._is_armed:
@@ -246,7 +257,7 @@ class Alarm(Blow):
 
     @contextmanager
     def armed(self) -> Iterator[None]:
-        if len(self.places) >= STRIKES:
+        if self.is_over:
             yield
             return
         before = signal.signal(signal.SIGALRM, self._handler)
@@ -255,8 +266,7 @@ class Alarm(Blow):
             self._is_armed = True
             self._again()
             yield
-            took = time.perf_counter() - began
-            self._most = min(0.8 * self._most + 0.3 * took, LONGEST)
+            self.unstruck(time.perf_counter() - began)
         finally:
             self._is_armed = False
             signal.setitimer(signal.ITIMER_REAL, 0.0)

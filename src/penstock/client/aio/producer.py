@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from functools import partial
 from types import TracebackType
@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 from penstock.client import fork_safety
 from penstock.client.aio.delivery import BatchDelivery, Delivery, News
 from penstock.client.aio.send_queue import Lines
-from penstock.client.aio.waits import Turns, in_thread
+from penstock.client.aio.waits import Turns, going_on, in_thread
 from penstock.client.arrow.send import sending
 from penstock.client.options import ProducerOptions, StageOptions, TransactionOptions
 from penstock.client.producer.delivery import Receipt
@@ -47,6 +47,7 @@ class Producer:
 
     def __init__(self, core: BlockingProducer, *, waits: bool) -> None:
         self._core = core
+        core.unthreaded.front = self
         self._waits = waits
         self._news = News(asyncio.get_running_loop())
         self._lines = Lines(
@@ -60,6 +61,7 @@ class Producer:
         self._send: Callable[..., Any] = core.send
         self._knows = core.unthreaded.knows
         self._closed = False
+        self._leaving: asyncio.Task[None] | None = None
         self._forked = False
         fork_safety.remember(self)
 
@@ -252,21 +254,35 @@ class Producer:
         return self._core.producer_id
 
     async def close(self, timeout: float | None = 30.0) -> None:
-        """Flush, then leave. Raises what `flush` raises; the producer is closed in any case."""
-        if self._closed:
-            return
-        flushed = False
-        try:
-            await self.flush(timeout)
-            flushed = True
-        finally:
-            self._closed = True
-            fork_safety.forget(self)
-            error = er.ClosedError("the producer was closed before these records were taken")
+        """Flush, then leave. Raises what `flush` raises; the producer is closed in any case. Where
+        this is cancelled while it leaves, the next `close` waits for the end of that."""
+        if self._leaving is None:
+            flushed = False
+            try:
+                await self.flush(timeout)
+                flushed = True
+            finally:
+                await self._end(
+                    er.ClosedError("the producer was closed before these records were taken"),
+                    partial(self._leave, flushed=flushed),
+                )
+        elif not self._leaving.done():
+            await asyncio.shield(self._leaving)
+
+    async def _end(self, error: Exception, leave: Callable[[], Awaitable[object]]) -> None:
+        """Nothing is sent any more. Cancelled, it goes on."""
+        self._closed = True
+        fork_safety.forget(self)
+
+        async def leaving() -> None:
             try:
                 await self._lines.give_up(error)
             finally:
-                await self._leave(flushed=flushed)
+                await leave()
+
+        if self._leaving is None:
+            self._leaving = going_on(leaving(), "penstock: end of a producer")
+        await asyncio.shield(self._leaving)
 
     async def _leave(self, *, flushed: bool) -> None:
         await in_thread(self._core.unthreaded.leave)

@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Final
 
-from penstock.client import fork_safety
 from penstock.client.aio.consumed import Consumed, Held, hold
 from penstock.client.aio.producer import Producer, in_line, leave
-from penstock.client.aio.waits import in_thread
+from penstock.client.aio.waits import going_on, in_thread
 from penstock.client.options import StageOptions, TransactionOptions
 from penstock.client.remote.address import Place
 from penstock.client.transactions.identified_producer import Transacting as BlockingTransacting
@@ -37,6 +36,7 @@ from penstock.core import errors as er
 from penstock.ipc.coordination import GroupOffsets
 
 logger = logging.getLogger("penstock.transactions")
+END: Final = "penstock: end of a transaction"
 
 
 class Transacting(Producer):
@@ -167,7 +167,7 @@ class TransactionalProducer(Transacting):
                 if self._aborting is not None:
                     await self._abort([])
                 offsets = await self._settled(held)
-                self._committing = self._going_on(self._decided(offsets))
+                self._committing = going_on(self._decided(offsets), END)
             try:
                 await asyncio.shield(self._committing)
             except asyncio.CancelledError:
@@ -199,7 +199,7 @@ class TransactionalProducer(Transacting):
             if self._core.life.is_undecided:  # it is aborted for certain, whenever that is answered
                 for each in self._held:
                     each.rewind()
-            self._aborting = self._going_on(self._aborted())
+            self._aborting = going_on(self._aborted(), END)
         try:
             await asyncio.shield(self._aborting)
         except asyncio.CancelledError:
@@ -234,13 +234,6 @@ class TransactionalProducer(Transacting):
                 await self._abort(held)
             except er.PenstockError as error:
                 logger.warning("aborting a transaction of %r: %s", self.transactional_id, error)
-
-    @staticmethod
-    def _going_on(steps: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task that goes on when the one that waits for it is cancelled."""
-        task = asyncio.get_running_loop().create_task(steps, name="penstock: end of a transaction")
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return task
 
     # --- life ------------------------------------------------------------------------------------
     async def close(self, timeout: float | None = 30.0) -> None:
@@ -295,14 +288,12 @@ class Stage(Transacting):
         """Leave without sending what is open. Never raises. No record of the stage ever counts."""
         if self._closed or self._forked:
             return
-        self._closed = True
-        fork_safety.forget(self)
-        await self._lines.give_up(
+        await self._end(
             er.TransactionError(
                 f"the stage of {self.transactional_id!r} (epoch {self.epoch}) was given up"
-            )
+            ),
+            partial(in_thread, self._core.give_up),
         )
-        await in_thread(self._core.give_up)
 
     async def __aexit__(
         self,

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Generic, NoReturn, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Protocol, Self, TypeVar
 
 from penstock.ipc.waits import Wait, Waits
 
@@ -114,6 +114,13 @@ class Turns:
     def had(self) -> None:
         """Others have run just now."""
         self._since = time.monotonic()
+
+
+def going_on(steps: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    """A task that goes on when the one that waits for it is cancelled."""
+    task = asyncio.get_running_loop().create_task(steps, name=name)
+    task.add_done_callback(_looked_at)
+    return task
 
 
 async def in_thread(work: Callable[[], T], discard: Callable[[T], object] | None = None) -> T:

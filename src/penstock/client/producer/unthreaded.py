@@ -35,6 +35,8 @@ class Unthreaded:
         self._lock = books.lock
         self._outbox = outbox
         self._minder = minder
+        self.front: object = None
+        """Who waits in its place. Lives as long as the producer's thread: a client ends both."""
         self.hand_over: Callable[[float], object] = _nothing
         """Takes in what waits in line elsewhere (see `penstock.client.aio.send_queue`), until then
         (monotonic). Blocks; for the end of the process, when no loop runs any more."""
