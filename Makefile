@@ -95,7 +95,7 @@ settings: $(VENV)/.test
 	@PYTHONPATH=tests $(BIN)/python tests/settings_check.py $(if $(SETTINGS_SECONDS),--seconds $(SETTINGS_SECONDS)) $(ARGS)
 
 interrupts: $(VENV)/.test
-	@PENSTOCK_INTERRUPTS=$(INTERRUPTS) $(BIN)/python -m pytest -n4 -s --timeout=0 $(ARGS) tests/interrupts
+	@PENSTOCK_INTERRUPTS=$(INTERRUPTS) $(BIN)/python -m pytest -n4 -s --timeout=0 $(ARGS) tests/interrupts tests/cluster/test_cluster_interrupts.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

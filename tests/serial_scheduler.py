@@ -64,7 +64,7 @@ class TwoStages(LoadFileScheduling):  # type: ignore[misc]  # it has no types
 
     def _split_scope(self, nodeid: str) -> str:
         """What one worker gets as a whole."""
-        if INTERRUPTS and "test_interrupts_random" in nodeid:
+        if INTERRUPTS and nodeid.startswith("tests/interrupts/"):
             return nodeid  # a test lasts for minutes there
         found = (folder for folder in TOGETHER if nodeid.startswith(folder))
         return next(found, nodeid.partition("::")[0])

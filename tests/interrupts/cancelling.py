@@ -22,7 +22,7 @@ from penstock import aio
 from penstock.client.aio.delivery import Awaitable
 from penstock.client.aio.waits import Opening
 from penstock.client.transport import Transport
-from penstock.testing import Broker
+from penstock.testing import Broker, Cluster
 
 WITHIN = 30.0
 """Seconds in which each call has to end, cancelled or not."""
@@ -138,7 +138,7 @@ class Loop:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
 
-    def connect(self, node: Broker) -> Any:
+    def connect(self, node: Broker | Cluster) -> Any:
         transport: Transport = "tcp" if node.transport == "tcp" else "auto"
         return self.call(lambda: aio.connect(node.url, transport=transport))
 

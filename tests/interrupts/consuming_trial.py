@@ -113,7 +113,7 @@ class ConsumingTrial:
 
 def filled(client: Client, topic: str, records: int = RECORDS) -> str:
     """A topic that a trial can read, with so many records in each partition."""
-    with client.producer() as producer:
+    with client.producer(acks="all") as producer:
         for number in range(records * PARTITIONS):
             producer.send(topic, b"%d" % number, partition=number % PARTITIONS)
     return topic

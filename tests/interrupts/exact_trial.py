@@ -8,6 +8,7 @@ the same producer and the same consumer.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from interrupts.striking import ERRORS, Blow
 from penstock.client.client import Client
 from penstock.core import errors as er
 
+WITHIN = 20.0
 FILLED = 300
 """Records that fill the source: who finds it empty has waited for nothing."""
 
@@ -114,8 +116,9 @@ class ExactTrial:
             idle = 0 if self.go_on(FILLED) else idle + 1
         for each in (self.producer, self.consumer, self._filler):
             each.close()
-        with self.client.consumer(self.result, follow=False, isolation="read_committed") as reader:
-            found = Counter(record.value for record in reader)
+        deadline, found = time.monotonic() + WITHIN, self._found()
+        while found.total() < self.filled and time.monotonic() < deadline:
+            found = self._found()  # a new leader learns how far the log is committed
         for number in range(self.filled):
             times = found.pop(b"%d" % number, 0)
             if times != 1:
@@ -123,3 +126,7 @@ class ExactTrial:
         if found:
             self.wrong.append(f"nobody sent {list(found)[:5]}")
         assert not self.wrong, "\n".join([f"{len(self.wrong)} wrong:", *self.wrong[:40]])
+
+    def _found(self) -> Counter[bytes | None]:
+        with self.client.consumer(self.result, follow=False, isolation="read_committed") as reader:
+            return Counter(record.value for record in reader)

@@ -24,7 +24,6 @@ from penstock.core import errors as er
 
 WITHIN = 20.0
 GROUP = "living"
-STAGED = "staged"
 UNSURE = b""
 """In place of the value of a record whose transaction may be aborted: its receipt tells little."""
 
@@ -43,6 +42,7 @@ class LivingTrial:
         self.made: list[Any] = []
         self.sent: list[tuple[bytes, Delivery]] = []
         self.number = 0
+        self.staged_id = f"staged-{topic}"
         self.epoch = self.decided = 0
         self.stage: Stage | None = None
         self.is_staged = False  # its `send` has returned
@@ -106,7 +106,9 @@ class LivingTrial:
             self.stage.close()
             with contextlib.suppress(er.TransactionError):
                 names = [self.stage.name]
-        outcome = self.client.commit_transaction(STAGED, self.epoch, names, commit=bool(names))
+        outcome = self.client.commit_transaction(
+            self.staged_id, self.epoch, names, commit=bool(names)
+        )
         if self.is_staged or not outcome.committed:
             self.staged[value] = outcome.committed
 
@@ -193,11 +195,11 @@ def transactional(trial: LivingTrial) -> None:
 def stage(trial: LivingTrial) -> None:
     trial.epoch += 1
     trial.stage, trial.is_staged = None, False
-    trial.stage = made = trial.client.stage(STAGED, trial.epoch)
+    trial.stage = made = trial.client.stage(trial.staged_id, trial.epoch)
     made.send(trial.topic, b"staged %d" % trial.epoch)
     trial.is_staged = True
     made.close()
-    trial.client.commit_transaction(STAGED, trial.epoch, [made.name])
+    trial.client.commit_transaction(trial.staged_id, trial.epoch, [made.name])
 
 
 def requests(trial: LivingTrial) -> None:

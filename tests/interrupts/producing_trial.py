@@ -87,10 +87,9 @@ class ProducingTrial:
     def judge(self) -> None:
         """Read the log, and see whether it has what the receipts say, and all of it once."""
         self.producer.close(WITHIN)
-        log: dict[tuple[int, int], bytes | None] = {}
-        with self.client.consumer(self.topic, follow=False) as reader:
-            for record in reader:
-                log[record.partition, record.offset] = record.value
+        deadline, log = time.monotonic() + WITHIN, self._log()
+        while not self.receipts.keys() <= log.keys() and time.monotonic() < deadline:
+            log = self._log()  # a new leader learns how far the log is committed
         for place, value in self.receipts.items():
             if log.get(place) != value:
                 self.wrong.append(f"receipt {place} for {value!r}, the log has {log.get(place)!r}")
@@ -98,3 +97,7 @@ class ProducingTrial:
             if times > 1:
                 self.wrong.append(f"{found!r} is in the log {times} times")
         assert not self.wrong, "\n".join([f"{len(self.wrong)} wrong:", *self.wrong[:40]])
+
+    def _log(self) -> dict[tuple[int, int], bytes | None]:
+        with self.client.consumer(self.topic, follow=False) as reader:
+            return {(record.partition, record.offset): record.value for record in reader}

@@ -44,7 +44,7 @@ def line_by_line(trial: Trial, verb: Verb, seed: int, make: Callable[..., Any] =
     """Rounds, each struck at another point of a call; how many were struck. `make`: a `Strike`, or
     what else counts points."""
     chance = random.Random(seed)
-    if CHOSEN == "all":
+    if CHOSEN == "all" or (CHOSEN.startswith("1/") and make is not Strike):  # it has few
         return _each(trial, verb, chance, 1, make)
     if CHOSEN.startswith("1/"):
         return _each(trial, verb, chance, int(CHOSEN[2:]), make)
