@@ -196,7 +196,7 @@ def test_drops_are_logged_once_in_a_while_and_shown_by_top(
             assert "DROPS" in shown.out.decode()
     lines = [line.getMessage() for line in caplog.records if "dropped" in line.getMessage()]
     assert 1 <= len(lines) <= 3, lines
-    assert "on_full='drop_oldest'" in lines[0]
+    assert "on_full='drop-oldest'" in lines[0]
     assert f"{producer.metrics()['dropped_records']} so far" in lines[-1]
 
 

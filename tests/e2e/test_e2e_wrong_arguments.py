@@ -106,7 +106,7 @@ def test_seconds_are_no_number_of_records(client, topic):
             consumer.poll(0)
 
 
-@pytest.mark.parametrize("wrong", [5, "orders", {("orders", 0): 5}])
+@pytest.mark.parametrize("wrong", [5, "orders", [("orders", 0)]])
 def test_what_is_committed_is_a_batch(client, topic, wrong):
     with client.consumer(topic, group="wrong-batches", guarantee="manual") as consumer:
         for verb in (consumer.commit, consumer.rewind):

@@ -49,8 +49,8 @@ class OnFull(StrEnum):
 
     block = "block"
     error = "error"
-    drop_newest = "drop_newest"
-    drop_oldest = "drop_oldest"
+    drop_newest = "drop-newest"
+    drop_oldest = "drop-oldest"
 
 
 class Durability(StrEnum):
@@ -107,7 +107,13 @@ def produce(
         Durability | None, typer.Option("--durability", help="Wait until it is on the device.")
     ] = None,
     on_full: Annotated[
-        OnFull, typer.Option("--on-full", help="While 32 MiB are unacknowledged.")
+        OnFull,
+        typer.Option(
+            "--on-full",
+            parser=lambda text: OnFull(text.replace("_", "-")),
+            metavar="|".join(OnFull),
+            help="While 32 MiB are unacknowledged.",
+        ),
     ] = OnFull.block,
 ) -> int:
     """Send records from stdin. Says on stderr how many were acknowledged and how many failed."""

@@ -146,6 +146,11 @@ class Client(Closing):
         self._made.add(admin)
         return admin
 
+    def _described(self) -> str:
+        if self._closed:
+            return f"{self.url}, closed"
+        return f"{self.url} by {self.transport}, {len(self._made)} made"
+
     def _check_open(self) -> None:
         if self._closed:
             raise er.ClosedError("this client is closed")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Self
 
+from penstock.client.public_view import Shown
 
-class Closing(ABC):
+
+class Closing(Shown, ABC):
     """`with` ends in `close()`."""
 
     def __enter__(self) -> Self:
@@ -19,7 +21,7 @@ class Closing(ABC):
     def close(self) -> None: ...
 
 
-class AsyncClosing(ABC):
+class AsyncClosing(Shown, ABC):
     """`async with` ends in `await close()`."""
 
     async def __aenter__(self) -> Self:

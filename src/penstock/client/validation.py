@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.core import errors as er
 
@@ -17,7 +17,8 @@ HeadersLike = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
 HEADERS_MAX: Final = 64
 SPIN_MAX: Final = 0.1
 PREFETCH_MIN: Final = 4 << 10
-ON_FULL: Final = ("block", "error", "drop_newest", "drop_oldest")
+ISOLATIONS: Final = ("read_uncommitted", "read_committed")
+Word = TypeVar("Word", bound=str)
 
 
 def check_names(verb: str, given: Iterable[str], known: Collection[str]) -> None:
@@ -84,6 +85,16 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
         raise er.ConfigError(f"{name}={value!r} must lie between {low} and {high}")
 
 
+def as_spelt(name: str, value: object, allowed: tuple[Word, ...]) -> Word:
+    """One of these words, however its "-" was written; `ConfigError` for another."""
+    if isinstance(value, str):
+        for word in allowed:
+            if word.replace("_", "-") == value.replace("_", "-"):
+                return word
+    check_choice(name, value, tuple(word.replace("_", "-") for word in allowed))
+    raise AssertionError(f"{name}={value!r} is one of {allowed}")
+
+
 def check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed:
         raise er.ConfigError(f"{name}={value!r} must be one of {', '.join(map(repr, allowed))}")
@@ -97,7 +108,7 @@ def check_consumer_options(
     check_range("prefetch_bytes", prefetch_bytes, PREFETCH_MIN, 1 << 34)
     check_choice("latest_only", latest_only, (None, "key", "partition"))
     check_range("spin", spin, 0.0, SPIN_MAX)
-    check_choice("isolation", isolation, ("read_uncommitted", "read_committed"))
+    as_spelt("isolation", isolation, ISOLATIONS)
 
 
 def check_columns(topic: str, count: int, **columns: Sequence[object] | None) -> None:

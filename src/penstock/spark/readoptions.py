@@ -101,7 +101,7 @@ class ReadOptions:
         given = {name.lower(): value for name, value in options.items()}
         _check_names(given, streaming=streaming)
         strategy = _choice(given, "startingOffsetsByTimestampStrategy", ("error", "latest"))
-        isolation = _choice(given, "isolation", ("read_committed", "read_uncommitted"))
+        isolation = _choice(given, "isolation", ("read-committed", "read-uncommitted"))
         least = _number(given, "minOffsetsPerTrigger")
         most = _number(given, "maxOffsetsPerTrigger")
         if least is not None and most is not None and least > most:
@@ -125,7 +125,7 @@ class ReadOptions:
             include_headers=_flag(given, "includeHeaders", False),
             batch_rows=rows,
             group=given.get("groupid") or None,
-            isolation="read_committed" if isolation == "read_committed" else "read_uncommitted",
+            isolation="read_committed" if isolation == "read-committed" else "read_uncommitted",
         )
 
 
@@ -263,7 +263,7 @@ def _flag(given: Mapping[str, str], option: str, default: bool) -> bool:
 
 def _choice(given: Mapping[str, str], option: str, choices: tuple[str, ...]) -> str:
     """The first is the default."""
-    text = given.get(option.lower(), choices[0]).strip().lower()
+    text = given.get(option.lower(), choices[0]).strip().lower().replace("_", "-")
     if text not in choices:
         raise ConfigError(f"{option} is {text!r}: it is one of {', '.join(choices)}")
     return text

@@ -120,7 +120,7 @@ def test_a_batch_is_its_chunks_one_behind_the_other(pairs):
         for outside in (count, -count - 1):
             with pytest.raises(IndexError):
                 column[outside]
-    assert repr(batch) == f"<RecordBatch of {len(records)} records in {len(pairs)} chunks>"
+    assert repr(batch).startswith(f"<RecordBatch of {len(records)} records")
 
 
 def test_an_empty_batch_has_empty_columns_of_the_right_types():

@@ -374,6 +374,9 @@ class Admin(Closing):
             self._session.close(polite=False)
             self._session = session
 
+    def _described(self) -> str:
+        return f"of {self._socket}, {'closed' if self._closed else 'open'}"
+
     def close(self) -> None:
         if not self._closed:
             self._session.close()

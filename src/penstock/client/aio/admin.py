@@ -225,5 +225,8 @@ class Admin(AsyncClosing):
 
         return await in_thread(alone)
 
+    def _described(self) -> str:
+        return self._core._described()
+
     async def close(self) -> None:
         await self._do(self._core.close)

@@ -156,6 +156,11 @@ class Client(AsyncClosing):
         self._made.add(made)
         return made
 
+    def _described(self) -> str:
+        if self._closed:
+            return f"{self.url}, closed"
+        return f"{self.url} by {self.transport}, {len(self._made)} made"
+
     def _check_open(self) -> None:
         if self._closed:
             raise er.ClosedError("this client is closed")

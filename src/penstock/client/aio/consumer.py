@@ -187,6 +187,9 @@ class Consumer(AsyncClosing):
         """Counters since the consumer was made."""
         return self._core.metrics()
 
+    def _described(self) -> str:
+        return self._core._described()
+
     async def close(self) -> None:
         """Give the attachment back; a call that waits raises `ClosedError`. Batches already brought
         stay readable."""

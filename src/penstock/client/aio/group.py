@@ -13,7 +13,7 @@ from penstock.client.aio.consumer import RUN, attached, checked
 from penstock.client.aio.waits import Carrier, Turns
 from penstock.client.closing import AsyncClosing
 from penstock.client.consumer.consumer import END_POLL, Start
-from penstock.client.consumer.group.consumed import GroupBatch
+from penstock.client.consumer.group.consumed import Committed, GroupBatch
 from penstock.client.consumer.group.consumer import GroupConsumer as BlockingGroupConsumer
 from penstock.client.consumer.partition_cursor import TopicPartition
 from penstock.client.consumer.records import Record
@@ -113,10 +113,10 @@ class GroupConsumer(AsyncClosing):
             await self._carrier.carry(self._core.attending())
 
     # --- offsets ---------------------------------------------------------------------------------
-    async def commit(self, batch: GroupBatch | None = None) -> None:
-        """Commit what a batch brought, or all that was handed out so far. Raises
-        `StaleGenerationError` naming the partitions that others own by now."""
-        await self._carrier.carry(self._core.committing(batch))
+    async def commit(self, what: Committed | None = None) -> None:
+        """Commit all that was handed out so far, a batch, a record, or offsets by partition: see
+        `penstock.GroupConsumer.commit`."""
+        await self._carrier.carry(self._core.committing(what))
 
     async def rewind(self, batch: GroupBatch | None = None) -> None:
         """Bring it again: a batch, or all above what is committed."""
@@ -166,6 +166,9 @@ class GroupConsumer(AsyncClosing):
     def metrics(self) -> dict[str, int]:
         """Counters since the consumer was made."""
         return self._core.metrics()
+
+    def _described(self) -> str:
+        return self._core._described()
 
     async def close(self) -> None:
         """Commit what is done (at-least-once), leave the group, give the attachment back. A call

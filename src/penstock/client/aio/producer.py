@@ -22,6 +22,7 @@ from penstock.client.arrow.send import sending
 from penstock.client.options import ProducerOptions, StageOptions, TransactionOptions
 from penstock.client.producer.delivery import Receipt
 from penstock.client.producer.producer import Producer as BlockingProducer
+from penstock.client.public_view import Shown
 from penstock.client.remote.address import Place
 from penstock.client.validation import (
     HeadersLike,
@@ -35,7 +36,7 @@ from penstock.core import errors as er
 logger = logging.getLogger("penstock.producer")
 
 
-class Producer:
+class Producer(Shown):
     """Sends records from an event loop. Made by `Client.producer`; options and errors are those of
     `penstock.Producer`. For the tasks of one loop.
 
@@ -252,6 +253,9 @@ class Producer:
     def producer_id(self) -> int:
         """The id under which this producer's batches are in the log."""
         return self._core.producer_id
+
+    def _described(self) -> str:
+        return self._core._described()
 
     async def close(self, timeout: float | None = 30.0) -> None:
         """Flush, then leave. Raises what `flush` raises; the producer is closed in any case. Where

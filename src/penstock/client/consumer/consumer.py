@@ -27,10 +27,13 @@ from penstock.client.consumer.progress import Standing
 from penstock.client.consumer.published_position import Published
 from penstock.client.consumer.records import Chunk, Record, RecordBatch
 from penstock.client.consumer.source import LocalSource, folder_of
+from penstock.client.public_view import shortened
 from penstock.client.reconnect import RECONNECT_MAX, Attachment
 from penstock.client.remote.address import Place
 from penstock.client.session import Session
 from penstock.client.validation import (
+    ISOLATIONS,
+    as_spelt,
     check_consumer_options,
     check_flag,
     check_pair,
@@ -61,8 +64,8 @@ class Consumer(Closing, Elsewhere, Standing):
         start: where partitions without a position begin ("earliest", "latest", an offset, a
             datetime, an `Offset`).
         follow: False ends iteration at the high watermark seen when it began.
-        isolation: "read_uncommitted" brings records as soon as they are in the log;
-            "read_committed" ends where the oldest open transaction begins (the last stable offset,
+        isolation: "read-uncommitted" brings records as soon as they are in the log;
+            "read-committed" ends where the oldest open transaction begins (the last stable offset,
             also for lag, `end_offsets` and "latest") and leaves out what was aborted, counted as
             `aborted` in `metrics`.
         on_out_of_range: what happens when retention overtook the position: "error" raises
@@ -100,7 +103,7 @@ class Consumer(Closing, Elsewhere, Standing):
         check_flag("follow", follow)
         self._start = Offset.of(start)
         self._follow = follow
-        self._isolation = isolation
+        self._isolation: Isolation = as_spelt("isolation", isolation, ISOLATIONS)
         self._on_out_of_range = on_out_of_range
         self._latest_only = latest_only
         self._spin = spin
@@ -469,6 +472,12 @@ class Consumer(Closing, Elsewhere, Standing):
     def metrics(self) -> dict[str, int]:
         """Counters since the consumer was made."""
         return dict(self._counts)
+
+    def _described(self) -> str:
+        if self._closed:
+            return "closed"
+        where = [f"{one} at {self._handout.offset_of(one)}" for one in [*self._assigned.values()]]
+        return shortened(where) or "of nothing yet: assign() partitions"
 
     def close(self) -> None:
         """Give the attachment back. Batches already brought stay readable."""

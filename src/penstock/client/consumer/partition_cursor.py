@@ -24,7 +24,7 @@ from penstock.ipc.state import StatePage
 from penstock.ipc.waits import Waits
 
 TopicPartition = tuple[str, int]
-Isolation = Literal["read_uncommitted", "read_committed"]
+Isolation = Literal["read-uncommitted", "read-committed", "read_uncommitted", "read_committed"]
 
 FETCH_BYTES: Final = 256 << 10
 """What is decoded at once: about one batch, so that its bytes are still in the processor's cache

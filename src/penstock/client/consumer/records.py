@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import chain, repeat
+from operator import index as as_index
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from penstock.client.public_view import shortened
 from penstock.core.columns import BinaryColumn, Columns, HeaderList, NullColumn
 
 if TYPE_CHECKING:
@@ -165,9 +167,10 @@ class Chunk:
 class RecordBatch:
     """What one `poll` brought: records of one or several partitions, as columns.
 
-    `len()` counts records; an empty batch is false. Iterating gives `Record`s. The columns run over
-    all chunks in order: `offsets`, `timestamps` (microseconds) and `partitions` are int64[n] and
-    int32[n]; `values` and `keys` behave as sequences of `bytes | None`.
+    `len()` counts records; an empty batch is false. Iterating gives `Record`s, `batch[0]` one of
+    them, and `batch[2:5]` a batch of these, in place. The columns run over all chunks in order:
+    `offsets`, `timestamps` (microseconds) and `partitions` are int64[n] and int32[n]; `values` and
+    `keys` behave as sequences of `bytes | None`.
     """
 
     __slots__ = ("chunks",)
@@ -186,6 +189,38 @@ class RecordBatch:
 
     def __iter__(self) -> Iterator[Record]:
         return chain.from_iterable(chunk.records() for chunk in self.chunks)
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    def __getitem__(self, index: int | slice) -> Record | Self:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if step != 1:
+                raise ValueError(f"a batch is sliced in steps of 1, not of {step}")
+            return self._with(self._cut(start, stop))
+        row = as_index(index)
+        row += len(self) if row < 0 else 0
+        found = self._cut(row, row + 1) if row >= 0 else []
+        if not found:
+            raise IndexError(f"record {index} of a batch of {len(self)}")
+        return found[0].records()[0]
+
+    def _cut(self, start: int, stop: int) -> list[Chunk]:
+        """The chunks of these rows, counted over all."""
+        found = []
+        for chunk in self.chunks:
+            count = len(chunk)
+            first, last = max(start, 0), min(stop, count)
+            if first < last:
+                found.append(chunk.cut(chunk.start + first, chunk.start + last))
+            start, stop = start - count, stop - count
+        return found
+
+    def _with(self, chunks: Sequence[Chunk]) -> Self:
+        """Such a batch of other chunks."""
+        return type(self)(chunks)
 
     @property
     def offsets(self) -> npt.NDArray[np.int64]:
@@ -237,7 +272,17 @@ class RecordBatch:
         return reader.__arrow_c_stream__(requested_schema)
 
     def __repr__(self) -> str:
-        return f"<RecordBatch of {len(self)} records in {len(self.chunks)} chunks>"
+        return f"<{type(self).__name__} of {len(self)} records{self._said()}>"
+
+    def _said(self) -> str:
+        """First and last offset of each partition, of many only some."""
+        spans: dict[tuple[str, int], tuple[int, int]] = {}
+        for chunk in self.chunks:
+            if len(chunk):
+                name, last = (chunk.topic, chunk.partition), chunk.row_offset(chunk.stop - 1)
+                spans[name] = spans.get(name, (chunk.row_offset(chunk.start), 0))[0], last
+        parts = [f"{topic}-{number} {a} to {b}" for (topic, number), (a, b) in spans.items()]
+        return ": " + shortened(parts) if parts else ""
 
 
 def _concatenated(parts: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:

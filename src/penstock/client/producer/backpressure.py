@@ -3,9 +3,9 @@
     on_full        a record that finds `buffer_bytes_max` unacknowledged bytes
     "block"        waits until some are acknowledged, up to `block_timeout`
     "error"        is refused: `BufferFullError`
-    "drop_newest"  is dropped: its delivery fails with `DroppedError` at once
-    "drop_oldest"  is taken; batches that wait for room in a lane are dropped, the oldest first, or
-                   where none does, the open box of its topic. Without either, as "drop_newest"
+    "drop-newest"  is dropped: its delivery fails with `DroppedError` at once
+    "drop-oldest"  is taken; batches that wait for room in a lane are dropped, the oldest first, or
+                   where none does, the open box of its topic. Without either, as "drop-newest"
 
 Only what is in private memory may be dropped: nothing that a lane has accepted, nor a batch that
 was in one and is to go there again (rule 4). A declared policy is no surprise: drops are counted,
@@ -115,7 +115,7 @@ class Pressure:
             box = self._producer.boxes.open.get(topic)
             if box is not None and box.takes(size, wide=wide):
                 return None  # open boxes come on top of the bound
-        if self._policy == "drop_oldest" and (self._drop_waiting() or self._drop_box(topic)):
+        if self._policy == "drop-oldest" and (self._drop_waiting() or self._drop_box(topic)):
             return None
         self._count(records, size if isinstance(size, int) else _bytes_of(size))
         refused = self._refused.get(topic)

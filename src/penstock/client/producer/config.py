@@ -8,13 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from penstock.client.validation import ON_FULL, check_choice, check_flag, check_range, check_text
+from penstock.client.validation import (
+    as_spelt,
+    check_choice,
+    check_flag,
+    check_range,
+    check_text,
+)
 from penstock.core import errors as er
 from penstock.core.codecs import CODECS, require
 from penstock.ipc import layout as lo
 
 Acks = Literal[0, 1, "all"]
-OnFull = Literal["block", "error", "drop_newest", "drop_oldest"]
+OnFull = Literal["block", "error", "drop-newest", "drop-oldest", "drop_newest", "drop_oldest"]
+ON_FULL: Final[tuple[OnFull, ...]] = ("block", "error", "drop-newest", "drop-oldest")
 
 BACKOFF_MAX: Final = 60.0
 
@@ -35,8 +42,8 @@ class ProducerConfig:
         idempotent: False means: a batch whose outcome is unknown is failed, not sent again.
         buffer_bytes_max: bound of unacknowledged bytes in this producer.
         on_full: what to do then. "block" waits up to `block_timeout`, "error" raises
-            `BufferFullError`. "drop_newest" gives back a delivery that fails with `DroppedError`,
-            "drop_oldest" fails so what has waited longest (see
+            `BufferFullError`. "drop-newest" gives back a delivery that fails with `DroppedError`,
+            "drop-oldest" fails so what has waited longest (see
             `penstock.client.producer.backpressure`); what is dropped so is counted and logged, and
             `flush` and `close` do not raise it.
         delivery_timeout: after so long an unacknowledged delivery fails, whatever was tried.
@@ -78,7 +85,7 @@ class ProducerConfig:
         require(CODECS[self.compression])
         check_choice("acks", self.acks, (0, 1, "all"))
         check_choice("durability", self.durability, (None, "fsynced"))
-        check_choice("on_full", self.on_full, ON_FULL)
+        object.__setattr__(self, "on_full", as_spelt("on_full", self.on_full, ON_FULL))
         if self.acks == 0 and self.durability is not None:
             raise er.ConfigError("acks=0 waits for no writer, so durability='fsynced' needs acks=1")
 

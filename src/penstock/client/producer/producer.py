@@ -40,6 +40,7 @@ from penstock.client.producer.sender import IN_FLIGHT_EAGER, Outbox
 from penstock.client.producer.slow_path import make_ready, send_slowly
 from penstock.client.producer.topic_lookup import learn
 from penstock.client.producer.unthreaded import Unthreaded
+from penstock.client.public_view import Shown
 from penstock.client.remote.address import Place, RemoteAddress
 from penstock.client.session import Session
 from penstock.client.validation import (
@@ -59,7 +60,7 @@ logger = logging.getLogger("penstock.producer")
 _blank = Delivery.__new__
 
 
-class Producer(Elsewhere):
+class Producer(Elsewhere, Shown):
     """Sends records to topics. Made by `Client.producer`. Thread-safe. Its options are the fields
     of `penstock.client.producer.config.ProducerConfig`."""
 
@@ -459,6 +460,14 @@ class Producer(Elsewhere):
         self._open.clear()
         self._outbox.leave(left)
         self.pressure.close()
+
+    def _described(self) -> str:
+        counts, state = self._counts, "closed" if self._closed else "open"
+        who = f"{self.client_id!r}, " if self.client_id else ""
+        return (
+            f"{who}{state}: {counts['records']} records in batches, "
+            f"{counts['acknowledged']} acknowledged, {counts['failed']} failed"
+        )
 
     def __enter__(self) -> Self:
         return self

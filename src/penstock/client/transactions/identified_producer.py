@@ -96,6 +96,9 @@ class Transacting(Producer):
         """The transactional producer id, under which its batches are in the log."""
         return self._identity.producer_id
 
+    def _described(self) -> str:
+        return f"{self.transactional_id!r}, {super()._described()}"
+
     def metrics(self) -> dict[str, int]:
         """As of every producer, and `requests_repeated`: to the coordinator, without an answer."""
         return {**super().metrics(), "requests_repeated": self._link.repeated}

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol, Self, TypeAlias
 
 from msgspec import structs
 
 from penstock.client.consumer.partition_cursor import TopicPartition
-from penstock.client.consumer.records import Chunk, RecordBatch
+from penstock.client.consumer.records import Chunk, Record, RecordBatch
+from penstock.client.validation import check_pair
 from penstock.core.errors import ConfigError
 from penstock.ipc.coordination import GroupOffsets, OffsetCommit, Owned
 
@@ -76,6 +77,9 @@ class GroupBatch(RecordBatch):
         self.ownership = ownership
         self.source = source
 
+    def _with(self, chunks: Sequence[Chunk]) -> Self:
+        return type(self)(chunks, self.ownership, self.source)
+
     @property
     def consumed(self) -> GroupOffsets:
         """The offsets behind its records, to be committed by who owned them when they were read."""
@@ -104,6 +108,29 @@ def as_batch(batch: object) -> GroupBatch:
     if isinstance(batch, GroupBatch):
         return batch
     raise TypeError(f"a batch that a group's consumer brought is wanted, not {batch!r}")
+
+
+Committed: TypeAlias = "GroupBatch | Record | Mapping[TopicPartition, int]"
+"""What `commit` takes: a batch, or a part of it; a record, with all before it in its partition; the
+offset of the next record wanted, by (topic, partition)."""
+
+
+def as_committed(given: object) -> Committed:
+    """The same, checked by its form. TypeError for anything else, `ConfigError` below 0."""
+    if isinstance(given, GroupBatch | Record):
+        return given
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            "commit takes a batch that a group's consumer brought, a record of it, or {(topic, "
+            f"partition): offset of the next record}}, not {given!r}"
+        )
+    found = {check_pair(name): offset for name, offset in given.items()}
+    for (topic, number), offset in found.items():
+        if not hasattr(offset, "__index__") or isinstance(offset, bool):
+            raise TypeError(f"commit: the offset of {topic}-{number} is a number, not {offset!r}")
+        if offset < 0:
+            raise ConfigError(f"commit: offset {offset} of {topic}-{number} is negative")
+    return {name: int(offset) for name, offset in found.items()}
 
 
 Consumed: TypeAlias = "GroupBatch | Source | Iterable[GroupBatch | Source]"

@@ -24,14 +24,16 @@ from penstock.client.consumer.group.iteration import Looping, Runs
 from penstock.client.consumer.group.membership import Membership
 from penstock.client.consumer.group.offset_commits import Commits
 from penstock.client.consumer.group.offsets import OffsetVerbs
-from penstock.client.consumer.group.options import Guarantee, check_group_options
+from penstock.client.consumer.group.options import GUARANTEES, Guarantee, check_group_options
 from penstock.client.consumer.group.reader import UNSEEN, GroupReader
 from penstock.client.consumer.group.rebalance import LOOK_SECONDS, Changes, Listener
 from penstock.client.consumer.partition_cursor import TopicPartition
 from penstock.client.consumer.records import Chunk, Record
+from penstock.client.public_view import shortened
 from penstock.client.reconnect import RECONNECT_MAX
 from penstock.client.remote.address import Place
 from penstock.client.session import Session, as_topic
+from penstock.client.validation import as_spelt
 from penstock.core import errors as er
 from penstock.ipc import coordination as co
 from penstock.ipc.doorbell import Backoff
@@ -62,7 +64,7 @@ class GroupConsumer(OffsetVerbs, Closing, api_hints.Elsewhere):
         on_assigned, on_revoked, on_lost: called with a list of (topic, partition), in the caller's
             thread: after partitions came, before they go (what is done is committed after it), and
             when others have them already.
-        isolation: "read_committed" (default for exactly-once) or "read_uncommitted".
+        isolation: "read-committed" (default for exactly-once) or "read-uncommitted".
         timeout: seconds that a request to the coordinator may take.
 
     `follow`, `on_out_of_range`, `prefetch_bytes`, `latest_only`, `spin` and `node_timeout` are
@@ -92,6 +94,7 @@ class GroupConsumer(OffsetVerbs, Closing, api_hints.Elsewhere):
         **reading: Any,
     ) -> None:
         topics = [as_topic(topic) for topic in topics]
+        guarantee = as_spelt("guarantee", guarantee, GUARANTEES)
         listeners = (on_assigned, on_revoked, on_lost)
         check_group_options(
             group, guarantee, topics, pattern, commit_interval, session_timeout, processing_timeout,
@@ -376,6 +379,17 @@ class GroupConsumer(OffsetVerbs, Closing, api_hints.Elsewhere):
         counts = self._reader.metrics()
         skipped = counts["skipped"] + self._counts["skipped"]
         return {**counts, **self._counts, "skipped": skipped}
+
+    def _described(self) -> str:
+        who = f"of group {self.group!r} ({self.guarantee})"
+        if self._closed:
+            return f"{who}, closed"
+        parts, known = [*self._reader.partitions.values()], self.committed()
+        where = [
+            f"{one} at {self._handout.offset_of(one)} (committed {known.get(one.name)})"
+            for one in parts
+        ]
+        return f"{who}: {shortened(where) or 'no partitions yet, a poll takes them on'}"
 
     def close(self) -> None:
         """Commit what is done (at-least-once), leave the group, give the attachment back.

@@ -10,10 +10,11 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from penstock.client.consumer.group.consumed import GroupBatch
+from penstock.client.consumer.group.consumed import Committed, GroupBatch
 from penstock.client.consumer.group.membership import Membership, stale_error
 from penstock.client.consumer.group.reader import UNSEEN, GroupReader
 from penstock.client.consumer.partition_cursor import AssignedPartition, TopicPartition
+from penstock.client.consumer.records import Record
 from penstock.core import errors as er
 from penstock.ipc import coordination as co
 from penstock.ipc.waits import Waits
@@ -88,8 +89,12 @@ class Commits:
             handed[partition.name] = self._reader.handout.offset_of(partition)
             offsets[partition.name] = chunk.row_offset(row), chunk.leader_epoch
         for name, end in handed.items():
-            if offsets[name][0] <= self._committed.get(name, co.NO_OFFSET) <= end:
+            first, epoch = offsets[name]
+            committed = self._committed.get(name, co.NO_OFFSET)
+            if committed == end:
                 del offsets[name]  # the caller has committed what it had in its hands
+            elif first < committed < end:
+                offsets[name] = committed, epoch  # ... a part of it
         return offsets
 
     def _handed(self) -> Offsets:
@@ -162,21 +167,24 @@ class Commits:
             self._reader.notice = UNSEEN
             logger.warning("%s", stale_error(self._member.group, stale))
 
-    def explicitly(self, batch: GroupBatch | None) -> Waits[None]:
-        """Commit a batch, or all that was handed out. Raises `StaleGenerationError`."""
+    def explicitly(self, given: Committed | None) -> Waits[None]:
+        """Commit this, or all that was handed out. Raises `StaleGenerationError`, `ConfigError`."""
         owned = self._member.ownership.owned
-        if batch is None:
+        stale: list[TopicPartition]
+        if given is None:
             wanted = {
                 name: place
                 for name, place in self._handed().items()
                 if place[0] != self._committed[name]
             }
             stale = []
+        elif not isinstance(given, GroupBatch):
+            wanted, stale = self._placed(given)
         else:
-            ends = {(chunk.topic, chunk.partition): chunk for chunk in batch.chunks}
+            ends = {(chunk.topic, chunk.partition): chunk for chunk in given.chunks}
             stale = [
                 name for name in ends
-                if name not in owned or owned[name].grant != batch.ownership.owned[name].grant
+                if name not in owned or owned[name].grant != given.ownership.owned[name].grant
             ]  # fmt: skip
             wanted = {
                 name: (chunk.next_offset, chunk.leader_epoch)
@@ -194,6 +202,31 @@ class Commits:
             self._counts["stale_commits"] += len(stale)
             self._reader.notice = UNSEEN
             raise stale_error(self._member.group, stale)
+
+    def _placed(
+        self, given: Record | Mapping[TopicPartition, int]
+    ) -> tuple[Offsets, list[TopicPartition]]:
+        """What to commit for a record or for offsets by name, and of which others own it by now. A
+        record above where its partition stands is of before that came back, or was sought."""
+        is_record, places = False, given
+        if isinstance(given, Record):
+            is_record, places = True, {(given.topic, given.partition): given.offset + 1}
+        assert not isinstance(places, Record)
+        owned, handed = self._member.ownership.owned, self._handed()
+        wanted: Offsets = {}
+        stale = []
+        for name, offset in places.items():
+            end, epoch = handed.get(name, (0, 0))
+            if name not in owned or name not in handed or (is_record and offset > end):
+                stale.append(name)
+            elif offset > end:
+                raise er.ConfigError(
+                    f"commit: offset {offset} of {name[0]}-{name[1]} is beyond {end}, up to where "
+                    "records were handed out; seek() leaves records out"
+                )
+            else:
+                wanted[name] = offset, epoch
+        return wanted, stale
 
     def _sending(
         self, offsets: Mapping[TopicPartition, tuple[int, int]], timeout: float | None

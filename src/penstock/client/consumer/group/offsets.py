@@ -11,7 +11,7 @@ from abc import abstractmethod
 
 from penstock.client.consumer.consumer import Start
 from penstock.client.consumer.group.at_most_once import Claims
-from penstock.client.consumer.group.consumed import GroupBatch, as_batch
+from penstock.client.consumer.group.consumed import Committed, GroupBatch, as_batch, as_committed
 from penstock.client.consumer.group.membership import Membership, stale_error
 from penstock.client.consumer.group.offset_commits import Commits
 from penstock.client.consumer.group.options import Guarantee
@@ -43,18 +43,21 @@ class OffsetVerbs:
     @abstractmethod
     def _recovering(self) -> Waits[None]: ...
 
-    def commit(self, batch: GroupBatch | None = None) -> None:
-        """Commit what a batch brought, or all that was handed out so far.
+    def commit(self, what: Committed | None = None) -> None:
+        """Commit all that was handed out so far, what a batch or a slice of it brought, a record
+        with all before it in its partition, or `{(topic, partition): offset}`, where the offset is
+        that of the next record wanted.
 
         Raises `StaleGenerationError` naming the partitions that others own by now; the rest is
-        committed. `ConfigError` where the guarantee commits otherwise.
+        committed. `ConfigError` where the guarantee commits otherwise, and for an offset beyond
+        what was handed out: `seek` leaves records out.
         """
-        run(self.committing(batch))
+        run(self.committing(what))
 
-    def committing(self, batch: GroupBatch | None = None) -> Waits[None]:
+    def committing(self, what: Committed | None = None) -> Waits[None]:
         """`commit`, with the waiting left to another one."""
         self._reader.check_usable()
-        if self._is_rewinding and batch is None:
+        if self._is_rewinding and what is None:
             yield from self._recovering()
         self._reader.go_back()
         if self.guarantee in ("at-most-once", "exactly-once"):
@@ -63,10 +66,11 @@ class OffsetVerbs:
                 else "with a transaction: producer.transaction(consumed=batch)"
             )  # fmt: skip
             raise er.ConfigError(f"group {self.group!r} is {self.guarantee}: it commits {how}")
-        if batch is not None and as_batch(batch).ownership.member_id != self._member.member_id:
-            raise stale_error(self.group, batch.ownership.owned)
-        yield from self._commits.explicitly(batch)
-        if batch is None or batch is self._out:
+        given = None if what is None else as_committed(what)
+        if isinstance(given, GroupBatch) and given.ownership.member_id != self._member.member_id:
+            raise stale_error(self.group, given.ownership.owned)
+        yield from self._commits.explicitly(given)
+        if what is None or what is self._out:
             self._out = None
 
     def offsets_of(self, batch: GroupBatch | None = None) -> co.GroupOffsets:

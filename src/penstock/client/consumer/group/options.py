@@ -13,8 +13,16 @@ from penstock.ipc.coordination import NAMES_MAX
 if TYPE_CHECKING:
     from penstock.client.consumer.group.rebalance import Listener
 
-Guarantee = Literal["at-most-once", "at-least-once", "exactly-once", "manual"]
-GUARANTEES: Final = ("at-most-once", "at-least-once", "exactly-once", "manual")
+Guarantee = Literal[
+    "at-most-once", "at-least-once", "exactly-once", "manual",
+    "at_most_once", "at_least_once", "exactly_once",
+]  # fmt: skip
+GUARANTEES: Final[tuple[Guarantee, ...]] = (
+    "at-most-once",
+    "at-least-once",
+    "exactly-once",
+    "manual",
+)
 GROUP_NAME_MAX: Final = 200
 _NAME: Final = re.compile(r"[\w.\-]+", re.ASCII)
 
