@@ -128,7 +128,15 @@ class ClientSlot:
         """Records that the client's own policy gave up so far: one store a burst."""
         self._q[self._base + lo.Q_CLIENT_DROPPED] = records
 
+    def publish_polled(self, at: int) -> None:
+        """When the client last looked for records (microseconds of the monotonic clock)."""
+        self._q[self._base + lo.Q_CLIENT_POLLED] = at
+
     # --- whoever looks on ---
+    @property
+    def polled(self) -> int:
+        return int(self._q[self._base + lo.Q_CLIENT_POLLED])
+
     @property
     def producer_id(self) -> int:
         return int(self._q[self._base + lo.Q_CLIENT_PRODUCER_ID])

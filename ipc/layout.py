@@ -37,7 +37,7 @@ Client table: one a data folder and boot
     4096   slots of 4096 bytes, one per attached producer or consumer
            0 in use │ pid │ start time │ kind                                 node
           64 sleeping ticket │ assigned partitions                            client
-         128 records given up by its own policy │ producer id                 client
+         128 records given up by its own policy │ producer id │ last poll     client
          512 watched pages: a bitmap of 4096 partitions                       client
         1024 384 positions: (page + 1) << 51 | offset, 0 where there is none  client
 """
@@ -218,6 +218,8 @@ Q_CLIENT_SLEEPING: Final = 64 // 8
 Q_CLIENT_ASSIGNED: Final = 72 // 8
 Q_CLIENT_DROPPED: Final = 128 // 8
 Q_CLIENT_PRODUCER_ID: Final = 136 // 8
+Q_CLIENT_POLLED: Final = 144 // 8
+"""Microseconds of the monotonic clock; 0: not known."""
 CLIENT_WATCH_AT: Final = 512
 CLIENT_POSITIONS_AT: Final = 1024
 POSITIONS_MAX: Final = 384

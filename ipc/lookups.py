@@ -103,11 +103,13 @@ class PagesLookedUp(msgspec.Struct, frozen=True, tag="pages_looked_up"):
     disk: list[int]
 
 
-class PositionsLookedUp(msgspec.Struct, frozen=True, tag="positions_looked_up"):
+class PositionsLookedUp(msgspec.Struct, frozen=True, tag="positions_looked_up", omit_defaults=True):
     """(page, next offset) of what each client reads, in the order of the request; nothing of one
-    that is not there any more."""
+    that is not there any more. `poll_ages`: microseconds since each last polled; None: not known.
+    """
 
     positions: list[list[tuple[int, int]]]
+    poll_ages: list[int | None] = []
 
 
 Reply = TimeLookedUp | AppendsLookedUp | SegmentsLookedUp | PagesLookedUp | PositionsLookedUp

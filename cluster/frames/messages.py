@@ -190,13 +190,15 @@ class Drop(msgspec.Struct, frozen=True, tag="drop"):
     cursor: Number
 
 
-class Positions(msgspec.Struct, frozen=True, tag="positions"):
+class Positions(msgspec.Struct, frozen=True, tag="positions", omit_defaults=True):
     """Where the client stands, for onlookers on the node's host: (page, next offset wanted) of what
-    it reads, and the records that its own policy gave up so far."""
+    it reads, the records that its own policy gave up so far, and the microseconds since it last
+    polled (None: not known)."""
 
     endpoint: EndpointNumber
     positions: Annotated[list[tuple[Small, Number]], msgspec.Meta(max_length=POSITIONS_MAX)]
     dropped: Number = 0
+    poll_age: Number | None = None
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):

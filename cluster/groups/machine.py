@@ -326,9 +326,12 @@ class Groups:
         partitions_max: int = requests.PLACES_MAX,
         sees: Callable[[str], bool] = everything,
     ) -> GroupDescription:
-        """Partitions from the `skip`-th on; members with the first page. `sees`: which topics'."""
+        """Partitions from the `skip`-th on; members with the first page. `sees`: which topics'. A
+        group that nobody has joined yet is empty."""
+        requests.check_name("the group", group)
         names = {topic_id: name for name, (topic_id, _) in self._catalogue.items()}
-        there, counts = self._existing(group), self._counts.get(group, Counter())
+        there = self._groups.get(group) or Group(group)
+        counts = self._counts.get(group, Counter())
         return described.describe(there, names, self._liveness, counts, skip, partitions_max, sees)
 
     # --- the world ---

@@ -64,6 +64,45 @@ def test_drain_time_from_two_looks(node):
         assert partition.member_id == consumer.member_id
 
 
+def test_a_group_that_nobody_has_joined_is_empty(node):
+    with node.connect() as client, client.admin() as admin:
+        group = admin.describe_group("of-nobody")
+        assert (group.state, group.members, group.partitions, group.lag) == ("empty", [], [], 0)
+    told = call_cli("group", "describe", "of-nobody", url=node.url)
+    assert told.lines == ["of-nobody: empty, nobody has joined it yet"]
+    assert call_cli("group", "delete", "of-nobody", "--dry-run", url=node.url).code == 1
+
+
+def test_what_a_member_has_in_hand_and_when_it_polled(node):
+    topic = node.create_topic()
+    fill(node, topic, 0, 10)
+    with (
+        node.connect() as client,
+        client.admin() as admin,
+        client.consumer(topic, group="hands", guarantee="manual") as consumer,
+    ):
+        begun = time.monotonic()
+        batch = consumer.poll(4, timeout=25)
+        consumer.commit(batch[0])
+        consumer.poll(3, timeout=25)
+
+        def is_told() -> bool:
+            [member] = admin.describe_group("hands").members
+            return member.poll_seconds is not None
+
+        wait_until(is_told, what="its poll")  # over tcp: in a while
+        wait_until(
+            lambda: admin.describe_group("hands").partitions[0].position == 4, what="its position"
+        )
+        group = admin.describe_group("hands")
+        assert 0 <= group.members[0].poll_seconds <= time.monotonic() - begun
+        text = call_cli("group", "describe", "hands", url=node.url).lines
+        assert text[1].split() == ["TOPIC", "PARTITION", "COMMITTED", "END", "LAG", "AGE",
+                                   "IN-HAND", "COMMIT", "POLL", "MEMBER"]  # fmt: skip
+        assert text[2].split()[:5] == [topic, "0", "1", "10", "9"]
+        assert text[2].split()[6] == "3"
+
+
 def test_reset_to_each_kind_of_place(node):
     topic = node.create_topic()
     fill(node, topic, 0, 50)
@@ -170,7 +209,7 @@ def test_cli_group_commands(node):
     described = ("group", "describe", "shown", "--format", "json")  # a static member just goes
     wait_until(lambda: not call_cli(*described, url=node.url).objects[0]["members"])
     assert call_cli("group", "delete", "shown", "nobody", "--yes", url=node.url).code == 4
-    assert call_cli("group", "describe", "shown", url=node.url).code == 1
+    assert "nobody has joined" in call_cli("group", "describe", "shown", url=node.url).lines[0]
 
 
 def test_a_guarantee_without_a_group_is_refused(node):

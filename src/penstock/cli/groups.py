@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ from penstock.core import errors as er
 
 if TYPE_CHECKING:
     from penstock.client.admin.admin import Admin
-    from penstock.client.admin.groups import GroupDescription, OffsetReset
+    from penstock.client.admin.groups import GroupDescription, GroupPartition, OffsetReset
     from penstock.client.consumer.offsets import Offset
 
 Names = Annotated[list[str], typer.Argument(metavar="GROUP", help="One or more groups.")]
@@ -80,15 +81,23 @@ def describe(
 
 def _write(env: Env, group: GroupDescription) -> None:
     drain = "-" if group.drain_seconds is None else output.human_age(group.drain_seconds)
+    if not group.generation and not group.partitions:
+        output.write_line(f"{group.group}: empty, nobody has joined it yet")
+        return
     output.write_line(
         f"{group.group}: {group.guarantee or 'no guarantee yet'}, {group.state}, generation "
         f"{group.generation}, {output.counted(len(group.members), 'member')}, lag {group.lag} "
         f"({output.human_age(group.lag_seconds)}), drained in {drain}, skipped {group.skipped}"
     )
-    heads = ["TOPIC", "PARTITION", "COMMITTED", "END", "LAG", "AGE", "MEMBER"]
+    polled = {one.member_id: one.poll_seconds for one in group.members}
+    now = time.time()
+    heads = ["TOPIC", "PARTITION", "COMMITTED", "END", "LAG", "AGE", "IN-HAND", "COMMIT", "POLL",
+             "MEMBER"]  # fmt: skip
     rows = [
         [one.topic, one.partition, one.committed, one.high_watermark, one.lag,
-         output.human_age(one.lag_seconds), one.member_id]
+         output.human_age(one.lag_seconds), _in_hand(one),
+         output.human_age(None if one.committed_at is None else max(0, now - one.committed_at)),
+         output.human_age(polled.get(one.member_id)), one.member_id]
         for one in group.partitions
     ]  # fmt: skip
     if env.is_wide:
@@ -107,6 +116,13 @@ def _write(env: Env, group: GroupDescription) -> None:
                 for one in group.members
             ],
         )  # fmt: skip
+
+
+def _in_hand(one: GroupPartition) -> int | None:
+    """Offsets that its owner was handed, or asked for, and has not committed."""
+    if one.position is None or one.committed is None:
+        return None
+    return max(0, one.position - one.committed)
 
 
 def seek(
@@ -213,6 +229,8 @@ def delete(
 
 def _show_deletion(env: Env, admin: Admin, name: str, topic: str | None) -> None:
     group = admin.describe_group(name)
+    if not group.generation and not group.partitions:
+        raise er.GroupError(f"there is no group {name!r}: one comes with its first member")
     gone = [one for one in group.partitions if topic in (None, one.topic)]
     committed = sum(one.committed is not None for one in gone)
     if env.is_json:

@@ -162,6 +162,7 @@ def _consumers(rows: list[ConsumerRow], wide: bool) -> list[Line]:
         "LAG",
         "LAG-TIME",
         "DRAINED-IN",
+        "POLL",
         "SKIPPED",
         "COMMAND",
     ]
@@ -176,6 +177,7 @@ def _consumers(rows: list[ConsumerRow], wide: bool) -> list[Line]:
                 row.lag if wide else human_count(row.lag),
                 human_age(row.lag_seconds),
                 human_age(row.drain_seconds),
+                human_age(row.poll_seconds),
                 row.skipped if wide else human_count(row.skipped),
                 row.command if wide else row.command[:COMMAND_WIDTH],
             ]

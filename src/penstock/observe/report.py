@@ -68,6 +68,8 @@ class ConsumerRow(msgspec.Struct):
     positions: list[Standing]
     skipped: int = 0
     """Records that its `latest_only` left out."""
+    poll_seconds: float | None = None
+    """How long ago it last looked for records."""
 
 
 class ProducerRow(msgspec.Struct):
@@ -299,6 +301,7 @@ class Reporter:
             drain_seconds=0.0 if not lag else lag / shrinks if shrinks > 0 else None,
             positions=standings,
             skipped=consumer.skipped,
+            poll_seconds=_since(consumer.polled, before.at + seconds),
         )
 
     # --- producers ---
@@ -399,6 +402,10 @@ def _sum(topic: str, rows: list[LogRow]) -> LogRow:
         refusals=sum(row.refusals for row in rows),
         throttles=sum(row.throttles for row in rows),
     )
+
+
+def _since(polled: int, now: float) -> float | None:
+    return max(0.0, now - polled / 1e6) if polled else None
 
 
 def _most(values: Iterable[float | None]) -> float | None:

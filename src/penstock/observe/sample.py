@@ -68,7 +68,8 @@ class Partition(NamedTuple):
 
 class Consumer(NamedTuple):
     """A consumer's slot. `positions`: page and next offset wanted; `skipped`: records that its
-    `latest_only` left out."""
+    `latest_only` left out; `polled`: when it last looked for records (microseconds of the monotonic
+    clock, 0: not known)."""
 
     slot: int
     pid: int
@@ -78,6 +79,7 @@ class Consumer(NamedTuple):
     assigned: int
     positions: list[tuple[int, int]]
     skipped: int
+    polled: int = 0
 
 
 class Lane(NamedTuple):
@@ -254,7 +256,7 @@ class Observer:
                 sample.consumers.append(
                     Consumer(
                         index, pid, start_time, alive, bool(slot.ticket), slot.assigned,
-                        slot.positions(), slot.dropped,
+                        slot.positions(), slot.dropped, slot.polled,
                     )
                 )  # fmt: skip
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.client.admin.trim import chosen
 from penstock.client.consumer.group.options import check_group_name
-from penstock.client.consumer.logs import Log, logs_of
+from penstock.client.consumer.logs import Log, Polled, logs_of
 from penstock.client.consumer.offset_lookup import resolving
 from penstock.client.consumer.offsets import Offset
 from penstock.client.session import Session
@@ -45,7 +45,9 @@ class GroupListing:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A member and its process. `is_connected`: whether it is attached to the node now."""
+    """A member and its process. `is_connected`: whether it is attached to the node now;
+    `poll_seconds`: how long ago it last looked for records, None where nobody knows. Of a member on
+    another host that is told within seconds."""
 
     member_id: str
     instance_id: str | None
@@ -53,6 +55,7 @@ class GroupMember:
     pid: int
     is_connected: bool
     partitions: int
+    poll_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,8 @@ class GroupAdmin:
             shrinks = (before - left) / (time.monotonic() - begun)
             drain = 0.0 if left <= 0 else left / shrinks if shrinks > 0 else None
         ages = self._ages(asked)
-        positions = self._positions(asked)
+        polled = self._polled(asked)
+        positions = _positions(asked, polled)
         now = time.time()
         partitions = []
         for one in asked.partitions:
@@ -161,7 +165,7 @@ class GroupAdmin:
         members = [
             GroupMember(
                 one.member_id, one.instance_id, one.client_id, one.pid, one.slot >= 0,
-                one.partitions,
+                one.partitions, polled[one.member_id].age if one.member_id in polled else None,
             )
             for one in asked.members
         ]  # fmt: skip
@@ -191,21 +195,14 @@ class GroupAdmin:
             answer.info, answer.members, partitions, False, answer.skipped, answer.counts
         )
 
-    def _positions(self, asked: co.GroupDescription) -> dict[TopicPartition, int]:
-        """What the members publish: the next offset each wants of its partitions."""
+    def _polled(self, asked: co.GroupDescription) -> dict[str, Polled]:
+        """What the members that are connected publish."""
         members = [member for member in asked.members if member.slot >= 0]
         found = run(self._logs.positioning([(member.slot, member.pid) for member in members]))
-        by_member = {
-            member.member_id: positions for member, positions in zip(members, found, strict=True)
-        }
-        return {
-            (one.topic, one.partition): by_member[one.member_id][one.page]
-            for one in asked.partitions
-            if one.page in by_member.get(one.member_id, {})
-        }
+        return {member.member_id: each for member, each in zip(members, found, strict=True)}
 
     def _lag_of_positions(self, asked: co.GroupDescription) -> int:
-        positions = self._positions(asked)
+        positions = _positions(asked, self._polled(asked))
         lag = 0
         for one in asked.partitions:
             offset = positions.get((one.topic, one.partition), one.offset)
@@ -290,6 +287,17 @@ class GroupAdmin:
         places = [(info.topic_id, number) for number in range(len(info.pages))]
         for part in _parts(places):
             self._ask(co.DeleteGroup(group, part), ms.Done)
+
+
+def _positions(
+    asked: co.GroupDescription, polled: Mapping[str, Polled]
+) -> dict[TopicPartition, int]:
+    """The next offset that each partition's owner wants of it."""
+    return {
+        (one.topic, one.partition): polled[one.member_id].positions[one.page]
+        for one in asked.partitions
+        if one.member_id in polled and one.page in polled[one.member_id].positions
+    }
 
 
 def _parts(items: Sequence[Any]) -> Iterator[Any]:

@@ -296,6 +296,7 @@ class Consumer(Closing, Elsewhere, Standing):
         deadline = None if timeout is None else time.monotonic() + timeout
         backoff = Backoff()
         while True:
+            self._published.polled()
             self._last.begin()
             batch = self._last.fetch(self._gather, max_records)
             if batch.chunks:  # none of them is ever empty

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -72,11 +72,19 @@ class Logs(Protocol):
     def sizing(self, log: Log, before: int) -> Waits[tuple[int, int]]:
         """Segments that would go if the log started there, and the bytes of their files."""
 
-    def positioning(self, clients: Sequence[tuple[int, int]]) -> Waits[list[dict[int, int]]]:
-        """What the clients in these slots, with these pids, want next: offsets by page."""
+    def positioning(self, clients: Sequence[tuple[int, int]]) -> Waits[list[Polled]]:
+        """Where the clients in these slots, with these pids, stand."""
 
     def looking_at_disk(self) -> Waits[Disk]:
         """Room on the disk of the node's data folder."""
+
+
+class Polled(NamedTuple):
+    """Next offsets wanted by page, and seconds since the client last looked for records (None: not
+    known)."""
+
+    positions: dict[int, int]
+    age: float | None
 
 
 class LocalLogs:
@@ -132,9 +140,9 @@ class LocalLogs:
         return sizes_below(self._storage, self.folder(log), before, log.page.high_watermark)
         yield
 
-    def positioning(self, clients: Sequence[tuple[int, int]]) -> Waits[list[dict[int, int]]]:
+    def positioning(self, clients: Sequence[tuple[int, int]]) -> Waits[list[Polled]]:
         table = self._session.clients
-        return [dict(positions_of(ClientSlot(table, slot), pid)) for slot, pid in clients]
+        return [polled_by(ClientSlot(table, slot), pid) for slot, pid in clients]
         yield
 
     def looking_at_disk(self) -> Waits[Disk]:
@@ -157,10 +165,14 @@ def sizes_below(storage: Storage, folder: str, before: int, end: int) -> tuple[i
     return len(gone), nbytes
 
 
-def positions_of(slot: ClientSlot, pid: int) -> Iterable[tuple[int, int]]:
-    """(page, next offset) of the client in that slot; nothing where it is another one's by now. Pid
-    0 is any: of a remote client, in whose place its gateway is attached."""
-    return slot.positions() if slot.in_use and pid in (0, slot.pid) else ()
+def polled_by(slot: ClientSlot, pid: int) -> Polled:
+    """Of the client in that slot; nothing where it is another one's by now. Pid 0 is any: of a
+    remote client, in whose place its gateway is attached."""
+    if not slot.in_use or pid not in (0, slot.pid):
+        return Polled({}, None)
+    at = slot.polled
+    age = max(0, time.monotonic_ns() // 1000 - at) / 1e6 if at else None
+    return Polled(dict(slot.positions()), age)
 
 
 def logs_of(session: Session, timeout: float) -> Logs:

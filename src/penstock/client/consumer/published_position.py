@@ -6,6 +6,7 @@ was brought before.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 from penstock.client.consumer.fetch_scheduler import Turns
@@ -60,6 +61,12 @@ class Published:
         if session.slot is not None:
             session.slot.watch(part.page.index for part in turns.active)
         self.is_whole = was_whole
+
+    def polled(self) -> None:
+        """Publish that the caller looks for records now: one store."""
+        slot = self._attachment.session.slot
+        if slot is not None:
+            slot.publish_polled(time.monotonic_ns() // 1000)
 
     def positions(self) -> None:
         """Publish where what was brought has ended: one store for each partition that moved."""

@@ -42,7 +42,7 @@ class Branch:
         self.notice = 0
         """What stands in the client slot there."""
         self.serves_groups = False
-        self.told: tuple[list[tuple[int, int]], int] = ([], 0)
+        self.told: tuple[list[tuple[int, int]], int, int] = ([], 0, 0)
         """Where its client stands, as the gateway has heard it last."""
 
     @property

@@ -7,6 +7,7 @@ times. Used by the carrier's thread only.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -44,12 +45,14 @@ class Onlookers:
             if endpoint.slot is None:
                 continue
             slot = endpoint.slot.slot
-            positions, dropped = slot.positions(), slot.dropped
+            positions, dropped, polled = slot.positions(), slot.dropped, slot.polled
+            age = max(0, time.monotonic_ns() // 1000 - polled) if polled else None
             for branch in endpoint.branches.values():
-                standing = _told_there(branch, positions, brokers), dropped * branch.is_home
+                places = _told_there(branch, positions, brokers)
+                standing = places, dropped * branch.is_home, polled
                 if branch.is_open and standing != branch.told:
                     branch.told = standing
-                    branch.send(fr.Positions(branch.number, *standing))
+                    branch.send(fr.Positions(branch.number, *standing[:2], age))
         self._pause *= 2
         self.due = now + self._pause if self._pause <= TELL_LAST else None
 

@@ -70,7 +70,8 @@ class Standing:
                     [
                         [place for place in places if self._sees(endpoint, place[0])]
                         for places in reply.positions
-                    ]
+                    ],
+                    reply.poll_ages,
                 )
             case _:
                 return reply

@@ -55,7 +55,10 @@ def answer(session: Session, membership: Membership, request: lk.Request) -> lk.
             return lk.PagesLookedUp(request.pages, list(run(logs.looking_at_disk())))
         case lk.LookUpPositions():
             found = run(logs.positioning(request.clients))
-            return lk.PositionsLookedUp([list(positions.items()) for positions in found])
+            return lk.PositionsLookedUp(
+                [list(each.positions.items()) for each in found],
+                [None if each.age is None else round(each.age * 1e6) for each in found],
+            )
 
 
 def _places(request: lk.Request) -> Sequence[lk.LogPlace | lk.LookUpTime]:

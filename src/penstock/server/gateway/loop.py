@@ -464,6 +464,8 @@ class Gateway:
                 if page < lo.PAGES_MAX and offset < 1 << lo.POSITION_BITS
             ])  # fmt: skip
             slot.publish_dropped(message.dropped)
+            if message.poll_age is not None:
+                slot.publish_polled(max(1, time.monotonic_ns() // 1000 - message.poll_age))
 
     def _failed(self, endpoint: Endpoint, why: str) -> None:
         self._attaching.end(endpoint, why)

@@ -175,6 +175,7 @@ class GroupConsumer(OffsetVerbs, Closing, api_hints.Elsewhere):
         deadline = None if timeout is None else time.monotonic() + timeout
         backoff = Backoff()
         while True:
+            reader.polled()
             if reader.is_disturbed() or time.monotonic() >= self._due:
                 yield from self.attending()
             chunks: Sequence[Chunk]

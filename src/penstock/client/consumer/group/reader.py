@@ -118,6 +118,10 @@ class GroupReader(Consumer):
         self.mark()
         self._published.positions()
 
+    def polled(self) -> None:
+        """The caller looks for records now."""
+        self._published.polled()
+
     @property
     def is_torn(self) -> bool:
         """Whether positions are ahead of what the caller has got."""
