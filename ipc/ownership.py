@@ -91,10 +91,11 @@ def new_owner(uuid_hex: str) -> str:
     return f"{uuid_hex}-{os.urandom(8).hex()}"
 
 
-def find_owners(uuid_hex: str) -> list[Found]:
-    """All owner objects of folders with that uuid, of this user."""
+def find_owners(uuid_hex: str = "") -> list[Found]:
+    """All owner objects of folders with that uuid, or of all folders, of this user."""
     found = []
-    for name in shm.listing(shm.object_name(uuid_hex, "x").removesuffix("x")):
+    prefix = shm.object_name(uuid_hex, "x").removesuffix("x") if uuid_hex else "/penstock-"
+    for name in shm.listing(prefix):
         owner, _, kind = name.removeprefix("/penstock-").rpartition("-")
         if kind == OWNER_KIND and (one := _look(name, owner)) is not None:
             found.append(one)

@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "consume": "consume",
     "sql": "sql",
     "top": "top",
+    "doctor": "doctor",
     "completion": "completion",
 }
 """Name of a command: module in `penstock.cli`, whose `add_to` registers it."""

@@ -79,21 +79,21 @@ def health(env: Env) -> int:
     """Say whether all is well, by the exit status too: 0, or 1 with what is not."""
     with env.admin() as admin:
         found = admin.describe_cluster()
-    troubles = _troubles(found)
+    said = troubles(found)
     if env.is_json:
-        output.write_json({"healthy": not troubles, "troubles": troubles, **_fields(found)})
-    elif not troubles:
+        output.write_json({"healthy": not said, "troubles": said, **_fields(found)})
+    elif not said:
         output.write_line(
             f"all is well: {output.counted(len(found.brokers), 'broker')}, "
             f"{output.counted(found.partitions, 'partition')}, all replicas in sync"
         )
     else:
-        for trouble in troubles:
+        for trouble in said:
             output.write_line(trouble)
         _write_ill(found)
     if not env.is_json:
         _write_unclean(found.unclean, found.unclean_partitions)
-    return ExitCode.FAILED if troubles else ExitCode.DONE
+    return ExitCode.FAILED if said else ExitCode.DONE
 
 
 def elect(
@@ -209,13 +209,14 @@ def _summary(found: ClusterDescription) -> str:
     )
 
 
-def _troubles(found: ClusterDescription) -> list[str]:
-    troubles = []
+def troubles(found: ClusterDescription) -> list[str]:
+    """What is not well, one line each."""
+    said = []
     if found.controller < 0:
-        troubles.append("no controller is active: most brokers of controller_quorum must be up")
+        said.append("no controller is active: most brokers of controller_quorum must be up")
     for each in found.brokers:
         if each.state != "up":
-            troubles.append(f"broker {each.broker} is {each.state} ({each.url})")
+            said.append(f"broker {each.broker} is {each.state} ({each.url})")
     registered = {each.broker for each in found.brokers}
     for member in found.quorum:
         if member.trouble:
@@ -224,12 +225,12 @@ def _troubles(found: ClusterDescription) -> list[str]:
                 if member.role == "learner"
                 else f"member {member.node} of the quorum"
             )
-            troubles.append(f"{who}: {member.trouble}")
+            said.append(f"{who}: {member.trouble}")
         elif member.node not in registered:
-            troubles.append(f"broker {member.node} is not registered: it is starting")
+            said.append(f"broker {member.node} is not registered: it is starting")
     if found.ill_partitions:
-        troubles.append(f"{output.counted(found.partitions, 'partition')}: {_summary(found)}")
-    return troubles
+        said.append(f"{output.counted(found.partitions, 'partition')}: {_summary(found)}")
+    return said
 
 
 def _write_ill(found: ClusterDescription) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.cli.cluster import _troubles
+from penstock.cli.cluster import troubles
 from penstock.ipc.clustering import BrokerInfo, ClusterDescription, QuorumMember
 
 
@@ -16,9 +16,9 @@ def described(brokers: tuple[int, ...], members: tuple[int, ...]) -> ClusterDesc
 
 
 def test_brokers_that_are_all_registered_are_well() -> None:
-    assert _troubles(described((1, 2, 3, 4), (1, 2, 3, 4))) == []
+    assert troubles(described((1, 2, 3, 4), (1, 2, 3, 4))) == []
 
 
 def test_a_member_of_the_quorum_that_is_no_broker_yet_is_not_well() -> None:
-    [trouble] = _troubles(described((1, 2), (1, 2, 3)))
+    [trouble] = troubles(described((1, 2), (1, 2, 3)))
     assert "broker 3 is not registered" in trouble

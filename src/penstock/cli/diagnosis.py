@@ -1,0 +1,269 @@
+"""What is wrong with a node and its cluster, and what to do: the looks behind `penstock doctor`.
+
+Looks by what others know: the node's own description, shared memory and `/proc` (on its host), the
+controller's image, groups. Owns the judgement and its bounds, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.core import errors as er
+from penstock.version import __version__
+
+if TYPE_CHECKING:
+    from penstock.cli.command import Env
+    from penstock.client.admin.admin import Admin
+    from penstock.client.admin.groups import GroupDescription, GroupPartition
+    from penstock.ipc.messages import NodeDescription
+
+SHM: Final = "/dev/shm"
+SHM_FREE_MIN: Final = 64 << 20
+"""Bytes: about what a producer's first lanes and a few more take."""
+FILES_USED_MAX: Final = 0.8
+"""Of a process's limit of open files."""
+CLOCK_AHEAD_MAX: Final = 60
+"""Seconds that the wall clock may be from what the node believes."""
+POLL_AGE_MAX: Final = 30.0
+"""Seconds without a poll after which a member with lag counts as stuck."""
+COMMIT_AGE_MAX: Final = 300.0
+"""Seconds without a commit after which a member that polls, and has records in hand, does."""
+GROUPS_MAX: Final = 200
+"""Groups that are looked at; how many more there are is said."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """`is_wrong` false: worth knowing, and no fault."""
+
+    subject: str
+    what: str
+    advice: str
+    is_wrong: bool = True
+
+
+Findings = Iterator[Finding]
+
+
+class Diagnosis(msgspec.Struct):
+    """`looked_at`: the subjects that could be looked at."""
+
+    looked_at: list[str] = []
+    findings: list[Finding] = []
+
+    @property
+    def is_well(self) -> bool:
+        return not any(each.is_wrong for each in self.findings)
+
+    def look(self, subject: str, found: Callable[[], Findings]) -> None:
+        """Take in what a look finds. One that is refused is a finding, too."""
+        try:
+            self.findings += found()
+            self.looked_at.append(subject)
+        except (er.PenstockError, OSError) as error:
+            self.findings.append(
+                Finding(subject, f"could not be looked at: {error}", "see what the message advises")
+            )
+
+
+def diagnose(env: Env) -> Diagnosis:
+    """All looks, one after the other. Where no node answers only its host is left to look at."""
+    from penstock.client.admin.admin import is_near
+
+    found = Diagnosis()
+    try:
+        admin = env.admin()
+    except er.PenstockError as error:
+        found.findings.append(
+            Finding("node", f"{env.url} does not answer: {error}", "start it, or correct the URL")
+        )
+        found.look("shared memory", _shared_memory)
+        found.look("leftovers", _leftovers)
+        return found
+    with admin:
+        node = admin.describe_node()
+        found.looked_at.append("node")
+        found.look("versions", lambda: _versions(node))
+        found.look("clock", lambda: _clock(node))
+        if is_near(admin):
+            found.look("processes, partitions and disk", lambda: _near(node))
+            found.look("open files", lambda: _open_files(node))
+            found.look("shared memory", _shared_memory)
+            found.look("leftovers", _leftovers)
+        else:
+            found.findings.append(Finding(
+                "host", "the node is on another host: its disk, memory and processes are not seen",
+                "run `penstock doctor` there, too", is_wrong=False,
+            ))  # fmt: skip
+        if node.cluster:
+            found.look("cluster", lambda: _cluster(admin))
+        found.look("groups", lambda: _groups(admin))
+    return found
+
+
+def _versions(node: NodeDescription) -> Findings:
+    theirs = node.versions.get("penstock")
+    if theirs is not None and theirs != __version__:
+        yield Finding(
+            "versions", f"the node is penstock {theirs}, this command {__version__}",
+            "restart what is older once all hosts have the new release", is_wrong=False,
+        )  # fmt: skip
+
+
+def _clock(node: NodeDescription) -> Findings:
+    ahead = node.clock.get("ahead", 0)
+    if abs(ahead) > CLOCK_AHEAD_MAX:
+        yield Finding(
+            "clock", f"the wall clock is {ahead} s ahead of what the node believes",
+            "correct the clock of the host (chronyc tracking); until then nothing expires early",
+        )  # fmt: skip
+
+
+# --- the node's host ------------------------------------------------------------------------------
+def _near(node: NodeDescription) -> Findings:
+    from penstock.ipc import layout as lo
+    from penstock.observe.place import find_node
+    from penstock.observe.processes import STOPPED
+    from penstock.observe.sample import Observer
+    from penstock.server.health.ready import missing
+
+    with closing(Observer(find_node(f"shm://{node.data_folder}"))) as observer:
+        sample = observer.sample()
+    if sample.node is not None and sample.node.state == STOPPED:
+        pid = sample.node.pid
+        yield Finding("node", f"pid {pid} is stopped", f"`kill -CONT {pid}` lets it go on")
+    for what in missing(sample, node):
+        yield Finding("node", what, _advice(what))
+    disk = sample.disk
+    if disk is not None and disk.level == lo.DISK_WARN:
+        yield Finding(
+            "disk", f"{disk.free} of {disk.total} bytes are free in {node.data_folder}",
+            "give it room, or topics less retention, before `disk_stop` ends appends",
+        )  # fmt: skip
+
+
+def _advice(what: str) -> str:
+    for sign, advice in (
+        ("disk is full", "make room in the data folder: appends go on by themselves then"),
+        ("is stopped", "`kill -CONT` lets it go on; the node replaces it otherwise"),
+        ("sign of life", "look at its device (iostat) and load; the node replaces it if it stays"),
+        ("is not running", "wait a moment; the node's log says why if it does not come back"),
+        ("fenced", "see `penstock cluster health`: the controller is away, or the broker starts"),
+        ("coordinator", "wait: it serves once its log is read"),
+    ):
+        if sign in what:
+            return advice
+    return "the node's log says why; `penstock topic describe` shows the partition"
+
+
+def _open_files(node: NodeDescription) -> Findings:
+    pids = {"node": node.pid, "gateway": node.gateway.get("pid", 0),
+            "replicator": node.replicator.get("pid", 0)}  # fmt: skip
+    pids |= {f"writer {each.writer}": each.pid for each in node.writers}
+    for name, pid in pids.items():
+        try:
+            used = len(os.listdir(f"/proc/{pid}/fd")) if pid else 0
+            limits = Path(f"/proc/{pid}/limits").read_text("ascii") if pid else ""
+        except OSError:
+            continue  # it has ended meanwhile, or is another user's
+        limit = re.search(r"^Max open files\s+([0-9]+)", limits, re.MULTILINE)
+        if limit is not None and used > FILES_USED_MAX * int(limit[1]):
+            yield Finding(
+                "open files", f"{name} (pid {pid}) has {used} of at most {limit[1]} files open",
+                "raise the limit (`ulimit -Hn`, LimitNOFILE=) and restart the node",
+            )  # fmt: skip
+
+
+def _shared_memory() -> Findings:
+    memory = shutil.disk_usage(SHM)
+    if memory.free < SHM_FREE_MIN:
+        yield Finding(
+            "shared memory", f"{memory.free} of {memory.total} bytes are free in {SHM}",
+            f"enlarge it (`mount -o remount,size=...`, in containers --shm-size) or clear {SHM}",
+        )  # fmt: skip
+
+
+def _leftovers() -> Findings:
+    from penstock.ipc.ownership import find_owners
+
+    for each in find_owners():
+        if not each.is_held and not each.is_still_there():
+            yield Finding(
+                "leftovers",
+                f"{len(each.objects())} objects in {SHM} are of {each.claim.folder or 'a folder'}, "
+                "which is not there any more",
+                f"where it is not to come back: `rm {SHM}/penstock-{each.owner}-*`",
+                is_wrong=False,
+            )
+
+
+# --- the cluster and its groups -------------------------------------------------------------------
+def _cluster(admin: Admin) -> Findings:
+    from penstock.cli.cluster import troubles
+
+    for trouble in troubles(admin.describe_cluster()):
+        yield Finding(
+            "cluster", trouble, "start the brokers that are away; `penstock cluster describe` "
+            "shows who lacks what",
+        )  # fmt: skip
+
+
+def _groups(admin: Admin) -> Findings:
+    listed = admin.list_groups()
+    for each in listed[:GROUPS_MAX]:
+        yield from judge_group(admin.describe_group(each.group))
+    if len(listed) > GROUPS_MAX:
+        yield Finding(
+            "groups", f"{len(listed) - GROUPS_MAX} more groups were not looked at",
+            "`penstock group describe` shows them", is_wrong=False,
+        )  # fmt: skip
+
+
+def judge_group(group: GroupDescription) -> Findings:
+    """What hinders a group that is behind."""
+    behind = [one for one in group.partitions if one.lag]
+    if behind and not group.members:
+        yield Finding(
+            f"group {group.group}", f"lag {group.lag}, and no member works on it",
+            f"start its consumers, or `penstock group delete {group.group}`", is_wrong=False,
+        )  # fmt: skip
+        return
+    for member in group.members:
+        own = [one for one in behind if one.member_id == member.member_id]
+        if not own:
+            continue
+        lag, hand = sum(one.lag or 0 for one in own), sum(map(_in_hand, own))
+        who = f"member {member.member_id} (pid {member.pid or 'of another host'})"
+        if member.poll_seconds is not None and member.poll_seconds > POLL_AGE_MAX:
+            yield Finding(
+                f"group {group.group}",
+                f"{who} has not polled for {member.poll_seconds:.0f} s: lag {lag}, {hand} in hand",
+                "see what its process does (py-spy dump --pid); processing_timeout= would give its "
+                "partitions to others",
+            )
+        elif hand and group.lag_seconds is not None and _commit_age(own) > COMMIT_AGE_MAX:
+            yield Finding(
+                f"group {group.group}",
+                f"{who} polls, and has committed nothing for {_commit_age(own):.0f} s: lag {lag}, "
+                f"{hand} in hand",
+                "call commit(), or read with guarantee='at-least-once', which does",
+            )
+
+
+def _in_hand(one: GroupPartition) -> int:
+    if one.position is None or one.committed is None:
+        return 0
+    return max(0, one.position - one.committed)
+
+
+def _commit_age(own: list[GroupPartition]) -> float:
+    import time
+
+    return time.time() - max((one.committed_at for one in own if one.committed_at), default=0.0)

@@ -1,0 +1,99 @@
+"""`penstock doctor`: what it finds at a node that is well, at one that is not, and without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+from cli_runner import call_cli
+from group_fixture import fill
+
+from penstock.cli import diagnosis
+from penstock.client.admin.groups import GroupDescription
+from penstock.testing.waiting import wait_until
+
+pytestmark = pytest.mark.local("the doctor looks at the host of the node")
+
+LOOKS = {"node", "versions", "clock", "processes, partitions and disk", "open files",
+         "shared memory", "leftovers", "groups"}  # fmt: skip
+
+
+@pytest.fixture
+def group(node) -> GroupDescription:
+    """One member that has four records in hand, and a lag of ten."""
+    topic = node.create_topic()
+    fill(node, topic, 0, 10)
+    with (
+        node.connect() as client,
+        client.consumer(topic, group=topic, guarantee="manual") as consumer,
+        client.admin() as admin,
+    ):
+        consumer.poll(2, timeout=25)
+        consumer.commit({(topic, 0): 0})
+        consumer.poll(2, timeout=25)
+        consumer.poll(1)
+        found: GroupDescription = admin.describe_group(topic)
+        return found
+
+
+def said(group: GroupDescription) -> list[str]:
+    return [each.what for each in diagnosis.judge_group(group)]
+
+
+def test_a_node_that_is_well(node):
+    fill(node, node.create_topic(), 0, 1)
+    ran = call_cli("doctor", "--json", url=node.url)
+    found = json.loads(ran.out)
+    of_this_machine = ("shared memory", "disk")
+    wrong = [each for each in found["findings"] if each["is_wrong"]]
+    assert [each for each in wrong if each["subject"] not in of_this_machine] == []
+    assert (found["healthy"], ran.code) == (not wrong, int(bool(wrong)))
+    assert set(found["looked_at"]) == LOOKS
+    text = call_cli("doctor", url=node.url).lines[-1]
+    assert "; looked at node, versions, clock, processes, partitions and disk, " in text
+
+
+def test_a_writer_that_is_stopped(node):
+    fill(node, node.create_topic(), 0, 1)
+    with node.connect() as client, client.admin() as admin:
+        pid = next(each.pid for each in admin.describe_node().writers if each.pid)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_until(
+            lambda: f"(pid {pid}) is stopped" in call_cli("doctor", url=node.url).out.decode(),
+            what="a finding",
+        )
+        ran = call_cli("doctor", url=node.url)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    at = next(at for at, line in enumerate(ran.lines) if f"(pid {pid}) is stopped" in line)
+    assert "kill -CONT" in ran.lines[at + 1]
+
+
+def test_no_node(tmp_path):
+    found = json.loads(call_cli("doctor", "--json", url=f"shm://{tmp_path}").out)
+    assert not found["healthy"]
+    assert found["findings"][0]["subject"] == "node"
+    assert "penstock serve" in found["findings"][0]["what"]
+
+
+def test_a_member_that_does_not_poll_is_stuck(group):
+    assert said(group) == []
+    [member] = group.members
+    late = replace(group, members=[replace(member, poll_seconds=95.0)])
+    [what] = said(late)
+    assert "has not polled for 95 s: lag 10, 4 in hand" in what
+
+
+def test_a_member_that_polls_and_does_not_commit(group):
+    parts = [replace(one, committed_at=one.committed_at - 400.0) for one in group.partitions]
+    [what] = said(replace(group, partitions=parts))
+    assert "polls, and has committed nothing for 400 s: lag 10, 4 in hand" in what
+
+
+def test_a_group_that_is_behind_without_members(group):
+    [found] = diagnosis.judge_group(replace(group, members=[]))
+    assert (found.what, found.is_wrong) == ("lag 10, and no member works on it", False)
