@@ -64,11 +64,12 @@ class Bare:
 
 
 def build(folder: Path) -> Path:
-    """The wheel, of a copy of the sources: setuptools writes beside them."""
+    """The wheel, of a copy of the sources, beside which it leaves no `build/`."""
     source = folder / "source"
     left_out = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build")
     shutil.copytree(ROOT, source, symlinks=True, ignore=left_out)
     subprocess.run([*PIP, "wheel", "--no-deps", "-w", str(folder), str(source)], check=True)
+    assert not (source / "build").exists()
     [wheel] = folder.glob("penstock-*.whl")
     return wheel
 
