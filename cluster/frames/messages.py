@@ -331,6 +331,10 @@ class Throttled(msgspec.Struct, frozen=True, tag="throttled"):
     seconds: float
 
 
+GOODBYE: Final = "the node is stopping or restarts its gateway"
+"""Why all endpoints of a connection end where nothing is wrong."""
+
+
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
     """The endpoint is over (all, where it is -1): attach again."""
 

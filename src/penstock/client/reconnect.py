@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from typing import Final, Protocol
 
 from penstock.client.consumer.partition_cursor import TopicPartition
-from penstock.client.remote.address import Place, RemoteAddress
+from penstock.client.remote.address import Place, RemoteAddress, lost_level
 from penstock.client.session import Session
 from penstock.core import errors as er
 from penstock.ipc import layout as lo
@@ -100,7 +100,7 @@ class Attachment:
             if farewell is None:
                 return
             self._lost_at, self._lost_why = now, farewell
-            logger.warning("lost the node at %s: %s", self._socket, farewell)
+            logger.log(lost_level(self._socket), "lost the node at %s: %s", self._socket, farewell)
         if now < self._retry_at and self._try is None:
             return
         self._retry_at = now + RECONNECT_EVERY * random.uniform(0.5, 1.5)  # not all in step

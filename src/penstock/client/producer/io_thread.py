@@ -24,6 +24,7 @@ from penstock.client.producer.books import Books
 from penstock.client.producer.delivery import Box
 from penstock.client.producer.routes import LaneLink
 from penstock.client.producer.sender import Outbox
+from penstock.client.remote.address import lost_level
 from penstock.client.session import Session
 from penstock.core import errors as er
 from penstock.ipc import layout as lo
@@ -407,7 +408,8 @@ class Minder:
         if self._outbox.lost is None and self._session is not None:
             self._outbox.lost = self._session.farewell()
             if self._outbox.lost is not None:
-                logger.warning("lost the node at %s: %s", self._producer.socket, self._outbox.lost)
+                place = self._producer.socket
+                logger.log(lost_level(place), "lost the node at %s: %s", place, self._outbox.lost)
                 self._retries.reset()
                 self._retry_at = now
 

@@ -7,6 +7,7 @@ of; never speaks to a gateway itself. A forked child starts a carrier of its own
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -154,3 +155,9 @@ Place = Path | RemoteAddress
 def host_text(host: Host) -> str:
     name, port = host
     return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+
+
+def lost_level(place: Place) -> int:
+    """How loud it is said that a client lost its node: of another host its connection says so, by
+    whether that is normal, and another leader is."""
+    return logging.INFO if isinstance(place, RemoteAddress) else logging.WARNING

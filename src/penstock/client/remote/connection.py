@@ -47,10 +47,11 @@ LOOK_UP_EVERY: Final = 0.02
 LATE_MAX: Final = 1.0
 """Seconds by which a look may be late before it was this process that was not there."""
 
+HUNG_UP: Final = "it hung up"
 _FAILED: Final = {
     zmq.EVENT_CLOSED: "nothing listens there",
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "it does not know this client's key",
-    zmq.EVENT_DISCONNECTED: "it hung up",
+    zmq.EVENT_DISCONNECTED: HUNG_UP,
 }
 _UNLIKE: Final = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
@@ -110,6 +111,8 @@ class Wire:
         self._pinged = 0.0
         self._socket = socket = context.socket(zmq.DEALER)
         self._monitor: zmq.Socket[bytes] | None = None
+        self.has_hung_up = False
+        """The other side has; what it said before that may be there to be read."""
         try:
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.IMMEDIATE, 1)
@@ -156,10 +159,11 @@ class Wire:
     def has_news(self) -> bool:
         """Whether something stands to be read, for which no descriptor becomes readable again."""
         assert self._monitor is not None
-        return bool(
-            int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
-            or int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN
-        )
+        return self.has_messages or bool(int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    @property
+    def has_messages(self) -> bool:
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     # --- out ---
     def send(self, message: msgspec.Struct, payload: codec.Piece | None = None) -> None:
@@ -289,6 +293,9 @@ class Wire:
                 self._shaken = True
                 self._deadline = time.monotonic() + WELCOME_WITHIN
                 self.send(self._hello)
+            elif event == zmq.EVENT_DISCONNECTED and self.welcome is not None:
+                self.has_hung_up = True
+                return
             elif event in _UNLIKE:
                 self.failed = _HUNG_UP if self._key is None else _HUNG_UP_ON_KEY
             elif event in _FAILED:

@@ -22,7 +22,7 @@ import zmq
 
 from penstock.client.backoff import SOON, Retries
 from penstock.client.remote.address import Host, host_text
-from penstock.client.remote.connection import LINGER_MAX, Wire
+from penstock.client.remote.connection import HUNG_UP, LINGER_MAX, Wire
 from penstock.client.remote.leaders import Brokers
 from penstock.cluster.frames import messages as fr
 from penstock.cluster.frames.codec import Piece
@@ -204,6 +204,8 @@ class Wires:
             wire.look(now)
             for message, payload in wire.messages(MESSAGES_A_TURN):
                 self._hear(wire, message, payload)
+            if wire.has_hung_up and wire.failed is None and not wire.has_messages:
+                wire.failed = HUNG_UP
             if wire.failed is not None:
                 self._lose(wire, wire.failed)
 
@@ -379,7 +381,7 @@ class Wires:
                 self._put_off(wire.broker, f"{host_text(wire.host)}: {why}")
             return
         said = f"lost the connection to {host_text(wire.host)}: {why}"
-        logger.warning("%s", said)
+        logger.log(logging.INFO if why == fr.GOODBYE else logging.WARNING, "%s", said)
         if way is not None:
             if now - way.up_since > HEALTHY_AFTER:
                 way.retries.reset()

@@ -463,7 +463,10 @@ class Coordinator:
         """The log takes no more of this epoch: what was decided since may not be in it."""
         if self._life is None:
             return  # loading finds out by itself
-        logger.error("%s", failure, extra={"reason": str(failure)})
+        if isinstance(failure, NotLeaderError):
+            logger.info("the coordinator is another broker from now on")
+        else:
+            logger.error("%s", failure, extra={"reason": str(failure)})
         self._counts["failures"] += 1
         life, self._life = self._life, None
         life.end(failure)

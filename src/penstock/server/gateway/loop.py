@@ -481,7 +481,7 @@ class Gateway:
     # --- the end ---
     def _farewell(self) -> None:
         """Tell everybody, and leave what is in lanes to the node."""
-        reason = "the node is stopping or restarts its gateway"
+        reason = fr.GOODBYE
         self._attaching.stopping = reason
         goodbye = codec.encode(fr.Ended(-1, reason))
         for peer in list(self._peers.by_identity.values()):

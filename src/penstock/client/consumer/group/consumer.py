@@ -93,8 +93,8 @@ class GroupConsumer(OffsetVerbs, Closing, api_hints.Elsewhere):
         session: Session | None = None,
         **reading: Any,
     ) -> None:
-        topics = [as_topic(topic) for topic in topics]
         guarantee = as_spelt("guarantee", guarantee, GUARANTEES)
+        topics = [as_topic(topic) for topic in topics]
         listeners = (on_assigned, on_revoked, on_lost)
         check_group_options(
             group, guarantee, topics, pattern, commit_interval, session_timeout, processing_timeout,
