@@ -103,7 +103,7 @@ def test_what_is_for_streams_is_left_aside_by_batches(caplog):
         ("minPartitions", "0", "a whole number from 1 on"),
         ("batchRows", "99999999", "at most"),
         ("failOnDataLoss", "no", "it is true or false"),
-        ("isolation", "serializable", "read_committed, read_uncommitted"),
+        ("isolation", "serializable", "read-committed, read-uncommitted"),
         ("transport", "udp", "'auto' or 'tcp'"),
         ("maxTriggerDelay", "soon", "it is like '500ms'"),
     ],
@@ -125,4 +125,4 @@ def test_limits_of_a_trigger():
 
 def test_committed_records_and_errors_of_loss_are_what_nobody_has_to_ask_for():
     given = options()
-    assert (given.isolation, given.fail_on_data_loss) == ("read_committed", True)
+    assert (given.isolation, given.fail_on_data_loss) == ("read-committed", True)

@@ -44,7 +44,7 @@ class Planner:
         for name in names:
             topic = describe(options.address, name)
             if topic is not None:
-                committed = options.isolation == "read_committed"
+                committed = options.isolation == "read-committed"
                 spans = {
                     part.partition: Span(
                         part.log_start,

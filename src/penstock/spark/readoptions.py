@@ -125,7 +125,7 @@ class ReadOptions:
             include_headers=_flag(given, "includeHeaders", False),
             batch_rows=rows,
             group=given.get("groupid") or None,
-            isolation="read_committed" if isolation == "read-committed" else "read_uncommitted",
+            isolation="read-committed" if isolation == "read-committed" else "read-uncommitted",
         )
 
 
