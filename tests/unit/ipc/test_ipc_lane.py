@@ -9,6 +9,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interrupts.striking import Interrupted, Strike
 from lane_bytes import (
     ACK_HEAD,
     ACK_TAIL,
@@ -211,6 +212,26 @@ def test_rule_1_the_room_of_a_held_frame_is_not_reused_after_head_passed_it(lane
     assert write(sender, b"f" * 900) is not None
     sender.floor = None
     assert write(sender, b"g" * 900) is not None
+
+
+@pytest.mark.rule(2)
+def test_rule_2_a_write_that_is_interrupted_anywhere_counts_where_the_tail_has_moved():
+    points, counted = 0, 0
+    while True:
+        _, sender, receiver = made(4096)
+        write(sender, b"before")
+        strike = Strike(points, Interrupted)
+        with suppress(Interrupted), strike.armed():
+            write(sender, b"struck")
+        if not strike.has_struck:
+            break
+        sender.mend()
+        write(sender, b"the next, which is longer")
+        values = [bytes(frame.batch) for frame in receiver.frames(128, MANY)]
+        is_in = values[1] == b"struck"
+        assert values == [b"before", *[b"struck"] * is_in, b"the next, which is longer"]
+        points, counted = points + 1, counted + is_in
+    assert 0 < counted < points
 
 
 @pytest.mark.rule(2)
