@@ -30,7 +30,21 @@ def test_names_are_taken_in_any_case():
 
 def test_an_option_that_is_none_is_refused_with_the_likely_one():
     refused("no option 'startingofsets'; did you mean startingOffsets", startingofsets="earliest")
+    refused(
+        "startingOffsets is 'beginning': it is 'earliest', 'latest', or an offset for each",
+        startingOffsets="beginning",
+    )
     refused(r"load\('orders'\): topics are named by option\('subscribe'", path="orders")
+
+
+def test_brokers_of_kafka_are_not_passed_over_for_the_default_node():
+    kafkas = {"kafka.bootstrap.servers": "h:9092", "subscribe": "t"}
+    with pytest.raises(
+        ConfigError, match="'h:9092': it names brokers of Kafka; set the option boo"
+    ):
+        ReadOptions.of(kafkas, streaming=False)
+    both = ReadOptions.of({**kafkas, "bootstrap": "shm://"}, streaming=False)
+    assert both.address.url == "shm://"
 
 
 def test_those_of_the_sink_are_let_be():

@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from penstock.spark import JavaMissingError, PenstockDataSource, java
+from penstock.spark.sessions import REGISTRY
 
 
 @pytest.fixture
@@ -101,6 +102,15 @@ def test_workers_run_this_python_and_find_this_package(spark):
     assert [os.path.realpath(program) for program, _ in found] == [os.path.realpath(sys.executable)]
     assert [os.path.realpath(file) for _, file in found] == [os.path.realpath(penstock.__file__)]
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+
+
+def test_the_format_is_registered_without_a_warning(spark):
+    registry = spark._jvm.org.apache.logging.log4j.LogManager.getLogger(REGISTRY)
+    spark.sparkContext.setLogLevel("WARN")
+    try:
+        assert not registry.isWarnEnabled()  # "replaced a statically registered data source"
+    finally:
+        spark.sparkContext.setLogLevel("ERROR")
 
 
 @pytest.mark.parametrize("name", ["penstock.spark", "penstock.spark.jobs"])

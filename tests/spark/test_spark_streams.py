@@ -193,6 +193,7 @@ def test_what_is_there_is_told_beside_what_was_taken(broker):
     told = query.reader.reportLatestOffset()
     assert told is not None
     assert told["topics"][topic]["partitions"]["0"]["offset"] == 15
+    assert told["lag"] == 10
 
 
 # --- where it begins ---

@@ -36,12 +36,11 @@ logger = logging.getLogger("penstock.spark")
 CONNECT_WITHIN: Final = 15.0
 """Seconds for a node to answer: longer than users wait for one, since a task that fails is run
 again as a whole."""
-STARTED_WITHIN: Final = 5.0
-"""The same where no node has ever been: one that is being started, as `penstock.connect` waits."""
 AWAY_MAX: Final = 30.0
 """Seconds for a node that went away to be back, as long as a consumer waits for it."""
 PAUSE_FIRST, PAUSE_LAST = 0.05, 1.0
 CLIENT_ID: Final = "spark"
+KAFKAS_BOOTSTRAP: Final = "kafka.bootstrap.servers"
 
 Answer = TypeVar("Answer")
 
@@ -58,6 +57,11 @@ class Address(NamedTuple):
     def of(cls, options: Mapping[str, str]) -> Address:
         """By the options `bootstrap`, `transport` and `keys`, in lower case. Without `bootstrap` it
         is `$PENSTOCK_URL` of this process, else the default node."""
+        if KAFKAS_BOOTSTRAP in options and "bootstrap" not in options:
+            raise ConfigError(
+                f"option {KAFKAS_BOOTSTRAP} is {options[KAFKAS_BOOTSTRAP]!r}: it names brokers of "
+                "Kafka; set the option bootstrap to the node's URL, such as tcp://HOST:9640"
+            )
         transport = options.get("transport", "auto")
         if transport not in ("auto", "tcp"):
             raise ConfigError(f"option transport is {transport!r}: it is 'auto' or 'tcp'")
@@ -84,15 +88,21 @@ _clients: dict[tuple[int, Address], Client] = {}
 _admins: dict[tuple[int, int, Address], Admin] = {}
 
 
-def client_of(address: Address) -> Client:
+def client_of(address: Address, *, is_first: bool = False) -> Client:
     """The client of this process for that address. Not to be closed: the next task wants it too.
     Raises `NotConnectedError`, telling what to do about it on the hosts of Spark's workers."""
     place = (os.getpid(), address)
     with _lock:
         client = _clients.get(place)
         if client is None:
-            client = _clients[place] = _connected(address)
+            client = _clients[place] = _connected(address, is_first)
         return client
+
+
+def reach(address: Address) -> None:
+    """What a driver does before all else, for a query that begins: a host where nothing answers is
+    a `NoSuchNodeError`, which is not waited for. Tasks, and queries that run, are patient."""
+    client_of(address, is_first=True)
 
 
 def admin_of(address: Address) -> Admin:
@@ -153,27 +163,21 @@ def patiently(ask: Callable[[], Answer]) -> Answer:
         pause = min(2 * pause, PAUSE_LAST)
 
 
-def _connected(address: Address) -> Client:
-    is_nowhere = _is_nowhere(address.url)
+def _connected(address: Address, is_first: bool) -> Client:
+    is_far = parse_url(address.url).scheme == "tcp"
+    is_final = is_first if is_far else not os.path.exists(folder_for(address.url) / NODE_FILE)
     try:
         return penstock.connect(
             address.url,
             client_id=CLIENT_ID,
-            timeout=STARTED_WITHIN if is_nowhere else CONNECT_WITHIN,
+            timeout=None if is_final else CONNECT_WITHIN,
             transport=address.transport,
             keys=address.keys,
         )
     except NotConnectedError as error:
-        kind = NoSuchNodeError if is_nowhere else NotConnectedError
+        kind = NoSuchNodeError if is_final else NotConnectedError
         raise kind(
             f"{os.uname().nodename} does not reach the node at {address.url!r}: {error}. Set the "
             "option bootstrap to a URL that every worker of Spark reaches; on other hosts than the "
             "node's that is tcp://HOST:PORT"
-        ) from error
-
-
-def _is_nowhere(url: str) -> bool:
-    """Whether no node has ever been on this host where the URL says, that could be back soon."""
-    if parse_url(url).scheme == "tcp":
-        return False
-    return not os.path.exists(folder_for(url) / NODE_FILE)
+        ) from None

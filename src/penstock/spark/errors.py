@@ -14,6 +14,6 @@ class JavaMissingError(PenstockError):
 
 
 class NoSuchNodeError(NotConnectedError):
-    """No node is there, and none has ever been: it is not waited for any longer."""
+    """No node answers, and none has answered this process before: it is not waited for."""
 
     retriable = False

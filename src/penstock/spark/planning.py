@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from penstock.client.consumer.consumer import Consumer
 from penstock.client.consumer.offsets import Offset
 from penstock.core import errors as er
-from penstock.spark.clients import admin_of, consumer_of, describe, patiently
+from penstock.spark.clients import admin_of, consumer_of, describe, patiently, reach
 from penstock.spark.positions import (
     EPOCH_UNKNOWN,
     Partition,
@@ -31,12 +31,16 @@ class Planner:
         self._options = options
         self._parted: dict[tuple[Partition, Place, int], int | None] = {}
         self._losses = Losses(options)
+        self._has_begun = False
 
     # --- what is there ---
     def view(self, *, must_be: bool) -> dict[str, TopicView]:
         """The topics of the query as they stand now. With `must_be` one that is named and not there
         is an `UnknownTopicError`."""
         options = self._options
+        if not self._has_begun:
+            reach(options.address)
+            self._has_begun = True
         names = options.topics.chosen(
             lambda: patiently(lambda: admin_of(options.address).list_topics())
         )

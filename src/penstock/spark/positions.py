@@ -130,3 +130,12 @@ def ranges(start: Positions, end: Positions) -> list[Range]:
                 Range(topic, end.ids[topic], number, begin, place.offset, epoch, place.epoch)
             )
     return found
+
+
+def lag(here: Positions, there: Positions) -> int:
+    """How many offsets, of all partitions, `here` is behind `there`."""
+    return sum(
+        max(0, place.offset - here.places[name].offset)
+        for name, place in there.places.items()
+        if name in here.places
+    )

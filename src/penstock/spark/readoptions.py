@@ -205,6 +205,11 @@ def _bound(
         if place == impossible and not streaming:
             raise ConfigError(f"{offsets} is {place!r}: a batch query would read nothing")
         return Bound(offsets, "earliest" if place == "earliest" else "latest")
+    if not text.startswith("{"):
+        raise ConfigError(
+            f"{offsets} is {text!r}: it is 'earliest', 'latest', or an offset for each partition, "
+            'like \'{"orders": {"0": 23, "1": -2}}\''
+        )
     found = _by_partition(offsets, text, EARLIEST)
     if not streaming and meant in found.values():
         raise ConfigError(f"{offsets} has {meant} ({impossible}): a batch would read nothing there")

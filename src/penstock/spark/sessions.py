@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.spark.errors import SparkMissingError
 from penstock.spark.java import java_home
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """Set where `spark-submit` started this program: its Java, master and settings are used."""
 LOCAL: Final = "local[*]"
+REGISTRY: Final = "org.apache.spark.sql.execution.datasources.DataSourceManager"
+"""Spark's list of formats, by the name of its logger."""
 
 CONF: Final[dict[str, object]] = {
     "spark.sql.session.timeZone": "UTC",
@@ -97,7 +99,11 @@ def register(spark: SparkSession) -> None:
     """
     from penstock.spark.source import PenstockDataSource
 
-    java = spark._jvm.SparkSession  # type: ignore[union-attr]
+    jvm: Any = spark._jvm
+    # That it may find the format by itself as well is no news: no warning that one is replaced.
+    log4j = jvm.org.apache.logging.log4j
+    log4j.core.config.Configurator.setLevel(REGISTRY, log4j.Level.ERROR)
+    java = jvm.SparkSession
     before = java.getActiveSession()
     java.setActiveSession(spark._jsparkSession)
     try:

@@ -28,7 +28,7 @@ from penstock.spark.batchreader import RangePartition, read
 from penstock.spark.clients import admin_of
 from penstock.spark.columns import Layout
 from penstock.spark.planning import Planner
-from penstock.spark.positions import Partition, Place, Positions, ranges
+from penstock.spark.positions import Partition, Place, Positions, lag, ranges
 from penstock.spark.readoptions import ReadOptions
 from penstock.spark.triggers import View, advance, capped, split
 
@@ -88,7 +88,6 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 for number, span in view.spans.items()
             },
         )
-        self._latest = everything.to_json()
         at = self._planner.goes_on(begun, now)
         if self._target is not None:
             now = capped(now, self._target)
@@ -104,6 +103,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = advance(begun, now, at, most)
         if most != 0:
             self._taken_at = time.monotonic()
+        self._latest = {**everything.to_json(), "lag": lag(end, everything)}
         return end.to_json()
 
     def _is_overdue(self) -> bool:
@@ -113,7 +113,8 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return taken_at is None or time.monotonic() - taken_at >= delay
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """What is there at all, as last seen: shown beside what was taken."""
+        """What is there at all, as last seen, and how many offsets the query is behind it once this
+        batch is done: shown in `lastProgress`, beside what was taken."""
         return self._latest
 
     # --- batches ---
