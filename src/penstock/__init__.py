@@ -23,6 +23,8 @@ from penstock.version import __version__
 _HOMES = {
     "connect": "client.client",
     "sql": "client.sql",
+    "App": "client.app.app",
+    "DecodeError": "client.app.handler",
     "Client": "client.client",
     "Producer": "client.producer.producer",
     "Consumer": "client.consumer.consumer",
@@ -68,6 +70,7 @@ __all__ = [
     "AccessDeniedError",
     "AccessEntry",
     "Admin",
+    "App",
     "AttachRefusedError",
     "BatchDelivery",
     "BatchReceipt",
@@ -78,6 +81,7 @@ __all__ = [
     "Consumer",
     "CorruptBatchError",
     "DataFolderError",
+    "DecodeError",
     "Delivery",
     "DeliveryError",
     "DeliveryTimeout",
@@ -132,6 +136,8 @@ if TYPE_CHECKING:
     from penstock.client.admin.groups import GroupDescription, OffsetReset
     from penstock.client.admin.topic_config import TopicConfig
     from penstock.client.admin.trim import TrimResult
+    from penstock.client.app.app import App
+    from penstock.client.app.handler import DecodeError
     from penstock.client.client import Client, connect
     from penstock.client.consumer.consumer import Consumer
     from penstock.client.consumer.group.consumed import GroupBatch

@@ -14,7 +14,7 @@ from penstock.testing import wait_until
 
 pytest_plugins = ["pytester"]
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "testing.md"
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide"
 # Where the checkout is installed the plugin is found as users find it.
 PLUGIN = [] if entry_points(group="pytest11", name="penstock") else ["-p", "penstock.pytest_plugin"]
 
@@ -41,13 +41,22 @@ def run(pytester, scratch):
     return run
 
 
-def test_the_guide_shows_tests_that_pass(pytester, run):
-    text = GUIDE.read_text()
+@pytest.mark.parametrize(("page", "count", "passed"), [("testing", 5, 4), ("services", 4, 2)])
+def test_the_guide_shows_tests_that_pass(pytester, run, page, count, passed):
+    text = (GUIDE / f"{page}.md").read_text()
     files = re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", text, re.DOTALL)
-    assert len(files) >= 5
+    assert len(files) >= count
     for name, content in files:
         (pytester.path / name).write_text(content)
-    run("--strict-markers", "-W", "error", passed=4)
+    run("--strict-markers", "-W", "error", passed=passed)
+
+
+def test_the_billing_application_has_fifteen_lines_and_its_test_ten():
+    text = (GUIDE / "services.md").read_text()
+    files = dict(re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", text, re.DOTALL))
+    lines = {name: len([line for line in files[name].split("\n") if line]) for name in files}
+    assert lines["billing.py"] <= 15
+    assert lines["test_billing.py"] <= 10
 
 
 def test_a_test_has_a_broker_of_its_own_and_a_module_shares_one(pytester, run):

@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "produce": "produce",
     "consume": "consume",
     "sql": "sql",
+    "run": "running",
     "top": "top",
     "doctor": "doctor",
     "completion": "completion",

@@ -68,6 +68,7 @@ class Env:
     """The common options of one invocation."""
 
     url: str = DEFAULT_URL
+    given_url: str | None = None
     format: Format = Format.text
     given_timeout: float | None = None
     verbose: int = 0
@@ -204,6 +205,7 @@ def merge(outer: Env | None, given: dict[str, Any]) -> Env:
     before = outer or Env(url=os.environ.get("PENSTOCK_URL") or DEFAULT_URL)
     return Env(
         url=given["bootstrap"] or before.url,
+        given_url=given["bootstrap"] or before.given_url,
         format=given["format"] or before.format,
         given_timeout=before.given_timeout if given["timeout"] is None else given["timeout"],
         verbose=before.verbose + given["verbose"],

@@ -79,6 +79,14 @@ class GroupOptions(ConsumerOptions, total=False):
     on_lost: Listener | None
 
 
+class AppOptions(ConsumerOptions, total=False):
+    """Those of a group's consumer that an app does not decide itself; see `App.consumer`."""
+
+    pattern: str | None
+    session_timeout: float
+    processing_timeout: float | None
+
+
 def check_producer_names(options: Mapping[str, Any]) -> None:
     """Raises TypeError naming an option that such a producer has not."""
     _check("producer()", options, ProducerOptions, TransactionOptions, "transactional_id")

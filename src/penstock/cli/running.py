@@ -1,0 +1,75 @@
+"""`penstock run MODULE:APP`: a service made of handlers, until it is told to stop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.command import Env, ExitCode, command
+from penstock.core import errors as er
+
+if TYPE_CHECKING:
+    from penstock.client.app.app import App
+
+logger = logging.getLogger("penstock.app")
+
+
+def add_to(app: typer.Typer) -> None:
+    command(app, "run")(run)
+
+
+def run(
+    env: Env,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:APP",
+            help="The module, found from this folder on, and the name of its penstock.App.",
+        ),
+    ],
+) -> int:
+    """Run an app's handlers until SIGTERM or Ctrl-C: what is in hand is finished and committed.
+
+    The node is the one that -b names, else the app's own, else $PENSTOCK_URL, else shm://. Fails
+    with the error of a handler that is to stop the app. -v tells what runs."""
+    app = load(target)
+    app.url = env.given_url or app.url
+    try:
+        app.run()
+    except er.PenstockError:
+        raise
+    except Exception:
+        logger.exception("%s ends by an error of a handler", target)
+        return ExitCode.FAILED
+    return ExitCode.DONE
+
+
+def load(target: str) -> App:
+    """The app that MODULE:APP names. Raises `ConfigError`, and what the module raises."""
+    from penstock.client.app.app import App
+
+    module, colon, name = target.partition(":")
+    if not (module and colon and name):
+        raise er.ConfigError(f"{target!r}: name an app by MODULE:APP, such as billing:app")
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        loaded = import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise er.ConfigError(
+            f"there is no module {error.name!r} in {folder} or on Python's path"
+        ) from error
+    found = getattr(loaded, name, None)
+    if not isinstance(found, App):
+        apps = [each for each, value in vars(loaded).items() if isinstance(value, App)]
+        there = f"it has {', '.join(apps)}" if apps else "it has none"
+        raise er.ConfigError(f"module {module!r} has no penstock.App named {name!r}: {there}")
+    return found

@@ -1,0 +1,262 @@
+"""`App`: a service made of handlers. It starts their workers, and stops them by signals.
+
+    app = penstock.App("shm://")
+
+    @app.consumer("orders", group="billing", concurrency=3, retries=5, on_error="skip")
+    def bill(order: Order) -> None:
+        app.send("invoices", invoice(order))
+
+    app.run()
+
+At least once: a record is committed after its handler has returned and what that sent is delivered.
+SIGTERM and SIGINT end it in order: no further records, what is in hand is finished and committed.
+
+Owns the workers' life. Reading and committing are in `worker`, decoding in `handler`.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Final, TypeVar, Unpack
+
+from penstock.client.app.handler import Handler, place_of
+from penstock.client.app.worker import OnError, Subscription, Worker
+from penstock.client.client import Client, connect
+from penstock.client.closing import Closing
+from penstock.client.options import AppOptions
+from penstock.client.producer.delivery import Delivery
+from penstock.client.producer.producer import Producer
+from penstock.client.transport import Keys, Transport
+from penstock.client.validation import check_names, check_range
+from penstock.core import errors as er
+
+logger = logging.getLogger("penstock.app")
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+STOP_TIMEOUT: Final = 25.0
+"""Below the 30 s that Kubernetes waits before it kills."""
+
+
+class App(Closing):
+    """Handlers of records, and the threads that run them.
+
+    Args:
+        url: the node, as `penstock.connect` takes it, when the app starts.
+        stop_timeout: seconds that handlers get to finish what they have in hand.
+
+    `client_id`, `transport` and `keys` are those of `penstock.connect`.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        client_id: str = "",
+        transport: Transport = "auto",
+        keys: Keys = None,
+        stop_timeout: float = STOP_TIMEOUT,
+    ) -> None:
+        check_range("stop_timeout", stop_timeout, 0.0, 86_400.0)
+        self.url = url
+        self._reached: dict[str, Any] = {
+            "client_id": client_id, "transport": transport, "keys": keys,
+        }  # fmt: skip
+        self._stop_timeout = stop_timeout
+        self._subscriptions: list[Subscription] = []
+        self._workers: list[Worker] = []
+        self._client: Client | None = None
+        self._producer: Producer | None = None
+        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._events: queue.SimpleQueue[bool] = queue.SimpleQueue()  # a stop is wanted; an end
+
+    def consumer(
+        self,
+        *topics: str,
+        group: str,
+        concurrency: int = 1,
+        on_error: OnError = "stop",
+        retries: int = 0,
+        retry_backoff: float = 0.1,
+        retry_backoff_max: float = 10.0,
+        commit_interval: float = 1.0,
+        **options: Unpack[AppOptions],
+    ) -> Callable[[Function], Function]:
+        """Register a handler of these topics' records, which stays the function it is.
+
+        Args:
+            group: its workers are members of it, here and in other processes.
+            concurrency: how many workers this process has for it. More than the topics have
+                partitions wait.
+            on_error: once a handler has failed and its retries are used up: "stop" ends the app
+                with the error, and the record comes again; "skip" logs it and goes on.
+            retries: how often it is tried again. A value that cannot be decoded is not.
+            retry_backoff, retry_backoff_max: seconds of the first wait, doubled up to the latter;
+                the wait is a random part of that.
+            commit_interval: seconds between commits, at most.
+            options: further ones of a group's consumer: `start`, `pattern`, ...
+
+        The handler's annotations say what it takes: see `penstock.client.app.handler`. It may be
+        `async`; a worker has an event loop of its own, and handles one record after the other.
+        """
+        check_names("App.consumer()", options, AppOptions.__annotations__)
+
+        def register(function: Function) -> Function:
+            if self._client is not None:
+                raise er.ConfigError("the app runs: register handlers before it starts")
+            told = Subscription(
+                Handler(function), topics, group, concurrency, on_error, retries, retry_backoff,
+                retry_backoff_max, commit_interval, options,
+            )  # fmt: skip
+            self._subscriptions.append(told)
+            return function
+
+        return register
+
+    # --- sending ---------------------------------------------------------------------------------
+    @property
+    def producer(self) -> Producer:
+        """Within a handler its worker's, whose records are delivered before the commit; elsewhere
+        one for all threads."""
+        worker: Worker | None = getattr(self._local, "worker", None)
+        if worker is not None:
+            return worker.producer
+        with self._lock:
+            if self._client is None:
+                raise er.ClosedError("the app is not running: start it, or use it by `with`")
+            if self._producer is None:
+                self._producer = self._client.producer()
+            return self._producer
+
+    def send(self, topic: str, value: bytes | None, **fields: Any) -> Delivery:
+        """`Producer.send` of `producer`."""
+        return self.producer.send(topic, value, **fields)
+
+    # --- life ------------------------------------------------------------------------------------
+    def run(self) -> None:
+        """Start, and stay until SIGTERM, SIGINT, `stop`, a failure, or the end of all workers.
+
+        Raises the error of a handler whose policy is "stop", and what `close` raises. A second
+        signal is a KeyboardInterrupt: nothing more is waited for. Signals are the main thread's.
+        """
+        with self._signals():
+            try:
+                self.start()
+                while self._events.get() is False and not self._is_over():
+                    pass
+            finally:
+                self.close()
+
+    def start(self) -> None:
+        """Connect, and start the workers. Raises what `penstock.connect` raises."""
+        if self._client is not None:
+            raise er.ConfigError("the app runs already")
+        if not self._subscriptions:
+            raise er.ConfigError("the app has no handlers: register one by @app.consumer(...)")
+        self._client = client = connect(self.url, **self._reached)
+        self._stopping.clear()
+        self._workers = [
+            Worker(told, client, self._stopping, self._begun, lambda: self._events.put(False))
+            for told in self._subscriptions
+            for _ in range(told.concurrency)
+        ]
+        for worker in self._workers:
+            worker.thread.start()
+        for told in self._subscriptions:
+            logger.info(
+                "group %s: %d workers run %s", told.group, told.concurrency, told.handler.name
+            )
+
+    def stop(self) -> None:
+        """Have `run` end in order. Returns at once; from any thread, handler or signal handler."""
+        self._events.put(True)
+
+    def close(self) -> None:
+        """Stop the workers, once they have finished and committed what they have in hand.
+
+        Raises the first failure of a worker; `PenstockTimeout` after `stop_timeout`, naming what a
+        handler still has in hand: that comes again.
+        """
+        client, self._client = self._client, None
+        if client is None:
+            return
+        self._stopping.set()
+        until = time.monotonic() + self._stop_timeout
+        for worker in self._workers:
+            worker.thread.join(max(0.0, until - time.monotonic()))
+        late = [worker for worker in self._workers if worker.thread.is_alive()]
+        self._events = queue.SimpleQueue()
+        with self._lock:
+            producer, self._producer = self._producer, None
+        try:
+            if producer is not None:
+                producer.close()
+        finally:
+            if not late:  # else their members would commit what is not done
+                client.close()
+        for worker in self._workers:
+            if worker.failure is not None:
+                raise worker.failure
+        if late:
+            raise er.PenstockTimeout(
+                f"after {self._stop_timeout:g} s (stop_timeout) handlers still work: "
+                + ", ".join(_works(worker) for worker in late)
+            )
+
+    def metrics(self) -> dict[str, int]:
+        """Records `handled`, tries that were `retried`, records `skipped`, of all workers since the
+        last start."""
+        counts = dict.fromkeys(("handled", "retried", "skipped"), 0)
+        for worker in self._workers:
+            for name, count in worker.counts.items():
+                counts[name] += count
+        return counts
+
+    def __enter__(self) -> App:
+        self.start()
+        return self
+
+    def _begun(self, worker: Worker) -> None:
+        self._local.worker = worker
+
+    def _is_over(self) -> bool:
+        return any(worker.failure is not None for worker in self._workers) or all(
+            worker.is_done for worker in self._workers
+        )
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        came = False
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            nonlocal came
+            if came:
+                raise KeyboardInterrupt
+            came = True
+            self.stop()
+
+        before = {number: signal.signal(number, on_signal) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _works(worker: Worker) -> str:
+    record, told = worker.in_hand, worker.subscription
+    where = "its last commit" if record is None else place_of(record)
+    return f"{told.handler.name} of group {told.group} at {where}"

@@ -1,0 +1,233 @@
+"""A worker of an app: one thread, one member of a group, one handler.
+
+    poll -> decode -> handle -> (retry) -> next      commit: what is handled, once its own records
+                                                     are delivered
+
+A commit covers the handled records alone: one whose handler failed, or that a stop overtook while
+it waited for its next try, is sought again first. What the handler sent is flushed before, so that
+a commit never stands for records that are nowhere.
+
+Owns that order. Never touches signals or other workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from penstock.client.app.handler import DecodeError, Handler, place_of
+from penstock.client.backoff import Retries
+from penstock.client.consumer.group.options import check_group_name
+from penstock.client.consumer.partition_cursor import TopicPartition
+from penstock.client.consumer.records import Record
+from penstock.client.validation import check_choice, check_integer, check_range
+from penstock.core import errors as er
+
+if TYPE_CHECKING:
+    from penstock.client.client import Client
+    from penstock.client.consumer.group.consumer import GroupConsumer
+    from penstock.client.producer.producer import Producer
+
+logger = logging.getLogger("penstock.app")
+
+OnError = Literal["stop", "skip"]
+
+POLL_SECONDS: Final = 0.2
+"""Between two looks whether to stop, while nothing comes."""
+CONCURRENCY_MAX: Final = 256
+RETRIES_MAX: Final = 1_000_000
+FLUSH_TIMEOUT: Final = 30.0
+"""Seconds for what handlers sent to be delivered, before a commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What `App.consumer` was told; see there."""
+
+    handler: Handler
+    topics: tuple[str, ...]
+    group: str
+    concurrency: int
+    on_error: OnError
+    retries: int
+    retry_backoff: float
+    retry_backoff_max: float
+    commit_interval: float
+    options: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        check_group_name(self.group)
+        check_integer("concurrency", self.concurrency)
+        check_range("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
+        check_choice("on_error", self.on_error, ("stop", "skip"))
+        check_integer("retries", self.retries)
+        check_range("retries", self.retries, 0, RETRIES_MAX)
+        check_range("retry_backoff", self.retry_backoff, 0.0, 3600.0)
+        check_range("retry_backoff_max", self.retry_backoff_max, 0.0, 86_400.0)
+        check_range("commit_interval", self.commit_interval, 0.001, 3600.0)
+        if not self.topics and self.options.get("pattern") is None:
+            raise er.ConfigError(f"consumer of group {self.group!r}: name topics, or give pattern=")
+
+
+class Worker:
+    """See the module. `begin` is called in its thread before all else, `end` after all else."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        client: Client,
+        stopping: threading.Event,
+        begin: Callable[[Worker], None],
+        end: Callable[[], None],
+    ) -> None:
+        self.subscription = subscription
+        self.counts = dict.fromkeys(("handled", "retried", "skipped"), 0)
+        self.failure: BaseException | None = None
+        self.is_done = False
+        self.in_hand: Record | None = None
+        self._client = client
+        self._stopping = stopping
+        self._begin, self._end = begin, end
+        self._consumer: GroupConsumer
+        self._producer: Producer | None = None
+        self._runner: asyncio.Runner | None = None
+        self._is_committing = True
+        self._commit_at = 0.0
+        name = f"penstock-{subscription.group}-{subscription.handler.name}"
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @property
+    def producer(self) -> Producer:
+        """Of the handler's own records."""
+        if self._producer is None:
+            self._producer = self._client.producer()
+        return self._producer
+
+    def _run(self) -> None:
+        try:
+            self._begin(self)
+            if self.subscription.handler.is_async:
+                with asyncio.Runner() as self._runner:
+                    self._work()
+            else:
+                self._work()
+        except BaseException as error:
+            self.failure = error
+        finally:
+            self.is_done = True
+            self._end()
+
+    def _work(self) -> None:
+        told = self.subscription
+        self._commit_at = time.monotonic() + told.commit_interval
+        try:
+            self._consumer = consumer = self._client.consumer(
+                *told.topics, group=told.group, guarantee="manual",
+                on_assigned=self._on_change, on_revoked=self._on_change, **told.options,
+            )  # fmt: skip
+            try:
+                self._read(consumer)
+            finally:
+                try:
+                    self._commit()  # closing would only log what it raises
+                finally:
+                    consumer.close()
+        finally:
+            if self._producer is not None:
+                self._producer.close()
+
+    def _read(self, consumer: GroupConsumer) -> None:
+        stopping = self._stopping
+        while not stopping.is_set() and not consumer.is_at_end():
+            for record in consumer.unpack(consumer.poll(timeout=POLL_SECONDS)):
+                self._handle(record)
+                if stopping.is_set():
+                    break
+                if time.monotonic() >= self._commit_at:
+                    self._commit()
+            if time.monotonic() >= self._commit_at:
+                self._commit()
+
+    # --- one record ------------------------------------------------------------------------------
+    def _handle(self, record: Record) -> None:
+        """Handle it, or skip it, or leave it to come again: with an error, or because of a stop."""
+        self.in_hand = record
+        told = self.subscription
+        pauses = Retries(told.retry_backoff, told.retry_backoff_max)
+        try:
+            while not self._tries(record, pauses):
+                if self._stopping.wait(pauses.next()):
+                    self._leave(record)
+                    return
+        except BaseException as error:
+            error.add_note(f"handler {told.handler.name} of group {told.group}: {place_of(record)}")
+            self._leave(record)
+            raise
+        finally:
+            self.in_hand = None
+
+    def _tries(self, record: Record, pauses: Retries) -> bool:
+        """One try; whether the record is done. Raises what is to stop the app."""
+        told = self.subscription
+        try:
+            called = told.handler(record)
+            if self._runner is not None:
+                self._runner.run(called)
+        except Exception as error:
+            if not isinstance(error, DecodeError) and pauses.tries < told.retries:
+                self.counts["retried"] += 1
+                logger.warning(
+                    "group %s: %s failed at %s, try %d of %d: %r",
+                    told.group, told.handler.name, place_of(record), pauses.tries + 1,
+                    told.retries + 1, error,
+                )  # fmt: skip
+                return False
+            if told.on_error == "stop":
+                raise
+            self.counts["skipped"] += 1
+            logger.error(
+                "group %s: %s failed at %s, which is skipped",
+                told.group, told.handler.name, place_of(record), exc_info=error,
+            )  # fmt: skip
+            return True
+        self.counts["handled"] += 1
+        return True
+
+    def _leave(self, record: Record) -> None:
+        """What is committed from here on does not cover it."""
+        try:
+            self._consumer.seek(record.topic, record.partition, record.offset)
+        except er.PenstockError:
+            self._is_committing = False  # the others come again, too
+            logger.exception("group %s: nothing more is committed", self.subscription.group)
+
+    # --- commits ---------------------------------------------------------------------------------
+    def _on_change(self, partitions: list[TopicPartition]) -> None:
+        """Before partitions go: what is done of them. After they came: where they begin, so that a
+        crash does not move "latest" on."""
+        self._commit()
+
+    def _commit(self) -> None:
+        """Commit what is handled. Without an answer it is tried again; at worst records come again.
+        Raises `DeliveryError` where what was sent is lost."""
+        self._commit_at = time.monotonic() + self.subscription.commit_interval
+        if not self._is_committing:
+            return
+        try:
+            if self._producer is not None:
+                self._producer.flush(FLUSH_TIMEOUT)
+            self._consumer.commit()
+        except er.StaleGenerationError as error:
+            logger.warning("%s", error)
+        except er.DeliveryError:
+            self._is_committing = False
+            raise
+        except er.PenstockError as error:
+            if not error.retriable:
+                raise
+            logger.warning("group %s: a commit failed: %s", self.subscription.group, error)
