@@ -28,6 +28,7 @@ DOORS = (
     "penstock",
     "penstock.__main__",
     "penstock.aio",
+    "penstock.metrics",
     "penstock.pytest_plugin",
     "penstock.lazily",
     "penstock.version",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Iterable
 from typing import Any, Unpack, overload
@@ -46,7 +47,8 @@ class Client(Closing):
         )
         self.url = url
         self._client_id = client_id
-        self._made: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._numbers = itertools.count()
         self._closed = False
 
     @property
@@ -76,7 +78,7 @@ class Client(Closing):
             if "transactional_id" in options
             else Producer(self._socket, **options)
         )
-        self._made.add(producer)
+        self._keep(producer)
         return producer
 
     def stage(self, transactional_id: str, epoch: int, **options: Unpack[StageOptions]) -> Stage:
@@ -84,7 +86,7 @@ class Client(Closing):
         self._check_open()
         options.setdefault("client_id", self._client_id)
         stage = Stage(self._socket, transactional_id, epoch, **options)
-        self._made.add(stage)
+        self._keep(stage)
         return stage
 
     def commit_transaction(
@@ -136,20 +138,28 @@ class Client(Closing):
             consumer = Consumer(self._socket, topics, **options)
         else:
             consumer = GroupConsumer(self._socket, topics, **options)
-        self._made.add(consumer)
+        self._keep(consumer)
         return consumer
 
     def admin(self, *, timeout: float = 15.0) -> Admin:
         """Topics and the node; `timeout` bounds each request in seconds."""
         self._check_open()
         admin = Admin(self._socket, client_id=self._client_id, timeout=timeout)
-        self._made.add(admin)
+        self._keep(admin)
         return admin
 
     def _described(self) -> str:
         if self._closed:
             return f"{self.url}, closed"
         return f"{self.url} by {self.transport}, {len(self._made)} made"
+
+    def made(self) -> dict[int, Any]:
+        """What was made from it and is still there, by the order in which it was made."""
+        alive = ((ref.key, ref()) for ref in self._made.valuerefs())  # in one step, for all threads
+        return {number: made for number, made in alive if made is not None}
+
+    def _keep(self, made: Any) -> None:
+        self._made[next(self._numbers)] = made
 
     def _check_open(self) -> None:
         if self._closed:
@@ -159,7 +169,7 @@ class Client(Closing):
         """Close everything made from this client; the first error is raised after that."""
         self._closed = True
         failure: Exception | None = None
-        for made in list(self._made):
+        for made in self.made().values():
             try:
                 made.close()
             except er.PenstockError as error:

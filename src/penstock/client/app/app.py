@@ -123,6 +123,11 @@ class App(Closing):
 
         return register
 
+    @property
+    def client(self) -> Client | None:
+        """What it reaches the node by; None while it does not run."""
+        return self._client
+
     # --- sending ---------------------------------------------------------------------------------
     @property
     def producer(self) -> Producer:
