@@ -99,9 +99,10 @@ def test_the_blocks_of_a_page_do_what_they_show(page, home, named):
 
 def test_every_promised_page_has_blocks_that_run():
     assert {page.stem for page in PAGES if run_blocks(page)} == {
-        "README", "asyncio", "at-least-once", "at-most-once", "cluster", "columns", "exactly-once",
-        "groups", "guarantees", "install", "metrics", "monitoring", "quickstart", "remote",
-        "retention-and-disk", "security", "spark", "spark-jobs", "spark-writing", "testing",
+        "README", "asyncio", "at-least-once", "at-most-once", "cluster", "columns", "coming-from",
+        "exactly-once", "groups", "guarantees", "install", "metrics", "monitoring", "quickstart",
+        "remote", "retention-and-disk", "security", "spark", "spark-jobs", "spark-writing",
+        "testing",
     }  # fmt: skip
 
 
