@@ -178,6 +178,7 @@ def test_a_handler_that_does_not_end_is_named(node, topic):
     with pytest.raises(PenstockTimeout, match=rf"hang of group {topic} at {topic}-\d offset 0"):
         app.close()
     ended.set()
+    wait_until(lambda: not [each for each in threading.enumerate() if "hang" in each.name])
 
 
 def test_a_worker_that_is_killed_loses_nothing(node, topic, tmp_path, monkeypatch):
