@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+from event_loops import run
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock import App
+from penstock import App, aio
 from penstock.metrics import collector
 from penstock.testing import produce
 
@@ -66,3 +67,22 @@ def test_an_app_is_told_with_its_workers_also_while_it_does_not_run(node):
     [(labels, count)] = names["penstock_client_consumer_records_total"]
     assert (labels["group"], count) == (topic, 2.0)
     assert told(registry)["penstock_client_app_handled_total"] == [({"client": "0"}, 2.0)]
+
+
+def test_a_client_of_asyncio_is_told_as_well(node):
+    topic = node.create_topic()
+
+    async def main():
+        async with (
+            aio.connect(node.url) as client,
+            client.producer() as producer,
+            client.consumer(topic, group=topic) as consumer,
+        ):
+            await producer.send_and_wait(topic, b"a")
+            assert len(await consumer.poll(timeout=20.0)) == 1
+            return told(registered(client))
+
+    seen = run(main())
+    assert [value for _, value in seen["penstock_client_producer_acknowledged_total"]] == [1.0]
+    [(labels, value)] = seen["penstock_client_consumer_records_total"]
+    assert (labels["group"], value) == (topic, 1.0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import weakref
 from collections.abc import Iterable
 from typing import Any, Unpack, overload
 
@@ -11,6 +9,7 @@ from penstock.client.admin.admin import Admin
 from penstock.client.closing import Closing
 from penstock.client.consumer.consumer import Consumer
 from penstock.client.consumer.group.consumer import GroupConsumer
+from penstock.client.made import Made
 from penstock.client.options import (
     ConsumerOptions,
     GroupOptions,
@@ -47,8 +46,7 @@ class Client(Closing):
         )
         self.url = url
         self._client_id = client_id
-        self._made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._numbers = itertools.count()
+        self.made = Made()
         self._closed = False
 
     @property
@@ -78,7 +76,7 @@ class Client(Closing):
             if "transactional_id" in options
             else Producer(self._socket, **options)
         )
-        self._keep(producer)
+        self.made.add(producer)
         return producer
 
     def stage(self, transactional_id: str, epoch: int, **options: Unpack[StageOptions]) -> Stage:
@@ -86,7 +84,7 @@ class Client(Closing):
         self._check_open()
         options.setdefault("client_id", self._client_id)
         stage = Stage(self._socket, transactional_id, epoch, **options)
-        self._keep(stage)
+        self.made.add(stage)
         return stage
 
     def commit_transaction(
@@ -138,28 +136,20 @@ class Client(Closing):
             consumer = Consumer(self._socket, topics, **options)
         else:
             consumer = GroupConsumer(self._socket, topics, **options)
-        self._keep(consumer)
+        self.made.add(consumer)
         return consumer
 
     def admin(self, *, timeout: float = 15.0) -> Admin:
         """Topics and the node; `timeout` bounds each request in seconds."""
         self._check_open()
         admin = Admin(self._socket, client_id=self._client_id, timeout=timeout)
-        self._keep(admin)
+        self.made.add(admin)
         return admin
 
     def _described(self) -> str:
         if self._closed:
             return f"{self.url}, closed"
-        return f"{self.url} by {self.transport}, {len(self._made)} made"
-
-    def made(self) -> dict[int, Any]:
-        """What was made from it and is still there, by the order in which it was made."""
-        alive = ((ref.key, ref()) for ref in self._made.valuerefs())  # in one step, for all threads
-        return {number: made for number, made in alive if made is not None}
-
-    def _keep(self, made: Any) -> None:
-        self._made[next(self._numbers)] = made
+        return f"{self.url} by {self.transport}, {len(self.made.alive())} made"
 
     def _check_open(self) -> None:
         if self._closed:
@@ -169,7 +159,7 @@ class Client(Closing):
         """Close everything made from this client; the first error is raised after that."""
         self._closed = True
         failure: Exception | None = None
-        for made in self.made().values():
+        for made in self.made.alive().values():
             try:
                 made.close()
             except er.PenstockError as error:

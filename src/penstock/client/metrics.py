@@ -14,13 +14,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.client.app.app import App
-from penstock.client.client import Client
-from penstock.client.consumer.consumer import Consumer
-from penstock.client.consumer.group.consumer import GroupConsumer
-from penstock.client.producer.producer import Producer
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
+
+    from penstock.client.aio.client import Client as AsyncClient
+    from penstock.client.client import Client
 
 GAUGES: Final = frozenset({"buffered_bytes"})
 """What is told as it is now; everything else is counted."""
@@ -31,7 +30,7 @@ Sample = tuple[str, dict[str, str], float]
 class Collector:
     """See the module. `prometheus_client` asks it by `collect`."""
 
-    def __init__(self, sources: tuple[Client | App, ...]) -> None:
+    def __init__(self, sources: tuple[Client | AsyncClient | App, ...]) -> None:
         self._sources = sources
 
     def collect(self) -> Iterator[Metric]:
@@ -54,6 +53,7 @@ class Collector:
     def _samples(self) -> Iterator[Sample]:
         for number, source in enumerate(self._sources):
             where = {"client": str(number)}
+            client: Client | AsyncClient | None
             if isinstance(source, App):
                 yield from _each("app", where, source.metrics())
                 client = source.client
@@ -61,12 +61,12 @@ class Collector:
                 client = source
             if client is None:
                 continue
-            for order, made in client.made().items():
+            for order, made in client.made.alive().items():
                 which = {**where, "number": str(order)}
-                if isinstance(made, GroupConsumer | Consumer):
-                    which["group"] = made.group if isinstance(made, GroupConsumer) else ""
+                if hasattr(made, "poll"):
+                    which["group"] = getattr(made, "group", "")
                     yield from _each("consumer", which, made.metrics())
-                elif isinstance(made, Producer):
+                elif hasattr(made, "send"):
                     yield from _each("producer", which, made.metrics())
 
 
@@ -75,7 +75,7 @@ def _each(what: str, labels: dict[str, str], counts: dict[str, int]) -> Iterator
         yield f"penstock_client_{what}_{name}", labels, count
 
 
-def collector(*sources: Client | App) -> Collector:
+def collector(*sources: Client | AsyncClient | App) -> Collector:
     """A collector of what these clients, and all that was made from them, count:
     `prometheus_client.REGISTRY.register(collector(client))`.
 

@@ -3,7 +3,6 @@ made."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Coroutine, Iterable
 from functools import partial
 from typing import Any, TypeVar, Unpack, cast, overload
@@ -15,6 +14,7 @@ from penstock.client.aio.producer import Producer
 from penstock.client.aio.transactions import Stage, TransactionalProducer
 from penstock.client.aio.waits import Carrier, Opening, in_thread
 from penstock.client.closing import AsyncClosing
+from penstock.client.made import Made
 from penstock.client.options import (
     ConsumerOptions,
     GroupOptions,
@@ -43,7 +43,7 @@ class Client(AsyncClosing):
         self.url = url
         self._socket = socket
         self._client_id = client_id
-        self._made: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.made = Made()
         self._closed = False
 
     @classmethod
@@ -153,13 +153,13 @@ class Client(AsyncClosing):
         if self._closed:
             await made.close()
             self._check_open()
-        self._made.add(made)
+        self.made.add(made)
         return made
 
     def _described(self) -> str:
         if self._closed:
             return f"{self.url}, closed"
-        return f"{self.url} by {self.transport}, {len(self._made)} made"
+        return f"{self.url} by {self.transport}, {len(self.made.alive())} made"
 
     def _check_open(self) -> None:
         if self._closed:
@@ -169,7 +169,7 @@ class Client(AsyncClosing):
         """Close everything made from this client; the first error is raised after that."""
         self._closed = True
         failure: Exception | None = None
-        for made in list(self._made):
+        for made in self.made.alive().values():
             try:
                 await made.close()
             except er.PenstockError as error:

@@ -34,6 +34,7 @@ class GroupConsumer(AsyncClosing):
 
     def __init__(self, core: BlockingGroupConsumer, carrier: Carrier) -> None:
         self._core = core
+        self.group = core.group
         self._carrier = carrier
         self._turns = Turns()
 
