@@ -11,7 +11,7 @@ from penstock.client.consumer.group.options import Guarantee
 from penstock.client.consumer.group.rebalance import Listener
 from penstock.client.consumer.latest import LatestOnly
 from penstock.client.consumer.partition_cursor import Isolation
-from penstock.client.producer.config import Acks, OnFull
+from penstock.client.producer.config import Acks, DeliveryHook, ErrorHook, OnFull, SendHook
 from penstock.client.validation import check_names
 
 
@@ -32,6 +32,9 @@ class ProducerOptions(TypedDict, total=False):
     retry_backoff: float
     retry_backoff_max: float
     timeout: float
+    on_send: SendHook | None
+    on_delivery: DeliveryHook | None
+    on_error: ErrorHook | None
 
 
 class StageOptions(ProducerOptions, total=False):

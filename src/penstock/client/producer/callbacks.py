@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import length_hint
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.client.producer.delivery import AnyDelivery, Batch, Box, DoneCallback, Failure
 from penstock.core.errors import DeliveryError
@@ -70,6 +70,12 @@ class Callbacks:
             self.taken += len(found)
         box.callbacks = []
         self._awaited.pop(box, None)
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        """A hook: called in turn with the others."""
+        found: list[tuple[Any, Callable[[Any], object]]] = [(None, lambda _: callback())]
+        self._due.append(_Due(found, iter(found)))
+        self.taken += 1
 
     def run(self) -> bool:
         """Call what is due. Whether anything was. A callback that comes here calls no others."""

@@ -5,11 +5,14 @@ Owns their validation. Knows nothing of how they are obeyed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from penstock.client.validation import (
+    HeadersLike,
     as_spelt,
+    check_callable,
     check_choice,
     check_flag,
     check_range,
@@ -22,6 +25,10 @@ from penstock.ipc import layout as lo
 Acks = Literal[0, 1, "all"]
 OnFull = Literal["block", "error", "drop-newest", "drop-oldest", "drop_newest", "drop_oldest"]
 ON_FULL: Final[tuple[OnFull, ...]] = ("block", "error", "drop-newest", "drop-oldest")
+SendHook = Callable[[str, bytes | None, bytes | None, HeadersLike | None], HeadersLike | None]
+DeliveryHook = Callable[[Any], object]
+"""With a `BatchReceipt`, which cannot be named here: its module knows producers."""
+ErrorHook = Callable[[str, int, int, Exception], object]
 
 BACKOFF_MAX: Final = 60.0
 
@@ -52,6 +59,13 @@ class ProducerConfig:
         retry_backoff_max: ... and never from more than this. Order is kept meanwhile: a partition's
             batches leave only behind those before them, with the same sequences.
         timeout: bound of each request to the node.
+        on_send: called by each `send`, in its thread, as on_send(topic, value, key, headers); the
+            headers that it returns are sent, so that a trace can be put there. Not by `send_batch`
+            and `send_arrow`. What it raises, `send` raises.
+        on_delivery: called with the `BatchReceipt` of each batch that is delivered, by the thread
+            that learns of it. What it raises is logged, as with `on_error`.
+        on_error: called as on_error(topic, partition, count, error) for records that failed, and
+            partition -1 where they had none yet. Not for what `on_full` dropped.
     """
 
     client_id: str = ""
@@ -68,10 +82,16 @@ class ProducerConfig:
     retry_backoff: float = 0.05
     retry_backoff_max: float = 1.0
     timeout: float = 5.0
+    on_send: SendHook | None = None
+    on_delivery: DeliveryHook | None = None
+    on_error: ErrorHook | None = None
 
     def __post_init__(self) -> None:
         check_text("client_id", self.client_id)
         check_flag("idempotent", self.idempotent)
+        check_callable("on_send", self.on_send)
+        check_callable("on_delivery", self.on_delivery)
+        check_callable("on_error", self.on_error)
         check_range("linger", self.linger, 0.0, 60.0)
         check_range(
             "batch_bytes", self.batch_bytes, 1 << 10, lo.LANE_CAPACITY_MAX // lo.FRAME_SHARE

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Self, Unpack
 
 from penstock.client import fork_safety, process_exit
@@ -33,6 +34,7 @@ from penstock.client.producer.delivery import (
     DoneCallback,
     Receipt,
 )
+from penstock.client.producer.hooks import hooked
 from penstock.client.producer.io_thread import Minder
 from penstock.client.producer.repair import mend
 from penstock.client.producer.routes import BATCH_OVERHEAD, TopicRoutes
@@ -72,6 +74,8 @@ class Producer(Elsewhere, Shown):
         self._linger = self.config.linger
         self._delivery_timeout = self.config.delivery_timeout
         self.timeout = self.config.timeout
+        if self.config.on_send is not None:
+            self.send = hooked(self.send, self.config.on_send)  # type: ignore[method-assign]
         self._closed = self._is_left = False
         self.incarnation = 0
         self._reset()
@@ -363,6 +367,7 @@ class Producer(Elsewhere, Shown):
     def _fail(self, box: Box, error: Exception) -> None:
         """None of a box's records can be sent."""
         self._failed.note(box.fail(error))
+        self._tell_error(box.topic, -1, box.count, error)
         if box.callbacks:
             self.callbacks.take(box)
             self._minder.nudge()
@@ -387,6 +392,16 @@ class Producer(Elsewhere, Shown):
             self._minder.nudge()
         if not is_dropped:
             self._counts["acknowledged" if batch.error is None else "failed"] += batch.count
+        if batch.error is None and self.config.on_delivery is not None:
+            self.callbacks.call_soon(partial(self.config.on_delivery, batch.receipt()))
+            self._minder.nudge()
+        elif batch.error is not None and not is_dropped:
+            self._tell_error(batch.route.topic, batch.route.partition, batch.count, batch.error)
+
+    def _tell_error(self, topic: str, partition: int, count: int, error: Exception) -> None:
+        if self.config.on_error is not None:
+            self.callbacks.call_soon(partial(self.config.on_error, topic, partition, count, error))
+            self._minder.nudge()
 
     # --- life ------------------------------------------------------------------------------------
     def _attach(self) -> None:
