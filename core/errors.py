@@ -35,6 +35,7 @@ class ErrorCode(IntEnum):
     STALE_LEADER_EPOCH = 18
     BEYOND_LOG_END = 19
     NOT_COMMITTED = 20
+    NAMESPACE_FULL = 21
 
 
 SENT_BACK: Final = frozenset({ErrorCode.NOT_LEADER, ErrorCode.NOT_COMMITTED})

@@ -72,6 +72,7 @@ HEADER: Final = struct.Struct("<4sBBHIIQIIqIIBBHIIIQQqqII16sQ")
 BROKER_PART: Final = struct.Struct("<4sBBHIIQIIqI")
 CRC_AT: Final = 8
 LENGTH_AT: Final = 12
+ATTRIBUTES_AT: Final = 50
 BODY_CRC_AT: Final = 44
 _U32: Final = struct.Struct("<I")
 assert HEADER.size == HEADER_BYTES

@@ -22,7 +22,6 @@ from penstock.core.columns import BinaryColumn, Columns
 from penstock.core.encode_columns import HeaderColumns, RecordColumns, encode_columns
 
 ATTRIBUTES: Final = struct.Struct("<H")
-ATTRIBUTES_AT: Final = 50
 
 Mask = npt.NDArray[np.bool_]
 
@@ -57,7 +56,7 @@ def stamped(
 
 def settled(header: bytearray, body: hd.Buffer, head: hd.BatchHeader) -> bytearray:
     """The header with the attributes of `head`: of a batch whose transaction is decided."""
-    ATTRIBUTES.pack_into(header, ATTRIBUTES_AT, head.attributes)
+    ATTRIBUTES.pack_into(header, hd.ATTRIBUTES_AT, head.attributes)
     crc = crc32c(memoryview(header)[hd.BODY_CRC_FROM :])
     hd.seal_header(header, crc32c(body, crc))
     return header

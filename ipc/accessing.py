@@ -42,11 +42,24 @@ class LimitSetting(msgspec.Struct, frozen=True):
     partitions_max: Amount | None = None
     groups_max: Amount | None = None
     transactional_ids_max: Amount | None = None
+    connections_max: Amount | None = None
+    disk_bytes_max: Amount | None = None
+    shm_bytes_max: Amount | None = None
+
+
+class LimitUse(msgspec.Struct, frozen=True):
+    """How much of a limit is used at the broker that was asked. `used` None: known to another one;
+    `most` None: no limit."""
+
+    namespace: str
+    limit: str
+    used: Amount | None
+    most: Amount | None
 
 
 # --- client -> node -----------------------------------------------------------------------------
 class ListAccess(msgspec.Struct, frozen=True, tag="list_access"):
-    """`what`: "entries", "quotas" or "limits", from the `skip`-th on."""
+    """`what`: "entries", "quotas", "limits" or "uses", from the `skip`-th on."""
 
     what: str
     skip: int = 0
@@ -84,6 +97,7 @@ class AccessList(msgspec.Struct, frozen=True, tag="access_list"):
     entries: list[AccessEntry] = []
     quotas: list[QuotaSetting] = []
     limits: list[LimitSetting] = []
+    uses: list[LimitUse] = []
 
 
 class AccessChanged(msgspec.Struct, frozen=True, tag="access_changed"):

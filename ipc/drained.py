@@ -8,7 +8,7 @@ from typing import Final
 
 from penstock.core.admission import refused
 from penstock.core.errors import ErrorCode
-from penstock.core.header import ATTR_CONTROL, ATTR_TRANSACTIONAL, HEADER_BYTES
+from penstock.core.header import ATTR_CONTROL, ATTR_TRANSACTIONAL, ATTRIBUTES_AT, HEADER_BYTES
 from penstock.core.log import AppendResult
 from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import Doorbell, fence
@@ -17,7 +17,6 @@ from penstock.ipc.shm import listing, object_name
 
 RETRY_MIN: Final = 0.05
 _PRODUCER_ID: Final = slice(64, 72)
-_ATTRIBUTES_AT: Final = 50
 
 
 def producers_with_lanes(owner: str) -> set[int]:
@@ -49,7 +48,7 @@ class DrainedLane:
         if len(batch) < HEADER_BYTES:
             return False
         granted = self.receiver.identity.producer_id
-        kind = batch[_ATTRIBUTES_AT]
+        kind = batch[ATTRIBUTES_AT]
         if kind & ATTR_CONTROL:
             return lo.is_coordinators(granted)
         if kind & ATTR_TRANSACTIONAL:

@@ -1,12 +1,14 @@
 """What the node and its cleaner say of the host, in the head of the state table.
 
-One line each, written by one process: room on the data folder's disk by the node, signs of life of
-the cleaner by that. Writers and clients read them without asking anybody.
+Each is written by one process: room on the data folder's disk, and which pages may have no more of
+it, by the node, signs of life of the cleaner by that. Writers and clients read them without asking
+anybody.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from penstock.ipc import layout as lo
@@ -49,6 +51,27 @@ class DiskSlot:
 
     def read(self) -> Disk:
         return Disk(*self._q[_DISK : _DISK + len(Disk._fields)].tolist())
+
+
+class FullPages:
+    """Pages of partitions whose namespace has as many bytes on the disk as it may."""
+
+    __slots__ = ("_q",)
+
+    def __init__(self, region: Region) -> None:
+        self._q = region.q
+
+    def publish(self, pages: Iterable[int]) -> None:
+        """These, and no others."""
+        words = [0] * (lo.PAGES_MAX // 64)
+        for page in pages:
+            words[page >> 6] |= 1 << (page & 63)
+        for at, word in enumerate(words, lo.FULL_PAGES_AT // 8):
+            if self._q[at] != word:
+                self._q[at] = word
+
+    def has(self, page: int) -> bool:
+        return bool(self._q[lo.FULL_PAGES_AT // 8 + (page >> 6)] >> (page & 63) & 1)
 
 
 class CleanerState(NamedTuple):

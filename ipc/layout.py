@@ -21,6 +21,7 @@ State table: one a data folder and boot; read by everybody
        0   magic │ version u32, stride u32 │ pages │ node uuid (16 bytes)     node, once
       64   disk level │ free │ total │ warn below │ stop below                node
      128   cleaner pid │ heartbeat │ runs │ errors │ time of the last run     cleaner
+    1024   pages of namespaces whose bytes are at their limit: a bitmap       node
     4096   64 writer slots of 64 bytes: pid │ generation │ heartbeat │ passes │ restarts; its writer
     8192   pages of 512 bytes, page k = partition k of this node              the writer of k
            0 magic u32, version u32 │ topic id (16) │ partition │ generation │ leader epoch
@@ -136,6 +137,8 @@ Q_CLEANER_RUNS: Final = 2
 Q_CLEANER_ERRORS: Final = 3
 Q_CLEANER_LAST_RUN: Final = 4
 
+FULL_PAGES_AT: Final = 1024
+
 WRITERS_MAX: Final = 64
 WRITER_SLOTS_AT: Final = 4096
 WRITER_SLOT_BYTES: Final = 64
@@ -148,6 +151,7 @@ Q_WRITER_RESTARTS: Final = 4
 PAGES_AT: Final = 8192
 PAGE_BYTES: Final = 512
 PAGES_MAX: Final = 4096
+assert FULL_PAGES_AT + PAGES_MAX // 8 <= WRITER_SLOTS_AT
 PAGE_MAGIC: Final = int.from_bytes(b"PAGE", "little")
 PAGE_IDENTITY: Final = struct.Struct("<II16sQ")  # magic, version, topic id, partition
 Q_PAGE_MAGIC: Final = 0

@@ -16,10 +16,12 @@ import os
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Container, Sequence
+from itertools import compress
 from typing import Final, Self
 
 from penstock.core.admission import refused
 from penstock.core.errors import ErrorCode, LogOfflineError, StorageError
+from penstock.core.header import ATTR_CONTROL, ATTRIBUTES_AT
 from penstock.core.log import AppendResult, Log, LogConfig, SyncJob, Writeback
 from penstock.core.opentransactions import OpenTransaction
 from penstock.core.storage import Storage
@@ -68,6 +70,7 @@ class LogRole:
         self._log = log
         self._state = state
         self._disk = state.disk
+        self._full = state.full_pages
         self._settings = order.settings
         self._group_commit = order.settings.durability == "fsync"
         self._syncing = False
@@ -154,6 +157,24 @@ class LogRole:
         return min(TICK, self._log.config.flush_interval)
 
     def append(self, batches: Sequence[memoryview], now_us: int) -> list[AppendResult]:
+        if self._full.has(self.page):
+            return self._append_control(batches, now_us)
+        return self._append(batches, now_us)
+
+    def _append_control(self, batches: Sequence[memoryview], now_us: int) -> list[AppendResult]:
+        """Its namespace has as many bytes as it may. Transactions end nevertheless: others' records
+        may wait behind theirs."""
+        are_control = [bool(batch[ATTRIBUTES_AT] & ATTR_CONTROL) for batch in batches]
+        control = list(compress(batches, are_control))
+        taken = iter(self._append(control, now_us) if control else ())
+        full = refused(
+            ErrorCode.NAMESPACE_FULL,
+            f"{self.name}: its namespace has as many bytes on the disk as its limit "
+            "disk_bytes_max allows",
+        )
+        return [next(taken) if is_control else full for is_control in are_control]
+
+    def _append(self, batches: Sequence[memoryview], now_us: int) -> list[AppendResult]:
         log = self._log
         try:
             at = log.valid_bytes
@@ -219,7 +240,9 @@ class LogRole:
         for batch, result in zip(batches, results, strict=True):
             if result.error:
                 refusals += 1
-                logger.warning(
+                logger.log(
+                    # The node says once that a namespace is full, the counter how many came.
+                    logging.DEBUG if result.error == ErrorCode.NAMESPACE_FULL else logging.WARNING,
                     "%s: refused a batch: %s",
                     self.name,
                     result.message,

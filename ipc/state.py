@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from penstock.core.errors import PenstockTimeout, UnsupportedVersionError
 from penstock.ipc import layout as lo
-from penstock.ipc.hostslots import DiskSlot
+from penstock.ipc.hostslots import DiskSlot, FullPages
 from penstock.ipc.shm import Region
 
 _SPINS_MAX: Final = 200
@@ -67,7 +67,7 @@ class OpenSince(NamedTuple):
 class StatePage:
     """One partition's page. Readers use the properties, its writer the `publish_*` methods."""
 
-    __slots__ = ("_base", "_bytes", "_q", "disk", "index")
+    __slots__ = ("_base", "_bytes", "_q", "disk", "full_pages", "index")
 
     def __init__(self, region: Region, index: int) -> None:
         if not 0 <= index < lo.PAGES_MAX:
@@ -76,6 +76,7 @@ class StatePage:
         self._bytes = region.bytes
         self._base = (lo.PAGES_AT + index * lo.PAGE_BYTES) // 8
         self.disk = DiskSlot(region)
+        self.full_pages = FullPages(region)
         self.index = index
 
     # --- reading ---

@@ -15,11 +15,16 @@ from penstock.cluster.access.entries import (
     check_principal,
 )
 from penstock.cluster.access.limits import (
+    LIMITS,
+    SHARE,
+    SHARES,
     NamespaceLimits,
     Tally,
     check_limit_settings,
     check_limits,
     check_one_more,
+    limit_of,
+    over_limit,
     with_shares,
 )
 from penstock.cluster.access.policy import CLUSTER, Policy
@@ -29,7 +34,10 @@ __all__ = [
     "ANONYMOUS",
     "CLUSTER",
     "EVERYBODY",
+    "LIMITS",
     "LOCAL_PREFIX",
+    "SHARE",
+    "SHARES",
     "Effect",
     "Entry",
     "Kind",
@@ -43,6 +51,8 @@ __all__ = [
     "check_namespace",
     "check_one_more",
     "check_principal",
+    "limit_of",
     "literal_prefix",
+    "over_limit",
     "with_shares",
 ]

@@ -1,4 +1,4 @@
-"""Limits of namespaces: how many topics, partitions, groups and ids may have names in one."""
+"""Limits of namespaces: what may have names in one, and what that and its clients may take."""
 
 from __future__ import annotations
 
@@ -10,20 +10,39 @@ import msgspec
 from penstock.cluster.access.entries import check_namespace
 from penstock.core.errors import ConfigError, ResourceLimitError
 
+SHARE: Final = 4
+"""A namespace has one part in so many of what there may be, where nobody set another limit."""
+PARTITIONS_SHARE: Final = 1024
 GROUPS_SHARE: Final = 250
 TRANSACTIONAL_IDS_SHARE: Final = 2_500
-"""Of a namespace without limits: a quarter of what there may be."""
+BYTES_MAX: Final = 1 << 50
 
 
 class NamespaceLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """None: no limit but the node's own. Fields that are not set are not written, so that earlier
-    versions read what they know."""
+    """None: the share of a namespace that a key has; of others, no limit but the node's own. Fields
+    that are not set are not written, so that earlier versions read what they know."""
 
     namespace: str
     topics_max: int | None = None
     partitions_max: int | None = None
     groups_max: int | None = None
     transactional_ids_max: int | None = None
+    connections_max: int | None = None
+    """Of principals whose namespace it is, at each broker."""
+    disk_bytes_max: int | None = None
+    """Of its topics, on the disk of each broker."""
+    shm_bytes_max: int | None = None
+    """Of the lanes that producers of these principals may open, at each broker."""
+
+
+LIMITS: Final = tuple(NamespaceLimits.__struct_fields__[1:])
+SHARES: Final = NamespaceLimits(
+    "",
+    partitions_max=PARTITIONS_SHARE,
+    groups_max=GROUPS_SHARE,
+    transactional_ids_max=TRANSACTIONAL_IDS_SHARE,
+)
+"""What does not depend on the node."""
 
 
 class Tally(NamedTuple):
@@ -36,10 +55,11 @@ class Tally(NamedTuple):
 def check_limit_settings(limits: NamespaceLimits) -> None:
     """Raise ConfigError for limits that mean nothing."""
     check_namespace(limits.namespace)
-    for field in ("topics_max", "partitions_max", "groups_max", "transactional_ids_max"):
+    for field in LIMITS:
         given = getattr(limits, field)
-        if given is not None and not 0 <= given <= 1 << 31:
-            raise ConfigError(f"{field} of namespace {limits.namespace!r} is {given}: 0 to 2**31")
+        most = BYTES_MAX if "bytes" in field else 1 << 31
+        if given is not None and not 0 <= given <= most:
+            raise ConfigError(f"{field} of namespace {limits.namespace!r} is {given}: 0 to {most}")
 
 
 def check_limits(
@@ -57,17 +77,24 @@ def check_limits(
 
 
 def with_shares(
-    limits: Sequence[NamespaceLimits], namespaces: Iterable[str]
+    limits: Sequence[NamespaceLimits], namespaces: Iterable[str], shares: NamespaceLimits = SHARES
 ) -> list[NamespaceLimits]:
-    """The limits, and those of the namespaces among these that have none set."""
-    known = {limit.namespace for limit in limits}
-    shares = (
-        NamespaceLimits(
-            each, groups_max=GROUPS_SHARE, transactional_ids_max=TRANSACTIONAL_IDS_SHARE
-        )
-        for each in sorted(set(namespaces) - known)
-    )
-    return [*limits, *shares]
+    """The limits; these namespaces have the shares where nothing is set."""
+    found = {limit.namespace: limit for limit in limits}
+    for each in sorted(set(namespaces)):
+        own = found.get(each) or NamespaceLimits(each)
+        unset = {name: getattr(shares, name) for name in LIMITS if getattr(own, name) is None}
+        found[each] = msgspec.structs.replace(own, **unset)
+    return list(found.values())
+
+
+def limit_of(limits: Iterable[NamespaceLimits], namespace: str | None, limit: str) -> int | None:
+    """That limit of a namespace; None where there is none."""
+    for each in limits:
+        if each.namespace == namespace:
+            found: int | None = getattr(each, limit)
+            return found
+    return None
 
 
 def check_one_more(
@@ -84,8 +111,20 @@ def check_one_more(
 
 def _check(limit: NamespaceLimits, what: str, there: int, more: int, most: int | None) -> None:
     if most is not None and more > 0 and there + more > most:
-        raise ResourceLimitError(
-            f"namespace {limit.namespace!r} has {there} {what} and {more} more would be over its "
-            f"limit {what}_max={most}: delete some, or have the node's operator raise it "
-            f"(`penstock quota limit {limit.namespace} --{what.replace('_', '-')}-max N`)"
-        )
+        raise over_limit(limit.namespace, what, there, more, most)
+
+
+def over_limit(namespace: str, what: str, there: int, more: int, most: int) -> ResourceLimitError:
+    """What says so."""
+    return ResourceLimitError(
+        f"namespace {namespace!r} has {there} {_worded(what)} and {more} more would be over its "
+        f"limit {what}_max={most}: {_ADVICE.get(what, 'delete some')}, or have the node's operator "
+        f"raise it (`penstock quota limit {namespace} --{what.replace('_', '-')}-max N`)"
+    )
+
+
+_ADVICE: Final = {"connections": "close some", "shm_bytes": "close producers"}
+
+
+def _worded(what: str) -> str:
+    return {"shm_bytes": "bytes in shared memory"}.get(what, what)

@@ -34,6 +34,7 @@ _HOMES = {
     "OffsetReset": "client.admin.groups",
     "AccessEntry": "client.admin.access",
     "LimitSetting": "client.admin.access",
+    "LimitUse": "client.admin.access",
     "QuotaSetting": "client.admin.access",
     "Admin": "client.admin.admin",
     "TopicConfig": "client.admin.topic_config",
@@ -92,6 +93,7 @@ __all__ = [
     "GroupDescription",
     "GroupError",
     "LimitSetting",
+    "LimitUse",
     "LogOfflineError",
     "LogTruncatedError",
     "NotConnectedError",
@@ -131,7 +133,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from penstock.client.admin.access import AccessEntry, LimitSetting, QuotaSetting
+    from penstock.client.admin.access import AccessEntry, LimitSetting, LimitUse, QuotaSetting
     from penstock.client.admin.admin import Admin, TopicDescription
     from penstock.client.admin.groups import GroupDescription, OffsetReset
     from penstock.client.admin.topic_config import TopicConfig

@@ -24,6 +24,7 @@ def make(settings: dict[str, Any]) -> typer.Typer:
     """The command group."""
     app = typer.Typer(help="Show and change quotas, and limits of namespaces.", **settings)
     command(app, "list")(list_quotas)
+    command(app, "show")(show)
     command(app, "set")(set_quota)
     command(app, "remove")(remove)
     command(app, "limit")(limit)
@@ -38,6 +39,22 @@ def list_quotas(env: Env) -> None:
         if found:
             heads = found[0].__struct_fields__
             env.write_rows(heads, [msgspec.structs.asdict(one) for one in found])
+
+
+def show(
+    env: Env,
+    namespace: Annotated[
+        str | None, typer.Argument(metavar="NAMESPACE", help="This one only.")
+    ] = None,
+) -> None:
+    """Show how much namespaces have, and may have. Bytes, shared memory and connections are those
+    of the broker that is asked."""
+    with env.admin() as admin:
+        found = [one for one in admin.list_uses() if namespace in (None, one.namespace)]
+    if namespace is not None and not found:
+        raise er.ConfigError(f"namespace {namespace!r} has no limits, and no key has it")
+    rows = [msgspec.structs.asdict(one) for one in found]
+    env.write_rows(("namespace", "limit", "used", "most"), rows)
 
 
 def set_quota(
@@ -98,14 +115,33 @@ def limit(
     partitions_max: Annotated[int | None, typer.Option(min=0, metavar="N")] = None,
     groups_max: Annotated[int | None, typer.Option(min=0, metavar="N")] = None,
     transactional_ids_max: Annotated[int | None, typer.Option(min=0, metavar="N")] = None,
+    connections_max: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Of its principals, at each broker.")
+    ] = None,
+    disk_bytes_max: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Of its topics, at each broker.")
+    ] = None,
+    shm_bytes_max: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Shared memory for its producers, at each broker."),
+    ] = None,
 ) -> None:
-    """Bound what has names in a namespace, in the place of its limits before. Without options it
-    has those of a namespace that nobody bounded."""
+    """Bound what a namespace may have, in the place of its limits before. Where nothing is set, the
+    namespace of a key has its share."""
     from penstock.client.admin.access import LimitSetting
 
     with env.admin() as admin:
         admin.set_limits(
-            LimitSetting(namespace, topics_max, partitions_max, groups_max, transactional_ids_max)
+            LimitSetting(
+                namespace,
+                topics_max,
+                partitions_max,
+                groups_max,
+                transactional_ids_max,
+                connections_max,
+                None if disk_bytes_max is None else values.size(disk_bytes_max),
+                None if shm_bytes_max is None else values.size(shm_bytes_max),
+            )
         )
     env.say(f"set the limits of namespace {namespace}")
 

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from penstock.core.errors import PenstockTimeout, UnsupportedVersionError
 from penstock.ipc import accessing as ac
-from penstock.ipc.accessing import AccessEntry, LimitSetting, QuotaSetting
+from penstock.ipc.accessing import AccessEntry, LimitSetting, LimitUse, QuotaSetting
 
-__all__ = ["AccessAdmin", "AccessEntry", "LimitSetting", "QuotaSetting"]
+__all__ = ["AccessAdmin", "AccessEntry", "LimitSetting", "LimitUse", "QuotaSetting"]
 
 TRIES: Final = 10
 Ask = Callable[[Any, Any], Any]
@@ -30,6 +30,9 @@ class AccessAdmin:
 
     def limits(self) -> list[LimitSetting]:
         return self._listed("limits")
+
+    def uses(self) -> list[LimitUse]:
+        return self._listed("uses")
 
     def _listed(self, what: str) -> list[Any]:
         for _ in range(TRIES):
@@ -64,7 +67,7 @@ class AccessAdmin:
 
     def set_limits(self, limits: LimitSetting) -> None:
         self._ask(ac.SetLimits(limits), ac.AccessChanged)
-        if limits.groups_max is not None or limits.transactional_ids_max is not None:
+        if limits != LimitSetting(limits.namespace, limits.topics_max, limits.partitions_max):
             self._check_known(limits)
 
     def _check_known(self, limits: LimitSetting) -> None:
@@ -72,6 +75,6 @@ class AccessAdmin:
         if any(one.namespace == limits.namespace and one != limits for one in self.limits()):
             raise UnsupportedVersionError(
                 f"the node took other limits of namespace {limits.namespace!r} than were set: an "
-                "earlier version knows topics_max and partitions_max only; upgrade it, or set "
-                "these alone"
+                "earlier version does not know all of them; upgrade it, or set topics_max and "
+                "partitions_max alone"
             )

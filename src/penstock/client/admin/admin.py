@@ -10,7 +10,13 @@ from typing import Any, Final
 import msgspec
 
 from penstock.client import fork_safety
-from penstock.client.admin.access import AccessAdmin, AccessEntry, LimitSetting, QuotaSetting
+from penstock.client.admin.access import (
+    AccessAdmin,
+    AccessEntry,
+    LimitSetting,
+    LimitUse,
+    QuotaSetting,
+)
 from penstock.client.admin.cluster import (
     ClusterAdmin,
     ClusterDescription,
@@ -41,6 +47,7 @@ __all__ = [
     "GroupDescription",
     "GroupListing",
     "LimitSetting",
+    "LimitUse",
     "OffsetReset",
     "PartitionDescription",
     "PartitionPlace",
@@ -347,8 +354,13 @@ class Admin(Closing):
         """The limits of namespaces."""
         return AccessAdmin(self._ask).limits()
 
+    def list_uses(self) -> list[LimitUse]:
+        """How much namespaces have, and may have: those that have limits, and those of keys. Bytes,
+        shared memory and connections are those of the broker that is asked."""
+        return AccessAdmin(self._ask).uses()
+
     def set_limits(self, limits: LimitSetting) -> None:
-        """The same for how many topics and partitions a namespace may have."""
+        """Put limits in the place of those of the same namespace."""
         AccessAdmin(self._ask).set_limits(limits)
 
     def describe_node(self) -> ms.NodeDescription:

@@ -17,6 +17,7 @@ from penstock.client.admin.admin import (
     GroupDescription,
     GroupListing,
     LimitSetting,
+    LimitUse,
     OffsetReset,
     PartitionPlace,
     QuotaSetting,
@@ -209,6 +210,10 @@ class Admin(AsyncClosing):
     async def list_limits(self) -> list[LimitSetting]:
         """The limits of namespaces."""
         return await self._do(self._core.list_limits)
+
+    async def list_uses(self) -> list[LimitUse]:
+        """How much namespaces have, and may have; see `Admin.list_uses`."""
+        return await self._do(self._core.list_uses)
 
     async def set_limits(self, limits: LimitSetting) -> None:
         """Put limits in the place of those of the same namespace."""

@@ -27,7 +27,13 @@ _ADVICE: Final = {
     "was sent before, it may be written",
 }
 TOPIC_GONE: Final = frozenset({er.ErrorCode.UNKNOWN_PARTITION, er.ErrorCode.WRONG_TOPIC_ID})
-UNSEEN: Final = frozenset({er.ErrorCode.PARTITION_OFFLINE, er.ErrorCode.ACCESS_DENIED})
+UNSEEN: Final = frozenset(
+    {
+        er.ErrorCode.PARTITION_OFFLINE,
+        er.ErrorCode.ACCESS_DENIED,
+        er.ErrorCode.NAMESPACE_FULL,
+    }
+)
 """Refusals that say nothing of the batch, and whose log never saw it."""
 NO_ROOM: Final = "found no room in the lane within"
 LACKS: Final = {
@@ -57,6 +63,13 @@ def refusal(
         return er.AccessDeniedError(
             f"{route!r} at {place} refused a batch of {count} records: this client's principal may "
             f"not write there (`penstock acl add PRINCIPAL write topic {route.topic}`)"
+        )
+    if code is er.ErrorCode.NAMESPACE_FULL:
+        return er.ResourceLimitError(
+            f"{route!r} at {place} refused a batch of {count} records: its namespace has as many "
+            "bytes on the disk as its limit disk_bytes_max allows: delete or trim topics, shorten "
+            "their retention, or have the node's operator raise it (`penstock quota limit "
+            "NAMESPACE --disk-bytes-max SIZE`), then send again"
         )
     return er.ProduceError(
         f"{route!r} at {place} refused a batch of {count} records: {code.name.lower()}"

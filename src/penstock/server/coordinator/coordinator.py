@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Final
 
@@ -233,6 +233,14 @@ class Coordinator:
             found["swept"] = life.sweep.swept
             found |= life.machines.transactions.counts
         return found
+
+    def names(self) -> tuple[Collection[str], Collection[str]] | None:
+        """Groups and transactional ids; None where another broker knows them, or it is loading."""
+        if self._life is None:
+            is_here = self._cluster is None and not self._topics.has(TOPIC)
+            return ((), ()) if is_here else None
+        machines = self._life.machines
+        return machines.groups.names(), machines.transactions.ids()
 
     # --- requests ---
     async def answer(self, client: Client, request: co.Request) -> ms.NodeMessage:

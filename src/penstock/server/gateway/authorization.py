@@ -6,21 +6,23 @@ Asked before a batch goes into a lane, before a cursor reads, and when somebody 
 
 from __future__ import annotations
 
-from penstock.cluster.access import CLUSTER, Kind, Operation
+from penstock.cluster.access import CLUSTER, Kind, Operation, limit_of
 from penstock.cluster.quotas import CONSUME, PRODUCE, Quotas
 from penstock.ipc import layout as lo
 from penstock.ipc import lookups as lk
+from penstock.server.config import NodeConfig
 from penstock.server.gateway.endpoints import Endpoint
 from penstock.server.node.topic_names import TopicNames
-from penstock.server.security.access_store import Access
+from penstock.server.security.access_store import Access, shares_of
 from penstock.server.security.authorizer import Guard
 
 
 class Standing:
     """See the module."""
 
-    def __init__(self, data_folder: str, names: TopicNames) -> None:
-        self.access = Access(data_folder)
+    def __init__(self, config: NodeConfig, names: TopicNames) -> None:
+        self.access = Access(config.data_folder)
+        self.access.share(shares_of(config))
         self._names = names
         self.guard = Guard(self.access, names.of)
         self._quotas = Quotas(self.access.quotas)
@@ -100,6 +102,13 @@ class Standing:
         """None: only what all connections together may be."""
         quota = self.access.quotas.of_principal(principal)
         return quota.connections_max if quota is not None else None
+
+    def namespace_of(self, principal: str) -> str | None:
+        return self.access.keys.namespaces.get(principal)
+
+    def connections_of(self, namespace: str) -> int | None:
+        """The same of all principals of a namespace together."""
+        return limit_of(self.access.limits, namespace, "connections_max")
 
     def clients_max(self, principal: str) -> int | None:
         """The same of producers, consumers and admins."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
+from penstock.cluster.access import over_limit
 from penstock.cluster.frames import messages as fr
 from penstock.core.errors import (
     NotConnectedError,
@@ -55,9 +56,21 @@ class Greeting:
             check_connections(
                 principal, self._peers.by_identity.values(), self._config.connections_max, own
             )
+            self._check_namespace(principal)
         except PenstockError as error:
             return fr.Refused(-1, type(error).__name__, str(error))
         return None
+
+    def _check_namespace(self, principal: str) -> None:
+        standing = self._standing
+        namespace = standing.namespace_of(principal)
+        most = standing.connections_of(namespace) if namespace is not None else None
+        if namespace is None or most is None:
+            return
+        peers = self._peers.by_identity.values()
+        there = sum(standing.namespace_of(peer.principal) == namespace for peer in peers)
+        if there >= most:
+            raise over_limit(namespace, "connections", there, 1, most)
 
     def _check_cluster(self, hello: fr.Hello) -> None:
         membership = self._membership

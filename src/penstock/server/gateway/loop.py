@@ -76,7 +76,7 @@ class Gateway:
         self.counts = Counts()
         self.events = Events()
         self._names = TopicNames(folder)
-        self._standing = standing = Standing(folder, self._names)
+        self._standing = standing = Standing(config, self._names)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._entrance = Entrance(self._context, standing.access, standing.guard.audit)
         self._line = Line(

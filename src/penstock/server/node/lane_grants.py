@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
 from penstock.core.errors import ConfigError, PenstockError, PenstockTimeout
@@ -36,10 +36,12 @@ class Grants:
         book: LaneBook,
         supervisor: Supervisor,
         on_gone: Callable[[Lane], None] = lambda _: None,
+        namespace_of: Callable[[Client], str] = lambda _: "",
     ) -> None:
         self._book = book
         self._supervisor = supervisor
         self._on_gone = on_gone
+        self._namespace_of = namespace_of
         self._loop = asyncio.get_running_loop()
         self._owners: dict[str, Client] = {}
         self._awaited: set[asyncio.Future[None]] = set()
@@ -77,6 +79,7 @@ class Grants:
         lane, fd = self._book.make(
             request.writer, request.capacity, client.producer_id, pid, start_time, client.owner
         )
+        lane.namespace = self._namespace_of(client)
         self._own(client, lane)
         self._supervisor.post(lane.writer, _added(lane, dead=False), client.doorbell)
         return lane, fd
@@ -209,6 +212,11 @@ class Grants:
         for lane in list(self._book.lanes.values()):
             if lane.retired and self._bytes_left(lane) == 0:
                 self._book.remove(lane)
+
+    @property
+    def lanes(self) -> Collection[Lane]:
+        """All of them."""
+        return self._book.lanes.values()
 
     @property
     def count(self) -> int:

@@ -38,6 +38,8 @@ class Lane:
     identity: LaneIdentity
     owner: tuple[int, int] = (0, 0)
     retired: bool = False
+    namespace: str = ""
+    """That of the principal it was opened for, if that has one."""
 
     @property
     def writer(self) -> int:

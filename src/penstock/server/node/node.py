@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc import lookups
 from penstock.ipc import messages as ms
 from penstock.ipc.channel import FDS_MAX, Peer
-from penstock.ipc.hostslots import DiskSlot
+from penstock.ipc.hostslots import DiskSlot, FullPages
 from penstock.ipc.liveness import raise_descriptor_limit
 from penstock.ipc.machine import check_machine
 from penstock.ipc.paths import remember_folder, socket_in, socket_path
@@ -38,9 +38,11 @@ from penstock.server.coordinator.coordinator import Coordinator
 from penstock.server.node.attach_server import Answer, AttachServer, Reply, Session
 from penstock.server.node.attached_client import Client
 from penstock.server.node.client_registry import Attached
-from penstock.server.node.disk_guard import DiskGuard
+from penstock.server.node.disk_guard import DiskGuard, space_of
 from penstock.server.node.host_check import remove_ipc_warning
 from penstock.server.node.lane_grants import Grants
+from penstock.server.node.namespace_bytes import NamespaceBytes
+from penstock.server.node.namespace_use import NamespaceUse, uses
 from penstock.server.node.partitions import Partitions
 from penstock.server.node.startup import Ground, acquire_lock, settle, take_over
 from penstock.server.node.topic_catalog import check_not_internal
@@ -50,6 +52,7 @@ from penstock.server.process.gateway import GATEWAY_COMMAND, GatewayProcess
 from penstock.server.process.writer import Order
 from penstock.server.process.writers import WRITER_COMMAND, Supervisor
 from penstock.server.security.access_requests import Accessing
+from penstock.server.security.access_store import shares_of
 from penstock.server.security.authorizer import Guard
 from penstock.server.security.permits import EVERYTHING, RemotePermits
 from penstock.version import __version__
@@ -118,6 +121,7 @@ class Node:
     async def _serve(self, ground: Ground, ready: Callable[[], None] | None) -> None:
         self._build(ground)
         self._guard.start()  # before any writer drains
+        self._bytes.start()
         try:
             left = [leftover.lane for leftover in ground.leftovers]
             self._attached.adopt(left, ground.book.boot_hash)
@@ -142,6 +146,7 @@ class Node:
             self._gateway.close()
             self._cleaner.close()
             self._guard.close()
+            await self._bytes.close()
             self._supervisor.close()
 
     def _build(self, ground: Ground) -> None:
@@ -164,14 +169,19 @@ class Node:
         self._topics = self._make_topics(ground)
         self._doorman = Guard(ground.access, self._topics.name_of)
         self._accessing = Accessing(
-            ground.access, self._broker.access if self._broker is not None else None
+            ground.access,
+            self._broker.access if self._broker is not None else None,
+            self._uses,
         )
         self._cleaning = Cleaning(
             config, self._topics, self._partitions, self._supervisor.post,
             lambda page: ground.tables.page(page).status == lo.STATUS_FOLLOWING,
         )  # fmt: skip
         self._grants = Grants(
-            ground.book, self._supervisor, lambda lane: self._coordinator.lane_gone(lane)
+            ground.book,
+            self._supervisor,
+            lambda lane: self._coordinator.lane_gone(lane),
+            lambda client: self._use.namespace_of(client),
         )
         self._cleaner = CleanerProcess(
             config,
@@ -190,6 +200,7 @@ class Node:
             lambda: self._gateway.pid,
             lambda: self._broker.replicator.pid if self._broker is not None else 0,
         )
+        self._limit_namespaces(ground)
         self._gateway = GatewayProcess(
             config,
             ground.folder,
@@ -207,6 +218,42 @@ class Node:
             self._supervisor,
             topic_made=self._cleaner.ensure,
             cluster=self._broker,
+        )
+
+    def _limit_namespaces(self, ground: Ground) -> None:
+        config, access, tables = self.config, ground.access, ground.tables
+        _, disk_bytes = space_of(config.data_folder)
+        access.share(shares_of(config, disk_bytes))
+        self._bytes = NamespaceBytes(
+            config.data_folder, self._partitions.live, tables.page, access,
+            FullPages(tables.state),
+        )  # fmt: skip
+        self._use = NamespaceUse(
+            config, ground.writers, access,
+            lambda: self._attached.clients, lambda: self._grants.lanes,
+        )  # fmt: skip
+
+    def _uses(self) -> list[ac.LimitUse]:
+        self._ground.access.look(time.monotonic())
+        names = self._coordinator.names()
+        topics = {info.name: info for info in self._topics.infos}
+
+        def inside(found: Iterable[str], namespace: str) -> list[str]:
+            return [name for name in found if name.startswith(f"{namespace}.")]
+
+        return uses(
+            self._ground.access.limits,
+            {
+                "topics_max": lambda of: len(inside(topics, of)),
+                "partitions_max": lambda of: sum(
+                    len(topics[one].pages) for one in inside(topics, of)
+                ),
+                "groups_max": lambda of: names and len(inside(names[0], of)),
+                "transactional_ids_max": lambda of: names and len(inside(names[1], of)),
+                "connections_max": self._use.connections,
+                "disk_bytes_max": self._bytes.used,
+                "shm_bytes_max": self._use.shm_bytes,
+            },
         )
 
     def _make_topics(self, ground: Ground) -> Topics:
@@ -341,6 +388,8 @@ class Node:
             self._check_ready()
         who = hello.remote
         permits = EVERYTHING if who is None else RemotePermits(self._doorman, who.principal)
+        if who is not None and hello.kind == lo.KIND_PRODUCER:
+            self._use.check_producer(who.principal, hello.resume)
         client = self._attached.attach(peer, hello, session)
         session.client = client
         client.permits = permits

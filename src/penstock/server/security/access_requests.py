@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -37,8 +37,15 @@ class Shared(Protocol):
 class Accessing:
     """The requests of `ipc.accessing`."""
 
-    def __init__(self, access: Access, shared: Shared | None = None) -> None:
+    def __init__(
+        self,
+        access: Access,
+        shared: Shared | None = None,
+        uses: Callable[[], list[ac.LimitUse]] = list,
+    ) -> None:
+        """`uses`: how much of each limit is used here."""
         self._access = access
+        self._uses = uses
         self._shared = shared
         self._lock = asyncio.Lock()
         self._job: asyncio.Future[None] | None = None
@@ -58,7 +65,12 @@ class Accessing:
             case "limits":
                 limits = _as(ac.LimitSetting, document.limits[skip:upto])
                 return ac.AccessList(version, upto < len(document.limits), limits=limits)
-        raise ConfigError(f"there is no list {request.what[:100]!r}: entries, quotas or limits")
+            case "uses":
+                uses = self._uses()
+                return ac.AccessList(version, upto < len(uses), uses=uses[skip:upto])
+        raise ConfigError(
+            f"there is no list {request.what[:100]!r}: entries, quotas, limits or uses"
+        )
 
     async def change(
         self, request: ac.AddAccess | ac.RemoveAccess | ac.SetQuota | ac.SetLimits, who: str

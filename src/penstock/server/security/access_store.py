@@ -18,6 +18,8 @@ from typing import Final
 import msgspec
 
 from penstock.cluster.access import (
+    SHARE,
+    SHARES,
     Entry,
     NamespaceLimits,
     Policy,
@@ -28,6 +30,8 @@ from penstock.cluster.access import (
 from penstock.cluster.quotas import Quota, QuotaTable, check_quota
 from penstock.core.errors import ConfigError, DataFolderError, StorageError
 from penstock.core.storage import Storage
+from penstock.ipc import layout as lo
+from penstock.server.config import NodeConfig
 from penstock.server.node.data_folder import decode_document, encode_document
 from penstock.server.security.authorized_keys import AuthorizedKeys, signature
 
@@ -61,6 +65,7 @@ class Access:
         self.path = os.path.join(data_folder, ACCESS_FILE)
         self._storage = storage or Storage()
         self._looked_at = float("-inf")
+        self._shares = SHARES
         self._signature = signature(self.path)
         self.document = self._read()
         self.keys = AuthorizedKeys(data_folder)
@@ -74,8 +79,17 @@ class Access:
         document = self.document
         self.policy = Policy(document.entries, self.keys.namespaces, keys=self.keys.in_use)
         self.quotas = QuotaTable(document.quotas)
-        self.limits = with_shares(document.limits, self.keys.namespaces.values())
+        self._limit()
         self.changes += 1
+
+    def _limit(self) -> None:
+        spaces = self.keys.namespaces.values()
+        self.limits = with_shares(self.document.limits, spaces, self._shares)
+
+    def share(self, shares: NamespaceLimits) -> None:
+        """What a namespace has where nothing is set."""
+        self._shares = shares
+        self._limit()
 
     def look(self, now: float, interval: float = LOOK_INTERVAL) -> bool:
         """Read what has changed; whether anything has. Costs nothing within `interval`."""
@@ -144,6 +158,17 @@ class Access:
         self._signature = signature(self.path)
         self.failure = ""
         self._use()
+
+
+def shares_of(config: NodeConfig, disk_bytes: int | None = None) -> NamespaceLimits:
+    """A namespace's part of what a node may have, where nothing is set; on a disk of that size."""
+    lanes = max(config.lanes_max // SHARE, config.writers)
+    return msgspec.structs.replace(
+        SHARES,
+        connections_max=max(config.connections_max // SHARE, 1),
+        disk_bytes_max=None if disk_bytes is None else disk_bytes // SHARE,
+        shm_bytes_max=lanes * lo.lane_bytes(config.lane_capacity),
+    )
 
 
 def check_document(document: AccessDocument) -> None:

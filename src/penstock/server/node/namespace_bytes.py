@@ -1,0 +1,195 @@
+"""Bytes of namespaces on the disk: counted, and which partitions may not have more is published.
+
+    below --bytes >= disk_bytes_max--> full: writers refuse batches of its partitions
+    full  --deleted, trimmed, cleaned, or another limit--> below
+
+Files are measured now and then, in a thread; between two looks counts what writers say they have
+appended, so nothing is done for a record. Looks are the closer together the less is left: a
+namespace that grows at `GROWTH` is met in time. Owns who is full; deletes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.ipc.hostslots import FullPages
+from penstock.ipc.state import StatePage
+from penstock.server.node.partitions import Partition
+from penstock.server.security.access_store import Access
+
+logger = logging.getLogger("penstock.node")
+
+LOOK_MAX: Final = 1.0
+LOOK_MIN: Final = 0.05
+GROWTH: Final = 1 << 30
+"""Bytes a second that a namespace may grow by, between two looks."""
+MEASURE_EVERY: Final = 10.0
+"""Seconds between two looks at the files of a namespace; of one that is full, `LOOK_MAX`."""
+
+
+@dataclass(slots=True)
+class Measured:
+    """A partition's files had that many bytes when its writer had appended `appended`."""
+
+    topic_id: str
+    nbytes: int
+    appended: int
+
+
+class NamespaceBytes:
+    """One for a node, on its event loop. `live`: its partitions by page."""
+
+    def __init__(
+        self,
+        folder: str,
+        live: Mapping[int, Partition],
+        page: Callable[[int], StatePage],
+        access: Access,
+        slot: FullPages,
+    ) -> None:
+        self._folder = folder
+        self._live = live
+        self._page = page
+        self._access = access
+        self._slot = slot
+        self._measured: dict[int, Measured] = {}
+        self._measured_at = float("-inf")
+        self._job: asyncio.Future[dict[int, Measured]] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._full: set[str] = set()
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Look now, and from now on."""
+        wait = self.look()
+        self._timer = asyncio.get_running_loop().call_later(wait, self.start)
+
+    async def close(self) -> None:
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._job is not None:
+            await asyncio.wait([self._job])
+
+    def look(self) -> float:
+        """Publish who is full; how many seconds later to look again."""
+        self._access.look(time.monotonic())
+        limited = [each for each in self._access.limits if each.disk_bytes_max is not None]
+        if not limited and not self._full:
+            return LOOK_MAX
+        pages = {each.namespace: self._pages_in(each.namespace) for each in limited}
+        wanted = {page for found in pages.values() for page in found}
+        self._measure(wanted)
+        full: list[int] = []
+        names: set[str] = set()
+        left = GROWTH
+        for each in limited:
+            used, most = self._sum(pages[each.namespace]), each.disk_bytes_max
+            assert most is not None
+            if used >= most:
+                full += pages[each.namespace]
+                names.add(each.namespace)
+            elif pages[each.namespace]:
+                left = min(left, most - used)
+            self._tell(each.namespace, used, most)
+        self._full = names
+        self._slot.publish(full)
+        return LOOK_MIN if self._job is not None else min(max(left / GROWTH, LOOK_MIN), LOOK_MAX)
+
+    def used(self, namespace: str) -> int:
+        """Bytes that are there, as far as they were measured."""
+        return self._sum(self._pages_in(namespace))
+
+    def _pages_in(self, namespace: str) -> list[int]:
+        prefix = f"{namespace}."
+        live = self._live.items()
+        return [page for page, one in live if one.topic.name.startswith(prefix)]
+
+    def _sum(self, pages: Iterable[int]) -> int:
+        return sum(self._bytes_of(page) for page in pages)
+
+    def _bytes_of(self, page: int) -> int:
+        known = self._measured.get(page)
+        if known is None or known.topic_id != self._live[page].topic.topic_id:
+            return 0
+        return known.nbytes + max(0, self._appended(page) - known.appended)
+
+    def _appended(self, page: int) -> int:
+        return self._page(page).counters()["bytes"]
+
+    def _tell(self, namespace: str, used: int, most: int) -> None:
+        told = {"namespace": namespace, "bytes": used, "bound": most}
+        if used >= most and namespace not in self._full:
+            logger.warning(
+                "namespace %s has %d bytes on the disk, its limit disk_bytes_max=%d: batches for "
+                "its topics are refused. Delete or trim topics, shorten their retention, or "
+                "`penstock quota limit %s --disk-bytes-max SIZE`", namespace, used, most, namespace,
+                extra={**told, "reason": "disk_bytes_max"},
+            )  # fmt: skip
+        elif used < most and namespace in self._full:
+            logger.info(
+                "namespace %s has %d bytes on the disk, below its limit disk_bytes_max=%d: writing "
+                "goes on", namespace, used, most, extra=told,
+            )  # fmt: skip
+
+    # --- files ---
+    def _measure(self, pages: set[int]) -> None:
+        """Begin to, where it is time; what is new at once."""
+        if self._job is not None or self._is_closed:
+            return
+        now = time.monotonic()
+        new = {page for page in pages if not self._is_known(page)}
+        every = LOOK_MAX if self._full else MEASURE_EVERY
+        if now - self._measured_at >= every:
+            self._measured_at, new = now, pages
+            self._measured = {page: one for page, one in self._measured.items() if page in pages}
+        if not new:
+            return
+        places = [
+            (page, one.topic.topic_id, one.topic.folder(self._folder, one.index))
+            for page in new
+            if (one := self._live[page]) is not None
+        ]
+        before = {page: self._appended(page) for page in new}
+        self._job = asyncio.get_running_loop().run_in_executor(None, _measure, places, before)
+        self._job.add_done_callback(self._done)
+
+    def _is_known(self, page: int) -> bool:
+        known = self._measured.get(page)
+        return known is not None and known.topic_id == self._live[page].topic.topic_id
+
+    def _done(self, job: asyncio.Future[dict[int, Measured]]) -> None:
+        self._job = None
+        if not job.cancelled() and job.exception() is None:
+            self._measured.update(job.result())
+
+
+def _measure(
+    places: Iterable[tuple[int, str, str]], appended: Mapping[int, int]
+) -> dict[int, Measured]:
+    return {
+        page: Measured(topic_id, bytes_in(folder), appended[page])
+        for page, topic_id, folder in places
+    }
+
+
+def bytes_in(folder: str) -> int:
+    """Bytes of a partition's files; of holes in them, none."""
+    total = 0
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                try:
+                    found = entry.stat(follow_symlinks=False)
+                except OSError:
+                    continue  # removed meanwhile
+                total += min(found.st_size, found.st_blocks * 512)
+    except OSError:
+        return total  # not made yet, or gone
+    return total
