@@ -238,6 +238,7 @@ class NodeDescription(msgspec.Struct, frozen=True, tag="node"):
     lags: list[tuple[int, int, int]] = []
     controller: dict[str, int] = {}
     clock: dict[str, int] = {}
+    keys: dict[str, str] = {}
 
 
 class Cleaned(msgspec.Struct, frozen=True, tag="cleaned"):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import zmq
 from node_helpers import children, eventually
@@ -31,7 +32,7 @@ class World:
         self.broker = Broker(listen=True, options={"client_silence_max": 120.0})
         self.key("first")
 
-    def key(self, name: str, **options: str) -> Path:
+    def key(self, name: str, **options: Any) -> Path:
         file = self.folder / f"{name}.key"
         keys.create_key(self.broker.data, name, file, **options)
         return file

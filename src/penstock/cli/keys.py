@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import output
+from penstock.cli import output, values
 from penstock.cli.asking import confirm
 from penstock.cli.command import Env, command
 from penstock.core import errors as er
@@ -29,6 +29,7 @@ def make(settings: dict[str, Any]) -> typer.Typer:
     command(app, "list")(list_keys)
     command(app, "revoke")(revoke)
     command(app, "show-server")(show_server)
+    command(app, "brokers")(brokers)
     command(app, "create-cluster")(create_cluster)
     return app
 
@@ -46,6 +47,10 @@ def create(
         str | None,
         typer.Option(metavar="PREFIX", help="All names below PREFIX. are this principal's own."),
     ] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(metavar="WHEN", help="From then on it lets nobody in: 90d, or 2027-01-31."),
+    ] = None,
     data: Data = None,
 ) -> None:
     """Make a client's key: FILE is for the client alone. From the first key on everybody needs
@@ -53,10 +58,14 @@ def create(
     from penstock.security import keys
 
     folder = _folder(env, data)
-    made = keys.create_key(folder, name, out, principal=principal, namespace=namespace)
+    until = None if expires is None else values.moment_to_come(expires)
+    made = keys.create_key(
+        folder, name, out, principal=principal, namespace=namespace, expires=until
+    )
     if env.is_json:
         output.write_json({"name": name, "principal": made.principal, "public": made.public,
-                           "file": os.fspath(out), "namespace": namespace})  # fmt: skip
+                           "file": os.fspath(out), "namespace": namespace,
+                           "expires": made.expires_text})  # fmt: skip
     else:
         env.say(
             f"{out} lets {made.principal} in: move it to the client, and keep it from everybody "
@@ -77,7 +86,7 @@ def list_keys(env: Env, data: Data = None) -> None:
             output.narrate(f"penstock: {error}; it lets nobody in")
             continue
         rows.append({"name": file.stem, **keys.as_dict(key)})
-    heads = ["name", "principal", "namespace", "fingerprint"]
+    heads = ["name", "principal", "namespace", "expires", "fingerprint"]
     heads += ["public"] if env.is_wide else []
     env.write_rows(heads, rows)
 
@@ -110,6 +119,34 @@ def show_server(env: Env, data: Data = None) -> None:
             f"{folder} has no server key: `penstock keys create` makes one with the first client's"
         )
     output.write_line(key.public)
+
+
+def brokers(env: Env) -> int:
+    """Show which broker has which keys, by fingerprints: they are to be the same at all. Other
+    brokers are asked with $PENSTOCK_KEY."""
+    from penstock.client.admin.admin import Admin
+    from penstock.client.session import place_of
+
+    with env.admin() as admin:
+        first = admin.describe_node()
+        others = admin.describe_cluster().brokers if first.cluster else []
+    found: dict[str, dict[str, str]] = {"-": first.keys} if not others else {}
+    for each in others:
+        try:
+            with Admin(place_of(each.url), client_id="penstock-cli", timeout=env.timeout) as admin:
+                found[str(each.broker)] = admin.describe_node().keys
+        except er.PenstockError as error:
+            output.narrate(f"penstock: broker {each.broker} at {each.url} does not tell: {error}")
+            found[str(each.broker)] = {}
+    heads = ["server", "cluster", "clients", "number"]
+    rows = [
+        {"broker": name, **{head: keys.get(head) for head in heads}} for name, keys in found.items()
+    ]
+    env.write_rows(["broker", *heads], rows)
+    differ = [head for head in heads if len({row[head] for row in rows}) > 1]
+    if differ:
+        output.narrate(f"penstock: not all brokers have the same keys: {', '.join(differ)} differ")
+    return 1 if differ else 0
 
 
 def create_cluster(

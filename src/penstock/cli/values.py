@@ -6,6 +6,7 @@ Owns the spelling. Every refusal is a `ConfigError` that names what was given an
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
@@ -101,6 +102,20 @@ def place(text: str) -> Offset:
     if text.startswith("+"):
         return Offset.from_start(number)
     return Offset.from_end(number) if text.startswith("-") else Offset.exact(number)
+
+
+def moment_to_come(text: str) -> float:
+    """Seconds since the epoch: a duration from now (90d), a day or a time (ISO 8601)."""
+    match = _NUMBER.fullmatch(text.strip())
+    if match is not None and match[2] in _DURATIONS and match[2]:
+        return time.time() + seconds(text)
+    try:
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise ConfigError(
+            f"{text!r} is no time to come: write a duration (90d, 12h) or ISO 8601 (2027-01-31, "
+            "2027-01-31T12:00+02:00; local time without an offset)"
+        ) from None
 
 
 def _moment(text: str, given: str) -> datetime | float:

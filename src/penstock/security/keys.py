@@ -15,6 +15,9 @@ import hashlib
 import os
 import re
 import stat
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -30,6 +33,7 @@ KEY_CHARACTERS: Final = 40
 KEYS_MAX: Final = 4096
 """Keys that a node authorizes."""
 FILE_BYTES_MAX: Final = 4096
+EXPIRES_MAX: Final = 1e11
 SUFFIX: Final = ".json"
 
 _Z85: Final = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
@@ -45,6 +49,36 @@ class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def check(self) -> None:
         check_key(self.public)
 
+    @property
+    def fingerprint(self) -> str:
+        """Names the key in lists and logs."""
+        return _digest(self.public)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+class _Expiring(_KeyFile, frozen=True, kw_only=True):
+    """`expires`: seconds since the epoch from which on the key lets nobody in; without: never."""
+
+    expires: float | msgspec.UnsetType = msgspec.UNSET
+
+    def is_expired(self, now: float) -> bool:
+        return self.expires is not msgspec.UNSET and now >= self.expires
+
+    @property
+    def expires_text(self) -> str | None:
+        """When that is, in UTC; None: never."""
+        if self.expires is msgspec.UNSET:
+            return None
+        return f"{datetime.fromtimestamp(self.expires, UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+    def check(self) -> None:
+        check_key(self.public)
+        if self.expires is not msgspec.UNSET and not 0 <= self.expires < EXPIRES_MAX:
+            raise ConfigError(f"a key expires at {self.expires}: 0 to {EXPIRES_MAX:g}")
+
 
 class ServerKey(_KeyFile, frozen=True, kw_only=True):
     """The node's pair."""
@@ -59,7 +93,7 @@ class ServerKey(_KeyFile, frozen=True, kw_only=True):
         return f"ServerKey(public={self.public!r})"
 
 
-class ClientKey(_KeyFile, frozen=True, kw_only=True):
+class ClientKey(_Expiring, frozen=True, kw_only=True):
     """A client's pair. `server`: the public key of the node that it was made for."""
 
     principal: str
@@ -67,29 +101,25 @@ class ClientKey(_KeyFile, frozen=True, kw_only=True):
     server: str
 
     def check(self) -> None:
-        for key in (self.public, self.secret, self.server):
+        super().check()
+        for key in (self.secret, self.server):
             check_key(key)
 
     def __repr__(self) -> str:
         return f"ClientKey(principal={self.principal!r}, public={self.public!r})"
 
 
-class AuthorizedKey(_KeyFile, frozen=True, kw_only=True):
+class AuthorizedKey(_Expiring, frozen=True, kw_only=True):
     """A client that is let in: who it is then, and the namespace that is its own."""
 
     principal: str
     namespace: str | None = None
 
     def check(self) -> None:
-        check_key(self.public)
+        super().check()
         check_principal(self.principal)
         if self.namespace is not None:
             check_namespace(self.namespace)
-
-    @property
-    def fingerprint(self) -> str:
-        """Names the key in lists and logs."""
-        return hashlib.blake2b(self.public.encode(), digest_size=8).hexdigest()
 
     @property
     def user_id(self) -> str:
@@ -234,12 +264,19 @@ def create_key(
     *,
     principal: str | None = None,
     namespace: str | None = None,
+    expires: float | None = None,
 ) -> ClientKey:
     """Make a client's pair: the secret into `out`, which must not be there, and the public half
-    among those authorized. From the first one on nobody comes in without a key."""
+    among those authorized. From the first one on nobody comes in without a key. `expires`: seconds
+    since the epoch."""
     public, secret = new_pair()
-    authorized = AuthorizedKey(public=public, principal=principal or name, namespace=namespace)
+    until = msgspec.UNSET if expires is None else expires
+    authorized = AuthorizedKey(
+        public=public, principal=principal or name, namespace=namespace, expires=until
+    )
     authorized.check()
+    if authorized.is_expired(time.time()):
+        raise ConfigError(f"the key would have expired at {authorized.expires_text}")
     place = authorized_file(data_folder, name)
     if os.path.lexists(place):
         raise ConfigError(f"a key {name!r} is authorized already: revoke it, or take another name")
@@ -248,8 +285,9 @@ def create_key(
         private_folder(folder)
     server = ensure_server_key(data_folder)
     made = ClientKey(
-        principal=authorized.principal, public=public, secret=secret, server=server.public
-    )
+        principal=authorized.principal, public=public, secret=secret, server=server.public,
+        expires=until,
+    )  # fmt: skip
     _write_new(os.fspath(out), made)
     try:
         _write_new(place, authorized)
@@ -303,9 +341,17 @@ def _write_new(path: str, document: msgspec.Struct) -> None:
     storage.fsync_folder(os.path.dirname(path))
 
 
+def fingerprint_of(known: Iterable[AuthorizedKey]) -> str:
+    """Of all keys that are let in: the same where these are, with all that is said of them."""
+    said = sorted(
+        f"{key.public} {key.principal} {key.namespace} {key.expires_text}" for key in known
+    )
+    return _digest("\n".join(said))
+
+
 def as_dict(key: AuthorizedKey) -> dict[str, Any]:
     """What may be shown of it."""
     return {
         "principal": key.principal, "namespace": key.namespace, "public": key.public,
-        "fingerprint": key.fingerprint,
+        "expires": key.expires_text, "fingerprint": key.fingerprint,
     }  # fmt: skip

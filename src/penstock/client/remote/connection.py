@@ -300,6 +300,8 @@ class Wire:
                 self.failed = _HUNG_UP if self._key is None else _HUNG_UP_ON_KEY
             elif event in _FAILED:
                 self.failed = _FAILED[zmq.Event(event)]
+                if self._key is not None and self._key.is_expired(time.time()):
+                    self.failed = f"this client's key expired at {self._key.expires_text}"
 
     def close(self, *, linger: float = 0.0) -> None:
         """Hang up, after what was sent last has left or `linger` seconds have passed."""

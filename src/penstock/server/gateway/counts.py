@@ -38,5 +38,7 @@ class Counts:
         self.throttles: defaultdict[str, int] = defaultdict(int)
         """How often a quota held an endpoint back, by "produce" and "consume"."""
         self.throttled_seconds: defaultdict[str, float] = defaultdict(float)
+        self.keys_expire: dict[str, float] = {}
+        """When keys of clients expire, by their names; replaced, never changed."""
         self.latencies: defaultdict[str, Histogram] = defaultdict(Histogram)
         """Seconds from a request's coming to its answer, by type: "produce" and "ask"."""

@@ -76,6 +76,13 @@ class Entrance:
         key = self._access.keys.by_user_id.get(user_id)
         return key.principal if key is not None else None
 
+    def why_not(self, user_id: str) -> str:
+        """Why it is nobody's any more."""
+        for key in self._access.keys.expired.values():
+            if key.user_id == user_id:
+                return f"its key expired at {key.expires_text}"
+        return "its key is not authorized (any more)"
+
     # --- ZAP ---
     def fileno(self) -> int:
         """Edge-triggered, as all descriptors of ZeroMQ: `serve` takes in all there is."""
@@ -102,7 +109,11 @@ class Entrance:
             self._access.look(now, 0.0)
             key = self._access.keys.by_public.get(public)
         if key is None:
-            return self._no(now, number, address, f"its key {public} is not authorized")
+            old = self._access.keys.expired.get(public)
+            why = f"its key {public} is not authorized"
+            if old is not None:
+                why = f"its key {public} of {old.principal} expired at {old.expires_text}"
+            return self._no(now, number, address, why)
         return [VERSION, number, b"200", b"OK", key.user_id.encode(), b""]
 
     def failed(self, reason: str) -> None:

@@ -364,6 +364,7 @@ class Gateway:
         self._entrance.serve()
         if self._standing.look(now):
             self._access_changed()
+        self.counts.keys_expire = self._standing.access.keys.expiring
         if now - self._swept_at > max(self._config.client_silence_max / 2, 4 * SWEEP):
             for peer in self._peers.by_identity.values():
                 peer.heard_at = now  # it was us who did not listen
@@ -396,12 +397,12 @@ class Gateway:
             self._line.renew()
         for peer in list(self._peers.by_identity.values()):
             if self._entrance.principal_of(peer.user_id) != peer.principal:
+                why = self._entrance.why_not(peer.user_id)
                 self._standing.guard.audit.note(
-                    time.monotonic(), peer.principal, "sent away",
-                    f"from {peer.address}: its key is not authorized (any more)",
-                    address=peer.address, reason="key revoked",
+                    time.monotonic(), peer.principal, "sent away", f"from {peer.address}: {why}",
+                    address=peer.address, reason=why,
                 )  # fmt: skip
-                self._drop(peer, "revoked", "its key is not authorized (any more)")
+                self._drop(peer, "revoked", why)
                 continue
             for endpoint in peer.endpoints.values():
                 if endpoint.is_open:

@@ -173,6 +173,9 @@ FAMILIES: Final = _named({
     "gateway_received_bytes_total": (COUNTER, (), "Bytes that came from remote clients."),
     "gateway_sent_bytes_total": (COUNTER, (), "Bytes that were sent to remote clients."),
     "gateway_outbox_bytes": (GAUGE, (), "Bytes that wait for clients that read slowly."),
+    "key_expires_timestamp_seconds": (
+        GAUGE, ("key",), "When a client's key expires, if it does; also in the past.",
+    ),
     "gateway_refusals_total": (COUNTER, ("reason",), "What was asked for and not done."),
     "gateway_dropped_connections_total": (
         COUNTER, ("reason",), "Connections that the gateway gave up.",

@@ -31,6 +31,8 @@ def write(page: Page, counts: Counts) -> None:
     ):
         rows = sorted(dict(found).items())
         page.rows(f"penstock_gateway_{name}", [(labels(**{label: key}), n) for key, n in rows])
+    expire = [(labels(key=key), at) for key, at in sorted(counts.keys_expire.items())]
+    page.rows("penstock_key_expires_timestamp_seconds", expire)
     for kind, one in sorted(dict(counts.latencies).items()):
         page.histogram(
             "penstock_gateway_request_seconds", one.bounds, list(one.counts), one.total,

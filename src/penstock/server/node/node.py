@@ -36,7 +36,7 @@ from penstock.server.cleaner.orders import Cleaning
 from penstock.server.config import NodeConfig
 from penstock.server.coordinator.coordinator import Coordinator
 from penstock.server.node.attach_server import Answer, AttachServer, Reply, Session
-from penstock.server.node.attached_client import Client
+from penstock.server.node.attached_client import OF_THE_NODE, Client
 from penstock.server.node.client_registry import Attached
 from penstock.server.node.disk_guard import DiskGuard, space_of
 from penstock.server.node.host_check import remove_ipc_warning
@@ -53,6 +53,7 @@ from penstock.server.process.writer import Order
 from penstock.server.process.writers import WRITER_COMMAND, Supervisor
 from penstock.server.security.access_requests import Accessing
 from penstock.server.security.access_store import shares_of
+from penstock.server.security.authorized_keys import fingerprints
 from penstock.server.security.authorizer import Guard
 from penstock.server.security.permits import EVERYTHING, RemotePermits
 from penstock.version import __version__
@@ -420,6 +421,8 @@ class Node:
         client = session.client
         assert isinstance(client, Client)
         client.permits.check(message)
+        if client.kind not in OF_THE_NODE:
+            self._doorman.allowed(str(client.permits), message)
         match message:
             case ms.OpenLane():
                 if client.remote is not None:
@@ -544,5 +547,6 @@ class Node:
             clock=self._ground.folder.clock.counts(),
             gateway=self._gateway.counts(),
             metrics=self._gateway.metrics,
+            keys=fingerprints(self.config, self._ground.access.keys),
             **(self._broker.described() if self._broker is not None else {}),
         )

@@ -1,1 +1,1 @@
-"""Access on a node: who may do what, and the audit of refusals."""
+"""Access on a node: who may do what, and the audit."""

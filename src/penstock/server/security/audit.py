@@ -1,7 +1,8 @@
-"""The audit of refusals: a line each through the logger `penstock.audit`, and counters.
+"""The audit: a line for each refusal, and for each administrative action that was allowed, through
+the logger `penstock.audit`; and counters.
 
-A principal that is refused again and again gets a bounded number of lines; what was left out is
-told with its next one. Everything is counted.
+A principal that is refused, or acts, again and again gets a bounded number of lines; what was left
+out is told with its next one. Everything is counted.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from penstock.cluster.quotas import Bucket
 logger: Final = logging.getLogger("penstock.audit")
 
 LINES_PER_SECOND: Final = 10
+ACTIONS_PER_SECOND: Final = 100
+"""The same of actions that were allowed."""
 LINES_IN_ALL: Final = 100
 """The same of all principals: those who are not let in have as many names as addresses."""
 PRINCIPALS_MAX: Final = 1000
@@ -24,17 +27,21 @@ NAME_SHOWN: Final = 200
 class _Book:
     __slots__ = ("bucket", "left_out")
 
-    def __init__(self, now: float) -> None:
-        self.bucket = Bucket(now, LINES_PER_SECOND)
+    def __init__(self, now: float, lines: int) -> None:
+        self.bucket = Bucket(now, lines)
         self.left_out = 0
 
 
 class Audit:
-    def __init__(self) -> None:
+    """Of refusals or, with another level, of what was allowed: one does not crowd the other out."""
+
+    def __init__(self, level: int = logging.WARNING, lines: int = LINES_PER_SECOND) -> None:
+        self._level = level
+        self._lines = lines
         self._books: OrderedDict[str, _Book] = OrderedDict()
         self._all: Bucket | None = None
         self.count = 0
-        """Refusals in all."""
+        """All that was noted."""
 
     def refused(self, now: float, principal: str, operation: str, kind: str, name: str) -> None:
         """Someone may not do this."""
@@ -43,12 +50,21 @@ class Audit:
             operation=operation, kind=kind, resource=name[:NAME_SHOWN],
         )  # fmt: skip
 
+    def allowed(
+        self, now: float, principal: str, operation: str, kind: str, name: str, request: str
+    ) -> None:
+        """Someone may do this, which changes what others have, and is about to."""
+        self.note(
+            now, principal, "allowed", f"to {operation} {kind} {name[:NAME_SHOWN]!r} ({request})",
+            operation=operation, kind=kind, resource=name[:NAME_SHOWN], request=request,
+        )  # fmt: skip
+
     def note(self, now: float, principal: str, event: str, text: str, **fields: object) -> None:
         """One line, unless this principal has had too many; counted in any case."""
         self.count += 1
         book = self._books.get(principal)
         if book is None:
-            book = self._books[principal] = _Book(now)
+            book = self._books[principal] = _Book(now, self._lines)
             if len(self._books) > PRINCIPALS_MAX:
                 self._books.popitem(last=False)
         self._books.move_to_end(principal)
@@ -59,9 +75,9 @@ class Audit:
             return
         book.bucket.take(now, 1)
         self._all.take(now, 1)
-        more = f" ({book.left_out} more refusals of it were not logged)" if book.left_out else ""
-        logger.warning(
-            "%s: %s %s%s", event, principal, text, more,
+        more = f" ({book.left_out} more of it were not logged)" if book.left_out else ""
+        logger.log(
+            self._level, "%s: %s %s%s", event, principal, text, more,
             extra={"event": event, "principal": principal, "left_out": book.left_out, **fields},
         )  # fmt: skip
         book.left_out = 0

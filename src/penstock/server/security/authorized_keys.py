@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
+import time
+from collections.abc import Callable
 from typing import Final
+
+import msgspec
 
 from penstock.core.errors import ConfigError
 from penstock.security.keys import (
@@ -16,11 +20,20 @@ from penstock.security.keys import (
     SUFFIX,
     AuthorizedKey,
     authorized_folder,
+    fingerprint_of,
     load_authorized_key,
+    load_cluster_key,
+    load_server_key,
     server_key_file,
 )
+from penstock.server.config import NodeConfig
 
 logger: Final = logging.getLogger("penstock.access")
+
+WARN_WITHIN: Final = 14 * 86_400.0
+"""Seconds before a key expires from which on it is warned of."""
+
+EXPIRED, SOON = "expired", "expires"
 
 _Signature = tuple[int, int, int]
 
@@ -34,14 +47,23 @@ def signature(path: str) -> _Signature | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
+_Known = dict[str, tuple[_Signature, AuthorizedKey | None]]
+
+
 class AuthorizedKeys:
     """Call `reload` to see what the folder has. `in_use`: whether there was a server key, from
     which on nobody comes in without one of these, also if it is removed."""
 
-    def __init__(self, data_folder: str) -> None:
+    def __init__(self, data_folder: str, now: Callable[[], float] = time.time) -> None:
         self._folder = authorized_folder(data_folder)
         self._server_file = server_key_file(data_folder)
-        self._known: dict[str, tuple[_Signature, AuthorizedKey | None]] = {}
+        self._known: _Known = {}
+        self._stages: dict[str, str] = {}
+        self._time = now
+        self.expired: dict[str, AuthorizedKey] = {}
+        """By their public keys: they let nobody in any more."""
+        self.expiring: dict[str, float] = {}
+        """When keys expire that do, by their names; also those that have."""
         self.in_use = False
         self.by_public: dict[str, AuthorizedKey] = {}
         self.by_user_id: dict[str, AuthorizedKey] = {}
@@ -51,7 +73,7 @@ class AuthorizedKeys:
     def reload(self) -> bool:
         """Look at the folder; whether anything is different now."""
         in_use = self.in_use or os.path.exists(self._server_file)
-        known: dict[str, tuple[_Signature, AuthorizedKey | None]] = {}
+        known: _Known = {}
         for name in self._names():
             path = os.path.join(self._folder, name)
             sign = signature(path)
@@ -59,11 +81,38 @@ class AuthorizedKeys:
                 continue
             before = self._known.get(name)
             known[name] = before if before and before[0] == sign else (sign, _read(path))
-        if known == self._known and in_use == self.in_use:
+        stages = self._judge(known)
+        if (known, in_use, stages) == (self._known, self.in_use, self._stages):
             return False
-        self._known, self.in_use = known, in_use
+        self._tell(known, stages)
+        self._known, self.in_use, self._stages = known, in_use, stages
         self._index()
         return True
+
+    def _judge(self, known: _Known) -> dict[str, str]:
+        """Which of these keys have expired, or will soon."""
+        now, found = self._time(), {}
+        for name, (_, key) in known.items():
+            if key is not None and key.is_expired(now):
+                found[name] = EXPIRED
+            elif key is not None and key.is_expired(now + WARN_WITHIN):
+                found[name] = SOON
+        return found
+
+    def _tell(self, known: _Known, stages: dict[str, str]) -> None:
+        for name, stage in stages.items():
+            key = known[name][1]
+            if key is None or self._stages.get(name) == stage:
+                continue
+            when = key.expires_text
+            logger.warning(
+                "key %s of principal %s %s at %s: %s another one, and revoke it",
+                name.removesuffix(SUFFIX), key.principal,
+                "expired" if stage == EXPIRED else "expires", when,
+                "it lets nobody in; make" if stage == EXPIRED else "until then make",
+                extra={"key": name.removesuffix(SUFFIX), "principal": key.principal,
+                       "reason": f"key {stage}", "expires": when},
+            )  # fmt: skip
 
     def _names(self) -> list[str]:
         try:
@@ -78,7 +127,17 @@ class AuthorizedKeys:
         return sorted(names)[:KEYS_MAX]
 
     def _index(self) -> None:
-        keys = [key for _, key in self._known.values() if key is not None]
+        keys: list[AuthorizedKey] = []
+        self.expired, self.expiring = {}, {}
+        for name, (_, key) in self._known.items():
+            if key is None:
+                continue
+            if key.expires is not msgspec.UNSET:
+                self.expiring[name.removesuffix(SUFFIX)] = key.expires
+            if self._stages.get(name) == EXPIRED:
+                self.expired[key.public] = key
+            else:
+                keys.append(key)
         self.by_public = {key.public: key for key in reversed(keys)}
         if len(self.by_public) < len(keys):
             logger.error(
@@ -101,6 +160,25 @@ class AuthorizedKeys:
             [namespace] = found
             if namespace is not None:
                 self.namespaces[principal] = namespace
+
+
+def fingerprints(config: NodeConfig, known: AuthorizedKeys) -> dict[str, str]:
+    """Which keys this broker has: its server's, its cluster's, and all of clients together."""
+    found = {}
+    try:
+        server = load_server_key(config.data_folder)
+        cluster = load_cluster_key(config.cluster_key) if config.cluster_key else None
+    except ConfigError as error:
+        found["failure"], server, cluster = str(error), None, None
+    if server is not None:
+        found["server"] = server.fingerprint
+    if cluster is not None:
+        found["cluster"] = cluster.fingerprint
+    if known.in_use:
+        everybody = [*known.by_public.values(), *known.expired.values()]
+        found["clients"] = fingerprint_of(everybody)
+        found["number"] = str(len(everybody))
+    return found
 
 
 def _read(path: str) -> AuthorizedKey | None:

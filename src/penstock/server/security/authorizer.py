@@ -1,13 +1,14 @@
-"""The guard: what a request needs, whether its principal has it, and the audit of refusals.
+"""The guard: what a request needs, whether its principal has it, and the audit.
 
 One table says what each request of a client needs (`needs_of`); a request that is not in it is for
-local users only. Local principals (`user:UID`) are super-users (rule 28): nothing of theirs is
-looked at. A refusal says the same whether what it names is there or not, and lists show only what
-the principal may describe. Owns the table and the audit; decides by `cluster.access`.
+local users only. Local principals (`user:UID`) are super-users (rule 28): what they do is noted,
+and not judged. A refusal says the same whether what it names is there or not, and lists show only
+what the principal may describe. Owns the table and the audit; decides by `cluster.access`.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
@@ -22,7 +23,7 @@ from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
 from penstock.ipc.names import is_internal
 from penstock.server.security.access_store import Access
-from penstock.server.security.audit import NAME_SHOWN, Audit
+from penstock.server.security.audit import ACTIONS_PER_SECOND, NAME_SHOWN, Audit
 
 LOOKS_PER_SECOND: Final = 10
 """Looks at the files because of refusals."""
@@ -95,6 +96,16 @@ FREE: Final = (
 LOCAL_ONLY: Final = (ms.SwapSegments,)
 
 
+ACTIONS: Final = frozenset(
+    {
+        *(kind for kind, need in _NAMED.items() if need[0] in (CREATE, ALTER, DELETE)),
+        *(kind for kind, operation in _OF_CLUSTER.items() if operation == ALTER),
+        co.SeekGroup,
+    }
+)
+"""What changes things that others have, and is told in the audit also where it is allowed."""
+
+
 def needs_of(message: ms.ClientMessage) -> Iterator[Need] | None:
     """All that a request needs; None: it is for local users only."""
     kind = type(message)
@@ -155,6 +166,7 @@ class Guard:
     ) -> None:
         self.access = access
         self.audit = Audit()
+        self.actions = Audit(logging.INFO, ACTIONS_PER_SECOND)
         self._looks = Bucket(clock(), LOOKS_PER_SECOND)
         self._name_of = name_of
         self._clock = clock
@@ -168,6 +180,7 @@ class Guard:
             "quotas": len(document.quotas),
             "keys": len(self.access.keys.by_public),
             "refused": self.audit.count,
+            "actions": self.actions.count,
         }
 
     def allows(self, principal: str, operation: str, kind: str, name: str) -> bool:
@@ -237,6 +250,17 @@ class Guard:
                 self._check_all(principal, need)
             else:
                 self.check(principal, need.operation, need.kind, need.name)
+
+    def allowed(self, principal: str, message: ms.ClientMessage) -> None:
+        """Note what an administrator, a super-user too, is about to do."""
+        if type(message) not in ACTIONS:
+            return
+        for need in needs_of(message) or ():
+            if need.operation in (CREATE, ALTER, DELETE):
+                request = type(message).__name__
+                self.actions.allowed(
+                    self._clock(), principal, need.operation, need.kind, need.name, request
+                )
 
     def _check_all(self, principal: str, need: Need) -> None:
         self.access.look(self._clock())
