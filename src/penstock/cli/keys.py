@@ -29,6 +29,9 @@ def make(settings: dict[str, Any]) -> typer.Typer:
     command(app, "list")(list_keys)
     command(app, "revoke")(revoke)
     command(app, "show-server")(show_server)
+    command(app, "prepare-server")(prepare_server)
+    command(app, "trust")(trust)
+    command(app, "switch-server")(switch_server)
     command(app, "brokers")(brokers)
     command(app, "create-cluster")(create_cluster)
     return app
@@ -119,6 +122,40 @@ def show_server(env: Env, data: Data = None) -> None:
             f"{folder} has no server key: `penstock keys create` makes one with the first client's"
         )
     output.write_line(key.public)
+
+
+def prepare_server(env: Env, data: Data = None) -> None:
+    """Make the server key that the node is to have next, and show its public half. Copy the file to
+    all brokers of a cluster, and have the clients trust it."""
+    from penstock.security import keys
+
+    folder = _folder(env, data)
+    made = keys.prepare_server_key(folder)
+    env.say(f"{keys.next_server_key_file(folder)} is used from `penstock keys switch-server` on")
+    output.write_line(made.public)
+
+
+def trust(
+    env: Env,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The client's key file.")],
+    public: Annotated[str, typer.Argument(metavar="PUBLIC", help="The server's public key.")],
+    only: Annotated[bool, typer.Option("--only", help="And no other one any more.")] = False,
+) -> None:
+    """Have a client trust another key of its node beside the one it trusts. Clients that run read
+    their file again when a broker does not have the key they expect."""
+    from penstock.security import keys
+
+    keys.trust_server(file, public, only=only)
+    env.say(f"{file} trusts {'only ' if only else ''}{public}")
+
+
+def switch_server(env: Env, data: Data = None) -> None:
+    """Have the node use the server key that was prepared, from now on. Connections stay."""
+    from penstock.security import keys
+
+    folder = _folder(env, data)
+    made = keys.switch_server_key(folder)
+    env.say(f"{folder} has the server key {made.public} now")
 
 
 def brokers(env: Env) -> int:

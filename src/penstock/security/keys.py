@@ -1,6 +1,7 @@
 """Key files of CURVE: the server's pair, what it authorizes, and what a client shows.
 
     <data>/keys/server.json              0600   public, secret: keys are in use once it is there
+    <data>/keys/server-next.json         0600   the same: the server's pair from `switch` on
     <data>/keys/authorized/NAME.json     0600   public, principal, namespace: one a client
     anywhere at the client: FILE         0600   public, secret, and the server's public key
     anywhere at each broker: FILE        0600   public, secret: of the cluster, for brokers alone
@@ -11,6 +12,7 @@ written, whole and synced. Never prints a secret: `repr` leaves it out.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -99,10 +101,19 @@ class ClientKey(_Expiring, frozen=True, kw_only=True):
     principal: str
     secret: str
     server: str
+    next_server: str | msgspec.UnsetType = msgspec.UNSET
+    """The public key that the node will have, or had, while it is being changed."""
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """Public keys of nodes that it trusts, the first to be tried first."""
+        if self.next_server is msgspec.UNSET:
+            return (self.server,)
+        return self.server, self.next_server
 
     def check(self) -> None:
         super().check()
-        for key in (self.secret, self.server):
+        for key in (self.secret, *self.servers):
             check_key(key)
 
     def __repr__(self) -> str:
@@ -128,6 +139,19 @@ class AuthorizedKey(_Expiring, frozen=True, kw_only=True):
         return f"{self.principal}/{self.fingerprint}/{self.namespace or ''}"
 
 
+class KeyFile:
+    """A client's key file, which may be another one when it is looked at again."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+        self.key = load_client_key(path)
+
+    def look(self) -> None:
+        """Take in what it says now; while it is no key file, what it said."""
+        with contextlib.suppress(ConfigError):
+            self.key = load_client_key(self._path)
+
+
 # --- where ---
 def keys_folder(data_folder: str | os.PathLike[str]) -> str:
     return os.path.join(data_folder, "keys")
@@ -139,6 +163,10 @@ def authorized_folder(data_folder: str | os.PathLike[str]) -> str:
 
 def server_key_file(data_folder: str | os.PathLike[str]) -> str:
     return os.path.join(keys_folder(data_folder), f"server{SUFFIX}")
+
+
+def next_server_key_file(data_folder: str | os.PathLike[str]) -> str:
+    return os.path.join(keys_folder(data_folder), f"server-next{SUFFIX}")
 
 
 def authorized_file(data_folder: str | os.PathLike[str], name: str) -> str:
@@ -248,6 +276,46 @@ def ensure_server_key(data_folder: str | os.PathLike[str]) -> ServerKey:
     return made
 
 
+def prepare_server_key(data_folder: str | os.PathLike[str]) -> ServerKey:
+    """The pair that the node is to have next, made if it is not there. Nothing uses it yet, but for
+    keys of clients that are made from now on."""
+    if not keys_in_use(data_folder):
+        raise ConfigError(f"{os.fspath(data_folder)} has no server key that could be changed")
+    path = next_server_key_file(data_folder)
+    if os.path.exists(path):
+        return _load_secret(path, ServerKey)
+    public, secret = new_pair()
+    made = ServerKey(public=public, secret=secret)
+    _write_new(path, made)
+    return made
+
+
+def switch_server_key(data_folder: str | os.PathLike[str]) -> ServerKey:
+    """Have the node use the pair that was prepared. Connections that are there stay."""
+    path = next_server_key_file(data_folder)
+    if not os.path.exists(path):
+        raise ConfigError(f"there is no {path}: `penstock keys prepare-server` makes it")
+    made = _load_secret(path, ServerKey)
+    Storage().rename(path, server_key_file(data_folder))
+    Storage().fsync_folder(keys_folder(data_folder))
+    return made
+
+
+def trust_server(path: str | os.PathLike[str], server: str, *, only: bool = False) -> ClientKey:
+    """Have a client trust this public key of its node beside the one it trusts, or alone."""
+    check_key(server)
+    key = load_client_key(path)
+    if only:
+        changed = msgspec.structs.replace(key, server=server, next_server=msgspec.UNSET)
+    elif server == key.server:
+        return key
+    else:
+        changed = msgspec.structs.replace(key, next_server=server)
+    data = msgspec.json.format(msgspec.json.encode(changed), indent=1) + b"\n"
+    Storage().write_file_atomic(os.path.abspath(path), data)
+    return changed
+
+
 def create_cluster_key(path: str | os.PathLike[str]) -> ServerKey:
     """Make the pair that all brokers of a cluster have, in a file that must not be there."""
     _check_new(path)
@@ -284,10 +352,17 @@ def create_key(
     for folder in (data_folder, keys_folder(data_folder), authorized_folder(data_folder)):
         private_folder(folder)
     server = ensure_server_key(data_folder)
+    coming = next_server_key_file(data_folder)
     made = ClientKey(
-        principal=authorized.principal, public=public, secret=secret, server=server.public,
+        principal=authorized.principal,
+        public=public,
+        secret=secret,
+        server=server.public,
         expires=until,
-    )  # fmt: skip
+        next_server=(
+            _load_secret(coming, ServerKey).public if os.path.exists(coming) else msgspec.UNSET
+        ),
+    )
     _write_new(os.fspath(out), made)
     try:
         _write_new(place, authorized)

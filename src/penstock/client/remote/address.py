@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.client.remote.carrier import Carrier
     from penstock.client.remote.cursors import Fetcher
     from penstock.cluster.frames.messages import Welcome
-    from penstock.security.keys import ClientKey
+    from penstock.security.keys import KeyFile
 
 Host = tuple[str, int]
 
@@ -44,7 +44,7 @@ class Link:
 class RemoteAddress:
     """See the module. Reads as its URL. Thread-safe."""
 
-    def __init__(self, hosts: tuple[Host, ...], key: ClientKey | None = None) -> None:
+    def __init__(self, hosts: tuple[Host, ...], key: KeyFile | None = None) -> None:
         self.hosts = hosts
         self.key = key
         self._lock = threading.Lock()
@@ -59,10 +59,10 @@ class RemoteAddress:
     ) -> RemoteAddress:
         """With the client's key file `keys`, or the one that `$PENSTOCK_KEY` names. ConfigError
         where it is none."""
-        from penstock.security.keys import KEY_VARIABLE, load_client_key  # only for clients of keys
+        from penstock.security.keys import KEY_VARIABLE, KeyFile  # only for clients of keys
 
         path = keys or os.environ.get(KEY_VARIABLE)
-        return cls(hosts, load_client_key(path) if path else None)
+        return cls(hosts, KeyFile(path) if path else None)
 
     def __str__(self) -> str:
         return "tcp://" + ",".join(map(host_text, self.hosts))

@@ -30,7 +30,7 @@ from penstock.client.remote.attachments import Attachments
 from penstock.client.remote.connections import Wires
 from penstock.cluster.frames import messages as fr
 from penstock.ipc.doorbell import Doorbell
-from penstock.security.keys import ClientKey
+from penstock.security.keys import KeyFile
 from penstock.version import __version__
 
 logger = logging.getLogger("penstock.remote")
@@ -46,7 +46,7 @@ _abandoned: list[Carrier] = []
 class Carrier:
     """See the module."""
 
-    def __init__(self, hosts: Sequence[Host], key: ClientKey | None, name: str) -> None:
+    def __init__(self, hosts: Sequence[Host], key: KeyFile | None, name: str) -> None:
         self._name = name
         self._orders: deque[Callable[[], None]] = deque()
         self._bell = Doorbell()

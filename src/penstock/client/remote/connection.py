@@ -87,13 +87,18 @@ class Wire:
         host: Host,
         key: ClientKey | None,
         hello: fr.Hello,
+        refused: tuple[str, ...] = (),
     ) -> None:
+        """`refused`: public keys of the host that were tried before."""
         self.host = host
         self.broker = fr.NOBODY
         """To which broker of a cluster it goes."""
         self.is_accepted = False
         """Whether who has greeted is who was meant."""
         self.failed: str | None = None
+        self.is_unlike = False
+        """Whether it failed because one side has no key, or another one."""
+        self.servers_tried = refused
         self.refused: fr.Refused | None = None
         self.welcome: fr.Welcome | None = None
         self.bytes_sent = 0
@@ -127,7 +132,10 @@ class Wire:
             if key is not None:
                 socket.setsockopt(zmq.CURVE_PUBLICKEY, key.public.encode())
                 socket.setsockopt(zmq.CURVE_SECRETKEY, key.secret.encode())
-                socket.setsockopt(zmq.CURVE_SERVERKEY, key.server.encode())
+                left = [server for server in key.servers if server not in refused]
+                server = left[0] if left else key.server
+                self.servers_tried = (*refused, server)
+                socket.setsockopt(zmq.CURVE_SERVERKEY, server.encode())
             self._monitor = socket.get_monitor_socket(_EVENTS)
             self._monitor.setsockopt(zmq.LINGER, 0)
             socket.connect(f"tcp://{host_text(host)}")
@@ -297,6 +305,7 @@ class Wire:
                 self.has_hung_up = True
                 return
             elif event in _UNLIKE:
+                self.is_unlike = True
                 self.failed = _HUNG_UP if self._key is None else _HUNG_UP_ON_KEY
             elif event in _FAILED:
                 self.failed = _FAILED[zmq.Event(event)]

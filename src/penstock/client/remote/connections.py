@@ -28,7 +28,7 @@ from penstock.cluster.frames import messages as fr
 from penstock.cluster.frames.codec import Piece
 from penstock.cluster.frames.messages import NOBODY
 from penstock.core.errors import PenstockError
-from penstock.security.keys import ClientKey
+from penstock.security.keys import ClientKey, KeyFile
 
 logger = logging.getLogger("penstock.remote")
 
@@ -94,7 +94,7 @@ class Wires:
     def __init__(
         self,
         hosts: Sequence[Host],
-        key: ClientKey | None,
+        key: KeyFile | None,
         hello: fr.Hello,
         name: str,
         user: User,
@@ -261,9 +261,13 @@ class Wires:
         if wire is not None:
             self._coming.append(wire)
 
-    def _connect(self, host: Host, broker: int = NOBODY) -> Wire | None:
+    def _connect(
+        self, host: Host, broker: int = NOBODY, refused: tuple[str, ...] = ()
+    ) -> Wire | None:
+        """`refused`: public keys that the one there did not have just now."""
+        key: ClientKey | None = None if self._key is None else self._key.key
         try:
-            wire = Wire(self._context, host, self._key, self._hello)
+            wire = Wire(self._context, host, key, self._hello, refused)
         except (zmq.ZMQError, PenstockError) as error:
             if broker == NOBODY:
                 self._came_to_nothing(host, str(error))
@@ -372,6 +376,8 @@ class Wires:
         way = self._ways.get(wire.broker)
         if way is not None and way.wire is wire:
             way.wire = None
+        if wire.is_unlike and self._tried_another_key(wire, way, is_coming=is_coming):
+            return
         if not wire.is_accepted:
             self.counts["failed_connects"] += 1
             if is_coming:
@@ -393,6 +399,23 @@ class Wires:
                 self._retries.reset()
             self._retry_at = now + self._retries.next()
         self._user.lost(wire, said, home=is_home)
+
+    def _tried_another_key(self, wire: Wire, way: _Way | None, *, is_coming: bool) -> bool:
+        """Whether the same broker is tried with another key that it may have: while that is being
+        changed, and after the client's file was."""
+        if self._key is None:
+            return False
+        self._key.look()
+        if set(self._key.key.servers) <= set(wire.servers_tried):
+            return False
+        again = self._connect(wire.host, wire.broker, wire.servers_tried)
+        if again is None:
+            return False
+        if is_coming:
+            self._coming.append(again)
+        elif way is not None:
+            way.wire = again
+        return True
 
     def _put_off(self, broker: int, why: str) -> None:
         """No connection to a broker for now; who needs it asks again."""

@@ -20,6 +20,7 @@ from zmq.utils import z85
 
 from penstock.cluster.access import ANONYMOUS
 from penstock.cluster.quotas import Bucket
+from penstock.core.errors import ConfigError
 from penstock.security.keys import load_server_key
 from penstock.server.security.access_store import Access
 from penstock.server.security.audit import Audit
@@ -45,6 +46,7 @@ class Entrance:
         self._access = access
         self._audit = audit
         self._secret = load_server_key(access.data_folder)
+        self._server = access.keys.server
         self._socket = context.socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(ZAP_URL)
@@ -57,12 +59,20 @@ class Entrance:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether keys came into use since, so that the socket is to be secured and bound anew."""
-        return self._access.keys.in_use and not self.is_secure
+        """Whether keys came into use since, or the server's is another one, so that the socket is
+        to be secured and bound anew."""
+        keys = self._access.keys
+        return keys.in_use and keys.server is not None and keys.server != self._server
 
     def secure(self, socket: zmq.Socket[bytes]) -> None:
         """Set a socket up before it is bound."""
-        self._secret = self._secret or load_server_key(self._access.data_folder)
+        self._server = self._access.keys.server
+        try:
+            self._secret = load_server_key(self._access.data_folder) or self._secret
+        except ConfigError as error:
+            if self._secret is None:
+                raise
+            logger.error("the server key stays what it was: %s", error)
         if self._secret is None:
             return
         socket.setsockopt(zmq.CURVE_SERVER, 1)

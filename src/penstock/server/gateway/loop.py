@@ -393,7 +393,11 @@ class Gateway:
         """Keys came or went, or quotas are others: who came in by a key that is not authorized any
         more has to leave, and who was held back is held back by today's quota."""
         if self._entrance.is_outdated:
-            logger.info("keys are in use from now on: connections without one end")
+            logger.info(
+                "the server key is another one from now on: connections that are there stay"
+                if self._entrance.is_secure
+                else "keys are in use from now on: connections without one end"
+            )
             self._line.renew()
         for peer in list(self._peers.by_identity.values()):
             if self._entrance.principal_of(peer.user_id) != peer.principal:

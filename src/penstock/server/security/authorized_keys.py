@@ -65,6 +65,8 @@ class AuthorizedKeys:
         self.expiring: dict[str, float] = {}
         """When keys expire that do, by their names; also those that have."""
         self.in_use = False
+        self.server: _Signature | None = None
+        """What changes when the server's key does."""
         self.by_public: dict[str, AuthorizedKey] = {}
         self.by_user_id: dict[str, AuthorizedKey] = {}
         self.namespaces: dict[str, str] = {}
@@ -81,9 +83,11 @@ class AuthorizedKeys:
                 continue
             before = self._known.get(name)
             known[name] = before if before and before[0] == sign else (sign, _read(path))
-        stages = self._judge(known)
-        if (known, in_use, stages) == (self._known, self.in_use, self._stages):
+        stages, server = self._judge(known), signature(self._server_file)
+        was = self._known, self.in_use, self._stages, self.server
+        if (known, in_use, stages, server) == was:
             return False
+        self.server = server
         self._tell(known, stages)
         self._known, self.in_use, self._stages = known, in_use, stages
         self._index()
