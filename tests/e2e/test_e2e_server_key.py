@@ -99,3 +99,29 @@ def test_a_key_made_meanwhile_trusts_both(tmp_path: Path) -> None:
         keys.switch_server_key(tmp_path)
     with pytest.raises(penstock.ConfigError, match="no server key"):
         keys.prepare_server_key(tmp_path / "nothing")
+
+
+@pytest.mark.slow
+def test_the_key_of_a_cluster_is_changed_broker_by_broker(keyed: KeyedCluster) -> None:
+    """In two rounds of restarts, with clients at work. No broker is kept out in between."""
+    file, other = keyed.folder / "cluster.key", keyed.folder / "next.key"
+    made = keys.create_cluster_key(other)
+    keys.trust_cluster_key(other, file)
+    keys.trust_cluster_key(file, other)
+    with keyed.connect("admin") as client, client.admin() as admin:
+        admin.create_topic("traffic", 3, if_not_exists=True)
+
+        def is_whole() -> bool:
+            found = admin.describe_cluster().brokers
+            return all((one.state, one.in_sync) == ("up", one.replicas) for one in found)
+
+        with Traffic(keyed) as traffic:
+            for which in (file, other):
+                if which is other:
+                    shutil.copy(other, file)
+                for broker in keyed.cluster.brokers:
+                    broker.stop()
+                    broker.start()
+                    eventually(is_whole, "all replicas in sync")
+            traffic.goes_on()
+    assert keys.load_cluster_key(file).public == made.public

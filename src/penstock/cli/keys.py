@@ -34,6 +34,7 @@ def make(settings: dict[str, Any]) -> typer.Typer:
     command(app, "switch-server")(switch_server)
     command(app, "brokers")(brokers)
     command(app, "create-cluster")(create_cluster)
+    command(app, "trust-cluster")(trust_cluster)
     return app
 
 
@@ -198,6 +199,24 @@ def create_cluster(
         f"{out} makes a broker of whoever has it: copy it to each broker's host, name it there as "
         "cluster_key, and keep it from everybody else"
     )
+
+
+def trust_cluster(
+    env: Env,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A cluster key of a broker.")],
+    other: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="OTHER", help="The one that other brokers may have. None: no other."
+        ),
+    ] = None,
+) -> None:
+    """Have brokers with FILE trust brokers with OTHER too, while the cluster's key is changed.
+    They read FILE when they start."""
+    from penstock.security import keys
+
+    keys.trust_cluster_key(file, other)
+    env.say(f"{file} trusts {other if other is not None else 'no other key'}")
 
 
 def _folder(env: Env, data: Path | None) -> str:

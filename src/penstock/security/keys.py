@@ -83,13 +83,24 @@ class _Expiring(_KeyFile, frozen=True, kw_only=True):
 
 
 class ServerKey(_KeyFile, frozen=True, kw_only=True):
-    """The node's pair."""
+    """The node's pair, or that of a cluster. `also`: the public key of another pair that brokers
+    may have, while theirs is being changed."""
 
     secret: str
+    also: str | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def publics(self) -> tuple[str, ...]:
+        """Public keys that brokers may have."""
+        return (self.public,) if self.also is msgspec.UNSET else (self.public, self.also)
+
+    def public_at(self, attempt: int) -> str:
+        """The one to expect at that attempt to reach a broker: they take turns."""
+        return self.publics[attempt % len(self.publics)]
 
     def check(self) -> None:
-        check_key(self.public)
-        check_key(self.secret)
+        for key in (self.secret, *self.publics):
+            check_key(key)
 
     def __repr__(self) -> str:
         return f"ServerKey(public={self.public!r})"
@@ -311,8 +322,24 @@ def trust_server(path: str | os.PathLike[str], server: str, *, only: bool = Fals
         return key
     else:
         changed = msgspec.structs.replace(key, next_server=server)
-    data = msgspec.json.format(msgspec.json.encode(changed), indent=1) + b"\n"
+    _replace(path, changed)
+    return changed
+
+
+def _replace(path: str | os.PathLike[str], document: msgspec.Struct) -> None:
+    data = msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
     Storage().write_file_atomic(os.path.abspath(path), data)
+
+
+def trust_cluster_key(
+    path: str | os.PathLike[str], other: str | os.PathLike[str] | None
+) -> ServerKey:
+    """Have brokers with this key file trust those that have the other one too; or none but their
+    own. Brokers read it when they start."""
+    key = load_cluster_key(path)
+    also = msgspec.UNSET if other is None else load_cluster_key(other).public
+    changed = msgspec.structs.replace(key, also=also)
+    _replace(path, changed)
     return changed
 
 

@@ -27,7 +27,7 @@ from penstock.core.errors import (
     PenstockTimeout,
     StorageError,
 )
-from penstock.security.keys import create_cluster_key, load_cluster_key
+from penstock.security.keys import create_cluster_key, load_cluster_key, trust_cluster_key
 from penstock.server.quorum import listener
 from penstock.server.quorum import messages as qm
 from penstock.server.quorum.links import Links
@@ -273,6 +273,25 @@ def test_the_cluster_key_lets_in_and_nothing_else_does(tmp_path):
         scene, lambda: End(1, keys[0]), lambda: End(2, keys[0]), lambda: End(3, keys[1]),
         lambda: End(4),
     )  # fmt: skip
+
+
+def test_brokers_whose_keys_trust_each_other_are_linked_both_ways(tmp_path):
+    """While the key of a cluster is changed; who has another key still is not let in."""
+    old, new, other = keys = [tmp_path / name for name in ("old", "new", "other")]
+    for key in keys:
+        create_cluster_key(key)
+    for key, trusted in ((old, new), (new, old), (other, old)):
+        trust_cluster_key(key, trusted)
+
+    async def scene(one: End, two: End, stranger: End) -> None:
+        one.links.know({2: two.url})
+        two.links.know({1: one.url})
+        stranger.links.know({1: one.url})
+        await eventually(lambda: (one.links.nodes(), two.links.nodes()) == ({2}, {1}), "linked")
+        await eventually(lambda: stranger.links.trouble(1), "a stranger is not")
+        assert not stranger.links.nodes()
+
+    linked(scene, lambda: End(1, old), lambda: End(2, new), lambda: End(3, other))
 
 
 def test_a_key_that_others_may_read_is_refused(tmp_path):

@@ -77,6 +77,7 @@ class Dial:
         self._socket: Watched | None = None
         self._monitor: Watched | None = None
         self._refusals = 0
+        self._failures = 0
         self._began_at = 0.0
         self._attempt: asyncio.Task[None] | None = None
         self._timer = self._loop.call_later(0.0, self._begin)
@@ -107,7 +108,7 @@ class Dial:
             self._fail(f"no address is found for it in time: {error}")
             return
         try:
-            socket = dealer(self._context, url, self._key, WELCOME_WITHIN)
+            socket = dealer(self._context, url, self._key, WELCOME_WITHIN, self._failures)
         except zmq.ZMQError as error:  # no descriptors
             self._fail(f"it cannot be tried: {error.strerror}")
             return
@@ -137,6 +138,7 @@ class Dial:
         if self.is_up or why != self.trouble:
             logger.log(level, "control link to broker %d at %s: %.300s", self.node, self.url, why)
         self._counts["links_lost" if self.is_up else "attempts_failed"] += 1
+        self._failures += not self.is_up
         self.trouble = why
         self._hang_up()
         self._timer.cancel()

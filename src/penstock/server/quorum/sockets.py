@@ -87,7 +87,7 @@ class Doorman:
     """Answers ZeroMQ's question (ZAP, RFC 27) whether a key is let in: the cluster's own is."""
 
     def __init__(self, context: Context, key: ServerKey, refused: Callable[[], None]) -> None:
-        self._public = z85.decode(key.public.encode())
+        self._known = [[b"CURVE", z85.decode(public.encode())] for public in key.publics]
         self._refused = refused
         sock = context.socket(zmq.REP)
         sock.setsockopt(zmq.LINGER, 0)
@@ -97,11 +97,7 @@ class Doorman:
     def _asked(self, frames: list[zmq.Frame]) -> None:
         question = [frame.bytes for frame in frames]
         number = question[1] if len(question) > 1 else b""
-        is_known = (
-            len(question) == 7
-            and question[0] == ZAP_VERSION
-            and question[5:] == [b"CURVE", self._public]
-        )
+        is_known = len(question) == 7 and question[0] == ZAP_VERSION and question[5:] in self._known
         if not is_known:
             self._refused()
         code, text = (b"200", b"OK") if is_known else (b"400", b"not the cluster's key")
@@ -147,7 +143,9 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def dealer(context: Context, url: str, key: ServerKey | None, within: float) -> zmq.Socket[bytes]:
+def dealer(
+    context: Context, url: str, key: ServerKey | None, within: float, attempt: int = 0
+) -> zmq.Socket[bytes]:
     """For one attempt: it never connects anew by itself."""
     sock = context.socket(zmq.DEALER)
     sock.setsockopt(zmq.RECONNECT_IVL, -1)
@@ -157,7 +155,7 @@ def dealer(context: Context, url: str, key: ServerKey | None, within: float) -> 
     if key is not None:
         sock.setsockopt(zmq.CURVE_PUBLICKEY, key.public.encode())
         sock.setsockopt(zmq.CURVE_SECRETKEY, key.secret.encode())
-        sock.setsockopt(zmq.CURVE_SERVERKEY, key.public.encode())
+        sock.setsockopt(zmq.CURVE_SERVERKEY, key.public_at(attempt).encode())
     return sock
 
 

@@ -23,7 +23,8 @@ class Secured:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], key: ServerKey | None) -> None:
         self._key = key
-        self._public = b"" if key is None else z85.decode(key.public.encode())
+        publics = () if key is None else key.publics
+        self._known = [[b"CURVE", z85.decode(public.encode())] for public in publics]
         self._socket = context.socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(ZAP_URL)
@@ -39,12 +40,12 @@ class Secured:
             socket.setsockopt(zmq.CURVE_SECRETKEY, self._key.secret.encode())
             socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
 
-    def connecting(self, socket: zmq.Socket[bytes]) -> None:
-        """Set up a socket that is to connect."""
+    def connecting(self, socket: zmq.Socket[bytes], attempt: int = 0) -> None:
+        """Set up a socket that is to connect, after so many attempts that failed."""
         if self._key is not None:
             socket.setsockopt(zmq.CURVE_PUBLICKEY, self._key.public.encode())
             socket.setsockopt(zmq.CURVE_SECRETKEY, self._key.secret.encode())
-            socket.setsockopt(zmq.CURVE_SERVERKEY, self._key.public.encode())
+            socket.setsockopt(zmq.CURVE_SERVERKEY, self._key.public_at(attempt).encode())
 
     def serve(self) -> None:
         """Answer what was asked."""
@@ -52,9 +53,7 @@ class Secured:
             question = self._socket.recv_multipart()
             number = question[1] if len(question) > 1 else b""
             is_known = (
-                len(question) == 7
-                and question[0] == ZAP_VERSION
-                and question[5:] == [b"CURVE", self._public]
+                len(question) == 7 and question[0] == ZAP_VERSION and question[5:] in self._known
             )
             self.refusals += not is_known
             code, text = (b"200", b"OK") if is_known else (b"400", b"not the cluster's key")

@@ -37,7 +37,8 @@ _EVENTS: Final = int(zmq.EVENTS)
 _POLLIN: Final = int(zmq.POLLIN)
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 
-Secure = Callable[["zmq.Socket[bytes]"], None]
+Secure = Callable[["zmq.Socket[bytes]", int], None]
+"""(a socket that is to connect, how many attempts failed before)"""
 
 
 class Link:
@@ -70,6 +71,7 @@ class Link:
         self._socket: zmq.Socket[bytes] | None = None
         self._retries = Retries(RETRY_FIRST, RETRY_LAST, growth=SOON)
         self._retry_at = 0.0
+        self._failures = 0
         self._has_greeted = False
         self._has_rung = False
         self.is_up = False
@@ -190,7 +192,7 @@ class Link:
         sock.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_LAST_MS)
         sock.setsockopt(zmq.CONNECT_TIMEOUT, int(protocol.SILENCE * 1000))
         sock.setsockopt(zmq.IPV6, int("[" in self.url))
-        self._secure(sock)
+        self._secure(sock, self._failures)
         sock.connect(self.url)
         self._watch(int(sock.getsockopt(zmq.FD)), self._rang)
         self._heard_at = now
@@ -214,6 +216,7 @@ class Link:
     def fail(self, now: float, why: str) -> None:
         """Begin anew after a pause."""
         pause = self._retries.next()
+        self._failures += not self.is_up
         (logger.warning if self.is_up else logger.info)(
             "the connection to %s is given up, again in %.2f s: %s", self, pause, why
         )
