@@ -115,6 +115,9 @@ def test_quotas_are_set_bound_by_bound(cli):
     )  # fmt: skip
     assert (acme["namespace"], acme["topics_max"], acme["partitions_max"]) == ("acme", 7, None)
     assert "acme" in cli("quota", "list").lines[-1]
+    used = cli("quota", "show", "acme", "--format", "json").objects
+    assert {"namespace": "acme", "limit": "topics_max", "used": 0, "most": 7} in used
+    assert cli("quota", "show", "nobody").code == 2
     assert cli("quota", "set", "ann").code == 2
     assert cli("quota", "set", "ann", "--client-id", "x", "--connections", "1").code == 2
     assert cli("quota", "remove", "ann").code == 0

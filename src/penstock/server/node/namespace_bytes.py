@@ -95,8 +95,7 @@ class NamespaceBytes:
             if used >= most:
                 full += pages[each.namespace]
                 names.add(each.namespace)
-            elif pages[each.namespace]:
-                left = min(left, most - used)
+            left = min(left, max(most - used, 0))
             self._tell(each.namespace, used, most)
         self._full = names
         self._slot.publish(full)
