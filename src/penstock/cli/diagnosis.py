@@ -40,7 +40,7 @@ GROUPS_MAX: Final = 200
 """Groups that are looked at; how many more there are is said."""
 
 
-class Finding(msgspec.Struct, frozen=True):
+class Complaint(msgspec.Struct, frozen=True):
     """`is_wrong` false: worth knowing, and no fault."""
 
     subject: str
@@ -49,27 +49,29 @@ class Finding(msgspec.Struct, frozen=True):
     is_wrong: bool = True
 
 
-Findings = Iterator[Finding]
+Complaints = Iterator[Complaint]
 
 
 class Diagnosis(msgspec.Struct):
     """`looked_at`: the subjects that could be looked at."""
 
     looked_at: list[str] = []
-    findings: list[Finding] = []
+    findings: list[Complaint] = []
 
     @property
     def is_well(self) -> bool:
         return not any(each.is_wrong for each in self.findings)
 
-    def look(self, subject: str, found: Callable[[], Findings]) -> None:
+    def look(self, subject: str, found: Callable[[], Complaints]) -> None:
         """Take in what a look finds. One that is refused is a finding, too."""
         try:
             self.findings += found()
             self.looked_at.append(subject)
         except (er.PenstockError, OSError) as error:
             self.findings.append(
-                Finding(subject, f"could not be looked at: {error}", "see what the message advises")
+                Complaint(
+                    subject, f"could not be looked at: {error}", "see what the message advises"
+                )
             )
 
 
@@ -82,7 +84,7 @@ def diagnose(env: Env) -> Diagnosis:
         admin = env.admin()
     except er.PenstockError as error:
         found.findings.append(
-            Finding("node", f"{env.url} does not answer: {error}", "start it, or correct the URL")
+            Complaint("node", f"{env.url} does not answer: {error}", "start it, or correct the URL")
         )
         found.look("shared memory", _shared_memory)
         found.look("leftovers", _leftovers)
@@ -98,7 +100,7 @@ def diagnose(env: Env) -> Diagnosis:
             found.look("shared memory", _shared_memory)
             found.look("leftovers", _leftovers)
         else:
-            found.findings.append(Finding(
+            found.findings.append(Complaint(
                 "host", "the node is on another host: its disk, memory and processes are not seen",
                 "run `penstock doctor` there, too", is_wrong=False,
             ))  # fmt: skip
@@ -108,26 +110,26 @@ def diagnose(env: Env) -> Diagnosis:
     return found
 
 
-def _versions(node: NodeDescription) -> Findings:
+def _versions(node: NodeDescription) -> Complaints:
     theirs = node.versions.get("penstock")
     if theirs is not None and theirs != __version__:
-        yield Finding(
+        yield Complaint(
             "versions", f"the node is penstock {theirs}, this command {__version__}",
             "restart what is older once all hosts have the new release", is_wrong=False,
         )  # fmt: skip
 
 
-def _clock(node: NodeDescription) -> Findings:
+def _clock(node: NodeDescription) -> Complaints:
     ahead = node.clock.get("ahead", 0)
     if abs(ahead) > CLOCK_AHEAD_MAX:
-        yield Finding(
+        yield Complaint(
             "clock", f"the wall clock is {ahead} s ahead of what the node believes",
             "correct the clock of the host (chronyc tracking); until then nothing expires early",
         )  # fmt: skip
 
 
 # --- the node's host ------------------------------------------------------------------------------
-def _near(node: NodeDescription) -> Findings:
+def _near(node: NodeDescription) -> Complaints:
     from penstock.ipc import layout as lo
     from penstock.observe.place import find_node
     from penstock.observe.processes import STOPPED
@@ -138,12 +140,12 @@ def _near(node: NodeDescription) -> Findings:
         sample = observer.sample()
     if sample.node is not None and sample.node.state == STOPPED:
         pid = sample.node.pid
-        yield Finding("node", f"pid {pid} is stopped", f"`kill -CONT {pid}` lets it go on")
+        yield Complaint("node", f"pid {pid} is stopped", f"`kill -CONT {pid}` lets it go on")
     for what in missing(sample, node):
-        yield Finding("node", what, _advice(what))
+        yield Complaint("node", what, _advice(what))
     disk = sample.disk
     if disk is not None and disk.level == lo.DISK_WARN:
-        yield Finding(
+        yield Complaint(
             "disk", f"{disk.free} of {disk.total} bytes are free in {node.data_folder}",
             "give it room, or topics less retention, before `disk_stop` ends appends",
         )  # fmt: skip
@@ -163,7 +165,7 @@ def _advice(what: str) -> str:
     return "the node's log says why; `penstock topic describe` shows the partition"
 
 
-def _open_files(node: NodeDescription) -> Findings:
+def _open_files(node: NodeDescription) -> Complaints:
     pids = {"node": node.pid, "gateway": node.gateway.get("pid", 0),
             "replicator": node.replicator.get("pid", 0)}  # fmt: skip
     pids |= {f"writer {each.writer}": each.pid for each in node.writers}
@@ -175,27 +177,27 @@ def _open_files(node: NodeDescription) -> Findings:
             continue  # it has ended meanwhile, or is another user's
         limit = re.search(r"^Max open files\s+([0-9]+)", limits, re.MULTILINE)
         if limit is not None and used > FILES_USED_MAX * int(limit[1]):
-            yield Finding(
+            yield Complaint(
                 "open files", f"{name} (pid {pid}) has {used} of at most {limit[1]} files open",
                 "raise the limit (`ulimit -Hn`, LimitNOFILE=) and restart the node",
             )  # fmt: skip
 
 
-def _shared_memory() -> Findings:
+def _shared_memory() -> Complaints:
     memory = shutil.disk_usage(SHM)
     if memory.free < SHM_FREE_MIN:
-        yield Finding(
+        yield Complaint(
             "shared memory", f"{memory.free} of {memory.total} bytes are free in {SHM}",
             f"enlarge it (`mount -o remount,size=...`, in containers --shm-size) or clear {SHM}",
         )  # fmt: skip
 
 
-def _leftovers() -> Findings:
+def _leftovers() -> Complaints:
     from penstock.ipc.ownership import find_owners
 
     for each in find_owners():
         if not each.is_held and not each.is_still_there():
-            yield Finding(
+            yield Complaint(
                 "leftovers",
                 f"{len(each.objects())} objects in {SHM} are of {each.claim.folder or 'a folder'}, "
                 "which is not there any more",
@@ -205,32 +207,32 @@ def _leftovers() -> Findings:
 
 
 # --- the cluster and its groups -------------------------------------------------------------------
-def _cluster(admin: Admin) -> Findings:
+def _cluster(admin: Admin) -> Complaints:
     from penstock.cli.cluster import troubles
 
     for trouble in troubles(admin.describe_cluster()):
-        yield Finding(
+        yield Complaint(
             "cluster", trouble, "start the brokers that are away; `penstock cluster describe` "
             "shows who lacks what",
         )  # fmt: skip
 
 
-def _groups(admin: Admin) -> Findings:
+def _groups(admin: Admin) -> Complaints:
     listed = admin.list_groups()
     for each in listed[:GROUPS_MAX]:
         yield from judge_group(admin.describe_group(each.group))
     if len(listed) > GROUPS_MAX:
-        yield Finding(
+        yield Complaint(
             "groups", f"{len(listed) - GROUPS_MAX} more groups were not looked at",
             "`penstock group describe` shows them", is_wrong=False,
         )  # fmt: skip
 
 
-def judge_group(group: GroupDescription) -> Findings:
+def judge_group(group: GroupDescription) -> Complaints:
     """What hinders a group that is behind."""
     behind = [one for one in group.partitions if one.lag]
     if behind and not group.members:
-        yield Finding(
+        yield Complaint(
             f"group {group.group}", f"lag {group.lag}, and no member works on it",
             f"start its consumers, or `penstock group delete {group.group}`", is_wrong=False,
         )  # fmt: skip
@@ -242,14 +244,14 @@ def judge_group(group: GroupDescription) -> Findings:
         lag, hand = sum(one.lag or 0 for one in own), sum(map(_in_hand, own))
         who = f"member {member.member_id} (pid {member.pid or 'of another host'})"
         if member.poll_seconds is not None and member.poll_seconds > POLL_AGE_MAX:
-            yield Finding(
+            yield Complaint(
                 f"group {group.group}",
                 f"{who} has not polled for {member.poll_seconds:.0f} s: lag {lag}, {hand} in hand",
                 "see what its process does (py-spy dump --pid); processing_timeout= would give its "
                 "partitions to others",
             )
         elif hand and group.lag_seconds is not None and _commit_age(own) > COMMIT_AGE_MAX:
-            yield Finding(
+            yield Complaint(
                 f"group {group.group}",
                 f"{who} polls, and has committed nothing for {_commit_age(own):.0f} s: lag {lag}, "
                 f"{hand} in hand",

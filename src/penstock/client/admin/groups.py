@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.client.admin.trim import chosen
 from penstock.client.consumer.group.options import check_group_name
-from penstock.client.consumer.logs import Log, Polled, logs_of
+from penstock.client.consumer.logs import Log, PollAge, logs_of
 from penstock.client.consumer.offset_lookup import resolving
 from penstock.client.consumer.offsets import Offset
 from penstock.client.session import Session
@@ -195,7 +195,7 @@ class GroupAdmin:
             answer.info, answer.members, partitions, False, answer.skipped, answer.counts
         )
 
-    def _polled(self, asked: co.GroupDescription) -> dict[str, Polled]:
+    def _polled(self, asked: co.GroupDescription) -> dict[str, PollAge]:
         """What the members that are connected publish."""
         members = [member for member in asked.members if member.slot >= 0]
         found = run(self._logs.positioning([(member.slot, member.pid) for member in members]))
@@ -290,7 +290,7 @@ class GroupAdmin:
 
 
 def _positions(
-    asked: co.GroupDescription, polled: Mapping[str, Polled]
+    asked: co.GroupDescription, polled: Mapping[str, PollAge]
 ) -> dict[TopicPartition, int]:
     """The next offset that each partition's owner wants of it."""
     return {

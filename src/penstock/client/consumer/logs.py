@@ -72,14 +72,14 @@ class Logs(Protocol):
     def sizing(self, log: Log, before: int) -> Waits[tuple[int, int]]:
         """Segments that would go if the log started there, and the bytes of their files."""
 
-    def positioning(self, clients: Sequence[tuple[int, int]]) -> Waits[list[Polled]]:
+    def positioning(self, clients: Sequence[tuple[int, int]]) -> Waits[list[PollAge]]:
         """Where the clients in these slots, with these pids, stand."""
 
     def looking_at_disk(self) -> Waits[Disk]:
         """Room on the disk of the node's data folder."""
 
 
-class Polled(NamedTuple):
+class PollAge(NamedTuple):
     """Next offsets wanted by page, and seconds since the client last looked for records (None: not
     known)."""
 
@@ -140,7 +140,7 @@ class LocalLogs:
         return sizes_below(self._storage, self.folder(log), before, log.page.high_watermark)
         yield
 
-    def positioning(self, clients: Sequence[tuple[int, int]]) -> Waits[list[Polled]]:
+    def positioning(self, clients: Sequence[tuple[int, int]]) -> Waits[list[PollAge]]:
         table = self._session.clients
         return [polled_by(ClientSlot(table, slot), pid) for slot, pid in clients]
         yield
@@ -165,14 +165,14 @@ def sizes_below(storage: Storage, folder: str, before: int, end: int) -> tuple[i
     return len(gone), nbytes
 
 
-def polled_by(slot: ClientSlot, pid: int) -> Polled:
+def polled_by(slot: ClientSlot, pid: int) -> PollAge:
     """Of the client in that slot; nothing where it is another one's by now. Pid 0 is any: of a
     remote client, in whose place its gateway is attached."""
     if not slot.in_use or pid not in (0, slot.pid):
-        return Polled({}, None)
+        return PollAge({}, None)
     at = slot.polled
     age = max(0, time.monotonic_ns() // 1000 - at) / 1e6 if at else None
-    return Polled(dict(slot.positions()), age)
+    return PollAge(dict(slot.positions()), age)
 
 
 def logs_of(session: Session, timeout: float) -> Logs:

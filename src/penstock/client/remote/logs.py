@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import TypeVar
 
-from penstock.client.consumer.logs import Log, Polled
+from penstock.client.consumer.logs import Log, PollAge
 from penstock.client.session import Session
 from penstock.ipc import lookups as lk
 from penstock.ipc.hostslots import Disk
@@ -58,15 +58,15 @@ class FarLogs:
         found = yield from self._session.requesting(request, lk.SegmentsLookedUp, self._timeout)
         return found.segments, found.nbytes
 
-    def positioning(self, clients: Sequence[tuple[int, int]]) -> Waits[list[Polled]]:
-        polled: list[Polled] = []
+    def positioning(self, clients: Sequence[tuple[int, int]]) -> Waits[list[PollAge]]:
+        polled: list[PollAge] = []
         for some in _parts([*clients], lk.CLIENTS_AT_ONCE):
             request = lk.LookUpPositions(some)
             expect = lk.PositionsLookedUp
             found = yield from self._session.requesting(request, expect, self._timeout)
             ages = found.poll_ages or [None] * len(some)  # a gateway of before tells none
             polled += [
-                Polled(dict(places), None if age is None else age / 1e6)
+                PollAge(dict(places), None if age is None else age / 1e6)
                 for places, age in zip(found.positions, ages, strict=True)
             ]
         return polled
