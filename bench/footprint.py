@@ -19,7 +19,7 @@ RESULT_TIMEOUT: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FootprintOptions:
-    """starts: how often a node is started anew. idle: seconds for which one is watched."""
+    """starts: how often a node is started again. idle: seconds for which one is watched."""
 
     starts: int = 5
     idle: float = 10.0

@@ -73,7 +73,7 @@ class SparkOptions(Where):
 
     @property
     def bytes_needed(self) -> int:
-        """The topic, its copies in Parquet, and a topic that is written anew in each turn."""
+        """The topic, its copies in Parquet, and a topic that is written again in each turn."""
         return 6 * self.records * (self.size + 24) + (256 << 20)
 
 

@@ -155,7 +155,7 @@ class AbortedWriter:
                     logger.warning("%s: %s", self._folder, error, extra={"folder": self._folder})
 
     def forget(self) -> None:
-        """The log begins anew; its files are gone."""
+        """The log begins again; its files are gone."""
         self.pending.clear()
         self._counts.clear()
         self.unsynced.clear()

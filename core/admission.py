@@ -117,7 +117,7 @@ def _why(
         return refused(
             ErrorCode.WRONG_TOPIC_ID,
             f"the batch is for topic {head.topic_id.hex()}, this log is of {topic_id.hex()}: was "
-            "the topic created anew?",
+            "the topic created again?",
         )
     if head.partition != partition:
         return refused(

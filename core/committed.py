@@ -95,7 +95,7 @@ class AbortedTransactions:
         try:
             size, known = storage.size(fd), self._read.get(base, 0)
             if size < known:
-                known = 0  # made anew
+                known = 0  # made again
             if size == known:
                 return True
             for _ in range(2):  # it may have been written to just now
@@ -106,7 +106,7 @@ class AbortedTransactions:
                 raise StorageError(
                     f"{path} is damaged at byte {known + len(entries) * TXN_ENTRY_BYTES}: what was "
                     "aborted in that segment is not known, so none of it is shown. Start the node "
-                    "again: it makes the file anew from the log"
+                    "again: it makes the file again from the log"
                 )
         finally:
             storage.close(fd)

@@ -185,7 +185,7 @@ class Log(VerbatimLog):
 
     def swap(self, prepared: Prepared) -> bool:
         """Put a segment that the cleaner has cleaned in the place of those it was made of; False if
-        the log has changed there: the cleaner has to begin anew. In order, lowest offsets first.
+        the log has changed there: the cleaner has to begin again. In order, lowest offsets first.
 
         Raises a retriable `StorageError` (ask again), or `LogOfflineError`.
         """

@@ -6,7 +6,7 @@
     another   (the scan begins at the point)        the power cut took it: cut, report, new epoch
     any       below the recovery point              not looked for; where it is met: offline
     any       a truncation was under way            finished: the log ends at the recovery point
-    any       it was about to begin anew            finished: empty from the recovery point on
+    any       it was about to begin again            finished: empty from the recovery point on
     any       a version of the future               offline, file kept
     the folder was copied here, or brought back     as in another boot, and without a clean mark
 

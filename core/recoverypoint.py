@@ -19,7 +19,7 @@ torn by a power cut leaves the other one; the good slot with the higher serial c
 
 Flag 1: the log is to end at this point. Written before a truncation and cleared after it, so that
 one that was killed half-way is finished by the next recovery, and truncated batches never return.
-Flag 2: the log is to begin at this point, with nothing in it (`anew`), in the same way.
+Flag 2: the log is to begin at this point, with nothing in it (`again`), in the same way.
 
 The file is written in place from its first day on, so it keeps its inode, and a copy of it has
 another identity: by that a partition is known that was copied, or brought back from a backup.

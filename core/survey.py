@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from penstock.core.anew import wipe
 from penstock.core.epochs import load_epochs
 from penstock.core.errors import LogOfflineError
 from penstock.core.index import IndexWriter
 from penstock.core.indexrestoring import missing_indexes
 from penstock.core.logconfig import LogConfig
+from penstock.core.logrestart import wipe
 from penstock.core.logstart import first_live, load_start
 from penstock.core.recoverypoint import PointFile, RecoveryPoint
 from penstock.core.replay import (
@@ -111,7 +111,7 @@ class Survey:
             )
 
     def _begin(self, point: RecoveryPoint) -> RecoveryPoint:
-        """Finish what begins anew; the point from then on. What was published is of either log."""
+        """Finish what begins again; the point from then on. What was published is of either log."""
         interval = self._ask.config.index_interval_bytes
         fresh = wipe(self._ask.storage, self._ask.folder, point.offset, interval)
         self._ask.storage.close(fresh.fd)
@@ -146,7 +146,7 @@ class Survey:
         if self.point is not None:
             raise LogOfflineError(
                 f"{folder} has a recovery point but no segment. Restore the partition from a "
-                "replica or a backup, or remove the folder to begin anew."
+                "replica or a backup, or remove the folder to begin again."
             )
         fresh = create_segment(storage, folder, 0, self._ask.config.index_interval_bytes)
         storage.close(fresh.fd)

@@ -10,7 +10,7 @@
 
 Readers list names and never see a hole: until they are gone, segments behind the first are read as
 they were, for a segment ends where the next one that exists begins. Without a mark an open drops
-what was prepared; with one it does the second half again, and makes the indexes anew.
+what was prepared; with one it does the second half again, and makes the indexes again.
 
 Owns these names and steps. Never judges whether a swap may happen (`cleanup` does) and never looks
 into a batch.
@@ -92,7 +92,7 @@ def finish_swap(
     storage: Storage, folder: str, sources: Sequence[int], end: int, *, again: bool
 ) -> None:
     """The second half of a marked swap, of these segments up to `end`. `again`: somebody died or
-    failed in it before, and the indexes may be of either log: without them they are made anew."""
+    failed in it before, and the indexes may be of either log: without them they are made again."""
     base = sources[0]
     mark = mark_path(folder, base, end)
     cleaned, *indexes = cleaned_paths(folder, base)

@@ -4,7 +4,7 @@
                       indexes are brought along as if it had been judged here
     lead              an epoch begins at the log's end, on the device before its first append
     follow            epochs that were begun here without a record are forgotten
-    begin_anew        everything goes, and an empty log starts elsewhere (`anew`)
+    begin_anew        everything goes, and an empty log starts elsewhere (`again`)
 
 A batch continues the log if it begins where that ends, or beyond, if compaction took what was
 between: such a batch says so itself (`FLAG_COMPACTED`). In the log of one who copied it the gap may
@@ -12,7 +12,7 @@ then be at any place, also in the active segment. Where a transaction is open th
 such a gap may be its outcome: it is not passed over, and `undecided` is from where on the log has
 to be cut and copied again; the leader has there what was decided. Who was away for longer than
 tombstones are kept may have records of keys that were deleted since, and takes no compacted batch
-behind them (`is_outdated`): its log has to begin anew.
+behind them (`is_outdated`): its log has to begin again.
 
 Owns what only a replicated log does. Who leads, and what is committed, others say.
 """
@@ -23,10 +23,10 @@ from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple
 
 from penstock.core.admission import verify_verbatim
-from penstock.core.anew import wipe
 from penstock.core.epochs import EpochCache, save_epochs
 from penstock.core.errors import ErrorCode, LogOfflineError, NotLeaderError, StorageError
 from penstock.core.header import ATTR_CONTROL, ATTR_TRANSACTIONAL, FLAG_COMPACTED, BatchHeader
+from penstock.core.logrestart import wipe
 from penstock.core.logtail import LogTail
 from penstock.core.producers import ProducerTable
 from penstock.core.recoverypoint import RecoveryPoint
@@ -249,7 +249,7 @@ class VerbatimLog(LogTail):
         """Nothing below is ever truncated, so that older snapshots are not needed for that."""
         self._syncs.committed = offset
 
-    # ---- beginning anew
+    # ---- beginning again
 
     def begin_anew(self, log_start: int, publish: Publish | None = None) -> None:
         """Let go of everything, producers too, and be an empty log that starts there. `publish` is

@@ -367,7 +367,7 @@ class PartitionFailed(msgspec.Struct, frozen=True, tag="partition_failed"):
 
 
 class PartitionOffline(msgspec.Struct, frozen=True, tag="partition_offline"):
-    """An open log takes nothing any more, until a writer opens it anew."""
+    """An open log takes nothing any more, until a writer opens it again."""
 
     page: int
     reason: str

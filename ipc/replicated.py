@@ -329,7 +329,7 @@ class ReplicaRole(LogRole):
     # --- cuts ---
     def _truncate(self, end: int) -> None:
         """A compacted log that loses what counted lacks what that had replaced, too, and its leader
-        has it: it is copied anew."""
+        has it: it is copied again."""
         if self._settings.compacts and end < self._high_watermark:
             self._begin_anew(0)
         else:
@@ -350,7 +350,7 @@ class ReplicaRole(LogRole):
         if log_start >= log.log_end:
             self._state.publish_log_start(log_start)  # or readers would look for what is gone
         log.begin_anew(log_start, self._end_at)
-        logger.warning("%s: begun anew at %d, it held %d to %d", self.name, log_start, *was)
+        logger.warning("%s: begun again at %d, it held %d to %d", self.name, log_start, *was)
         self._high_watermark, self._trim_to = log_start, 0
         self._cut(-1)
 

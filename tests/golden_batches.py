@@ -1,4 +1,4 @@
-"""The inputs behind tests/golden/*.hex, and the way to write those files anew.
+"""The inputs behind tests/golden/*.hex, and the way to write those files again.
 
     python tests/golden_batches.py [name ...]
 

@@ -1,4 +1,4 @@
-"""The messages behind tests/golden/frames.txt, and the way to write that file anew.
+"""The messages behind tests/golden/frames.txt, and the way to write that file again.
 
     python tests/golden_frames.py [name ...]
 

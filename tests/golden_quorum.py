@@ -1,4 +1,4 @@
-"""The files and messages behind tests/golden/quorum.txt, and the way to write that file anew.
+"""The files and messages behind tests/golden/quorum.txt, and the way to write that file again.
 
     python tests/golden_quorum.py [name ...]
 

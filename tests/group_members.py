@@ -37,7 +37,7 @@ class RawMember:
         self.connect()
 
     def connect(self, socket: Path | None = None) -> None:
-        """Attach and join, anew or with the member id that is known; from now on there."""
+        """Attach and join, again or with the member id that is known; from now on there."""
         self._socket = socket or self._socket
         self.client = RawClient(self._socket, lo.KIND_CONSUMER)
         self.slot = ClientSlot(Region.of_fd(os.dup(self.client.fds[1])), self.client.welcome.slot)

@@ -81,7 +81,7 @@ class World:
 
     def post(self, batches: int, *, spoilt: bool = False) -> None:
         """Batches with their numbers. Spoilt ones are refused for good, unless they were sealed
-        anew because one before them was."""
+        again because one before them was."""
         for _ in range(batches):
             route, count = self.route, self.chance.randint(1, 3)
             encoded = encode_batch(

@@ -1,5 +1,5 @@
 """Spark as the sink sees it, without a JVM: a writer is made on the driver for each attempt and
-goes to the tasks pickled; a stream is committed by a writer that was made anew, a batch by its own.
+goes to the tasks pickled; a stream is committed by another writer object, a batch by its own.
 
 As a program it is one task in a process of its own, which dies (`kill -9`) after its first batch.
 """

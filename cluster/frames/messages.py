@@ -162,7 +162,7 @@ class Produce(msgspec.Struct, frozen=True, tag="produce"):
 class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
     """Send what is in a partition from `offset` on, and what comes later, as far as `credit` bytes
     go. `leader_epoch`: of the record before `offset`, -1 unknown. `committed`: end at the last
-    stable offset and leave aborted records out. A cursor that is there already begins anew."""
+    stable offset and leave aborted records out. A cursor that is there already begins again."""
 
     endpoint: EndpointNumber
     cursor: Number

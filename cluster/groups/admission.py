@@ -41,12 +41,12 @@ def check_same(
     if (was.pid, was.start_time, was.boot_id) != (client.pid, client.start_time, client.boot_id):
         raise UnknownMemberError(
             f"member {member.member_id!r} of group {group.name!r} is process {was.pid}, and not "
-            f"{client.pid}: join anew"
+            f"{client.pid}: join again"
         )
     if member.instance_id != instance_id:
         raise GroupError(
             f"member {member.member_id!r} of group {group.name!r} joined as instance "
-            f"{member.instance_id!r} and comes back as {instance_id!r}: join anew"
+            f"{member.instance_id!r} and comes back as {instance_id!r}: join again"
         )
 
 

@@ -492,5 +492,5 @@ class Groups:
 def _unknown(group: str, member_id: str) -> UnknownMemberError:
     return UnknownMemberError(
         f"group {group!r} has no member {member_id!r} (any more): it was away for longer than "
-        "its session_timeout, fenced, or replaced; join anew"
+        "its session_timeout, fenced, or replaced; join again"
     )

@@ -91,7 +91,7 @@ class Append(Message, frozen=True, tag=True):
 
 
 class Install(Message, frozen=True, tag=True):
-    """The follower is behind the leader's log: it begins anew with this."""
+    """The follower is behind the leader's log: it begins again with this."""
 
     snapshot: Snapshot
 

@@ -5,7 +5,7 @@ elsewhere says where (KIP-101, KIP-279, KIP-320 tell what goes wrong without). T
 log there, or where its own record of that epoch ends, and asks again, an epoch further down each
 time. It never cuts at its high watermark: what counts is not known at a follower, only that it is
 at least so much. Where they parted below its log start, which only an unclean election brings, it
-begins anew: with what is left it would lack what its leader has there. One request is under way at
+begins again: with what is left it would lack what its leader has there. One request is under way at
 a time; only its own answer is taken.
 """
 
@@ -51,7 +51,7 @@ class Follower:
 
     def diverged(self, answer: Diverged) -> int | None:
         """Cut the log: its end from now on, None if the answer is of another time. An end below the
-        log start is that of an empty log, which begins anew there."""
+        log start is that of an empty log, which begins again there."""
         if not self._is_due(answer):
             return None
         log = self._log

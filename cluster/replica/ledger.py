@@ -6,7 +6,7 @@ from penstock.core.epochs import EpochCache
 
 
 class LogEnds:
-    """Invariant: log_start <= high_watermark <= log_end, but while a follower begins anew.
+    """Invariant: log_start <= high_watermark <= log_end, but while a follower begins again.
 
     `synced`: how far the log is on stable storage, where records count only there
     (`durability="fsync"`); None where they count as soon as they are appended. `truncated_below`

@@ -68,7 +68,7 @@ class FetchRequest(msgspec.Struct, frozen=True, array_like=True):
 
 class Fetched(msgspec.Struct, frozen=True, array_like=True):
     """Send what is in the log from `offset` on, with these. Where `offset` is `log_start` and not
-    what was asked for, the follower's log lies elsewhere: it begins anew there."""
+    what was asked for, the follower's log lies elsewhere: it begins again there."""
 
     number: Number
     leader_epoch: LeaderEpoch

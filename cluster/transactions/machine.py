@@ -231,7 +231,7 @@ class Transactions:
         who = f"producer {producer_id} at epoch {epoch} of {transactional_id!r}"
         known = self._state.transactional.get(transactional_id)
         if known is None:
-            self._refuse(TransactionError(f"{who} is not known here, or not any more: begin anew"))
+            self._refuse(TransactionError(f"{who} is not known here, or not any more: begin again"))
         if producer_id != known.producer_id or epoch + 1 < known.epoch:
             self._refuse(
                 ProducerFencedError(

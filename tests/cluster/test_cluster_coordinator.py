@@ -319,7 +319,7 @@ def test_rule_18_at_most_once_hands_nothing_out_twice(cluster, fault):
 
 class Copier:
     """A member of an exactly-once group that copies what it reads, in a thread of its own, as the
-    guide has it: what fails for now is tried again, with everything made anew."""
+    guide has it: what fails for now is tried again, with everything made again."""
 
     def __init__(self, cluster: Cluster, number: int, source: str, target: str) -> None:
         self._cluster = cluster

@@ -137,9 +137,9 @@ def test_who_joins_again_because_the_answer_came_too_late_is_the_same_member(tmp
             assert [member.member_id for member in group_of(node).members] == [again.member_id]
             assert sorted(each.partition for each in again.partitions) == [0, 1]
             client.ask(co.LeaveGroup("billing", again.member_id), ms.Done)
-            anew = client.ask(request, co.GroupAssignment)
-            assert anew.member_id != again.member_id
-            assert [member.member_id for member in group_of(node).members] == [anew.member_id]
+            again = client.ask(request, co.GroupAssignment)
+            assert again.member_id != again.member_id
+            assert [member.member_id for member in group_of(node).members] == [again.member_id]
 
 
 def test_who_joins_again_since_the_node_died_before_it_answered_is_the_same_member(tmp_path):

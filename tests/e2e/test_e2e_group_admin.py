@@ -244,7 +244,7 @@ def test_members_are_told_that_an_admin_sought_their_group(node, caplog):
         admin.reset_offsets("moved", topic, to="earliest")
         assert offsets(consumer.poll(timeout=25)) == list(range(10))
     assert lost == [(topic, 0)]
-    assert f"group moved: sought elsewhere by an admin, or given anew: {topic}-0" in caplog.text
+    assert f"group moved: sought elsewhere by an admin, or given again: {topic}-0" in caplog.text
     assert "lost to others" not in caplog.text
 
 

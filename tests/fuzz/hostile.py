@@ -36,7 +36,7 @@ ASKED: Final = (
 """Requests that can do no harm to the topics of others."""
 PRODUCER, CONSUMER, ADMIN = 1, 2, 3
 LIVES_MAX: Final = 40
-"""Messages that a connection says at most before it is made anew."""
+"""Messages that a connection says at most before it is made again."""
 
 
 class Attacker:

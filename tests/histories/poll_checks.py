@@ -5,7 +5,7 @@
     unowned poll        a member of a group got records of a partition that was not its own
 
 A reader's *era* in a partition begins when it is assigned or sought, and ends when it is revoked or
-begins anew: across eras it may go back and forth, which the checks of guarantees judge.
+begins again: across eras it may go back and forth, which the checks of guarantees judge.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class ExactTrial:
         for _ in range(5):
             try:
                 return self.step(most)
-            except er.TransactionError as error:  # such as: poll anew
+            except er.TransactionError as error:  # such as: poll again
                 last = error
                 self.recover()
         raise last

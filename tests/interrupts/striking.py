@@ -210,7 +210,7 @@ class Alarm(Blow):
     """Real signals, at random moments of what is called within it, whose handlers raise. They wait
     for a moment in which Penstock's code runs.
 
-    A round makes its call again until some have struck: so it is struck anew before anything has
+    A round makes its call again until some have struck: so it is struck again before anything has
     gone well again. Half of the moments are drawn from all of a call, as long as calls took that
     nothing struck, and half from all scales of time: most calls are short."""
 

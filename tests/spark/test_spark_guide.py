@@ -63,7 +63,7 @@ def named(broker, tmp_path, monkeypatch):
 
 
 def fill(broker, *names):
-    """Those topics, empty ones made for these names anew."""
+    """Those topics, empty ones made for these names again."""
     with broker.connect() as client, client.admin() as admin:
         for name in set(names) & set(admin.list_topics()):
             admin.delete_topic(name)

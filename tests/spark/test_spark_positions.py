@@ -198,7 +198,7 @@ def test_an_open_transaction_is_no_loss():
 
 def test_a_topic_made_anew_is_another_topic():
     at, now = begun(30, 30), view(5, 0, topic_id="bb")
-    assert "topic 't' was deleted and made anew" in losses(at, now)
+    assert "topic 't' was deleted and made again" in losses(at, now)
     end = step(at, now, 1)
     assert (end.ids, ranges(at, end)) == ({"t": "bb"}, [Range("t", "bb", 0, 0, 1, -1, 1)])
     assert losses(end, now) == ""

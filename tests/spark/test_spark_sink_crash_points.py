@@ -150,7 +150,7 @@ def test_a_driver_that_dies_again_and_again(client, topic, query):
 
 
 def test_a_commit_without_an_answer_is_asked_again(broker, client, topic, query):
-    """The answer is lost with the node; Spark aborts what it takes for failed, and runs it anew."""
+    """The answer is lost with the node; Spark aborts what it takes for failed and runs it again."""
     job = query.attempt(0).run([A, B], [C, D])
     job.commit()
     broker.restart(kill=True)

@@ -292,7 +292,7 @@ def test_a_topic_made_anew_is_an_error_unless_told_otherwise(broker):
             query.plan()
         broker.create_topic(topic, partitions=1)
     fill(broker, topic, 100, 20, 1)
-    with pytest.raises(DataLossError, match=f"topic '{topic}' was deleted and made anew"):
+    with pytest.raises(DataLossError, match=f"topic '{topic}' was deleted and made again"):
         query.plan()
     query.start(failOnDataLoss=False)
     assert query.plan()

@@ -1,6 +1,6 @@
 """In every Python process of a Spark job whose PYTHONPATH begins here: PySpark is taken from where
 it is installed, with its bytecode, and not from the archive of its sources, which each process
-compiles anew (0.3 s of CPU instead of 0.7; Spark waits 10 s for a process to come back to it). And
+compiles again (0.3 s of CPU instead of 0.7; Spark waits 10 s for a process to come back to it). And
 where the environment says so, the job is killed (`kill -9`) at a point of the sink, in the first
 batch whose number is large enough.
 

@@ -118,7 +118,7 @@ def _print(
 
 
 def _live(env: Env, reporter: Reporter, stopper: Stopper, interval: float, sort: Sort) -> None:
-    """One screen, drawn anew each time."""
+    """One screen, drawn again each time."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text

@@ -145,7 +145,7 @@ class Attachment:
             steps.close()
 
     def reconnecting(self, reader: Reader, timeout: float) -> Waits[None]:
-        """Attach anew and go on with the same topics there. When it raises, nothing changed."""
+        """Attach again and go on with the same topics there. When it raises, nothing changed."""
         session = yield from self.attaching(
             self._socket, client_id=self._client_id, timeout=timeout
         )

@@ -44,7 +44,7 @@ class AbortCheck:
         if self._data is None:
             if self._markers:
                 self._result.find(
-                    "txn", name, None, "is missing: the next start makes it anew", note=True
+                    "txn", name, None, "is missing: the next start makes it again", note=True
                 )
             return
         entries = decode_aborted(self._data)

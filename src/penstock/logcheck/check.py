@@ -70,7 +70,7 @@ class _Check:
                 None,
                 "is missing: the next start makes it from the batches"
                 if missing
-                else "is damaged: the next start makes it anew",
+                else "is damaged: the next start makes it again",
                 note=missing,
             )
         self._point = PointFile(storage, folder).load()

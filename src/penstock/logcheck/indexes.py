@@ -36,7 +36,7 @@ class IndexCheck:
                     "index",
                     os.path.basename(path),
                     None,
-                    "is missing: the next start makes it anew",
+                    "is missing: the next start makes it again",
                     note=True,
                 )
                 return

@@ -341,7 +341,7 @@ def _same(old: Partition | None, new: Partition) -> Partition:
     """What the page said before, if it was the same partition's; a fresh one has come from 0."""
     if old is None or old.topic_id != new.topic_id:
         return NEVER
-    return old if old.records <= new.records else NEVER  # the tables were made anew
+    return old if old.records <= new.records else NEVER  # the tables were made again
 
 
 def _log_row(new: Partition, old: Partition, seconds: float) -> LogRow:

@@ -1,4 +1,4 @@
-"""The tables and lanes of a data folder, mapped read-only, and anew where they are made anew."""
+"""The tables and lanes of a data folder, mapped read-only, and again where they are made again."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Losses:
         """Raises `DataLossError`, where it is one."""
         if self._is_error:
             raise DataLossError(
-                f"{what}. Set failOnDataLoss to false to go on with what is there, or begin anew "
+                f"{what}. Set failOnDataLoss to false to go on with what is there, or begin again "
                 "with another checkpoint"
             )
         self._count += 1

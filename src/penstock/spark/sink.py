@@ -12,7 +12,7 @@ rows; after it, what an attempt would stage again is left out, and its commit he
 by their names, which decides nothing, and only an id that nobody else has is decided against.
 
 A writer is made on the driver for each attempt of a batch and travels to the tasks; the commit of a
-stream runs in a process of its own, with a writer made anew, which knows what the messages say.
+stream runs in a process of its own, with a writer made again, which knows what the messages say.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def standing(start: Positions, now: View, diverged: Mapping[Partition, int]) -> 
     for topic, view in sorted(now.items()):
         known = start.ids.get(topic)
         if known is not None and known != view.id:
-            losses.append(f"topic {topic!r} was deleted and made anew (id {view.id})")
+            losses.append(f"topic {topic!r} was deleted and made again (id {view.id})")
         for number, span in sorted(view.spans.items()):
             name = (topic, number)
             place = start.places.get(name)

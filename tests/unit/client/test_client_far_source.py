@@ -293,7 +293,7 @@ def test_a_cursor_that_failed_raises_what_a_reader_would_behind_what_came(
     if kind is UnknownTopicError:
         assert len(far.cursors) == 1, "it stands for good"
     else:
-        assert len(far.cursors) == 2, "it is asked for anew each time"
+        assert len(far.cursors) == 2, "it is asked for again each time"
 
 
 @pytest.mark.parametrize("at", [20, 60, 130])

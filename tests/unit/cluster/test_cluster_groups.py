@@ -243,7 +243,7 @@ def test_a_member_that_comes_back_has_what_it_had():
     shell.reload()
     assert shell.join(member_id="m1") == first
     stranger = ClientIdentity(100, 5001, "boot")
-    with pytest.raises(UnknownMemberError, match="join anew"):
+    with pytest.raises(UnknownMemberError, match="join again"):
         shell.join(member_id="m1", client=stranger)
 
 

@@ -445,7 +445,7 @@ def test_who_parted_from_the_leader_before_its_log_start_is_told_where():
     assert request is not None
     then = at.replicas[2].fetch(0.0, request)
     assert isinstance(then, Fetched)
-    assert (then.offset, then.log_start) == (6, 6), "it begins anew there"
+    assert (then.offset, then.log_start) == (6, 6), "it begins again there"
 
 
 def test_who_parted_and_ends_just_where_the_leaders_log_starts_is_told_so():
@@ -468,7 +468,7 @@ def test_who_parted_and_ends_just_where_the_leaders_log_starts_is_told_so():
     assert request is not None
     then = at.replicas[2].fetch(0.0, request)
     assert isinstance(then, Fetched)
-    assert (then.offset, then.log_start) == (5, 5), "it begins anew there"
+    assert (then.offset, then.log_start) == (5, 5), "it begins again there"
 
 
 def test_who_ends_where_a_leader_began_anew_goes_on():

@@ -264,7 +264,7 @@ def test_truncation_below_the_newest_snapshots_still_knows_producers_from_before
     assert again.producers.encode(committed) == log.producers.encode(committed)
 
 
-# --- beginning anew -------------------------------------------------------------------------------
+# --- beginning again -----------------------------------------------------------------------------
 @pytest.mark.parametrize("start", [0, 10, 5000])
 def test_a_log_that_begins_anew_is_empty_there(leaders, start):
     storage, log = follower()

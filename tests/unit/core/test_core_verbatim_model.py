@@ -1,5 +1,5 @@
 """A copy of a log that grows in random chunks, dies, loses power, is cut, led by others for a while
-and begun anew: in the end it says what the leader's says. No cut goes below what is committed."""
+and begun again: in the end it says what the leader's says. No cut goes below what is committed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Copy:
         self.boot = self.generation = 1
         self.committed = 0
         self.published: int | None = None
-        self.counts = dict.fromkeys(("deaths", "power cuts", "truncations", "anew", "led"), 0)
+        self.counts = dict.fromkeys(("deaths", "power cuts", "truncations", "again", "led"), 0)
         self.open(clean=False)
 
     def open(self, *, clean: bool) -> None:
@@ -93,7 +93,7 @@ def catch_up(mine: Copy, leader: Log, bytes_max: int = 1 << 40) -> None:
     """One fetch, as a replicator does it."""
     log = mine.log
     if not leader.log_start <= log.log_end <= leader.log_end:
-        mine.counts["anew"] += 1
+        mine.counts["again"] += 1
         log.begin_anew(leader.log_start, mine.end_at)
         mine.committed = leader.log_start
     batches = batches_from(leader, max(log.log_end, leader.log_start), bytes_max)
@@ -183,7 +183,7 @@ def live(chance: random.Random) -> dict[str, int]:
     traffic.write(leader, 1)
     while mine.log.log_end < leader.log_end:
         catch_up(mine, leader)
-    if not mine.counts["anew"]:
+    if not mine.counts["again"]:
         check_same((mine.storage, mine.log), (storage, leader))
     start = max(mine.log.log_start, leader.log_start)
     again, report = open_replica(mine.storage.copy(), published=mine.log.log_end)
@@ -193,7 +193,7 @@ def live(chance: random.Random) -> dict[str, int]:
     for batch in traffic.sent[-5:]:  # they come again, and the copy leads
         again.lead(epoch + 1)
         (here,), (there,) = again.append([batch], 1), leader.append([batch], 1)
-        if not mine.counts["anew"]:
+        if not mine.counts["again"]:
             assert here == there
             assert here.duplicate
     return mine.counts

@@ -328,7 +328,7 @@ def test_a_reboot_loses_the_hw_and_no_epoch(leader):
 
 
 def test_frames_that_are_drained_again_by_a_successor_end_where_they_did():
-    """At every storage call of a pass that copies, cuts, copies and begins anew."""
+    """At every storage call of a pass that copies, cuts, copies and begins again."""
     source = ReplicaPartition()
     source.obey(Lead(3))
     source.append(*numbered(12, body=300))

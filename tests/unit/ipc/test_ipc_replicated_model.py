@@ -94,7 +94,7 @@ class World:
         self.brokers = {number: Broker(number, self.word, self.now) for number in BROKERS}
         self.traffic = Traffic(chance)
         self.committed: dict[int, bytes] = {}
-        self.counts = dict.fromkeys(("elections", "cuts", "deaths", "anew", "trims"), 0)
+        self.counts = dict.fromkeys(("elections", "cuts", "deaths", "again", "trims"), 0)
 
     @property
     def leading(self) -> Broker:
@@ -142,7 +142,7 @@ class World:
             data for _, data in source.log.read(answer.offset, self.chance.choice([1, 1500, 9000]))
         ]
         if answer.offset != broker.replica.log.log_end:
-            self.counts["anew"] += 1
+            self.counts["again"] += 1
             broker.tell(ro.BeginAnew(role.epoch, answer.offset))
         assert broker.partition.follow(role.epoch, *batches) == [ErrorCode.NONE] * len(batches)
         heads = [checked(memoryview(batch)) for batch in batches]
@@ -282,7 +282,7 @@ def live(world: World) -> None:
         raise AssertionError("they do not catch up")
     theirs = leader.partition.storage, leader.log
     for broker in world.brokers.values():
-        if not world.counts["anew"]:
+        if not world.counts["again"]:
             check_same((broker.partition.storage, broker.log), theirs)
         else:
             start = max(broker.log.log_start, leader.log.log_start)

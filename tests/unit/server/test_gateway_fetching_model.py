@@ -95,7 +95,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 3))
     def some_rounds(self, number: int) -> None:
-        """What is mapped in memory is as it was then, so cursors map anew."""
+        """What is mapped in memory is as it was then, so cursors map again."""
         self.gateway.fetching._files.rest()
         self.gateway.fetching.rung(self.client)
         self.gateway.turn()

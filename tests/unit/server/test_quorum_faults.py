@@ -412,8 +412,8 @@ async def _create_many(quorum: Quorum, prefix: str, answered: set[str]) -> None:
 
 
 def test_who_lost_the_controllers_log_begins_no_cluster_without_topics(tmp_path, monkeypatch):
-    """Two of three: with each other they would have begun anew, and every broker would have removed
-    what it has. They wait for the third, and then have all of it again."""
+    """Two of three: with each other they would have begun again, and every broker would have
+    removed what it has. They wait for the third, and then have all of it again."""
     monkeypatch.setattr(quorum_module, "FORGOTTEN_PAUSE", 1.0)
 
     async def main() -> None:

@@ -164,6 +164,8 @@ def test_a_leader_that_was_stopped_for_long_does_not_lead_when_it_goes_on(member
     assert idle_at - continued_at < NEW_LEADER_WITHIN
     assert all(float(line[2]) >= continued_at for line in first.said("created", said))
     members.goes_on(*members.by_node.values())
-    assert all(int(line[1]) > term for line in first.said("active", said)), "if it was elected anew"
+    assert all(int(line[1]) > term for line in first.said("active", said)), (
+        "if it was elected again"
+    )
     terms_have_one_leader(members)
     nothing_is_lost(members)

@@ -224,7 +224,7 @@ def test_a_leader_dies_in_the_middle_of_a_stream_again_and_again(world):
         end = new.page().log_end
         world.wait_committed(end)
         world.check_equal()
-        sequence = end  # what is in the log has its sequence; the rest is sent anew
+        sequence = end  # what is in the log has its sequence; the rest is sent again
 
 
 def test_a_writer_that_dies_gets_its_role_back_from_the_replicator(world):

@@ -49,10 +49,10 @@ def test_a_table_that_cannot_be_used_is_made_anew(uuid, kind, damage):
     else:
         with Region.of_fd(shm.open_existing(name, writable=True)) as region:
             region.q[0 if damage == "unfinished" else 1] ^= 0xFF
-    anew = Tables(uuid)
-    assert anew.page(0).identity is None
-    assert anew.take_slot(1, 2, lo.KIND_CONSUMER) == 0
-    anew.close()
+    again = Tables(uuid)
+    assert again.page(0).identity is None
+    assert again.take_slot(1, 2, lo.KIND_CONSUMER) == 0
+    again.close()
 
 
 @pytest.mark.rule(28)

@@ -60,7 +60,7 @@ SCHEMA: Final = pa.schema(
 
 # --- columns that say the same for every record: made once, and cut to length ---------------------
 CONSTANT_MAX: Final = 1 << 16
-"""Longer ones are made anew each time, so that the caches stay within some MiB."""
+"""Longer ones are made again each time, so that the caches stay within some MiB."""
 
 
 def _length(count: int) -> int:

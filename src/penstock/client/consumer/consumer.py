@@ -448,7 +448,7 @@ class Consumer(Closing, Elsewhere, Standing):
         for topic, number in self._assigned:
             if number >= len(pages[topic]):
                 raise er.UnknownTopicError(
-                    f"{topic}-{number} is not there any more: topic {topic!r} was made anew with "
+                    f"{topic}-{number} is not there any more: topic {topic!r} was made again with "
                     f"{len(pages[topic])} partitions while the node was away; assign() those"
                 )
         return {(topic, number): pages[topic][number] for topic, number in self._assigned}

@@ -497,7 +497,7 @@ class Producer(Elsewhere, Shown):
             logger.warning("while leaving after %r: %s", error, other)
 
     def after_fork_in_child(self) -> None:
-        """Give up everything that belongs to the parent; the next `send` attaches anew (rule 7)."""
+        """Give up what belongs to the parent; the next `send` attaches again (rule 7)."""
         session, links = self._session, list(self._outbox.links.values())
         self.incarnation += 1
         self._reset()

@@ -16,8 +16,8 @@ from penstock.core.storage import advice
 from penstock.ipc import layout as lo
 
 _ADVICE: Final = {
-    er.ErrorCode.UNKNOWN_PARTITION: ": the topic was deleted; create it anew",
-    er.ErrorCode.WRONG_TOPIC_ID: ": the topic was deleted and created anew since",
+    er.ErrorCode.UNKNOWN_PARTITION: ": the topic was deleted; create it again",
+    er.ErrorCode.WRONG_TOPIC_ID: ": the topic was deleted and created again since",
     er.ErrorCode.BATCH_TOO_LARGE: ": make batch_bytes smaller",
     er.ErrorCode.PARTITION_OFFLINE: ": its log is offline; see the node's log for the reason",
     er.ErrorCode.NOT_LEADER: ": no broker leads it now, and this producer does not send again",

@@ -350,7 +350,7 @@ def learn(session: Session, info: TopicInfo) -> TopicRoutes:
 
 
 def resequence(encoded: EncodedBatch, epoch: int, sequence: int) -> EncodedBatch:
-    """The same records under another producer epoch and sequence (both checksums anew)."""
+    """The same records under another producer epoch and sequence (both checksums again)."""
     head = hd.parse(encoded.header)._replace(producer_epoch=epoch, base_sequence=sequence)
     packed = bytearray(hd.HEADER.pack(*head))
     hd.seal_header(packed, crc32c(encoded.body, crc32c(memoryview(packed)[hd.BODY_CRC_FROM :])))

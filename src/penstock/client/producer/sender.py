@@ -352,7 +352,7 @@ class Outbox:
         route.begin(self._epochs[key])
 
     def _drop(self, route: PartitionRoute, error: Exception | None) -> None:
-        """The topic is gone: whatever was meant for it fails alike, later sends look it up anew."""
+        """The topic is gone: what was meant for it fails, and later sends look it up again."""
         known = self.topics.get(route.topic)
         if known is not None and route in known.routes:
             self.retired += known.routes

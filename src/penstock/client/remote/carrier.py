@@ -6,8 +6,8 @@ one to each broker that it takes, and what comes back it publishes in the order 
 would: pages first, then answers, then it rings.
 
 A lost connection is to its clients what a node that went away is to local ones: they hear the end
-of their attachment and attach anew. `connections` has the connections, `endpoint` the states of one
-attachment. Nothing here blocks but the one wait of the loop.
+of their attachment and attach again. `connections` has the connections, `endpoint` the states of
+one attachment. Nothing here blocks but the one wait of the loop.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ class Endpoint:
         self.routes.pop(what, None)
 
     def lose(self, why: str) -> None:
-        """The connection or the endpoint is gone: its client hears of it, and attaches anew."""
+        """The connection or the endpoint is gone: its client hears of it, and attaches again."""
         self._part()
         if self.state in (State.WAITING, State.ATTACHING):
             self.state = State.WAITING

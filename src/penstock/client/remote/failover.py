@@ -1,4 +1,4 @@
-"""What waits for a leader: it is looked at now and then, and begun anew where that is the way.
+"""What waits for a leader: it is looked at now and then, and begun again where that is the way.
 
 Owns when attachments of a cluster's client are looked at besides when something comes for them, and
 how long one that is adrift waits. Nothing is looked at while nothing waits. Used by the carrier's
@@ -21,11 +21,11 @@ from penstock.cluster.frames import messages as fr
 MEND_EVERY: Final = 0.05
 """Seconds between two looks whether there is a leader for what waits for one."""
 ADRIFT_MAX: Final = 3.0
-"""Seconds after which an attachment that is adrift begins anew, leader or not."""
+"""Seconds after which an attachment that is adrift begins again, leader or not."""
 
 
 class Mending:
-    """See the module. `lose` has an attachment begin anew, and tells its client why."""
+    """See the module. `lose` has an attachment begin again, and tells its client why."""
 
     def __init__(self, ways: Ways, pumping: Pumping, lose: Callable[[Endpoint, str], None]) -> None:
         self._ways = ways
@@ -85,7 +85,7 @@ class Mending:
 
 
 def _is_ashore(endpoint: Endpoint, wires: Wires, now: float) -> bool:
-    """Whether it is time to begin anew: there is a leader to go to, or has been none for long."""
+    """Whether it is time to begin again: there is a leader to go to, or has been none for long."""
     for what in endpoint.adrift:
         broker = wires.brokers.settled(what, now)
         if broker != fr.NOBODY and wires.to(broker) is not None:

@@ -111,7 +111,7 @@ class FarPartition(AssignedPartition):
         elif page.is_gone(self._identity):
             raise self._deleted()
         # Else the node came back with another epoch, heard of by another attachment: the gateway
-        # compares them when this one begins its cursor anew.
+        # compares them when this one begins its cursor again.
 
     # --- only the newest ---
     def _bring(self, bytes_max: int) -> list[Chunk]:

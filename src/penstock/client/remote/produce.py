@@ -132,7 +132,7 @@ class Pumping:
         return count, False
 
     def strand(self, endpoint: Endpoint) -> None:
-        """It begins anew, though there is still no leader for some of what is adrift: that is sent
+        """It begins again, though there is still no leader for some of what is adrift: that is sent
         back then."""
         for page in endpoint.adrift:
             lane = endpoint.lanes.get(page % max(endpoint.writers, 1))

@@ -4,7 +4,7 @@ a cursor.
 Owns what was fetched ahead and where in it the reader stands. Every header is checked here as those
 of mapped segments are, and bodies where they are decoded. What the last fetch brought is kept until
 the next one, so that a reader who steps back by what it did not hand out asks nobody; any other
-step begins the cursor anew. Never waits: what is not here yet is not there.
+step begins the cursor again. Never waits: what is not here yet is not there.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class FarSource:
         if fails and cursor.failed is not None:
             error = _error(cursor.failed)
             if not isinstance(error, er.UnknownTopicError):  # which stands for good
-                self.let_go()  # it is asked for anew: whoever comes again hears of it again
+                self.let_go()  # it is asked for again: whoever comes again hears of it again
             raise error
         return False
 

@@ -371,7 +371,7 @@ def poll_anew(transactional_id: str) -> er.TransactionError:
     """For who would begin with what was polled before it comes again."""
     return er.TransactionError(
         f"the transaction of {transactional_id!r} before this one is aborted only now, and what it "
-        "consumed comes again: poll anew, then begin"
+        "consumed comes again: poll again, then begin"
     )
 
 

@@ -1,7 +1,7 @@
 """What the replicator is told of this broker's partitions, and what it asks the controller.
 
 A partition is told of when its writer has opened it, with the word of the controller; again with
-each new word, and each time a writer opens it anew. A replicator that is new is told everything.
+each new word, and each time a writer opens it again. A replicator that is new is told everything.
 Owns what the present one has been told. Decides nothing: the machines are the replicator's.
 """
 

@@ -85,7 +85,7 @@ def compact(
         with held(storage, partition.folder, sources):
             answer = swap(_order(partition, _travelling(prepared), records))
         if not answer.done:
-            logger.info("%s: the log has changed under the compaction: it begins anew", partition)
+            logger.info("%s: the log has changed under the compaction: it begins again", partition)
             break
         freed += answer.freed
     partition.is_settled = True

@@ -307,7 +307,7 @@ class Coordinator:
 
     def _tell(self, event: Callable[..., Decision[None]], member: Member, *more: str) -> None:
         """Have the machine decide what follows for a member. While nothing serves it is left out:
-        loading looks at everybody anew."""
+        loading looks at everybody again."""
         if self._life is not None:
             groups = self._life.machines.groups
             self._life.act(lambda now: event(groups, now, member.group, member.member_id, *more))

@@ -238,7 +238,7 @@ class Journal:
             )
         else:
             self._failure = PenstockTimeout(
-                f"the node's coordinator lost its log ({reason}) and reads it anew: the request "
+                f"the node's coordinator lost its log ({reason}) and reads it again: the request "
                 "may or may not have been decided; ask again"
             )
         for waiters in (self._ack_waiters, self._sync_waiters):

@@ -5,7 +5,7 @@
 Tickets (see `penstock.ipc.doorbell`) are not published before each sleep of the loop, for there are
 many endpoints: whoever waits for something *arms* it once: a fresh ticket, a fence, another look.
 It stays armed, also while the loop is awake, until the doorbell rings; then it is looked at and
-armed anew.
+armed again.
 """
 
 from __future__ import annotations

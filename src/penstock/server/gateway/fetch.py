@@ -122,7 +122,7 @@ class Fetching:
 
     # --- what endpoints ask for ------------------------------------------------------------------
     def fetch(self, endpoint: Endpoint, message: fr.Fetch) -> None:
-        """Begin a cursor, or begin it anew."""
+        """Begin a cursor, or begin it again."""
         line = self._line(endpoint)
         self.drop(endpoint, fr.Drop(endpoint.number, message.cursor))
         if len(line.cursors) + len(line.asked) >= fr.CURSORS_MAX:

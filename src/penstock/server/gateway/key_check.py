@@ -60,7 +60,7 @@ class Entrance:
     @property
     def is_outdated(self) -> bool:
         """Whether keys came into use since, or the server's is another one, so that the socket is
-        to be secured and bound anew."""
+        to be secured and bound again."""
         keys = self._access.keys
         return keys.in_use and keys.server is not None and keys.server != self._server
 

@@ -126,8 +126,8 @@ class Line:
         return self.url
 
     def renew(self) -> None:
-        """Listen anew at the same place, because `secure` says something else now. Connections that
-        are there stay."""
+        """Listen again at the same place, because `secure` says something else now. Connections
+        that are there stay."""
         if not self.url:
             return
         self._unbind()

@@ -270,7 +270,7 @@ class Gateway:
             self._refused(NOT_AUTHORIZED)
             return
         if not isinstance(message, fr.Hello):
-            # Its connection was made anew under it, or the gateway was: it has to begin again.
+            # Its connection was made again under it, or the gateway was: it has to begin again.
             stranger = Peer(self._peers, identity, principal, address, bytes(16))
             ended = fr.Ended(-1, "this connection is not known: say hello")
             self._peers.say_last(stranger, codec.encode(ended))

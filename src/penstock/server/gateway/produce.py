@@ -12,7 +12,7 @@ armed (see `endpoints`). Which of them wait until their batch is committed is `c
 At a broker of a cluster an endpoint sends to each partition in one leader epoch only. In another
 one, or once something was sent away as led elsewhere, the log may lack what it sent before, so all
 that comes later is answered NOT_LEADER: here, and
-by the writer as far as it is in a lane (frames name their epoch). Its client begins anew, from the
+by the writer as far as it is in a lane (frames name their epoch). Its client begins again, from the
 first batch without a good answer.
 """
 
@@ -215,13 +215,13 @@ class Producing:
             raise Refusal(
                 ErrorCode.NOT_LEADER,
                 f"what {lane.endpoint} sent to page {batch.page} before was sent away: attach "
-                "anew, and send again",
+                "again, and send again",
             )
         if began != batch.epoch:
             raise Refusal(
                 ErrorCode.NOT_LEADER,
                 f"page {batch.page} was led in epoch {began} when {lane.endpoint} began to send "
-                f"there, and is in epoch {batch.epoch} now: attach anew, and send again",
+                f"there, and is in epoch {batch.epoch} now: attach again, and send again",
             )
 
     def _check_owner(self, endpoint: Endpoint, head: BatchHeader, proof: bytes) -> None:

@@ -2,7 +2,7 @@
 
 `docs/guide/metrics.md` has the same table, which a test holds against this one. Names follow the
 conventions of Prometheus: counters end in `_total`, units are whole seconds, bytes and ratios.
-Counters begin anew when their shared tables do (after a boot, or a clean stop without clients) and
+Counters begin again when their shared tables do (after a boot, or a clean stop without clients) and
 those of the gateway with its process.
 """
 

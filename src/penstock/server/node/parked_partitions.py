@@ -31,7 +31,7 @@ logger = logging.getLogger("penstock.writer")
 
 RETRY_FIRST: Final = 0.5
 RETRY_LAST: Final = 5.0
-"""Seconds between two tries, doubled up to the second: each reads the log's tail anew."""
+"""Seconds between two tries, doubled up to the second: each reads the log's tail again."""
 
 Open = Callable[[], tuple[PartitionRole, str]]
 

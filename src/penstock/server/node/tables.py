@@ -115,9 +115,9 @@ def _open_or_make(
         try:
             if check(region):
                 return region
-            logger.warning("%s was never finished: it is made anew", name, extra={"table": name})
+            logger.warning("%s was never finished: it is made again", name, extra={"table": name})
         except UnsupportedVersionError as error:
-            logger.warning("%s is made anew: %s", name, error, extra={"table": name})
+            logger.warning("%s is made again: %s", name, error, extra={"table": name})
         region.close()
     shm.unlink(name)
     region = Region.of_fd(shm.create(name, size))

@@ -4,7 +4,7 @@
        +------Failed---> the first one: the node does not start; later ones: tried again
 
 Its death is the end of a life of the broker: what it knew of its followers is gone. So who hears of
-it (`on_end`) registers anew, and a successor starts when `may_start` says that nothing of the dead
+it (`on_end`) registers again, and a successor starts when `may_start` says that nothing of the dead
 one is in lanes any more. A successor knows nothing: `on_begun` is to tell it everything.
 """
 

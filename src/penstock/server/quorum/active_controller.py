@@ -5,7 +5,7 @@ A broker that leads no more throws the machine away, and with it all answers: wh
 next one. What is asked again here, by the same name, is not decided again.
 
 A process that was stopped, or whose loop was held up, heard nobody meanwhile: then every broker has
-a whole session anew, before any is fenced.
+a whole session again, before any is fenced.
 """
 
 from __future__ import annotations

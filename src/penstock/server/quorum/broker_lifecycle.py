@@ -1,7 +1,7 @@
 """This broker as the controller knows it: registered, heard, on its way out.
 
     none --register--> fenced --its own registration is replayed--> current, and unfenced
-                          +--a later life, or nothing heard--> registered anew
+                          +--a later life, or nothing heard--> registered again
 
 What the image says is told on only while it is current: what stands before the broker's own
 registration was said to an earlier life of it, which would lead again in an epoch that is over.
@@ -161,7 +161,7 @@ class Standing:
                 else:
                     await self._say(self.broker_epoch)
             except StaleBrokerEpochError as error:
-                logger.warning("broker %d registers anew: %s", self._node, error)
+                logger.warning("broker %d registers again: %s", self._node, error)
                 self._lost()
             except ClosedError:
                 return

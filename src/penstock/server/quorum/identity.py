@@ -1,7 +1,7 @@
 """Of which cluster a data folder is: `raft/cluster.json`, which goes with raft's files.
 
 Written once the cluster has an id. From then on a raft log that is not there any more was lost: the
-broker would begin anew with votes that it gave already, and does not start.
+broker would begin again with votes that it gave already, and does not start.
 
 Where all of raft's files are gone, the folder may still be a broker's with records (`node.json`).
 It begins no cluster: with that it would have no topics, and remove all that it has. It waits for

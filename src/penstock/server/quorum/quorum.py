@@ -318,7 +318,7 @@ class Quorum:
     # --- this broker ---
     async def register(self, endpoints: Iterable[str], was_clean: bool) -> int:
         """This broker is there, and reached at these places: its epoch. From then on heartbeats are
-        said by themselves, and it is registered anew where it has to be. Waits for a controller.
+        said by themselves, and it is registered again where it has to be. Waits for a controller.
 
         Called again with other places: a new life begins there, as with `renew`.
 

@@ -146,7 +146,7 @@ def _is_address(host: str) -> bool:
 def dealer(
     context: Context, url: str, key: ServerKey | None, within: float, attempt: int = 0
 ) -> zmq.Socket[bytes]:
-    """For one attempt: it never connects anew by itself."""
+    """For one attempt: it never connects again by itself."""
     sock = context.socket(zmq.DEALER)
     sock.setsockopt(zmq.RECONNECT_IVL, -1)
     sock.setsockopt(zmq.CONNECT_TIMEOUT, int(within * 1000))

@@ -254,7 +254,7 @@ class Copying:
             start = hd.parse(batches[0]).base_offset if batches else fetched.offset
             logger.warning(
                 "%s: what it has (%d to %d) is not in its leader's log, which starts at %d: it "
-                "begins anew there", partition, log.log_start, log.log_end, fetched.log_start,
+                "begins again there", partition, log.log_start, log.log_end, fetched.log_start,
             )  # fmt: skip
             order = ro.BeginAnew(role.epoch, min(start, fetched.offset))
             self._lanes.order(partition, order, lambda ack: self._written(copy, role, ack))

@@ -214,7 +214,7 @@ class Link:
             self.fail(now, "nothing of what was asked arrives there")
 
     def fail(self, now: float, why: str) -> None:
-        """Begin anew after a pause."""
+        """Begin again after a pause."""
         pause = self._retries.next()
         self._failures += not self.is_up
         (logger.warning if self.is_up else logger.info)(

@@ -224,7 +224,7 @@ class Replicator:
         self._tell(rm.Lives(self.counts.as_dict(), self._hosting.lags()))
 
     def _heard_of(self, order: rm.Cluster) -> None:
-        """Brokers came, went, or live anew."""
+        """Brokers came, went, or live again."""
         self._cluster = order
         for broker, link in list(self._links.items()):
             epoch, url = order.brokers.get(broker, (0, ""))

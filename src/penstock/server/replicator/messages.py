@@ -13,7 +13,7 @@
                                                   <-    Failed(error, message), and it leaves
 
 In order: a partition is assigned before anything else is said of it, and `Opened` comes after the
-`Assign` of the page where both are news. A replicator that is new is told everything anew.
+`Assign` of the page where both are news. A replicator that is new is told everything again.
 """
 
 from __future__ import annotations

@@ -262,7 +262,7 @@ class Partition:
                 self.replica.appended(end)
             return
         # A follower's writer may have taken another part of what came than was thought, also where
-        # that ends at the same place: a log that was begun anew, and filled up to there again.
+        # that ends at the same place: a log that was begun again, and filled up to there again.
         log.truncate(min(end, log.log_end))
         log.epochs = self._epochs(end)
         log.log_start = min(self.state.log_start, end)

@@ -80,7 +80,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
-    """It is not served: it has to say hello, or anew, or is wrong here."""
+    """It is not served: it has to say hello, or again, or is wrong here."""
 
     why: Annotated[str, msgspec.Meta(max_length=1000)]
 

@@ -1,7 +1,7 @@
 """`archive`: topics as Parquet files, by topic and date, each record exactly once.
 
 A streaming query with its checkpoint beside the files: Spark notes a batch's offsets before it and
-its files after it, so a batch that was interrupted is written anew from the same offsets, and the
+its files after it, so a batch that was interrupted is written again from the same offsets, and the
 files that it left are not on the list of `_spark_metadata`. Spark reads by that list; for those who
 do not, such files are removed when the job is run again (on a local folder).
 """

@@ -293,7 +293,7 @@ class Claims:
             self._counts["skipped_claims"] += 1
             self._reader.notice = UNSEEN
             if isinstance(error, er.UnknownMemberError):
-                return  # the next look at the group joins anew
+                return  # the next look at the group joins again
             raise
         if self._asked is not asked:
             return  # what came of it is known: its records are handed out once

@@ -210,7 +210,7 @@ class GroupConsumer(OffsetVerbs, Closing, api_hints.Elsewhere):
         try:
             yield from self._commits.going_back(None, "exactly-once")
         except er.UnknownMemberError:
-            self._reader.notice = UNSEEN  # it joins anew, and begins where the group stands
+            self._reader.notice = UNSEEN  # it joins again, and begins where the group stands
         self._is_rewinding = False
 
     def batches(

@@ -1,7 +1,7 @@
 """A member's talk with the coordinator: join, sync, commit, claim, leave.
 
 Owns the member's id, what it owns and under which grants. A request that finds no node attaches
-anew and joins as the same member, within its bound, before it is asked again. Knows nothing of
+again and joins as the same member, within its bound, before it is asked again. Knows nothing of
 records, and calls nobody back. Calls are generators of waits (see `penstock.ipc.waits`).
 """
 
@@ -83,7 +83,7 @@ class Membership:
                 yield from self.syncing()
                 return
             except er.UnknownMemberError as error:
-                logger.warning("group %s: %s; joining anew", self.group, error)
+                logger.warning("group %s: %s; joining again", self.group, error)
                 self.forget()
         yield from self.syncing()
 

@@ -148,7 +148,7 @@ class GroupReader(Consumer):
         return self._attachment.sleeping(bound, self._spin, self._has_news)
 
     def reattaching(self, timeout: float) -> Waits[None]:
-        """Attach anew if the node hung up, within `timeout` seconds."""
+        """Attach again if the node hung up, within `timeout` seconds."""
         if self.is_lost or self._session.farewell() is not None:
             self._attachment.give_up()
             yield from self._attachment.reconnecting(self, timeout)

@@ -6,7 +6,7 @@
                                         dropped and released; only then another may have it
     one of ours is not there, or        on_lost: another has it already (or an admin sought it);
     has another grant                   nothing of it is committed
-    it does not know this member        all is lost, and it joins anew
+    it does not know this member        all is lost, and it joins again
 
 Owns that order. Knows nothing of how offsets are committed.
 """
@@ -81,7 +81,7 @@ class Changes:
                     yield from self._applying()
                     return
                 except er.UnknownMemberError as error:
-                    logger.warning("group %s: %s; joining anew", member.group, error)
+                    logger.warning("group %s: %s; joining again", member.group, error)
                     member.forget()
                     yield from self._losing(list(self._reader.partitions))
             self._later("the group puts this member out as soon as it has joined")
@@ -155,7 +155,7 @@ class Changes:
             return
         for told, which in (
             ("lost to others", [name for name in names if name not in mine]),
-            ("sought elsewhere by an admin, or given anew", [n for n in names if n in mine]),
+            ("sought elsewhere by an admin, or given again", [n for n in names if n in mine]),
         ):
             if which:
                 places = ", ".join(f"{topic}-{number}" for topic, number in which[:NAMED_MAX])

@@ -1,4 +1,4 @@
-"""A log that begins anew: nothing of what it held counts any more, and it starts elsewhere, empty.
+"""A log that begins again: nothing of what it held counts any more, and it starts elsewhere, empty.
 
     point      a recovery point that says so, on the device: from then on it happens
     published  by the caller, since what a page shows above the new end would be taken for damage
