@@ -73,9 +73,10 @@ def test_a_node_whose_clients_want_no_groups_has_nothing_of_it(node):
     with node.attach() as admin:
         assert admin.ask(co.ListGroups(), co.Groups) == co.Groups([], False)
         assert admin.ask(co.ListTransactions(), co.Transactions) == co.Transactions([], False)
-        for request in (co.DescribeGroup("g"), co.SyncGroup("g", "m", [])):
-            with pytest.raises(Refusal, match="Error"):
-                admin.ask(request, ms.Done)
+        described = admin.ask(co.DescribeGroup("g"), co.GroupDescription)
+        assert (described.info.state, described.members) == ("empty", [])
+        with pytest.raises(Refusal, match="Error"):
+            admin.ask(co.SyncGroup("g", "m", []), ms.Done)
         found = admin.ask(ms.DescribeNode(), ms.NodeDescription)
         assert (found.coordinator, found.writers, found.lanes) == ({}, [], 0)
     assert not (node.folder / "topics.json").exists()
@@ -137,9 +138,9 @@ def test_who_joins_again_because_the_answer_came_too_late_is_the_same_member(tmp
             assert [member.member_id for member in group_of(node).members] == [again.member_id]
             assert sorted(each.partition for each in again.partitions) == [0, 1]
             client.ask(co.LeaveGroup("billing", again.member_id), ms.Done)
-            again = client.ask(request, co.GroupAssignment)
-            assert again.member_id != again.member_id
-            assert [member.member_id for member in group_of(node).members] == [again.member_id]
+            third = client.ask(request, co.GroupAssignment)
+            assert third.member_id != again.member_id
+            assert [member.member_id for member in group_of(node).members] == [third.member_id]
 
 
 def test_who_joins_again_since_the_node_died_before_it_answered_is_the_same_member(tmp_path):

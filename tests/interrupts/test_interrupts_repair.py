@@ -105,3 +105,15 @@ def test_an_interrupt_while_records_are_sealed_again_is_no_fault_of_theirs(clien
             if struck == STRIKES:
                 break
     assert struck == STRIKES
+
+
+def test_a_commit_after_an_interrupted_assignment_leaves_it_out(client: Client) -> None:
+    topic = filled(client, topic_of(client))
+    with client.consumer(topic, group=topic, guarantee="at-least-once") as consumer:
+        strike = StrikeAt("taking_on", "self._commits.place(owned)", Interrupted)
+        with suppress(Interrupted), strike.armed():
+            consumer.poll(3, timeout=25)
+        assert strike.has_struck
+        consumer.commit()
+        assert set(consumer.committed().values()) <= {None}
+        assert [record.offset for record in consumer.poll(3, timeout=25)] == [0, 1, 2]

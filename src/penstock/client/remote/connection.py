@@ -47,6 +47,9 @@ LOOK_UP_EVERY: Final = 0.02
 LATE_MAX: Final = 1.0
 """Seconds by which a look may be late before it was this process that was not there."""
 
+LAST_WORDS: Final = 0.02
+"""Seconds for which a connection that ended is read: ZeroMQ tells of the end before it hands over
+what came last."""
 HUNG_UP: Final = "it hung up"
 _FAILED: Final = {
     zmq.EVENT_CLOSED: "nothing listens there",
@@ -116,8 +119,7 @@ class Wire:
         self._pinged = 0.0
         self._socket = socket = context.socket(zmq.DEALER)
         self._monitor: zmq.Socket[bytes] | None = None
-        self.has_hung_up = False
-        """The other side has; what it said before that may be there to be read."""
+        self._hung_up_at: float | None = None
         try:
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.IMMEDIATE, 1)
@@ -168,6 +170,13 @@ class Wire:
         """Whether something stands to be read, for which no descriptor becomes readable again."""
         assert self._monitor is not None
         return self.has_messages or bool(int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    def end_if_hung_up(self, now: float) -> None:
+        """Where the other side has hung up, and all that it said before that is read."""
+        if self._hung_up_at is None or self.failed is not None or self.has_messages:
+            return
+        if now - self._hung_up_at >= LAST_WORDS:
+            self.failed = HUNG_UP
 
     @property
     def has_messages(self) -> bool:
@@ -281,6 +290,8 @@ class Wire:
         self._due = (
             self._deadline if self.welcome is None else self._pinged + self.welcome.heartbeat
         )
+        if self._hung_up_at is not None:
+            return min(self._due, self._hung_up_at + LAST_WORDS)
         if self._name is None or self.welcome is not None:
             return self._due
         return min(self._due, time.monotonic() + LOOK_UP_EVERY)
@@ -302,7 +313,7 @@ class Wire:
                 self._deadline = time.monotonic() + WELCOME_WITHIN
                 self.send(self._hello)
             elif event == zmq.EVENT_DISCONNECTED and self.welcome is not None:
-                self.has_hung_up = True
+                self._hung_up_at = time.monotonic()
                 return
             elif event in _UNLIKE:
                 self.is_unlike = True

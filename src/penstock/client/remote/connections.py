@@ -22,7 +22,7 @@ import zmq
 
 from penstock.client.backoff import SOON, Retries
 from penstock.client.remote.address import Host, host_text
-from penstock.client.remote.connection import HUNG_UP, LINGER_MAX, Wire
+from penstock.client.remote.connection import LINGER_MAX, Wire
 from penstock.client.remote.leaders import Brokers
 from penstock.cluster.frames import messages as fr
 from penstock.cluster.frames.codec import Piece
@@ -204,8 +204,7 @@ class Wires:
             wire.look(now)
             for message, payload in wire.messages(MESSAGES_A_TURN):
                 self._hear(wire, message, payload)
-            if wire.has_hung_up and wire.failed is None and not wire.has_messages:
-                wire.failed = HUNG_UP
+            wire.end_if_hung_up(now)
             if wire.failed is not None:
                 self._lose(wire, wire.failed)
 

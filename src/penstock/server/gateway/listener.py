@@ -126,8 +126,8 @@ class Line:
         return self.url
 
     def renew(self) -> None:
-        """Listen again at the same place, because `secure` says something else now. Connections
-        that are there stay."""
+        """Listen again at the same place, because `secure` says something else now. ZeroMQ ends the
+        connections that are there: their clients connect again."""
         if not self.url:
             return
         self._unbind()
@@ -234,7 +234,8 @@ class Line:
         self.shut_down(fd)
 
     def _pause(self, why: str) -> None:
-        """ZeroMQ would try again at once, and for ever, while there are no descriptors."""
+        """ZeroMQ would try again at once, and for ever, while there are no descriptors. It ends the
+        connections that are there, too, when it stops listening."""
         if self._resume_at:
             return
         logger.error("no connection accepted for %g s: %s", ACCEPT_PAUSE, why)
@@ -261,6 +262,18 @@ class Line:
         with contextlib.suppress(OSError), _borrowed(fd) as sock:
             if sock.family in (socket.AF_INET, socket.AF_INET6):
                 sock.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def has_connections(self) -> bool:
+        return bool(self._known)
+
+    def read_in_vain(self) -> None:
+        """Where a socket is closed with something unread, the other side's kernel throws away what
+        it has not read either: the goodbye."""
+        for _ in range(LOOK_MAX):
+            if self.receive() is None:
+                break
+        self.look()
 
     def close(self, linger: float) -> None:
         self.socket.disable_monitor()

@@ -63,6 +63,8 @@ UNREAD_AFTER: Final = 0.5
 COSTS: Final[dict[type, int]] = {fr.Produce: 0, fr.More: 0, fr.Ask: 0, fr.Attach: 3}
 """What a message costs of its connection's budget, 1 if it is not named here. Those that cost
 nothing are bounded otherwise, and what is wrong with one is charged where that is seen."""
+LEAVING: Final = 0.2
+"""Seconds within which clients that were told leave by themselves."""
 FAREWELL: Final = 0.5
 """Seconds that a connection has to read why it is dropped, and all have at the end."""
 
@@ -489,16 +491,21 @@ class Gateway:
         reason = fr.GOODBYE
         self._attaching.stopping = reason
         goodbye = codec.encode(fr.Ended(-1, reason))
+        told = self.counts.connections
         for peer in list(self._peers.by_identity.values()):
             for endpoint in list(peer.endpoints.values()):
                 # A producer's lanes are drained; members of groups are only away.
                 self._attaching.end(endpoint, "", goodbye=endpoint.is_producer)
             peer.send(goodbye)
-        until = time.monotonic() + FAREWELL
-        while self._peers.waiting and time.monotonic() < until:
+        self._line.read_in_vain()
+        begun = time.monotonic()
+        while (self._peers.waiting and time.monotonic() < begun + FAREWELL) or (
+            self._line.has_connections and time.monotonic() < begun + LEAVING
+        ):
             time.sleep(RETRY_SEND)
             self._peers.flush()
-        logger.info("the gateway leaves, %d connections were told", self.counts.connections)
+            self._line.read_in_vain()
+        logger.info("the gateway leaves, %d connections were told", told)
         self._producing.close()
         self._line.close(FAREWELL)
         self._entrance.close()

@@ -49,8 +49,8 @@ class Commits:
         """These came, and the reader stands where they begin."""
         for one in owned:
             name = one.topic, one.partition
-            self._committed[name] = one.offset
             self._begun[name] = self._reader.partitions[name].offset
+            self._committed[name] = one.offset
 
     def leave(self, names: Iterable[TopicPartition]) -> None:
         """These go, and transactions commit here: one that has to do with what was handed out of
@@ -98,11 +98,13 @@ class Commits:
         return offsets
 
     def _handed(self) -> Offsets:
-        """How far all was handed out, the record in hand included."""
+        """How far all was handed out, the record in hand included. Partitions in whose coming or
+        going a call was interrupted are left out: they are taken on, or let go, again."""
         offset_of = self._reader.handout.offset_of
         return {
             name: (offset_of(part), part.leader_epoch)
             for name, part in self._reader.partitions.items()
+            if name in self._committed
         }
 
     def handed_out(self) -> co.GroupOffsets:

@@ -71,7 +71,7 @@ class Changes:
         asked again soon; raises `NotConnectedError` after `node_timeout` without a node."""
         reader, member = self._reader, self._member
         yield from reader.minding(LOOK_SECONDS)
-        self.retry_at = None
+        self.retry_at = time.monotonic()  # where an interrupt ends this, it is done again
         if reader.is_lost:
             self._later("there is no node")
             return
@@ -87,6 +87,7 @@ class Changes:
             self._later("the group puts this member out as soon as it has joined")
         except er.PenstockError as error:
             if not error.retriable:
+                self.retry_at = None
                 raise
             self._later(str(error))
 
@@ -117,8 +118,6 @@ class Changes:
             if one.page >= 0 and (name not in held or name not in reader.partitions)
         ]
         added = [one for one in wanted if reader.is_open(one)]
-        if len(added) < len(wanted):  # new ones, which their writers are about to make
-            self.retry_at = time.monotonic() + UNOPENED_EVERY
         if added:
             yield from self._owner.taking_on(added)
             member.own([*held.values(), *added])
@@ -126,6 +125,9 @@ class Changes:
         reader.notice = notice
         if before != member.ownership.owned:
             self._counts["rebalances"] += 1
+        # New ones may be missing, which their writers are about to make.
+        is_whole = len(added) == len(wanted)
+        self.retry_at = None if is_whole else time.monotonic() + UNOPENED_EVERY
         if added and self._on_assigned is not None:
             self._on_assigned([_name(one) for one in added])
 
