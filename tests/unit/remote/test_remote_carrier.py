@@ -451,3 +451,25 @@ def test_a_producer_that_a_stopping_gateway_sends_away_keeps_its_id(gateway, cli
     gateway.say(peer, acks(again))
     assert delivery.result(WITHIN).offset == 10
     assert producing.producer.metrics()["resent"] == 0
+
+
+# --- leaving ---
+def test_a_carrier_that_ends_once_nobody_needs_it_waits_without_turning(producing, client):
+    """As behind an interrupt that left somebody attached whom nobody closes."""
+    turns = 0
+    carrier = client._socket._carrier
+    turn = carrier._turn
+
+    def counted():
+        nonlocal turns
+        turns += 1
+        turn()
+
+    carrier._turn = counted
+    carrier.finish()
+    wait_until(lambda: carrier._finishing, timeout=WITHIN)
+    before = turns
+    time.sleep(0.3)
+    assert turns - before < 100, "it would take a processor for as long as somebody is attached"
+    producing.producer.close(WITHIN)
+    wait_until(lambda: carrier.is_over, timeout=WITHIN)

@@ -129,7 +129,7 @@ class Carrier:
     # --- the loop ---
     def _run(self) -> None:
         try:
-            while not (self._finishing and self._attachments.is_empty):
+            while not self._is_done:
                 try:
                     self._turn()
                 except Exception:  # clients would wait for it in vain
@@ -137,6 +137,10 @@ class Carrier:
                     self._wires.lose_all("an error in this client, see its log")
         finally:
             self._leave()
+
+    @property
+    def _is_done(self) -> bool:
+        return self._finishing and self._attachments.is_empty
 
     def _turn(self) -> None:
         attachments, wires = self._attachments, self._wires
@@ -146,7 +150,7 @@ class Carrier:
         wires.mind(now, wanted=attachments.are_waiting)
         attachments.pump(now)
         attachments.wake()
-        is_busy = self._orders or attachments.have_work or self._finishing or wires.has_news
+        is_busy = self._orders or attachments.have_work or self._is_done or wires.has_news
         found = self._poll.poll(0.0 if is_busy else self._bound(now))
         for fd, _ in found:
             call = self._calls.get(fd)
