@@ -186,6 +186,15 @@ class LogTail(LogView):
         # refuses what follows.
         return refusal.result
 
+    def repeated(self, batch: memoryview) -> AppendResult | None:
+        """Where a batch is that was appended before, None if it is not known to be."""
+        verdict = verify(batch, self._topic_id, self._partition, self._config.batch_bytes_max)
+        if isinstance(verdict, Refusal):
+            return None
+        _, head = verdict
+        answer = self._producers.repeat(head)
+        return None if answer is None else self._answered(answer, head)
+
     def _answered(self, answer: Answer, head: BatchHeader) -> AppendResult:
         if answer.error is ErrorCode.NONE:
             _, base, following, at, _ = answer

@@ -149,6 +149,11 @@ class ProducerTable:
         self._take(self._undoable(producer, head), head, base_offset, append_timestamp)
         return None
 
+    def repeat(self, head: BatchHeader) -> Answer | None:
+        """The answer to a batch that is in the log already, None if it is not known to be."""
+        answer = self._judge(self._producers.get(head.producer_id), head)
+        return answer if answer is not None and answer.error is ErrorCode.NONE else None
+
     def _undoable(self, producer: _Producer | None, head: BatchHeader) -> _Producer:
         """The producer, made if it is new, with its state noted for a rollback."""
         new = producer is None

@@ -158,12 +158,13 @@ class LogRole:
 
     def append(self, batches: Sequence[memoryview], now_us: int) -> list[AppendResult]:
         if self._full.has(self.page):
-            return self._append_control(batches, now_us)
+            return self._append_to_full(batches, now_us)
         return self._append(batches, now_us)
 
-    def _append_control(self, batches: Sequence[memoryview], now_us: int) -> list[AppendResult]:
+    def _append_to_full(self, batches: Sequence[memoryview], now_us: int) -> list[AppendResult]:
         """Its namespace has as many bytes as it may. Transactions end nevertheless: others' records
-        may wait behind theirs."""
+        may wait behind theirs. What comes again is answered as ever: its sender would take it for
+        lost, and send it once more."""
         are_control = [bool(batch[ATTRIBUTES_AT] & ATTR_CONTROL) for batch in batches]
         control = list(compress(batches, are_control))
         taken = iter(self._append(control, now_us) if control else ())
@@ -172,7 +173,10 @@ class LogRole:
             f"{self.name}: its namespace has as many bytes on the disk as its limit "
             "disk_bytes_max allows",
         )
-        return [next(taken) if is_control else full for is_control in are_control]
+        return [
+            next(taken) if is_control else self._log.repeated(batch) or full
+            for batch, is_control in zip(batches, are_control, strict=True)
+        ]
 
     def _append(self, batches: Sequence[memoryview], now_us: int) -> list[AppendResult]:
         log = self._log

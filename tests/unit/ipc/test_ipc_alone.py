@@ -353,3 +353,17 @@ def test_an_abort_that_found_no_room_is_shown_once_a_tick_could_note_it(page):
     storage.fault = None
     role.tick(2.0, 3 * SECOND)
     assert page.last_stable == 3
+
+
+# --- a namespace that is full -------------------------------------------------------------------
+def test_what_comes_again_to_a_full_namespace_is_answered_as_ever(page):
+    """Its sender would take it for lost otherwise, and send it once more."""
+    role = opened(MemoryStorage(), page)
+    (first,) = role.append(numbered(1), 1)
+    page.full_pages.publish([2])
+    repeated, new = role.append([*numbered(1), *numbered(1, 1)], 2)
+    assert (repeated.duplicate, repeated.base_offset) == (True, first.base_offset)
+    assert (repeated.error, new.error) == (ErrorCode.NONE, ErrorCode.NAMESPACE_FULL)
+    assert page.log_end == 1
+    page.full_pages.publish([])
+    assert role.append(numbered(1, 1), 3)[0].base_offset == 1
