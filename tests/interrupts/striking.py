@@ -145,6 +145,8 @@ class Strike(Blow):
         self._entered = True
         if self.has_struck or event != "call" or not is_ours(frame.f_code.co_filename):
             return None
+        if frame.f_code.co_name == "__del__":  # what is raised in there is swallowed, and one that
+            return None  # a trace function raises there breaks what CPython 3.11 was about to do
         frame.f_trace_opcodes = True
         return self._step
 
