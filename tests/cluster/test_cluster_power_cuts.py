@@ -181,7 +181,7 @@ COMEBACKS = (together, one_later, cut_again)
 
 
 @pytest.mark.rule(23)
-def test_after_power_cuts_of_all_brokers_everything_goes_on_by_itself(ground, disks):
+def test_after_power_cuts_of_all_brokers_everything_goes_on_by_itself(ground, disks, capsys):
     topics = [Topic(ground, kind) for kind in KINDS]
     ground.cluster.create_topic("orders", **SAFE)
     requests = Requests(ground)
@@ -213,11 +213,12 @@ def test_after_power_cuts_of_all_brokers_everything_goes_on_by_itself(ground, di
                 lost = ", ".join(
                     f"{topic.lost} of {kind}" for kind, topic in zip(KINDS, topics, strict=True)
                 )
-                tell(
-                    f"power cut {turn}, {comeback.__name__}: clients admitted after {admitted:.1f} "
-                    f"s, groups and transactions answered after {answered:.1f} s, all in sync "
-                    f"after {well:.1f} s; lost until now: {lost}"
-                )
+                with capsys.disabled():
+                    tell(
+                        f"power cut {turn}, {comeback.__name__}: clients admitted after "
+                        f"{admitted:.1f} s, groups and transactions answered after {answered:.1f} "
+                        f"s, all in sync after {well:.1f} s; lost until now: {lost}"
+                    )
     finally:
         requests.stop.set()
         requests.join(60)
