@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import PenstockError, UnknownTopicError
 from penstock.core.segment import open_for_reading, segment_path
 from penstock.core.storage import Storage
 from penstock.core.swapping import Prepared, Source
+from penstock.ipc.freed import Freed
 from penstock.ipc.messages import CleanedSegment, LogCleaned, SwapLog, TrimLog
 
 if TYPE_CHECKING:
@@ -28,16 +29,6 @@ TRY_FOR: Final = 8.0
 """Seconds for which an order is tried again; less than its asker waits."""
 
 CleaningOrder = TrimLog | SwapLog
-
-
-class Freed(NamedTuple):
-    """What a cleaning gave back: the log's start, segments that went, the bytes of their files;
-    `done` false: it did not fit the log any more."""
-
-    log_start: int
-    segments: int
-    nbytes: int
-    done: bool = True
 
 
 class Cleaning:

@@ -27,7 +27,8 @@ from penstock.core.opentransactions import OpenTransaction
 from penstock.core.storage import Storage
 from penstock.core.swapping import Prepared, drop_prepared
 from penstock.ipc import layout as lo
-from penstock.ipc.cleaning import Freed, segment_sizes
+from penstock.ipc.cleaning import segment_sizes
+from penstock.ipc.freed import Freed
 from penstock.ipc.messages import OpenPartition, TopicSettings
 from penstock.ipc.partitionrole import TICK, errno_of
 from penstock.ipc.state import OpenSince, StatePage

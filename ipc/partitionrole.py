@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from penstock.core.log import AppendResult, SyncJob, Writeback
 from penstock.core.swapping import Prepared
-from penstock.ipc.cleaning import Freed
+from penstock.ipc.freed import Freed
 from penstock.ipc.lane import Frame
 from penstock.ipc.messages import TopicSettings
 

@@ -48,7 +48,7 @@ from penstock.core.storage import Storage
 from penstock.core.swapping import Prepared
 from penstock.ipc import layout as lo
 from penstock.ipc import roles as ro
-from penstock.ipc.cleaning import Freed
+from penstock.ipc.freed import Freed
 from penstock.ipc.lane import Frame
 from penstock.ipc.logrole import ROOM_BYTES, LogRole
 from penstock.ipc.messages import OpenPartition

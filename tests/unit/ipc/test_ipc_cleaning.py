@@ -6,7 +6,8 @@ import time
 from typing import Any, cast
 
 from penstock.core.errors import LogOfflineError, StorageError
-from penstock.ipc.cleaning import TRY_FOR, Cleaning, Freed
+from penstock.ipc.cleaning import TRY_FOR, Cleaning
+from penstock.ipc.freed import Freed
 from penstock.ipc.messages import LogCleaned, TrimLog
 
 

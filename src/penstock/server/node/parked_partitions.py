@@ -21,7 +21,7 @@ from penstock.core.errors import ErrorCode, StorageError
 from penstock.core.log import AppendResult, SyncJob, Writeback
 from penstock.core.swapping import Prepared
 from penstock.ipc import layout as lo
-from penstock.ipc.cleaning import Freed
+from penstock.ipc.freed import Freed
 from penstock.ipc.lane import Frame
 from penstock.ipc.messages import OpenPartition, TopicSettings
 from penstock.ipc.partitionrole import TICK, PartitionRole, errno_of
