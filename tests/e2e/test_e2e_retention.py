@@ -124,7 +124,7 @@ def test_what_is_older_than_the_retention_goes_and_the_active_segment_too(node, 
     admin.create_topic("t", TopicConfig(segment_bytes=SEGMENT, retention=1.0))
     send(client, "t", 0, 500)
     eventually(lambda: start_of(admin, "t") == 500)
-    assert len(segments(node, admin, "t")) == 1
+    eventually(lambda: len(segments(node, admin, "t")) == 1)
     admin.alter_topic("t", retention=None)
     send(client, "t", 500, 50)
     with client.consumer("t", start="earliest", follow=False) as consumer:
