@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ast
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import core
 from seeds import seed_of, seed_of_day
 
 TESTS = Path(__file__).resolve().parent
@@ -18,21 +16,11 @@ UNSEEDED = {"quorum_fixture.py": "which free ports brokers get"}
 """Files that may draw without a seed, and what they draw."""
 
 PROGRAM = """
-from hypothesis import given, strategies as st
+from hypothesis import core
 from seeds import seed_of
 
-# Of integers and texts hypothesis also draws constants of the modules that are loaded by then.
-BITS = st.lists(st.booleans(), min_size=32, max_size=32)
-
-@given(BITS)
-def test_drawn(bits):
-    print("drawn", "".join("01"[bit] for bit in bits))
-
-@given(BITS)
-def test_drawn_again(bits):
-    print("drawn again", "".join("01"[bit] for bit in bits))
-
 def test_seeded():
+    print("hypothesis draws by", core.global_force_seed)
     seed_of("raft")
 """
 
@@ -48,10 +36,6 @@ def test_a_test_has_a_seed_of_its_own_by_the_day(monkeypatch):
     assert not set(drawn["20260731"]) & set(drawn["20260801"])
     monkeypatch.setenv("PENSTOCK_SEED", "4711")
     assert seed_of("raft") == 4711
-
-
-def test_hypothesis_draws_by_the_day():
-    assert core.global_force_seed is not None
 
 
 def test_a_run_tells_the_seed_of_the_day_and_draws_by_it(tmp_path, monkeypatch):
@@ -71,12 +55,7 @@ def test_a_run_tells_the_seed_of_the_day_and_draws_by_it(tmp_path, monkeypatch):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "seed of the day: PENSTOCK_DAY=20260731 " in done.stdout
     assert f"raft: PENSTOCK_SEED={seed_of('raft')}" in done.stdout
-    first, again = (
-        re.findall(rf"\b{word} ([01]{{32}})$", done.stdout, re.MULTILINE)
-        for word in ("drawn", "drawn again")
-    )
-    assert first == again, "hypothesis draws alike where its seed is the same"
-    assert len(set(first)) > 20
+    assert "hypothesis draws by 20260731\n" in done.stdout
 
 
 @pytest.mark.parametrize(
