@@ -80,8 +80,13 @@ class Attachment:
             yield Wait(min(bound, NO_SLOT_NAP))
             return
         # What comes from another host is brought by a thread, which a spinning one would hold up.
-        if spin_for and self.session.far is None and spin(min(spin_for, bound), found):
-            return
+        if spin_for and self.session.far is None:
+            until = time.monotonic() + bound
+            if spin(min(spin_for, bound), found):
+                return
+            bound = until - time.monotonic()
+            if bound <= 0:
+                return
         doorbell.clear()
         self._ticket += 1
         slot.publish_sleeping(self._ticket)
