@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 from penstock.core.errors import ConfigError
@@ -59,7 +60,8 @@ class Broker(Served, Housed):
         return self.tcp_url if self.transport == "tcp" else self.node.url
 
     def kill_writer(self, topic: str | None = None, partition: int = 0) -> list[int]:
-        """SIGKILL the writer process of that partition, or all writers of the node. Their pids.
+        """SIGKILL the writer process of that partition, or all writers of the node. Pids of those
+        that lived.
 
         The node replaces them at once, and clients go on as after any such death.
         """
@@ -73,6 +75,9 @@ class Broker(Served, Housed):
                     )
                 writer = parts[partition].writer
                 pids = {writer: pids[writer]} if writer in pids else {}
-        for pid in pids.values():
-            os.kill(pid, signal.SIGKILL)
-        return sorted(pids.values())
+        killed = []
+        for pid in sorted(pids.values()):
+            with suppress(ProcessLookupError):  # it died after the node listed it
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+        return killed
