@@ -24,6 +24,7 @@ from penstock.cluster.access.limits import (
     check_limits,
     check_one_more,
     limit_of,
+    names_in,
     over_limit,
     with_shares,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "check_principal",
     "limit_of",
     "literal_prefix",
+    "names_in",
     "over_limit",
     "with_shares",
 ]

@@ -62,18 +62,24 @@ def check_limit_settings(limits: NamespaceLimits) -> None:
             raise ConfigError(f"{field} of namespace {limits.namespace!r} is {given}: 0 to {most}")
 
 
+def names_in(namespace: str, names: Iterable[str]) -> list[str]:
+    """Those that lie in it."""
+    prefix = f"{namespace}."
+    return [name for name in names if name.startswith(prefix)]
+
+
 def check_limits(
     limits: Iterable[NamespaceLimits], name: str, more: Tally, topics: Mapping[str, int]
 ) -> None:
     """Raise ResourceLimitError where a topic of that name asks for more than a namespace it lies in
     may have. `topics`: the partitions of each topic there is."""
     for limit in limits:
-        prefix = f"{limit.namespace}."
-        if not name.startswith(prefix):
+        if not names_in(limit.namespace, [name]):
             continue
-        inside = [partitions for topic, partitions in topics.items() if topic.startswith(prefix)]
+        inside = names_in(limit.namespace, topics)
+        there = sum(topics[topic] for topic in inside)
         _check(limit, "topics", len(inside), more.topics, limit.topics_max)
-        _check(limit, "partitions", sum(inside), more.partitions, limit.partitions_max)
+        _check(limit, "partitions", there, more.partitions, limit.partitions_max)
 
 
 def with_shares(
@@ -102,11 +108,9 @@ def check_one_more(
 ) -> None:
     """The same for one more of the names that are `there`. `what`: groups or transactional_ids."""
     for limit in limits:
-        prefix = f"{limit.namespace}."
         most = getattr(limit, f"{what}_max")
-        if most is not None and name.startswith(prefix) and name not in there:
-            inside = sum(1 for each in there if each.startswith(prefix))
-            _check(limit, what, inside, 1, most)
+        if most is not None and names_in(limit.namespace, [name]) and name not in there:
+            _check(limit, what, len(names_in(limit.namespace, there)), 1, most)
 
 
 def _check(limit: NamespaceLimits, what: str, there: int, more: int, most: int | None) -> None:

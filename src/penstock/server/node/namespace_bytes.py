@@ -83,7 +83,7 @@ class NamespaceBytes:
         limited = [each for each in self._access.limits if each.disk_bytes_max is not None]
         if not limited and not self._full:
             return LOOK_MAX
-        pages = {each.namespace: self._pages_in(each.namespace) for each in limited}
+        pages = self._pages_in(each.namespace for each in limited)
         wanted = {page for found in pages.values() for page in found}
         self._measure(wanted)
         full: list[int] = []
@@ -103,12 +103,19 @@ class NamespaceBytes:
 
     def used(self, namespace: str) -> int:
         """Bytes that are there, as far as they were measured."""
-        return self._sum(self._pages_in(namespace))
+        return self._sum(self._pages_in([namespace])[namespace])
 
-    def _pages_in(self, namespace: str) -> list[int]:
-        prefix = f"{namespace}."
-        live = self._live.items()
-        return [page for page, one in live if one.topic.name.startswith(prefix)]
+    def _pages_in(self, namespaces: Iterable[str]) -> dict[str, list[int]]:
+        """Partitions are gone through once, however many namespaces there are."""
+        found: dict[str, list[int]] = {namespace: [] for namespace in namespaces}
+        for page, one in self._live.items():
+            name = one.topic.name
+            dot = name.find(".")
+            while dot >= 0:  # a namespace may lie in another one
+                if (pages := found.get(name[:dot])) is not None:
+                    pages.append(page)
+                dot = name.find(".", dot + 1)
+        return found
 
     def _sum(self, pages: Iterable[int]) -> int:
         return sum(self._bytes_of(page) for page in pages)

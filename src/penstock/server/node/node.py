@@ -14,12 +14,12 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.cluster.access import Kind
+from penstock.cluster.access import Kind, names_in
 from penstock.core.errors import ConfigError, NotConnectedError, PenstockError
 from penstock.ipc import accessing as ac
 from penstock.ipc import clustering as cg
@@ -239,18 +239,15 @@ class Node:
         names = self._coordinator.names()
         topics = {info.name: info for info in self._topics.infos}
 
-        def inside(found: Iterable[str], namespace: str) -> list[str]:
-            return [name for name in found if name.startswith(f"{namespace}.")]
-
         return uses(
             self._ground.access.limits,
             {
-                "topics_max": lambda of: len(inside(topics, of)),
+                "topics_max": lambda of: len(names_in(of, topics)),
                 "partitions_max": lambda of: sum(
-                    len(topics[one].pages) for one in inside(topics, of)
+                    len(topics[one].pages) for one in names_in(of, topics)
                 ),
-                "groups_max": lambda of: names and len(inside(names[0], of)),
-                "transactional_ids_max": lambda of: names and len(inside(names[1], of)),
+                "groups_max": lambda of: names and len(names_in(of, names[0])),
+                "transactional_ids_max": lambda of: names and len(names_in(of, names[1])),
                 "connections_max": self._use.connections,
                 "disk_bytes_max": self._bytes.used,
                 "shm_bytes_max": self._use.shm_bytes,
