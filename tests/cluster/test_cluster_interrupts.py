@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from interrupts import living_trial as lives
 from interrupts.cancelling import Cancel, Loop
-from interrupts.consuming_trial import ConsumingTrial, filled
-from interrupts.exact_trial import ExactTrial
+from interrupts.consuming_trial import ConsumingTrial, commit, filled, poll
+from interrupts.exact_trial import ExactTrial, step
 from interrupts.living_trial import LivingTrial
 from interrupts.producing_trial import ProducingTrial
 from interrupts.rounds import CHOSEN, at_random, line_by_line
@@ -121,15 +121,6 @@ def test_a_struck_producer_loses_and_doubles_nothing_while_leaders_move(
     assert min(struck) > 0
 
 
-def poll(trial: ConsumingTrial) -> object:
-    return trial.consumer.poll(5, timeout=0.05)
-
-
-def commit(trial: ConsumingTrial) -> object:
-    trial.consumer.commit()
-    return poll(trial)
-
-
 @WAYS
 def test_a_struck_consumer_passes_nothing_over_while_leaders_move(
     cluster: Cluster, way: str
@@ -147,10 +138,6 @@ def test_a_struck_consumer_passes_nothing_over_while_leaders_move(
                 assert at_random(trial, (poll, commit), seed, "at least once of brokers") > 0
             moved(led)
             trial.judge()
-
-
-def step(trial: ExactTrial) -> None:
-    trial.step()
 
 
 @WAYS

@@ -113,6 +113,22 @@ class ConsumingTrial:
         assert not self.wrong, "\n".join([f"{len(self.wrong)} wrong:", *self.wrong[:40]])
 
 
+# --- calls that are struck ---
+def poll(trial: ConsumingTrial) -> object:
+    return trial.consumer.poll(5, timeout=0.05)
+
+
+def iterate(trial: ConsumingTrial) -> None:
+    for record in itertools.islice(trial.consumer, 7):
+        trial.take([record])
+
+
+def commit(trial: ConsumingTrial) -> object:
+    """What was handed out before, and go on."""
+    trial.consumer.commit()
+    return poll(trial)
+
+
 def filled(client: Client, topic: str, records: int = RECORDS) -> str:
     """A topic that a trial can read, with so many records in each partition."""
     with client.producer(acks="all") as producer:

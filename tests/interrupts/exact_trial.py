@@ -130,3 +130,15 @@ class ExactTrial:
     def _found(self) -> Counter[bytes | None]:
         with self.client.consumer(self.result, follow=False, isolation="read_committed") as reader:
             return Counter(record.value for record in reader)
+
+
+# --- calls that are struck ---
+def step(trial: ExactTrial) -> None:
+    trial.step()
+
+
+def abort(trial: ExactTrial) -> None:
+    trial.producer.begin_transaction()
+    for record in trial.consumer.poll(3):
+        trial.producer.send(trial.result, record.value)
+    trial.producer.abort_transaction(consumed=trial.consumer)

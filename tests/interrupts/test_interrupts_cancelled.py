@@ -15,8 +15,8 @@ import pytest
 from event_loops import run
 from interrupts import living_trial as lives
 from interrupts.cancelling import Cancel, Cancels, Loop
-from interrupts.consuming_trial import PARTITIONS, ConsumingTrial, filled
-from interrupts.exact_trial import ExactTrial
+from interrupts.consuming_trial import PARTITIONS, ConsumingTrial, commit, filled, iterate, poll
+from interrupts.exact_trial import ExactTrial, abort, step
 from interrupts.living_trial import LivingTrial
 from interrupts.producing_trial import ProducingTrial
 from interrupts.rounds import CHOSEN, at_random, line_by_line
@@ -122,20 +122,6 @@ def test_the_end_of_a_client_ends_a_producer_that_nobody_has_any_more(node: Brok
         assert delivery.result(0).offset == 0
 
 
-def poll(trial: ConsumingTrial) -> object:
-    return trial.consumer.poll(5, timeout=0.05)
-
-
-def iterate(trial: ConsumingTrial) -> None:
-    for record in itertools.islice(trial.consumer, 7):
-        trial.take([record])
-
-
-def commit(trial: ConsumingTrial) -> object:
-    trial.consumer.commit()
-    return poll(trial)
-
-
 CONSUMING: dict[str, Any] = {
     "at-least-once": (poll, iterate, commit),
     "at-most-once": (poll, iterate),
@@ -159,17 +145,6 @@ def test_a_consumer_whose_waits_are_cancelled_brings_each_record_once(
             at_random(trial, verbs, seed, f"{guarantee}, waits", Cancels)
         trial.judge()
     print(struck)
-
-
-def step(trial: ExactTrial) -> None:
-    trial.step()
-
-
-def abort(trial: ExactTrial) -> None:
-    trial.producer.begin_transaction()
-    for record in trial.consumer.poll(3):
-        trial.producer.send(trial.result, record.value)
-    trial.producer.abort_transaction(consumed=trial.consumer)
 
 
 def test_a_transaction_whose_waits_are_cancelled_counts_once_or_not_at_all(node: Broker) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from interrupts.consuming_trial import PARTITIONS, ConsumingTrial, filled
-from interrupts.exact_trial import ExactTrial
+from interrupts.consuming_trial import PARTITIONS, ConsumingTrial, filled, iterate, poll
+from interrupts.exact_trial import ExactTrial, abort, step
 from interrupts.producing_trial import ProducingTrial
 from interrupts.rounds import line_by_line
 from seeds import seed_of
@@ -85,15 +85,6 @@ def test_a_producer_that_is_struck_anywhere_loses_and_doubles_nothing(
     assert min(struck.values()) >= STRUCK_MIN, struck
 
 
-def poll(trial: ConsumingTrial) -> object:
-    return trial.consumer.poll(5, timeout=0.05)
-
-
-def iterate(trial: ConsumingTrial) -> None:
-    for record in itertools.islice(trial.consumer, 7):
-        trial.take([record])
-
-
 def batches(trial: ConsumingTrial) -> object:
     return next(trial.consumer.batches(4, timeout=0.05), None)
 
@@ -127,17 +118,6 @@ def test_a_consumer_that_is_struck_anywhere_brings_each_record_once(
         struck = {verb.__name__: line_by_line(trial, verb, seed) for verb in verbs}
         trial.judge()
     assert min(struck.values()) >= STRUCK_MIN, struck
-
-
-def step(trial: ExactTrial) -> None:
-    trial.step()
-
-
-def abort(trial: ExactTrial) -> None:
-    trial.producer.begin_transaction()
-    for record in trial.consumer.poll(3):
-        trial.producer.send(trial.result, record.value)
-    trial.producer.abort_transaction(consumed=trial.consumer)
 
 
 def test_a_transaction_that_is_struck_anywhere_counts_once_or_not_at_all(node: Broker) -> None:

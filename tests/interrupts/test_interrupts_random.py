@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from interrupts.consuming_trial import PARTITIONS, ConsumingTrial, filled
+from interrupts.consuming_trial import PARTITIONS, ConsumingTrial, commit, filled, poll
 from interrupts.exact_trial import ExactTrial
 from interrupts.producing_trial import ProducingTrial
 from interrupts.rounds import CHOSEN, at_random
@@ -29,15 +29,6 @@ def node() -> Iterator[Broker]:
 
 def consuming(client: Any, topic: str, guarantee: str) -> ConsumingTrial:
     return ConsumingTrial(client, topic, RECORDS, guarantee=guarantee, follow=False)
-
-
-def poll(trial: ConsumingTrial) -> object:
-    return trial.consumer.poll(5, timeout=0.05)
-
-
-def commit(trial: ConsumingTrial) -> object:
-    trial.consumer.commit()
-    return poll(trial)
 
 
 def test_a_producer_holds_under_random_signals(node: Broker) -> None:
