@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import sys
-from collections import defaultdict
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Final
+
+from marked_tests import marked_tests
 
 TESTS: Final = Path(__file__).resolve().parent
 RULES: Final = TESTS.parent / "docs" / "rules.md"
@@ -23,29 +21,9 @@ def rules() -> dict[int, str]:
     return {int(number): title for number, title in found}
 
 
-@cache
-def marked_tests() -> dict[int, list[str]]:
-    """Node ids (from tests/ on) of the tests that carry `rule(number)`."""
-    found: dict[int, list[str]] = defaultdict(list)
-    for file in sorted(TESTS.rglob("test_*.py")):
-        text = file.read_text()
-        for number, name in _marks(ast.parse(text)) if "mark.rule(" in text else ():
-            found[number].append(f"{file.relative_to(TESTS).as_posix()}::{name}")
-    return dict(found)
-
-
-def _marks(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            for mark in node.decorator_list:
-                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.rule":
-                    for number in mark.args:
-                        yield ast.literal_eval(number), node.name
-
-
 def table() -> str:
     """A row for each rule: how many tests hold it, and the files that they are in."""
-    tests = marked_tests()
+    tests = marked_tests("rule")
     rows = ["| rule | tests | in |", "|---|---|---|"]
     for number, title in rules().items():
         held_by = tests.get(number, [])

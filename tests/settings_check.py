@@ -12,18 +12,16 @@ runs the marked tests with it. A text chooses the settings with it in their name
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
 import datetime
 import inspect
 import os
 import sys
-from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from marked_tests import marked_tests
 from mutants import campaign
 from mutants.catalogue import Mutant
 
@@ -144,27 +142,6 @@ def settings() -> list[str]:
     return [f"{area}.{name}" for area, it in AREAS.items() for name in it.defaults]
 
 
-def marked_tests() -> dict[str, list[str]]:
-    """Tests (as pytest names them, from the root) by the settings that they are marked with."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for file in sorted(TESTS.rglob("test_*.py")):
-        text = file.read_text()
-        if "mark.setting(" not in text:  # most files, and reading them all takes long
-            continue
-        for name, test in _marks(ast.parse(text)):
-            found[name].append(f"{file.relative_to(TESTS.parent).as_posix()}::{test}")
-    return dict(found)
-
-
-def _marks(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            for mark in node.decorator_list:
-                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.setting":
-                    for name in mark.args:
-                        yield ast.literal_eval(name), node.name
-
-
 def fault(setting: str, tests: tuple[str, ...]) -> Mutant:
     """A product in which this setting always has its default."""
     group, _, name = setting.partition(".")
@@ -189,8 +166,10 @@ def fault(setting: str, tests: tuple[str, ...]) -> Mutant:
 def faults() -> list[Mutant]:
     """A fault for each marked test: each of them has to fail alone."""
     return [
-        dataclasses.replace(fault(setting, (test,)), id=f"{setting} {test.rpartition('::')[2]}")
-        for setting, tests in marked_tests().items()
+        dataclasses.replace(
+            fault(setting, (f"tests/{test}",)), id=f"{setting} {test.rpartition('::')[2]}"
+        )
+        for setting, tests in marked_tests("setting").items()
         for test in tests
     ]
 

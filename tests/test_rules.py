@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import rules_table
+from marked_tests import marked_tests
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS_MIN = 2
@@ -23,14 +24,14 @@ def test_rules_are_numbered_without_gaps():
 
 
 def test_each_rule_is_held_by_tests_that_are_marked():
-    tests = rules_table.marked_tests()
+    tests = marked_tests("rule")
     few = {number: tests.get(number, []) for number in rules_table.rules()}
     assert {number: names for number, names in few.items() if len(names) < TESTS_MIN} == {}
     assert sorted(set(tests) - set(rules_table.rules())) == []
 
 
 def test_a_test_that_names_a_rule_is_marked_with_it():
-    marked = rules_table.marked_tests()
+    marked = marked_tests("rule")
     missing = []
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
         for name, numbers in re.findall(

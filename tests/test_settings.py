@@ -11,6 +11,7 @@ import datetime
 import os
 
 import settings_check
+from marked_tests import marked_tests
 from mutants import campaign
 from mutants.catalogue import ROOT
 from seeds import tell
@@ -24,7 +25,7 @@ QUICK = (
 
 
 def test_every_setting_is_shown_by_a_test_and_no_test_names_another():
-    marked = settings_check.marked_tests()
+    marked = marked_tests("setting")
     assert sorted(set(settings_check.settings()) - set(marked)) == []
     assert sorted(set(marked) - set(settings_check.settings())) == []
 
