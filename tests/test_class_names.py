@@ -7,8 +7,9 @@ import ast
 from collections import Counter
 from pathlib import Path
 
+from import_graph import modules
+
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = ("core", "ipc", "cluster", "src/penstock", "bench")
 SHARED = Path(__file__).with_name("shared_class_names.txt")
 
 
@@ -20,7 +21,7 @@ def class_names(text: str) -> list[str]:
 
 def test_names_of_classes_that_are_used_more_than_once_only_get_fewer():
     """Each line: a name, and how many classes have it. Who renames one takes it from the list."""
-    files = {file.resolve() for folder in PRODUCT for file in (ROOT / folder).rglob("*.py")}
+    files = list(modules().values())
     assert len(files) > 400
     used = Counter(name for file in files for name in class_names(file.read_text()))
     listed = dict(line.split() for line in SHARED.read_text().splitlines())

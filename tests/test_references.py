@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,11 +29,17 @@ def texts() -> Iterator[tuple[str, str]]:
             yield name, file.read_text()
 
 
+@cache
+def known() -> tuple[set[str], set[str]]:
+    """Numbers of invariants and of decisions."""
+    listed = (ROOT / "docs" / "rules.md").read_text().partition("## Invariants")[2]
+    decisions = {file.name[:4] for file in (ROOT / "docs" / "decisions").glob("[0-9]*.md")}
+    return set(re.findall(r"^(\d+)\. ", listed, re.MULTILINE)), decisions
+
+
 def unresolved(text: str) -> list[str]:
     """The references of a text that lead nowhere."""
-    listed = (ROOT / "docs" / "rules.md").read_text().partition("## Invariants")[2]
-    invariants = set(re.findall(r"^(\d+)\. ", listed, re.MULTILINE))
-    decisions = {file.name[:4] for file in (ROOT / "docs" / "decisions").glob("[0-9]*.md")}
+    invariants, decisions = known()
     cited = [
         (found.group(), number)
         for found in INVARIANT.finditer(text)

@@ -169,18 +169,24 @@ sys.exit(5)
 """
 
 
+def left_alone(tmp_path: Path, broker: Broker, delivery_timeout: float) -> subprocess.Popen[str]:
+    """Ten records of a program that ends are unacknowledged, and there is no node."""
+    program = LEFT_ALONE.replace("delivery_timeout=4.0", f"delivery_timeout={delivery_timeout}")
+    process = start(tmp_path, broker, "orders", HEAD + program)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == "sent\n"
+    kill(broker)
+    let_go(process)
+    while "10 records are unacknowledged" not in process.stderr.readline():
+        assert process.poll() is None
+    return process
+
+
 def test_a_second_ctrl_c_ends_the_wait(tmp_path: Path, transport: str) -> None:
     with Broker() as broker:
         broker.create_topic("orders")
-        program = HEAD + LEFT_ALONE.replace("delivery_timeout=4.0", "delivery_timeout=3600.0")
-        process = start(tmp_path, broker, "orders", program)
-        assert process.stdout is not None
-        assert process.stderr is not None
-        assert process.stdout.readline() == "sent\n"
-        kill(broker)
-        let_go(process)
-        while "10 records are unacknowledged" not in process.stderr.readline():
-            assert process.poll() is None
+        process = left_alone(tmp_path, broker, delivery_timeout=3600.0)
         process.send_signal(signal.SIGINT)
         status, err = ended(process)
     assert status == 5
@@ -190,15 +196,7 @@ def test_a_second_ctrl_c_ends_the_wait(tmp_path: Path, transport: str) -> None:
 def test_a_node_that_comes_back_gets_what_waits_for_it(tmp_path: Path, transport: str) -> None:
     with Broker() as broker:
         broker.create_topic("orders")
-        program = HEAD + LEFT_ALONE.replace("delivery_timeout=4.0", "delivery_timeout=60.0")
-        process = start(tmp_path, broker, "orders", program)
-        assert process.stdout is not None
-        assert process.stderr is not None
-        assert process.stdout.readline() == "sent\n"
-        kill(broker)
-        let_go(process)
-        while "10 records are unacknowledged" not in process.stderr.readline():
-            assert process.poll() is None
+        process = left_alone(tmp_path, broker, delivery_timeout=60.0)
         broker.start()
         status, err = ended(process)
         assert status == 5

@@ -81,6 +81,15 @@ async def opened(world: World, life: Life) -> None:
     await turns()
 
 
+async def decided(world: World) -> Life:
+    """The transaction is to commit, which is on the device; its markers are not written yet."""
+    life = begun(world)
+    await opened(world, life)
+    life.decide(lambda now: life.machines.transactions.end(now, "pay", PRODUCER, 0, True))
+    settle(world)
+    return life
+
+
 @pytest.mark.rule(15)
 @pytest.mark.parametrize("commit", [True, False])
 def test_rule_15_markers_leave_when_their_decision_is_on_the_device(run, commit):
@@ -108,11 +117,8 @@ def test_a_marker_is_marked_when_it_is_on_the_device_itself(run, monkeypatch):
     monkeypatch.setattr(unsynced_markers, "EVERY", 0.01)
 
     async def scenario(world):
-        life = begun(world)
-        await opened(world, life)
+        life = await decided(world)
         transactions = life.machines.transactions
-        life.decide(lambda now: transactions.end(now, "pay", PRODUCER, 0, True))
-        settle(world)
         await turns()
         while world.drain():
             pass
@@ -131,11 +137,7 @@ def test_a_marker_that_is_refused_for_now_is_sent_again(run, monkeypatch):
     monkeypatch.setattr(markers_module, "RETRY", 0.01)
 
     async def scenario(world):
-        life = begun(world)
-        await opened(world, life)
-        transactions = life.machines.transactions
-        life.decide(lambda now: transactions.end(now, "pay", PRODUCER, 0, True))
-        settle(world)
+        life = await decided(world)
         await turns()
         assert markers(world)
         world.drain(error=int(ErrorCode.PARTITION_OFFLINE))
