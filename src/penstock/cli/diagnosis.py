@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -266,6 +267,4 @@ def _in_hand(one: GroupPartition) -> int:
 
 
 def _commit_age(own: list[GroupPartition]) -> float:
-    import time
-
     return time.time() - max((one.committed_at for one in own if one.committed_at), default=0.0)

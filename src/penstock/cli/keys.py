@@ -151,7 +151,8 @@ def trust(
 
 
 def switch_server(env: Env, data: Data = None) -> None:
-    """Have the node use the server key that was prepared, from now on. Connections stay."""
+    """Have the node use the server key that was prepared, from now on. Clients connect
+    again by themselves."""
     from penstock.security import keys
 
     folder = _folder(env, data)

@@ -66,10 +66,6 @@ class Shown:
         for kind in type(self).__mro__:
             if kind.__name__ in PUBLIC_NAMES and kind.__module__.startswith("penstock."):
                 shown = PUBLIC_NAMES[kind.__name__]
-                return names | {name for name in shown if name in _names_of(self)}
+                return names | shown.intersection(object.__dir__(self))
             names.update(name for name in vars(kind) if not name.startswith("_"))
         return object.__dir__(self)
-
-
-def _names_of(shown: Shown) -> set[str]:
-    return set(object.__dir__(shown))

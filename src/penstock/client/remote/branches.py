@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Branch:
-    """See the module. `number` names it at its gateway, again for each try of each connection.
+    """See the module. `number` names it at its gateway: a new one for each try of each connection.
     `serves_groups`: the coordinator has answered by it, and knows the client by it."""
 
     __slots__ = ("attached", "broker", "endpoint", "flows", "notice", "number", "serves_groups",

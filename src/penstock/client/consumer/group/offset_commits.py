@@ -210,10 +210,12 @@ class Commits:
     ) -> tuple[Offsets, list[TopicPartition]]:
         """What to commit for a record or for offsets by name, and of which others own it by now. A
         record above where its partition stands is of before that came back, or was sought."""
-        is_record, places = False, given
-        if isinstance(given, Record):
-            is_record, places = True, {(given.topic, given.partition): given.offset + 1}
-        assert not isinstance(places, Record)
+        is_record = isinstance(given, Record)
+        places = (
+            {(given.topic, given.partition): given.offset + 1}
+            if isinstance(given, Record)
+            else given
+        )
         owned, handed = self._member.ownership.owned, self._handed()
         wanted: Offsets = {}
         stale = []
