@@ -59,6 +59,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     finally:
         process.kill()
         process.wait()
+    assert process.returncode != -signal.SIGABRT, err
     return process.returncode, err
 
 
