@@ -9,14 +9,8 @@ import msgspec
 import pytest
 
 from penstock.core.storage import Storage
-from penstock.server.node.clock import (
-    CLOCK_FILE,
-    JUMP_US,
-    ClockNote,
-    NodeClock,
-    ProcessClock,
-    up_us,
-)
+from penstock.server.node.clock import CLOCK_FILE, JUMP_US, ClockNote, NodeClock
+from penstock.server.node.process_clock import ProcessClock, up_us
 
 BOOT, OTHER = "boot", "another boot"
 DAY = 86_400_000_000

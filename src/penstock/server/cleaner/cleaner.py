@@ -21,7 +21,7 @@ from penstock.ipc.hostslots import CleanerSlot, DiskSlot
 from penstock.server.cleaner.compaction import compact
 from penstock.server.cleaner.rate import Pace
 from penstock.server.cleaner.retention import Partition, retain
-from penstock.server.node.clock import ProcessClock
+from penstock.server.node.process_clock import ProcessClock
 
 logger = logging.getLogger("penstock.cleaner")
 

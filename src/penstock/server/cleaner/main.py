@@ -21,8 +21,8 @@ from penstock.ipc.hostslots import CleanerSlot, DiskSlot
 from penstock.ipc.paths import socket_in
 from penstock.ipc.shm import Region, object_name, open_existing
 from penstock.server.cleaner.cleaner import Cleaner
-from penstock.server.node.clock import ProcessClock
 from penstock.server.node.log_format import configure
+from penstock.server.node.process_clock import ProcessClock
 
 logger = logging.getLogger("penstock.cleaner")
 

@@ -18,6 +18,7 @@ import msgspec
 from penstock.core.errors import StorageError
 from penstock.core.expiry import ExpiryClock
 from penstock.core.storage import Storage
+from penstock.server.node.process_clock import up_us
 
 logger = logging.getLogger("penstock.node")
 
@@ -35,21 +36,6 @@ class ClockNote(msgspec.Struct, frozen=True):
     up_us: int
     boot_id: str
     jumps: int
-
-
-def up_us() -> int:
-    """Microseconds since the boot, in which sleep of the machine counts."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
-
-
-class ProcessClock:
-    """Of a writer or the cleaner. `believed_us`: what the node believes."""
-
-    def __init__(self, believed_us: int) -> None:
-        self._clock = ExpiryClock(believed_us, up_us())
-
-    def now_us(self) -> int:
-        return self._clock.look(time.time_ns() // 1000, up_us())
 
 
 class NodeClock:

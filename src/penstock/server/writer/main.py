@@ -28,9 +28,9 @@ from penstock.ipc.replicated import ReplicaRole
 from penstock.ipc.shm import Region, object_name, open_existing
 from penstock.ipc.state import StatePage
 from penstock.ipc.writer import Writer
-from penstock.server.node.clock import ProcessClock
 from penstock.server.node.log_format import configure
 from penstock.server.node.parked_partitions import ParkedRole, may_park
+from penstock.server.node.process_clock import ProcessClock
 
 
 def main(argv: list[str] | None = None) -> int:
