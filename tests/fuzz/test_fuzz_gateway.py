@@ -27,9 +27,9 @@ from penstock.cluster.frames import messages as fr
 from penstock.core import header as hd
 from penstock.testing import Broker
 
-SECONDS = float(os.environ.get("PENSTOCK_FUZZ_SECONDS", "10"))
+SECONDS = float(os.environ.get("PENSTOCK_FUZZ_SECONDS", "5"))
 SEED = seed_of("fuzz of the gateway")
-QUIET = 3.0
+QUIET = 2.0
 """Seconds in which the bystander is alone, to be compared with."""
 ELSEWHERE = min(SECONDS / 4, 10.0)
 """Seconds in which the same is done to another gateway of this machine, to be compared with, too:
@@ -37,7 +37,8 @@ attackers take its cores."""
 OPTIONS: Final = {"topics_max": 500, "clients_max": 1000}
 GROWTH_MAX = 256 << 20
 WORSE_MAX = 50
-"""A bound far above what is aimed at (2): other tests take the machine's cores, too."""
+WAIT_MAX = 0.5
+"""Bounds far above what is aimed at (2): other tests take the machine's cores, too."""
 
 pytestmark = pytest.mark.timeout(SECONDS * 2 + 120)
 
@@ -126,7 +127,7 @@ def test_a_gateway_under_hostile_clients_serves_the_others(capsys):
             )
         assert attacker.unanswered <= 1 + sum(attacker.strikes.values()) // 1000
         assert most - before < GROWTH_MAX
-        assert p99(beside) < max(WORSE_MAX * p99(alone), 0.25)
+        assert p99(beside) < max(WORSE_MAX * p99(alone), WAIT_MAX)
 
 
 READS_A_BOMB = """
