@@ -1,0 +1,50 @@
+"""What a share group may take in one partition, and how it delivers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from penstock.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ShareLimits:
+    """Every bound names itself in the error of who hits it."""
+
+    max_deliveries: int = 5
+    """Deliveries after which a record that fails once more is a dead letter. 0: no end."""
+
+    backoff_min: float = 1.0
+    """Seconds: a record that failed for the first time waits up to so long. Twice as long at each
+    further time."""
+
+    backoff_max: float = 300.0
+    """Seconds that a failed record waits at most."""
+
+    delay_max: float = 365 * 86_400.0
+    """Seconds that a worker may have a failed record wait."""
+
+    chunks_max: int = 256
+    """Blocks of 4,096 offsets in which some record is not done yet. Each takes 40 KB. Where there
+    are so many, no further record is delivered before one of them is done."""
+
+    runs_max: int = 4096
+    """Runs of offsets in one request."""
+
+    reason_bytes_max: int = 1000
+    """Length of the reason of a failure, in UTF-8. What is longer is cut."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least = 0 if field.name == "max_deliveries" else 1 if isinstance(value, int) else 0.0
+            if not least <= value <= 2**53:
+                raise ConfigError(f"{field.name}: {value!r} is not between {least} and 2**53")
+        if self.max_deliveries > 255:
+            raise ConfigError(
+                f"max_deliveries: {self.max_deliveries} is above 255, or 0 for no end"
+            )
+        if self.backoff_min > self.backoff_max:
+            raise ConfigError(
+                f"backoff_min: {self.backoff_min} is above backoff_max, {self.backoff_max}"
+            )

@@ -1,0 +1,303 @@
+"""The share group machine: which worker has which record of one partition, and what became of it.
+
+**Theory.** Many workers share a partition, each record with one of them at a time. A lease belongs
+to a member for as long as that lives: no clock takes a record from who works on it. What the
+members do is decided beside the partition's leader and logged in the partition; a lease has a
+number that is never used again, so what a former holder answers late is stale and changes nothing.
+
+| state | event | then |
+|---|---|---|
+| new | `begin` | ready, or skipped where it is no work |
+| ready | `lease` | leased, delivered once more |
+| leased | `accept` | done |
+| leased | `release` | ready, this delivery does not count |
+| leased | `fail` | waiting, or ready without a delay; condemned at `max_deliveries` |
+| leased | `reject` | condemned |
+| leased | `leave`: its member is gone | ready; condemned at `max_deliveries` |
+| waiting | `wake`, once it is due | ready |
+| condemned | `bury`: its dead letter is written | dead |
+| any but new | `seek` | new, or below the floor |
+
+A record that ends its worker each time is delivered `max_deliveries` times and is condemned then.
+
+What the shell must hold to: an answer is given when its deltas are in the log as the topic's
+durability wants it; what `lease` answers may be handed out once its deltas are appended. `begin` is
+told of what readers of committed records see, and nothing else. States, words and the numbers of
+deliveries are those of Kafka's share groups (KIP-932), with leases by process in place of locks by
+time.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from penstock.cluster.shares import records as rec
+from penstock.cluster.shares.limits import ShareLimits
+from penstock.cluster.shares.runs import Run, Runs, checked, count, joined, packed, without
+from penstock.cluster.shares.state import FailedDelivery, ShareSnapshot, ShareState
+from penstock.cluster.shares.window import (
+    CONDEMNED,
+    DEAD,
+    DELIVERIES_MAX,
+    DONE,
+    LEASED,
+    READY,
+    WAITING,
+)
+from penstock.core.errors import ConfigError, ResourceLimitError
+
+T_co = TypeVar("T_co", covariant=True)
+MEMBER_BYTES_MAX: Final = 200
+
+
+class ShareDecision(NamedTuple, Generic[T_co]):
+    """`deltas` are replayed at once, appended as one batch, and the answer given after that."""
+
+    deltas: tuple[rec.Delta, ...]
+    answer: T_co
+
+
+class LeaseGranted(NamedTuple):
+    """What a member works on. `deliveries`: how often each run was delivered by now."""
+
+    lease: int
+    runs: Runs
+    deliveries: tuple[tuple[int, Run], ...]
+
+
+class LeaseAnswered(NamedTuple):
+    """`stale`: what the lease does not hold, so that nothing changed: it was answered for before,
+    or its member was taken for gone."""
+
+    settled: int
+    stale: Runs
+    condemned: int = 0
+
+
+class SharePartition:
+    """One group in one partition. Calls decide; `replay` alone changes what is so.
+
+    `uniform`: draws the jitter of a wait, from 0 to what it is given. Raises `ConfigError` for what
+    nobody may ask, and `ResourceLimitError`, by name, for what is too much.
+    """
+
+    def __init__(
+        self,
+        start: int | ShareSnapshot,
+        uniform: Callable[[float, float], float],
+        limits: ShareLimits | None = None,
+    ) -> None:
+        self.limits = limits or ShareLimits()
+        self._state = (
+            ShareState.of(start) if isinstance(start, ShareSnapshot) else ShareState(start)
+        )
+        self._uniform = uniform
+
+    def replay(self, delta: rec.Delta) -> None:
+        self._state.replay(delta)
+
+    def snapshot(self) -> ShareSnapshot:
+        return self._state.snapshot()
+
+    # --- what is so ---
+    @property
+    def floor(self) -> int:
+        """All below it is done, dead or skipped."""
+        return self._state.window.floor
+
+    @property
+    def frontier(self) -> int:
+        """From here on all is new."""
+        return self._state.window.frontier
+
+    def counts(self) -> dict[str, int]:
+        """Records that are ready, waiting, leased and condemned."""
+        return self._state.window.counts()
+
+    def next_due_us(self) -> int | None:
+        """When `wake` has something to do."""
+        return self._state.waits[0].due_us if self._state.waits else None
+
+    def members(self) -> dict[str, int]:
+        """How many records each member has to answer for."""
+        found: dict[str, int] = {}
+        for lease in self._state.leases.values():
+            found[lease.member] = found.get(lease.member, 0) + lease.left
+        return found
+
+    def condemned(self, count_max: int) -> Runs:
+        """The first records that are to become dead letters."""
+        return self._state.window.in_state(CONDEMNED, count_max)
+
+    def failures(self, offset: int) -> Sequence[FailedDelivery]:
+        """The newest failures of a record that is not final, oldest first."""
+        return tuple(self._state.failures.get(offset, ()))
+
+    # --- delivering ---
+    def begin(self, end: int, skipped: Iterable[Sequence[int]] = ()) -> ShareDecision[int]:
+        """Records up to `end` may be delivered, `skipped` left out. How many those are."""
+        window = self._state.window
+        left_out = checked(skipped, self.limits.runs_max)
+        if end < window.frontier or any(
+            first < window.frontier or last > end for first, last in left_out
+        ):
+            raise ConfigError(
+                f"offsets {window.frontier} to {end} cannot be begun with {left_out} left out"
+            )
+        if end == window.frontier:
+            return ShareDecision((), 0)
+        if window.blocks_with(end) > self.limits.chunks_max:
+            raise ResourceLimitError(
+                f"chunks_max: {self.limits.chunks_max} blocks of records are begun and not done; "
+                f"the first record that is not is at offset {window.floor}"
+            )
+        fresh = end - window.frontier - count(left_out)
+        return ShareDecision((rec.Begun(end, packed(left_out)),), fresh)
+
+    def lease(self, now_us: int, member: str, count_max: int) -> ShareDecision[LeaseGranted | None]:
+        """At most so many ready records for this member, from the lowest offset on."""
+        if count_max < 1 or not 0 < len(member.encode()) <= MEMBER_BYTES_MAX:
+            raise ConfigError(f"{count_max} records for member {member!r}: neither may be empty")
+        window = self._state.window
+        runs = window.in_state(READY, count_max)[: self.limits.runs_max]
+        if not runs:
+            return ShareDecision((), None)
+        number = self._state.numbers + 1
+        delivered = tuple(
+            (min(before + 1, DELIVERIES_MAX), run) for before, run in window.by_deliveries(runs)
+        )
+        return ShareDecision(
+            (rec.Leased(number, member, now_us, packed(runs)),),
+            LeaseGranted(number, runs, delivered),
+        )
+
+    # --- answering for a lease ---
+    def accept(self, lease: int, runs: Iterable[Sequence[int]]) -> ShareDecision[LeaseAnswered]:
+        """They are done."""
+        held, stale = self._held(lease, runs)
+        return self._settled(lease, DONE, held, stale)
+
+    def release(self, lease: int, runs: Iterable[Sequence[int]]) -> ShareDecision[LeaseAnswered]:
+        """They were not begun with: others get them, and this delivery does not count."""
+        held, stale = self._held(lease, runs)
+        return self._settled(lease, READY, held, stale, uncounted=True)
+
+    def reject(
+        self, now_us: int, lease: int, runs: Iterable[Sequence[int]], reason: str
+    ) -> ShareDecision[LeaseAnswered]:
+        """No further delivery would help: they become dead letters."""
+        held, stale = self._held(lease, runs)
+        told = self._told(now_us, lease, held, reason)
+        deltas, answer = self._settled(lease, CONDEMNED, held, stale)
+        return ShareDecision((*told, *deltas), answer._replace(condemned=answer.settled))
+
+    def fail(
+        self,
+        now_us: int,
+        lease: int,
+        runs: Iterable[Sequence[int]],
+        reason: str,
+        delay: float | None = None,
+    ) -> ShareDecision[LeaseAnswered]:
+        """This delivery failed. They come again after `delay` seconds; None: after a time that
+        doubles with each delivery, drawn between 0 and that."""
+        if delay is not None and not 0.0 <= delay <= self.limits.delay_max:
+            raise ConfigError(
+                f"delay: {delay!r} is not between 0 and delay_max, {self.limits.delay_max} seconds"
+            )
+        held, stale = self._held(lease, runs)
+        deltas = list(self._told(now_us, lease, held, reason))
+        condemned, again = self._by_fate(held)
+        if condemned:
+            deltas.append(rec.Settled(lease, CONDEMNED, packed(condemned)))
+        number = self._state.numbers
+        for deliveries, waiting in again.items():
+            wait = self._backoff(deliveries) if delay is None else delay
+            if wait == 0.0:
+                deltas.append(rec.Settled(lease, READY, packed(waiting)))
+                continue
+            number += 1
+            due_us = now_us + int(wait * 1e6)
+            deltas.append(rec.Postponed(lease, number, due_us, packed(waiting)))
+        return ShareDecision(
+            tuple(deltas), LeaseAnswered(count(held), stale, condemned=count(condemned))
+        )
+
+    def leave(self, now_us: int, member: str, reason: str) -> ShareDecision[LeaseAnswered]:
+        """The member is gone: what it had goes to others at once."""
+        deltas: list[rec.Delta] = []
+        settled = dead = 0
+        for number, lease in self._state.leases.items():
+            if lease.member != member:
+                continue
+            held = self._state.window.held(lease.runs, LEASED, number)
+            deltas += self._told(now_us, number, held, reason)
+            condemned, again = self._by_fate(held)
+            back = joined(sorted(run for runs in again.values() for run in runs))
+            for state, runs in ((CONDEMNED, condemned), (READY, back)):
+                if runs:
+                    deltas.append(rec.Settled(number, state, packed(runs)))
+            settled, dead = settled + count(held), dead + count(condemned)
+        return ShareDecision(tuple(deltas), LeaseAnswered(settled, (), dead))
+
+    # --- what time and operators do ---
+    def wake(self, now_us: int) -> ShareDecision[int]:
+        """What is due by now is ready. How many those are."""
+        due, waits = [], list(self._state.waits)
+        while waits and waits[0].due_us <= now_us:
+            due.append(heapq.heappop(waits))
+        deltas, woken = [], 0
+        for wait in due:
+            runs = self._state.window.held(wait.runs, WAITING, wait.number)
+            deltas.append(rec.Woken(wait.number, packed(runs)))
+            woken += count(runs)
+        return ShareDecision(tuple(deltas), woken)
+
+    def bury(self, runs: Iterable[Sequence[int]]) -> ShareDecision[int]:
+        """Their dead letters are written. How many of them were condemned."""
+        condemned = self._state.window.held(checked(runs, self.limits.runs_max), CONDEMNED, 0)
+        if not condemned:
+            return ShareDecision((), 0)
+        return ShareDecision((rec.Settled(0, DEAD, packed(condemned)),), count(condemned))
+
+    def seek(self, start: int) -> ShareDecision[None]:
+        """The group begins with this offset; all leases and waits are void."""
+        return ShareDecision((rec.Sought(start),), None)
+
+    # --- shared by the above ---
+    def _held(self, lease: int, runs: Iterable[Sequence[int]]) -> tuple[Runs, Runs]:
+        """What of them the lease holds, and what not."""
+        asked = checked(runs, self.limits.runs_max)
+        held = self._state.window.held(asked, LEASED, lease) if lease in self._state.leases else ()
+        return held, without(asked, held)
+
+    def _settled(
+        self, lease: int, state: int, held: Runs, stale: Runs, *, uncounted: bool = False
+    ) -> ShareDecision[LeaseAnswered]:
+        deltas = (rec.Settled(lease, state, packed(held), uncounted),) if held else ()
+        return ShareDecision(deltas, LeaseAnswered(count(held), stale))
+
+    def _told(self, now_us: int, lease: int, held: Runs, reason: str) -> tuple[rec.Delta, ...]:
+        if not held:
+            return ()
+        cut = reason.encode(errors="replace")[: self.limits.reason_bytes_max]
+        member = self._state.leases[lease].member
+        return (rec.DeliveryFailed(member, now_us, cut.decode(errors="ignore"), packed(held)),)
+
+    def _by_fate(self, held: Runs) -> tuple[Runs, dict[int, Runs]]:
+        """What had its last delivery; and the others, by the number of theirs."""
+        condemned: list[Run] = []
+        again: dict[int, list[Run]] = {}
+        most = self.limits.max_deliveries
+        for deliveries, run in self._state.window.by_deliveries(held):
+            if most and deliveries >= most:
+                condemned.append(run)
+            else:
+                again.setdefault(deliveries, []).append(run)
+        return joined(condemned), {times: joined(runs) for times, runs in again.items()}
+
+    def _backoff(self, deliveries: int) -> float:
+        longest = min(self.limits.backoff_min * 2.0 ** (deliveries - 1), self.limits.backoff_max)
+        return self._uniform(0.0, longest)

@@ -1,0 +1,84 @@
+"""What the machine logs: each delta changes the state of the one before it, in the log's order.
+
+A delta is a msgpack array with its tag first. Runs are packed (`shares.runs`). A delta may get
+further fields with defaults at its end.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import msgspec
+
+
+class Begun(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """All from the frontier to `end` may be delivered, but `skipped`: markers, aborted records,
+    and what a compaction took."""
+
+    end: int
+    skipped: list[int] = []
+
+
+class Leased(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Ready records went to a member: `at_us` is a time of the leader's clock."""
+
+    lease: int
+    member: str
+    at_us: int
+    runs: list[int]
+
+
+class Settled(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """What was leased (`lease`; 0: condemned, or waiting) has this state of the window now.
+    `uncounted`: its last delivery counts for nothing."""
+
+    lease: int
+    state: int
+    runs: list[int]
+    uncounted: bool = False
+
+
+class Postponed(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """What was leased waits until `due_us`. `wait`: a number as leases have, never used before."""
+
+    lease: int
+    wait: int
+    due_us: int
+    runs: list[int]
+
+
+class DeliveryFailed(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Why a delivery of these records failed, and when."""
+
+    member: str
+    at_us: int
+    reason: str
+    runs: list[int]
+
+
+class Woken(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """A wait is over: what still waited by it is ready."""
+
+    wait: int
+    runs: list[int]
+
+
+class Sought(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """All before is over, leases too: the group begins with this offset."""
+
+    start: int
+
+
+Delta: TypeAlias = Begun | Leased | Settled | Postponed | DeliveryFailed | Woken | Sought
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODER: Final = msgspec.msgpack.Decoder(list[Delta])
+
+
+def encode(deltas: tuple[Delta, ...]) -> bytes:
+    return _ENCODER.encode(deltas)
+
+
+def decode(data: bytes | memoryview) -> list[Delta]:
+    """Raises `msgspec.MsgspecError` for what `encode` did not make."""
+    return _DECODER.decode(data)

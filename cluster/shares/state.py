@@ -1,0 +1,152 @@
+"""What a share group knows of one partition, changed by `ShareState.replay` alone."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Final, NamedTuple
+
+import msgspec
+
+from penstock.cluster.shares import records as rec
+from penstock.cluster.shares.runs import Runs, count, unpacked
+from penstock.cluster.shares.window import FINAL_FIRST, READY, WAITING, ShareWindow
+
+FAILURES_KEPT: Final = 5
+"""Failures of a record that its dead letter tells: the newest ones."""
+FAILURES_MAX: Final = 10_000
+"""Records whose failures are kept; of others only the number of deliveries is known."""
+
+
+class ShareLease(msgspec.Struct, frozen=True, array_like=True):
+    """`runs`: what it was given; `left`: how many of those it has still to answer for."""
+
+    member: str
+    at_us: int
+    runs: Runs
+    left: int
+
+
+class Postponement(NamedTuple):
+    """Records that nobody gets before `due_us`."""
+
+    due_us: int
+    number: int
+    runs: Runs
+
+
+class FailedDelivery(msgspec.Struct, frozen=True, array_like=True):
+    """One entry in the story of a dead letter."""
+
+    member: str
+    at_us: int
+    reason: str
+
+
+class ShareSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    """All of a state. `blocks`: see `ShareWindow.columns`."""
+
+    frontier: int
+    numbers: int
+    blocks: list[tuple[int, bytes, bytes, bytes]]
+    leases: dict[int, ShareLease]
+    waits: list[Postponement]
+    failures: dict[int, list[FailedDelivery]]
+
+
+class ShareState:
+    """`numbers`: the last one that a lease or a wait has. `waits`: a heap, the soonest first; what
+    is not in the window by its number any more waits no longer."""
+
+    def __init__(self, start: int) -> None:
+        self.numbers = 0
+        self._begin(start)
+
+    def _begin(self, start: int) -> None:
+        self.window = ShareWindow(start)
+        self.leases: dict[int, ShareLease] = {}
+        self.waits: list[Postponement] = []
+        self.failures: dict[int, list[FailedDelivery]] = {}
+
+    @classmethod
+    def of(cls, snapshot: ShareSnapshot) -> ShareState:
+        """The state that the snapshot was taken of."""
+        made = cls(snapshot.frontier)
+        made.numbers = snapshot.numbers
+        made.window = ShareWindow.of_columns(snapshot.frontier, snapshot.blocks)
+        made.leases, made.failures = dict(snapshot.leases), dict(snapshot.failures)
+        made.waits = list(snapshot.waits)
+        return made
+
+    def snapshot(self) -> ShareSnapshot:
+        """All of it, as it is now."""
+        return ShareSnapshot(
+            self.window.frontier,
+            self.numbers,
+            self.window.columns(),
+            dict(self.leases),
+            sorted(self.waits),
+            dict(self.failures),
+        )
+
+    def replay(self, delta: rec.Delta) -> None:
+        """Apply what was decided. What replay does depends on nothing else."""
+        window = self.window
+        match delta:
+            case rec.Begun():
+                window.begin(delta.end, unpacked(delta.skipped))
+            case rec.Leased():
+                runs = unpacked(delta.runs)
+                self.numbers = max(self.numbers, delta.lease)
+                window.lease(runs, delta.lease)
+                self.leases[delta.lease] = ShareLease(delta.member, delta.at_us, runs, count(runs))
+            case rec.Settled():
+                runs = unpacked(delta.runs)
+                if delta.uncounted:
+                    window.uncount(runs)
+                if delta.state < FINAL_FIRST:
+                    window.put_back(runs, delta.state)
+                else:
+                    window.finish(runs, delta.state)
+                    self._forget_failures(runs)
+                self._answered(delta.lease, runs)
+            case rec.Postponed():
+                runs = unpacked(delta.runs)
+                self.numbers = max(self.numbers, delta.wait)
+                window.put_back(runs, WAITING, delta.wait)
+                heapq.heappush(self.waits, Postponement(delta.due_us, delta.wait, runs))
+                self._answered(delta.lease, runs)
+            case rec.DeliveryFailed():
+                self._failed(delta)
+            case rec.Woken():
+                window.put_back(unpacked(delta.runs), READY)
+                self.waits = [wait for wait in self.waits if wait.number != delta.wait]
+                heapq.heapify(self.waits)
+            case rec.Sought():
+                self._begin(delta.start)
+
+    def _failed(self, delta: rec.DeliveryFailed) -> None:
+        told = FailedDelivery(delta.member, delta.at_us, delta.reason)
+        for first, end in unpacked(delta.runs):
+            for offset in range(first, end):
+                kept = self.failures.pop(offset, [])
+                self.failures[offset] = [*kept[1 - FAILURES_KEPT :], told]
+        while len(self.failures) > FAILURES_MAX:
+            del self.failures[next(iter(self.failures))]
+
+    def _answered(self, lease: int, runs: Runs) -> None:
+        if lease:
+            held = self.leases[lease]
+            left = held.left - count(runs)
+            if left:
+                self.leases[lease] = ShareLease(held.member, held.at_us, held.runs, left)
+            else:
+                del self.leases[lease]
+
+    def _forget_failures(self, runs: Runs) -> None:
+        for first, end in runs if self.failures else ():
+            if end - first <= len(self.failures):
+                for offset in range(first, end):
+                    self.failures.pop(offset, None)
+            else:
+                for offset in [it for it in self.failures if first <= it < end]:
+                    del self.failures[offset]

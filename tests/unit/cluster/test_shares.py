@@ -1,0 +1,161 @@
+"""One share group in one partition: bounds, refusals, and what little a long job costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.cluster.shares import ShareLimits, SharePartition
+from penstock.cluster.shares import records as rec
+from penstock.cluster.shares import state as state_module
+from penstock.cluster.shares.runs import checked, packed, unpacked, without
+from penstock.cluster.shares.window import BLOCK
+from penstock.core.errors import ConfigError, ResourceLimitError
+
+
+def decided(machine: SharePartition, decision):
+    for delta in rec.decode(rec.encode(decision.deltas)):
+        machine.replay(delta)
+    return decision.answer
+
+
+def begun(end: int, **limits) -> SharePartition:
+    machine = SharePartition(0, lambda low, high: high, ShareLimits(**limits))
+    decided(machine, machine.begin(end))
+    return machine
+
+
+def test_a_job_that_takes_long_costs_one_block_whatever_is_done_behind_it():
+    machine = begun(1, chunks_max=3)
+    decided(machine, machine.lease(0, "slow", 1))
+    for number in range(200):
+        decided(machine, machine.begin(1 + (number + 1) * BLOCK))
+        quick = decided(machine, machine.lease(0, "quick", BLOCK))
+        assert decided(machine, machine.accept(quick.lease, quick.runs)).settled == BLOCK
+    assert machine.floor == 0
+    assert machine.frontier == 1 + 200 * BLOCK
+    assert machine.members() == {"slow": 1}
+    assert decided(machine, machine.accept(1, [(0, 1)])).settled == 1
+    assert machine.floor == machine.frontier
+
+
+def test_more_blocks_than_may_be_open_are_refused_by_name():
+    machine = begun(2 * BLOCK, chunks_max=2)
+    with pytest.raises(ResourceLimitError, match=r"chunks_max: 2 blocks .* is at offset 0"):
+        machine.begin(2 * BLOCK + 1)
+    assert machine.begin(2 * BLOCK).answer == 0
+    lease = decided(machine, machine.lease(0, "ann", BLOCK))
+    decided(machine, machine.accept(lease.lease, lease.runs))
+    assert machine.begin(2 * BLOCK + 1).answer == 1
+
+
+def test_what_a_member_that_was_taken_for_gone_says_later_changes_nothing():
+    machine = begun(3)
+    late = decided(machine, machine.lease(0, "ann", 3))
+    decided(machine, machine.leave(1, "ann", "its process is gone"))
+    other = decided(machine, machine.lease(2, "bob", 2))
+    for answer in (
+        machine.accept(late.lease, late.runs),
+        machine.release(late.lease, late.runs),
+        machine.reject(3, late.lease, late.runs, "no"),
+        machine.fail(3, late.lease, late.runs, "no"),
+    ):
+        assert answer.deltas == ()
+        assert (answer.answer.settled, answer.answer.stale) == (0, ((0, 3),))
+    assert decided(machine, machine.accept(other.lease, [(0, 3)])).stale == ((2, 3),)
+
+
+def test_a_record_that_ends_each_worker_is_condemned_and_tells_why():
+    machine = begun(2, max_deliveries=3)
+    for number in range(3):
+        lease = decided(machine, machine.lease(number, f"worker-{number}", 1))
+        assert lease.deliveries == ((number + 1, (0, 1)),)
+        gone = decided(machine, machine.leave(number, f"worker-{number}", "SIGKILL"))
+        assert gone.condemned == (number == 2)
+    assert machine.condemned(10) == ((0, 1),)
+    assert [told.member for told in machine.failures(0)] == ["worker-0", "worker-1", "worker-2"]
+    assert decided(machine, machine.lease(9, "next", 10)).runs == ((1, 2),)
+    assert decided(machine, machine.bury([(0, 2)])) == 1
+    assert machine.failures(0) == ()
+    assert machine.floor == 1
+
+
+def test_without_a_most_a_record_comes_for_ever():
+    machine = begun(1, max_deliveries=0)
+    for _ in range(300):
+        lease = decided(machine, machine.lease(0, "ann", 1))
+        assert not decided(machine, machine.fail(0, lease.lease, [(0, 1)], "no", 0.0)).condemned
+    assert lease.deliveries == ((255, (0, 1)),)
+
+
+def test_waits_double_up_to_the_longest():
+    machine = begun(1, max_deliveries=0, backoff_min=1.0, backoff_max=6.0)
+    waits, now_us = [], 0
+    for _ in range(5):
+        lease = decided(machine, machine.lease(now_us, "ann", 1))
+        decided(machine, machine.fail(now_us, lease.lease, [(0, 1)], "no"))
+        assert decided(machine, machine.lease(now_us, "bob", 1)) is None
+        due_us = machine.next_due_us()
+        assert due_us is not None
+        waits.append((due_us - now_us) / 1e6)
+        now_us = due_us
+        assert decided(machine, machine.wake(now_us - 1)) == 0
+        assert decided(machine, machine.wake(now_us)) == 1
+    assert waits == [1.0, 2.0, 4.0, 6.0, 6.0]
+
+
+def test_reasons_are_cut_and_few_are_kept(monkeypatch):
+    monkeypatch.setattr(state_module, "FAILURES_MAX", 3)
+    machine = begun(5, max_deliveries=0, reason_bytes_max=5)
+    for number in range(7):
+        lease = decided(machine, machine.lease(number, "ann", 5))
+        decided(machine, machine.fail(number, lease.lease, lease.runs, f"é{number}é long", 0.0))
+    assert [told.reason for told in machine.failures(4)] == [f"é{it}é" for it in range(2, 7)]
+    assert [bool(machine.failures(it)) for it in range(5)] == [False, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda it: it.begin(1), "offsets 4 to 1"),
+        (lambda it: it.begin(9, [(3, 5)]), "left out"),
+        (lambda it: it.begin(9, [(8, 10)]), "left out"),
+        (lambda it: it.lease(0, "", 1), "member ''"),
+        (lambda it: it.lease(0, "m" * 201, 1), "neither may be empty"),
+        (lambda it: it.lease(0, "ann", 0), "0 records"),
+        (lambda it: it.accept(1, [(2, 2)]), r"\[2, 2\] after 0"),
+        (lambda it: it.accept(1, [(2, 4), (3, 5)]), r"\[3, 5\] after 4"),
+        (lambda it: it.accept(1, [(-1, 4)]), "ascending pairs"),
+        (lambda it: it.accept(1, [(1,)]), "ascending pairs"),
+        (lambda it: it.accept(1, [(1, 2**64)]), "ascending pairs"),
+        (lambda it: it.accept(1, [(n, n + 1) for n in range(0, 9, 2)]), "at most 4"),
+        (lambda it: it.fail(0, 1, [(0, 1)], "", -1.0), "delay: -1.0"),
+        (lambda it: it.fail(0, 1, [(0, 1)], "", float("nan")), "delay: nan"),
+        (lambda it: it.fail(0, 1, [(0, 1)], "", 4e7), "delay_max"),
+    ],
+)
+def test_what_nobody_may_ask_is_named(call, said):
+    machine = begun(4, runs_max=4)
+    with pytest.raises(ConfigError, match=said):
+        call(machine)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_deliveries": -1},
+        {"max_deliveries": 256},
+        {"backoff_min": -1.0},
+        {"backoff_min": 9.0, "backoff_max": 8.0},
+        {"chunks_max": 0},
+    ],
+)
+def test_limits_that_cannot_be_are_refused(limits):
+    with pytest.raises(ConfigError, match=next(iter(limits))):
+        ShareLimits(**limits)
+
+
+def test_runs():
+    runs = ((3, 5), (9, 10), (12, 20))
+    assert unpacked(packed(runs)) == runs
+    assert checked([[3, 5], (5, 6)], 2) == ((3, 5), (5, 6))
+    assert without(runs, ((4, 13), (15, 16))) == ((3, 4), (13, 15), (16, 20))

@@ -1,0 +1,252 @@
+"""The share group machine under random calls, held against a model with one entry for each record.
+
+After every step: what the log tells, from its beginning or from a snapshot on, is the live state; a
+record has one holder; final stays final; deliveries fall by a release alone; the floor never falls.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import msgspec
+from seeds import seed_of
+
+from penstock.cluster.shares import ShareLimits, SharePartition, ShareSnapshot
+from penstock.cluster.shares import records as rec
+from penstock.cluster.shares.runs import joined
+from penstock.cluster.shares.window import BLOCK
+
+ROUNDS = int(os.environ.get("PENSTOCK_MACHINE_EXAMPLES", "60")) // 3
+STEPS = 250
+START = BLOCK - 7
+MEMBERS = ("ann", "bob", "eve")
+LIMITS = ShareLimits(max_deliveries=3, backoff_min=1.0, backoff_max=4.0)
+ENCODER = msgspec.msgpack.Encoder()
+
+
+@dataclass
+class Job:
+    """`holder`: of a leased record, the number of its lease."""
+
+    state: str = "ready"
+    deliveries: int = 0
+    holder: int = 0
+    due_us: int = 0
+    failures: list[str] = field(default_factory=list)
+
+
+def in_runs(runs) -> list[int]:
+    return [offset for first, end in runs for offset in range(first, end)]
+
+
+def as_runs(offsets) -> list[tuple[int, int]]:
+    """Also runs that touch, as requests may have them."""
+    single = [(offset, offset + 1) for offset in sorted(offsets)]
+    return list(joined(single)) if len(single) % 2 else single
+
+
+def longest(low: float, high: float) -> float:
+    return high
+
+
+def image(machine: SharePartition) -> bytes:
+    """All of its state, to compare."""
+    return ENCODER.encode(machine.snapshot())
+
+
+class ShareModel:
+    """`seen`: how often something happened that a check is about."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self.draw = draw
+        self.live = SharePartition(START, longest, LIMITS)
+        self.log: list[bytes] = []
+        self.base: tuple[ShareSnapshot | int, int] = (START, 0)
+        self.jobs: dict[int, Job] = {}
+        self.leases: dict[int, str] = {}
+        self.frontier, self.floor, self.now_us = START, START, 1_000_000
+        self.seen: Counter[str] = Counter()
+
+    def step(self) -> None:
+        [verb] = self.draw.choices(
+            [self.begin, self.lease, self.answer, self.leave, self.wake, self.bury, self.seek,
+             self.snapshot],
+            [15, 30, 40, 3, 10, 4, 1, 2],
+        )  # fmt: skip
+        verb()
+
+    def decided(self, decision):
+        data = rec.encode(decision.deltas)
+        for delta in rec.decode(data):
+            self.live.replay(delta)
+        self.log.append(data)
+        return decision.answer
+
+    def some(self, state: str) -> list[int]:
+        there = [offset for offset, job in self.jobs.items() if job.state == state]
+        return self.draw.sample(there, self.draw.randint(0, min(len(there), 9)))
+
+    # --- what happens ---
+    def begin(self) -> None:
+        end = self.frontier + self.draw.randint(1, 20)
+        first = self.draw.randint(self.frontier, end)
+        last = self.draw.randint(first, end)
+        skipped = [(first, last)] if first < last else []
+        fresh = sorted(set(range(self.frontier, end)) - set(in_runs(skipped)))
+        assert self.decided(self.live.begin(end, skipped)) == len(fresh)
+        self.jobs |= {offset: Job() for offset in fresh}
+        self.frontier = end
+
+    def lease(self) -> None:
+        member, count = self.draw.choice(MEMBERS), self.draw.randint(1, 12)
+        ready = [offset for offset, job in sorted(self.jobs.items()) if job.state == "ready"]
+        granted = self.decided(self.live.lease(self.now_us, member, count))
+        if not ready:
+            assert granted is None
+            return
+        assert in_runs(granted.runs) == ready[:count]
+        assert granted.lease not in self.leases
+        self.leases[granted.lease] = member
+        for offset in ready[:count]:
+            job = self.jobs[offset]
+            job.state, job.holder, job.deliveries = "leased", granted.lease, job.deliveries + 1
+            self.seen[f"delivery {job.deliveries}"] += 1
+        told = {offset: n for n, run in granted.deliveries for offset in in_runs([run])}
+        assert told == {offset: self.jobs[offset].deliveries for offset in ready[:count]}
+
+    def answer(self) -> None:
+        """Also for what others hold by now, or nobody."""
+        if not self.leases:
+            return
+        held_now = sorted({job.holder for job in self.jobs.values() if job.state == "leased"})
+        lease = self.draw.choice(
+            held_now if held_now and self.draw.random() < 0.9 else [*self.leases]
+        )
+        mine = [it for it, job in self.jobs.items() if (job.state, job.holder) == ("leased", lease)]
+        asked = set(self.draw.sample(mine, self.draw.randint(0, len(mine))))
+        if self.draw.random() < 0.2:
+            asked |= set(self.draw.sample(sorted(self.jobs), min(len(self.jobs), 5)))
+        runs = as_runs(asked)
+        verb = self.draw.choice(["accept", "accept", "release", "reject", "fail", "fail"])
+        delay = self.draw.choice([None, 0.0, 2.0])
+        match verb:
+            case "accept" | "release":
+                answer = self.decided(getattr(self.live, verb)(lease, runs))
+            case "reject":
+                answer = self.decided(self.live.reject(self.now_us, lease, runs, "bad"))
+            case _:
+                answer = self.decided(self.live.fail(self.now_us, lease, runs, "bad", delay))
+        held = sorted(asked & set(mine))
+        assert answer.settled == len(held)
+        assert in_runs(answer.stale) == sorted(asked - set(mine))
+        self.seen[verb] += len(held)
+        self.seen["stale"] += len(asked) - len(held)
+        for offset in held:
+            self._answered(self.jobs[offset], verb, delay)
+
+    def _answered(self, job: Job, verb: str, delay: float | None) -> None:
+        job.holder = 0
+        if verb in ("reject", "fail"):
+            job.failures = [*job.failures, "bad"][-5:]
+        if verb == "accept":
+            job.state, job.failures = "done", []
+        elif verb == "release":
+            job.state, job.deliveries = "ready", job.deliveries - 1
+        elif verb == "reject" or job.deliveries >= LIMITS.max_deliveries:
+            job.state = "condemned"
+        elif delay == 0.0:
+            job.state = "ready"
+        else:
+            wait = min(2.0 ** (job.deliveries - 1), 4.0) if delay is None else delay
+            job.state, job.due_us = "waiting", self.now_us + int(wait * 1e6)
+
+    def leave(self) -> None:
+        member = self.draw.choice(MEMBERS)
+        held = [
+            job
+            for job in self.jobs.values()
+            if job.state == "leased" and self.leases[job.holder] == member
+        ]
+        assert self.decided(self.live.leave(self.now_us, member, "gone")).settled == len(held)
+        self.seen["left"] += len(held)
+        for job in held:
+            job.failures = [*job.failures, "gone"][-5:]
+            job.state = "condemned" if job.deliveries >= LIMITS.max_deliveries else "ready"
+            job.holder = 0
+
+    def wake(self) -> None:
+        self.now_us += self.draw.choice([500_000, 1_000_000, 4_000_000])
+        due = [
+            job
+            for job in self.jobs.values()
+            if job.state == "waiting" and job.due_us <= self.now_us
+        ]
+        assert self.decided(self.live.wake(self.now_us)) == len(due)
+        self.seen["woken"] += len(due)
+        for job in due:
+            job.state = "ready"
+        waiting = [job.due_us for job in self.jobs.values() if job.state == "waiting"]
+        assert self.live.next_due_us() == min(waiting, default=None)
+
+    def bury(self) -> None:
+        chosen = self.some("condemned")
+        runs = as_runs({*chosen, *self.some("ready")})
+        assert self.decided(self.live.bury(runs)) == len(chosen)
+        self.seen["buried"] += len(chosen)
+        for offset in chosen:
+            self.jobs[offset].state, self.jobs[offset].failures = "dead", []
+
+    def seek(self) -> None:
+        start = max(START, self.frontier - self.draw.randint(0, 30))
+        self.decided(self.live.seek(start))
+        self.jobs, self.floor, self.frontier = {}, start, start
+
+    def snapshot(self) -> None:
+        data = ENCODER.encode(self.live.snapshot())
+        self.base = msgspec.msgpack.decode(data, type=ShareSnapshot), len(self.log)
+
+    # --- what holds after each of them ---
+    def the_log_tells_the_state(self) -> None:
+        start, read = self.base
+        again = SharePartition(start, longest, LIMITS)
+        for data in self.log[read:]:
+            for delta in rec.decode(data):
+                again.replay(delta)
+        assert image(again) == image(self.live)
+
+    def the_machine_is_as_the_model(self) -> None:
+        left = {
+            offset: job for offset, job in self.jobs.items() if job.state not in ("done", "dead")
+        }
+        names = [job.state for job in left.values()]
+        assert self.live.counts() == {
+            state: names.count(state) for state in ("ready", "waiting", "leased", "condemned")
+        }
+        assert self.live.frontier == self.frontier
+        assert self.live.floor == min(left, default=self.frontier) >= self.floor
+        self.floor = self.live.floor
+        condemned = [offset for offset, job in sorted(left.items()) if job.state == "condemned"]
+        assert in_runs(self.live.condemned(1000)) == condemned
+        members = {self.leases[job.holder] for job in left.values() if job.state == "leased"}
+        assert set(self.live.members()) == members
+        for offset, job in self.jobs.items():
+            assert [told.reason for told in self.live.failures(offset)] == job.failures
+
+
+def test_the_machine_is_the_model_of_single_records():
+    draw = random.Random(seed_of("shares"))
+    seen: Counter[str] = Counter()
+    for _ in range(ROUNDS):
+        model = ShareModel(draw)
+        for number in range(STEPS):
+            model.step()
+            model.the_machine_is_as_the_model()
+            if number % 10 == 0:
+                model.the_log_tells_the_state()
+        model.the_log_tells_the_state()
+        seen += model.seen
+    rare = ("accept", "release", "reject", "fail", "stale", "woken", "left", "buried", "delivery 3")
+    assert min(seen[what] for what in rare) >= ROUNDS, seen
