@@ -1,6 +1,6 @@
-"""Many hosts: here will live the protocol machines and the shell that runs them.
+"""The protocol machines of one host and of many: raft, controller, replica, groups, shares,
+transactions, access, quotas; and the frames that hosts exchange.
 
-The machines (raft, controller, replica, groups, shares, transactions) are pure: events in, effects
-out, with time and randomness as arguments. The shell gives them frames, a ZeroMQ transport, the
-gateway and the fetcher. Never imports `penstock.ipc`.
+A machine is pure: events in, effects out, with time and randomness as arguments. `penstock.server`
+runs them. Never imports `penstock.ipc`.
 """

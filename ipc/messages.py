@@ -22,7 +22,12 @@ DELETE_RETENTION: Final = 86_400.0
 
 
 class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A topic's configuration as it travels and is kept. Seconds and bytes; None = default."""
+    """A topic's configuration as it travels and is kept. Seconds and bytes; None = default.
+
+    A further field also goes into `client.admin.topic_config`, `server.node.topic_catalog` (its
+    bounds), `cli.topics`, and where it counts: `ipc.logrole` (`log_config`) or `server.cleaner`; into
+    `docs/limits.md` and `docs/protocol.md`; and into a test with the marker `setting`.
+    """
 
     partitions: int = 1
     segment_bytes: int | None = None
