@@ -29,14 +29,10 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from penstock.core.errors import DeliveryError, PenstockError, PenstockTimeout
-from penstock.ipc.waits import run
-
-if TYPE_CHECKING:
-    from penstock.client.consumer.group.consumer import GroupConsumer
-    from penstock.client.producer.producer import Producer
+from penstock.ipc.waits import Waits, run
 
 logger = logging.getLogger("penstock.producer")
 
@@ -51,30 +47,68 @@ NEVER: Final = -float("inf")
 LAST: Final = -1000
 """The priority of the finalizer: behind those of the queues of multiprocessing."""
 
-_open: weakref.WeakSet[Producer] = weakref.WeakSet()
-_members: weakref.WeakSet[GroupConsumer] = weakref.WeakSet()
+
+class _Config(Protocol):
+    @property
+    def delivery_timeout(self) -> float: ...
+
+
+class _Unthreaded(Protocol):
+    hand_over: Callable[[float], object]
+
+    def begin_flush(self, callback: Callable[[], object], /) -> None: ...
+
+    def waits_for(self) -> str: ...
+
+
+class _Producer(Protocol):
+    """What the end of a process asks of a producer."""
+
+    @property
+    def config(self) -> _Config: ...
+
+    @property
+    def unthreaded(self) -> _Unthreaded: ...
+
+    def close(self, timeout: float | None, /) -> None: ...
+
+    def raise_unseen(self) -> None: ...
+
+
+class _Member(Protocol):
+    """What the end of a process asks of a member of a group. `thread`: the last that polled."""
+
+    @property
+    def thread(self) -> int: ...
+
+    def closing(self, *, commits: bool) -> Waits[None]: ...
+
+
+_open: set[_Producer] = set()
+"""Kept alive here: nobody else may know a producer that was not closed, and its records count."""
+_members: weakref.WeakSet[_Member] = weakref.WeakSet()
 _finalizer: Any = None
 _is_over = False
 
 
-def remember(producer: Producer) -> None:
+def remember(producer: _Producer) -> None:
     """Close it when this process ends, unless it is forgotten before."""
     _open.add(producer)
     _register_with_multiprocessing()
 
 
-def forget(producer: Producer) -> None:
+def forget(producer: _Producer) -> None:
     _open.discard(producer)
 
 
-def remember_member(consumer: GroupConsumer) -> None:
+def remember_member(member: _Member) -> None:
     """Have it leave its group when this process ends, unless it is forgotten before."""
-    _members.add(consumer)
+    _members.add(member)
     _register_with_multiprocessing()
 
 
-def forget_member(consumer: GroupConsumer) -> None:
-    _members.discard(consumer)
+def forget_member(member: _Member) -> None:
+    _members.discard(member)
 
 
 def is_over() -> bool:
@@ -126,7 +160,7 @@ class _Leaving:
     """How the producers of a process are closed, side by side, within the bounds of each, and then
     its members of groups. A Ctrl-C takes away the time that is left."""
 
-    def __init__(self, producers: list[Producer], members: list[GroupConsumer]) -> None:
+    def __init__(self, producers: list[_Producer], members: list[_Member]) -> None:
         self._producers = producers
         self._members = members
         self._failed: list[Failed] = []
@@ -158,14 +192,14 @@ class _Leaving:
                 if said := producer.unthreaded.waits_for():
                     _tell(f"{said}; waiting for up to delivery_timeout, Ctrl-C gives them up")
 
-    def _close(self, producer: Producer) -> None:
+    def _close(self, producer: _Producer) -> None:
         """Close one, and keep what it could not deliver and nobody has asked about."""
         until = self._since + producer.config.delivery_timeout
         self._try(lambda: producer.unthreaded.hand_over(until))
         self._try(lambda: producer.close(max(0.0, until + EXPIRY_SLACK - time.monotonic())))
         self._try(producer.raise_unseen)
 
-    def _part(self, member: GroupConsumer) -> None:
+    def _part(self, member: _Member) -> None:
         commits = self._since != NEVER and not self._failed
         self._try(lambda: run(member.closing(commits=commits)))
 
