@@ -10,14 +10,13 @@ import pytest
 
 from penstock.client.producer.callbacks import FAILURES_KEPT, Callbacks, Failures
 from penstock.client.producer.delivery import (
-    Batch,
     BatchDelivery,
     BatchReceipt,
     Box,
     Delivery,
     Receipt,
 )
-from penstock.client.producer.routes import PartitionRoute
+from penstock.client.producer.routes import Batch, PartitionRoute
 from penstock.core.encode import encode_batch
 from penstock.core.errors import ForkedClientError, PenstockTimeout, ProduceError
 

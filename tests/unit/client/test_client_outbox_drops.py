@@ -19,8 +19,7 @@ from lane_bytes import MANY, ack, made
 from store_crash import memory
 
 from penstock.client.backoff import Retries
-from penstock.client.producer.delivery import Batch
-from penstock.client.producer.routes import LaneLink, PartitionRoute, TopicRoutes
+from penstock.client.producer.routes import Batch, LaneLink, PartitionRoute, TopicRoutes
 from penstock.client.producer.sender import Outbox
 from penstock.core import header as hd
 from penstock.core.columns import decode

@@ -15,8 +15,7 @@ from outbox_fixture import TOPIC, World
 
 from penstock.client.backoff import Retries
 from penstock.client.producer import sender as outbox
-from penstock.client.producer.delivery import Batch
-from penstock.client.producer.routes import LaneLink
+from penstock.client.producer.routes import Batch, LaneLink
 from penstock.client.producer.sender import ASK_EVERY
 from penstock.core import errors as er
 from penstock.core.encode import encode_batch

@@ -12,8 +12,7 @@ from lane_bytes import ack
 from outbox_fixture import TOPIC, World
 
 from penstock.client.backoff import Retries
-from penstock.client.producer.delivery import Batch
-from penstock.client.producer.routes import PartitionRoute, TopicRoutes
+from penstock.client.producer.routes import Batch, PartitionRoute, TopicRoutes
 from penstock.core.encode import encode_batch
 from penstock.core.errors import ErrorCode
 

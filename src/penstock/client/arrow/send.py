@@ -17,9 +17,9 @@ import numpy as np
 
 from penstock.client.arrow.intake import Part, Wanted, opened
 from penstock.client.producer.batch_builder import SealSettings, address, append, runs
-from penstock.client.producer.delivery import Batch, BatchDelivery, Box
+from penstock.client.producer.delivery import BatchDelivery, Box
 from penstock.client.producer.partitioner import partitions_of_items
-from penstock.client.producer.routes import PartitionRoute, TopicRoutes
+from penstock.client.producer.routes import Batch, PartitionRoute, TopicRoutes
 from penstock.client.validation import HEADERS_MAX
 from penstock.core.columns import BinaryColumn
 from penstock.core.encode import PiecedBatch

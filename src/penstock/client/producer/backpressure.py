@@ -23,9 +23,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from penstock.client.producer.config import OnFull
-from penstock.client.producer.delivery import Batch, Box
+from penstock.client.producer.delivery import Box
 from penstock.client.producer.io_thread import Minder
-from penstock.client.producer.routes import PartitionRoute
+from penstock.client.producer.routes import Batch, PartitionRoute
 from penstock.client.producer.sender import Outbox
 from penstock.client.session import Session
 from penstock.core import errors as er

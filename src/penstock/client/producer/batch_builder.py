@@ -15,9 +15,9 @@ from typing import Any, Final, NamedTuple, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from penstock.client.producer.delivery import WIDE, Batch, Box
+from penstock.client.producer.delivery import WIDE, Box
 from penstock.client.producer.partitioner import partitions_of
-from penstock.client.producer.routes import BATCH_OVERHEAD, PartitionRoute, TopicRoutes
+from penstock.client.producer.routes import BATCH_OVERHEAD, Batch, PartitionRoute, TopicRoutes
 from penstock.client.session import Session
 from penstock.core import header as hd
 from penstock.core.encode import (
@@ -98,6 +98,14 @@ class Rows(NamedTuple):
 
     def run(self, start: int, stop: int) -> Rows:
         return Rows._make(column if column is None else column[start:stop] for column in self)
+
+
+def check_rows(rows: Rows, topic: TopicRoutes) -> None:
+    """`TopicRoutes.check_size` for many; topics without a bound of their own leave it to the
+    encoder."""
+    if topic.info.settings.record_bytes_max is not None:
+        keys, headers = rows.keys or repeat(None), rows.headers or repeat(None)
+        topic.check_size(max(map(record_overhead, rows.values, keys, headers)))
 
 
 def close_lid(box: Box) -> Rows:

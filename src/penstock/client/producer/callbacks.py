@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.client.producer.delivery import AnyDelivery, Batch, Box, DoneCallback, Failure
+from penstock.client.producer.delivery import AnyDelivery, Box, DoneCallback, Failure
+from penstock.client.producer.routes import Batch, Origin
 from penstock.core.errors import DeliveryError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Callbacks:
 
     def __init__(self) -> None:
         self._due: deque[_Due] = deque()
-        self._awaited: dict[Box, None] = {}
+        self._awaited: dict[Origin, None] = {}
         self._gate = threading.Lock()
         self._running: dict[int, int] = {}  # by thread: the number of the one it is in
         self._begun = 0
@@ -62,7 +63,7 @@ class Callbacks:
                 return self.taken
             return min(self._running.values(), default=self._begun)
 
-    def take(self, box: Box) -> None:
+    def take(self, box: Origin) -> None:
         """All callbacks of a box that is done; those that are due already are not due twice."""
         found = box.callbacks
         if found and not (self._due and self._due[-1].all is found):

@@ -1,4 +1,4 @@
-"""What `send` hands back: deliveries, receipts, and the boxes and batches behind them.
+"""What `send` hands back: deliveries, receipts, and the boxes behind them.
 
 A `Box` collects the records of one topic until it is sealed, which makes a `Batch` per partition.
 A `Delivery` knows its box and its ordinal there and finds its batch only when somebody asks.
@@ -11,17 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.encode import EncodedBatch, Headers
+from penstock.client.producer.routes import Batch
+from penstock.core.encode import Headers
 from penstock.core.errors import PenstockError, PenstockTimeout
-
-if TYPE_CHECKING:
-    from penstock.client.producer.producer import Producer
-    from penstock.client.producer.routes import LaneLink, PartitionRoute
 
 NARROW: Final = 3
 WIDE: Final = 6
@@ -56,62 +53,24 @@ class BatchReceipt:
     durability: str
     timestamp: int | None
 
-
-class Batch:
-    """One encoded batch on its way: pending (`encoded` holds its bytes), in a lane (`flight` says
-    where), or done.
-
-    `epoch`, `sequence`: what its bytes say. `numbered`: a lane has had it under these, so that a
-    log may know it by them, and none has refused it since. Else it gets others where it needs them.
-    `again`: it went more than once under these.
-    """
-
-    __slots__ = ("again", "append_timestamp", "base_offset", "box", "count", "deadline", "done",
-                 "durability", "encoded", "epoch", "error", "flew", "flight", "leader_epoch",
-                 "length", "looked_at", "numbered", "route", "sequence")  # fmt: skip
-
-    def __init__(
-        self, box: Box, route: PartitionRoute, encoded: EncodedBatch, count: int, sequence: int
-    ) -> None:
-        self.box = box
-        self.route = route
-        self.encoded: EncodedBatch | None = encoded
-        self.length = encoded.length
-        self.count = count
-        self.epoch = route.epoch
-        self.sequence = sequence
-        self.numbered = False
-        self.again = False
-        self.deadline = box.deadline
-        self.flight: tuple[LaneLink, int, int] | None = None
-        self.flew = False
-        self.done = False
-        self.error: Exception | None = None
-        self.base_offset: int | None = None
-        self.append_timestamp: int | None = None
-        self.leader_epoch = 0
-        self.durability = ""
-        self.looked_at = 0
-
     @classmethod
-    def refused(cls, box: Box, route: PartitionRoute, count: int, error: Exception | None) -> Batch:
-        """Some records of a box that were never encoded."""
-        batch = cls(box, route, EncodedBatch(bytearray(), b""), count, -1)
-        batch.encoded, batch.done, batch.error = None, True, error
-        return batch
-
-    def unseen(self) -> tuple[str, int, Exception, int]:
-        """(topic, partition, error, records nobody asked about), for `DeliveryError`."""
-        assert self.error is not None
-        route = self.route
-        return route.topic, route.partition, self.error, self.count - self.looked_at
-
-    def receipt(self) -> BatchReceipt:
-        route, known = self.route, self.durability != "ring"
-        return BatchReceipt(
-            route.topic, route.partition, self.base_offset if known else None, self.count,
-            self.durability, self.append_timestamp if known else None,
+    def of(cls, batch: Batch) -> BatchReceipt:
+        """That of a batch which was delivered."""
+        route, known = batch.route, batch.durability != "ring"
+        return cls(
+            route.topic, route.partition, batch.base_offset if known else None, batch.count,
+            batch.durability, batch.append_timestamp if known else None,
         )  # fmt: skip
+
+
+class Awaited(Protocol):
+    """What a delivery asks of its producer."""
+
+    def await_box(self, box: Box, ordinal: int | None, timeout: float | None) -> None:
+        """Wait until a box (or the record's batch in it) is done."""
+
+    def call_when_done(self, delivery: AnyDelivery, box: Box, callback: DoneCallback) -> None:
+        """Call back once the outcome of a box is known; at once, where it is."""
 
 
 class Box:
@@ -141,7 +100,7 @@ class Box:
     )  # fmt: skip
 
     def __init__(
-        self, owner: Producer, topic: str, room: int, opened: int, linger_until: float,
+        self, owner: Awaited, topic: str, room: int, opened: int, linger_until: float,
         deadline: float, incarnation: int,
     ) -> None:  # fmt: skip
         self.owner = owner
@@ -248,7 +207,7 @@ class Delivery:
         batch, index = self._await(timeout)
         if batch.error is not None:
             raise batch.error
-        run = batch.receipt()
+        run = BatchReceipt.of(batch)
         offset = None if run.base_offset is None else run.base_offset + index
         return Receipt(run.topic, run.partition, offset, run.durability, run.timestamp)
 
@@ -309,7 +268,7 @@ class BatchDelivery:
         for batch in box.batches:
             if batch.error is not None:
                 raise batch.error
-        return [batch.receipt() for batch in box.batches]
+        return [BatchReceipt.of(batch) for batch in box.batches]
 
     def add_done_callback(self, callback: Callable[[BatchDelivery], object]) -> None:
         """See `Delivery.add_done_callback`."""

@@ -27,8 +27,8 @@ from penstock.client.producer.callbacks import Callbacks, Failures, Flushed
 from penstock.client.producer.config import ProducerConfig
 from penstock.client.producer.delivery import (
     AnyDelivery,
-    Batch,
     BatchDelivery,
+    BatchReceipt,
     Box,
     Delivery,
     DoneCallback,
@@ -37,7 +37,7 @@ from penstock.client.producer.delivery import (
 from penstock.client.producer.hooks import hooked
 from penstock.client.producer.io_thread import Minder
 from penstock.client.producer.repair import mend
-from penstock.client.producer.routes import BATCH_OVERHEAD, TopicRoutes
+from penstock.client.producer.routes import BATCH_OVERHEAD, Batch, TopicRoutes
 from penstock.client.producer.sender import IN_FLIGHT_EAGER, Outbox
 from penstock.client.producer.slow_path import make_ready, send_slowly
 from penstock.client.producer.topic_lookup import learn
@@ -240,7 +240,7 @@ class Producer(Elsewhere, Shown):
         box.sealed = True
         box.count = len(rows.values)
         if rows.values:
-            routes.check_rows(rows)
+            batch_builder.check_rows(rows, routes)
             try:
                 self._launch(box, rows, routes)
             except Exception as error:
@@ -393,7 +393,7 @@ class Producer(Elsewhere, Shown):
         if not is_dropped:
             self._counts["acknowledged" if batch.error is None else "failed"] += batch.count
         if batch.error is None and self.config.on_delivery is not None:
-            self.callbacks.call_soon(partial(self.config.on_delivery, batch.receipt()))
+            self.callbacks.call_soon(partial(self.config.on_delivery, BatchReceipt.of(batch)))
             self._minder.nudge()
         elif batch.error is not None and not is_dropped:
             self._tell_error(batch.route.topic, batch.route.partition, batch.count, batch.error)

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from penstock.client.producer.delivery import Batch
-from penstock.client.producer.routes import PartitionRoute
+from penstock.client.producer.routes import Batch, PartitionRoute
 from penstock.client.remote.address import Place
 from penstock.core import errors as er
 from penstock.core.storage import advice

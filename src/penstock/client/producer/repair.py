@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from penstock.client.producer.delivery import Batch, Box
+from penstock.client.producer.delivery import Box
+from penstock.client.producer.routes import Batch
 from penstock.core import errors as er
 from penstock.core.encode import PiecedBatch
 

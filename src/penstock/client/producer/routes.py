@@ -1,4 +1,4 @@
-"""Where a producer's batches go: partitions with their sequences, lanes with what flies in them.
+"""Batches, and where they go: partitions with their sequences, lanes with what flies in them.
 
 Plain bookkeeping under the producer's lock; nothing here waits or talks to the node.
 """
@@ -6,16 +6,14 @@ Plain bookkeeping under the producer's lock; nothing here waits or talks to the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from itertools import repeat
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Protocol
 
 from crc32c import crc32c
 
-from penstock.client.producer.delivery import Batch
 from penstock.client.session import Session
 from penstock.core import header as hd
-from penstock.core.encode import EncodedBatch, record_overhead
+from penstock.core.encode import EncodedBatch
 from penstock.core.errors import RecordTooLargeError, UnknownTopicError
 from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import Doorbell, fence
@@ -23,11 +21,71 @@ from penstock.ipc.lane import LaneSender
 from penstock.ipc.messages import TopicInfo
 from penstock.ipc.state import StatePage
 
-if TYPE_CHECKING:
-    from penstock.client.producer.batch_builder import Rows
-
 BATCH_OVERHEAD: Final = 512
 """Room kept in a frame for headers and directory, in bytes."""
+
+
+class Origin(Protocol):
+    """The records that a batch was made of, as their batches see them. `done`: all have an outcome.
+    `callbacks`: of whoever waits for that."""
+
+    deadline: float
+    callbacks: list[tuple[Any, Callable[[Any], object]]]
+
+    @property
+    def done(self) -> bool: ...
+
+
+class Batch:
+    """One encoded batch on its way: pending (`encoded` holds its bytes), in a lane (`flight` says
+    where), or done.
+
+    `epoch`, `sequence`: what its bytes say. `numbered`: a lane has had it under these, so that a
+    log may know it by them, and none has refused it since. Else it gets others where it needs them.
+    `again`: it went more than once under these.
+    """
+
+    __slots__ = ("again", "append_timestamp", "base_offset", "box", "count", "deadline", "done",
+                 "durability", "encoded", "epoch", "error", "flew", "flight", "leader_epoch",
+                 "length", "looked_at", "numbered", "route", "sequence")  # fmt: skip
+
+    def __init__(
+        self, box: Origin, route: PartitionRoute, encoded: EncodedBatch, count: int, sequence: int
+    ) -> None:
+        self.box = box
+        self.route = route
+        self.encoded: EncodedBatch | None = encoded
+        self.length = encoded.length
+        self.count = count
+        self.epoch = route.epoch
+        self.sequence = sequence
+        self.numbered = False
+        self.again = False
+        self.deadline = box.deadline
+        self.flight: tuple[LaneLink, int, int] | None = None
+        self.flew = False
+        self.done = False
+        self.error: Exception | None = None
+        self.base_offset: int | None = None
+        self.append_timestamp: int | None = None
+        self.leader_epoch = 0
+        self.durability = ""
+        self.looked_at = 0
+
+    @classmethod
+    def refused(
+        cls, box: Origin, route: PartitionRoute, count: int, error: Exception | None
+    ) -> Batch:
+        """Some records of a box that were never encoded."""
+        batch = cls(box, route, EncodedBatch(bytearray(), b""), count, -1)
+        batch.encoded, batch.done, batch.error = None, True, error
+        return batch
+
+    def unseen(self) -> tuple[str, int, Exception, int]:
+        """(topic, partition, error, records nobody asked about), for `DeliveryError`."""
+        assert self.error is not None
+        route = self.route
+        return route.topic, route.partition, self.error, self.count - self.looked_at
 
 
 class LaneLink:
@@ -312,12 +370,6 @@ class TopicRoutes:
                 f"{self.record_bytes_max} bytes; raise record_bytes_max of the topic and the "
                 "node's lane capacity (of which a record may take a quarter), or split the record"
             )
-
-    def check_rows(self, rows: Rows) -> None:
-        """`check_size` for many; topics without a bound of their own leave it to the encoder."""
-        if self.info.settings.record_bytes_max is not None:
-            keys, headers = rows.keys or repeat(None), rows.headers or repeat(None)
-            self.check_size(max(map(record_overhead, rows.values, keys, headers)))
 
     @property
     def has_pending(self) -> bool:

@@ -22,8 +22,7 @@ from typing import Final
 
 from penstock.client.backoff import Retries
 from penstock.client.producer import refusals as rf
-from penstock.client.producer.delivery import Batch
-from penstock.client.producer.routes import LaneLink, PartitionRoute, TopicRoutes
+from penstock.client.producer.routes import Batch, LaneLink, PartitionRoute, TopicRoutes
 from penstock.client.remote.address import Place
 from penstock.client.session import Session
 from penstock.core import errors as er

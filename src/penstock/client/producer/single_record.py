@@ -11,8 +11,9 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock.client.producer.batch_builder import SealSettings, seal_one
-from penstock.client.producer.delivery import Batch, Box
+from penstock.client.producer.delivery import Box
 from penstock.client.producer.partitioner import partition_of
+from penstock.client.producer.routes import Batch
 from penstock.client.producer.sender import IN_FLIGHT_EAGER, Outbox
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from penstock.client.producer.delivery import Batch
-from penstock.client.producer.routes import LaneLink, PartitionRoute, TopicRoutes
+from penstock.client.producer.routes import Batch, LaneLink, PartitionRoute, TopicRoutes
 from penstock.client.producer.sender import Outbox
 from penstock.client.session import Session
 from penstock.core import errors as er
