@@ -96,7 +96,7 @@ def test_an_interrupt_while_records_are_sealed_again_is_no_fault_of_theirs(clien
         for number in range(TRIES_MAX):
             delivery = producer.send(topic, b"%d" % number)
             sealing = StrikeAt("close", "rows = batch_builder.close_lid(box)", Interrupted)
-            mending = StrikeAt("_seal_again", "rows = self.boxes.close(box)", Alarmed)
+            mending = StrikeAt("_seal_again", "rows = boxes.close(box)", Alarmed)
             for strike in (sealing, mending):
                 with suppress(Interrupted, Alarmed), strike.armed():
                     producer.flush(10)

@@ -32,22 +32,15 @@ PAIRS: dict[type, type] = {
 }
 
 SENDING = {
-    "adopt": "for its minder",
-    "mend": "for its books",
-    "wind_up": "for its minder",
-    "learn": "for what sends",
-    "seal_open": "for its minder",
-    "seal_gathered": "for its minder",
-    "await_box": "for its deliveries",
-    "call_when_done": "for its deliveries",
     "flush_timeout": "for `flush`",
-    "raise_unseen": "for `flush`",
     "hurry": "for `send_and_wait`",
+    "learn": "for lines",
+    "leave": "for `close`",
+    "raise_unseen": "for `flush`",
+    "sending": "for `send_arrow`",
+    "unthreaded": "for all that waits",
 }
-TRANSACTING = SENDING | {
-    "awake": "for its registrar",
-    "check_may_send": "for what sends",
-}
+TRANSACTING = SENDING | {"check_may_send": "for what sends"}
 
 NOT_IN_A_LOOP: dict[type, dict[str, str]] = {
     Admin: {

@@ -47,7 +47,7 @@ def owner():
 
 def box_of(owner, *counts):
     """A sealed box whose batches hold so many records each, in partitions 0, 1, ..."""
-    box = Box(cast(Any, owner), "t", 0, 0, 0.0, 12.5, 3)
+    box = Box(cast(Any, owner), "t", 0, 0, 0.0, 12.5)
     box.sealed = True
     box.count = sum(counts)
     sequence = 0
@@ -114,7 +114,7 @@ def test_done_is_known_record_by_record(owner):
 
 
 def test_nothing_is_known_of_a_box_that_is_open_or_being_encoded(owner):
-    open_box = Box(cast(Any, owner), "t", 0, 0, 0.0, 0.0, 0)
+    open_box = Box(cast(Any, owner), "t", 0, 0, 0.0, 0.0)
     assert not open_box.done
     assert not Delivery(open_box, 0).done()
     encoding = box_of(owner, 2, 2)
@@ -209,7 +209,7 @@ def test_a_batch_delivery_raises_its_first_error_after_all_are_known(owner):
 
 
 def test_a_batch_delivery_of_nothing_is_done(owner):
-    box = Box(cast(Any, owner), "t", 0, 0, 0.0, 0.0, 0)
+    box = Box(cast(Any, owner), "t", 0, 0, 0.0, 0.0)
     box.sealed = True
     assert BatchDelivery(box).done()
     assert BatchDelivery(box).result() == []

@@ -17,7 +17,7 @@ from outbox_fixture import World
 from penstock.client.backoff import SOON, Retries
 from penstock.client.producer.config import ProducerConfig
 from penstock.client.producer.routes import LaneLink
-from penstock.core.errors import ConfigError, ErrorCode, NotConnectedError
+from penstock.core.errors import ConfigError, ErrorCode, ResourceLimitError
 
 
 # --- how long --------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def test_a_refused_lane_is_asked_for_again_after_a_jittered_wait(monkeypatch):
 
     def refuse(_: int) -> LaneLink | None:
         asked.append(now)
-        raise NotConnectedError("no")
+        raise ResourceLimitError("no")
 
     world = World(random.Random(0), None, Retries(0.1, 10.0, chance), open_lane=refuse)
     world.post(1)

@@ -37,7 +37,7 @@ def topic_of(partitions):
 
 
 def new_box(width=NARROW):
-    box = Box(cast(Any, None), "t", LARGE, OPENED, 0.0, 0.0, 0)
+    box = Box(cast(Any, None), "t", LARGE, OPENED, 0.0, 0.0)
     box.width = width
     return box
 

@@ -18,7 +18,7 @@ from penstock.client import fork_safety
 from penstock.client.aio.delivery import BatchDelivery, Delivery, News
 from penstock.client.aio.send_queue import Lines
 from penstock.client.aio.waits import Turns, going_on, in_thread
-from penstock.client.arrow.send import sending
+from penstock.client.arrow.intake import Wanted
 from penstock.client.options import ProducerOptions, StageOptions, TransactionOptions
 from penstock.client.producer.delivery import Receipt
 from penstock.client.producer.producer import Producer as BlockingProducer
@@ -200,9 +200,9 @@ class Producer(Shown):
         self._check_may_send()
         delivery = BatchDelivery(self._news)
         call = partial(
-            sending, self._core, topic, data, value_column=value_column, key_column=key_column,
-            timestamp_column=timestamp_column, headers_column=headers_column, partition=partition,
-            patience=self._core.config.block_timeout if self._waits else 0.0,
+            self._core.sending, topic, data,
+            Wanted(value_column, key_column, timestamp_column, headers_column), partition,
+            self._core.config.block_timeout if self._waits else 0.0,
         )  # fmt: skip
         self._lines.add(topic, delivery, call, 1, 0, streams=True)
         return delivery
@@ -289,7 +289,7 @@ class Producer(Shown):
         await asyncio.shield(self._leaving)
 
     async def _leave(self, *, flushed: bool) -> None:
-        await in_thread(self._core.unthreaded.leave)
+        await in_thread(self._core.leave)
 
     async def __aenter__(self) -> Self:
         return self
@@ -341,4 +341,4 @@ def in_line(options: Options) -> tuple[Options, bool]:
 
 
 def leave(core: BlockingProducer) -> None:
-    core.unthreaded.leave()
+    core.leave()

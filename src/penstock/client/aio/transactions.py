@@ -25,7 +25,6 @@ from penstock.client.aio.producer import Producer, in_line, leave
 from penstock.client.aio.waits import going_on, in_thread
 from penstock.client.options import StageOptions, TransactionOptions
 from penstock.client.remote.address import Place
-from penstock.client.transactions.identified_producer import Transacting as BlockingTransacting
 from penstock.client.transactions.producer import (
     TransactionalProducer as BlockingTransactionalProducer,
 )
@@ -43,7 +42,7 @@ class Transacting(Producer):
     """A producer whose records are part of a transaction: one that is refused, also while it waits
     in line, fails all of it."""
 
-    _core: BlockingTransacting
+    _core: BlockingTransactionalProducer | BlockingStage
 
     @property
     def transactional_id(self) -> str:
@@ -54,7 +53,7 @@ class Transacting(Producer):
         self._core.check_may_send()
 
     async def _leave(self, *, flushed: bool) -> None:
-        await in_thread(self._core.close if flushed else self._core.unthreaded.leave)
+        await in_thread(self._core.close if flushed else self._core.leave)
 
 
 class TransactionalProducer(Transacting):

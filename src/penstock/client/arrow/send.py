@@ -11,7 +11,7 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from penstock.client.arrow.intake import Part, Wanted, opened
 from penstock.client.producer.batch_builder import SealSettings, address, append, runs
 from penstock.client.producer.delivery import BatchDelivery, Box
 from penstock.client.producer.partitioner import partitions_of_items
+from penstock.client.producer.pipeline import Pipeline
 from penstock.client.producer.routes import Batch, PartitionRoute, TopicRoutes
 from penstock.client.validation import HEADERS_MAX
 from penstock.core.columns import BinaryColumn
@@ -26,9 +27,6 @@ from penstock.core.encode import PiecedBatch
 from penstock.core.encode_columns import RecordColumns, encode_columns
 from penstock.core.errors import PenstockError
 from penstock.core.gather import Longs
-
-if TYPE_CHECKING:
-    from penstock.client.producer.producer import Producer
 
 SLAB_BYTES_MAX: Final = 16 << 20
 LANE_WAIT: Final = 0.05
@@ -38,37 +36,8 @@ RECORD_SLACK: Final = 32
 """What a record of its own costs a batch besides what `sizes` counts, in bytes."""
 
 
-def send_arrow(
-    self: Producer,
-    topic: str,
-    data: Any,
-    *,
-    value_column: str = "value",
-    key_column: str | None = None,
-    timestamp_column: str | None = None,
-    headers_column: str | None = None,
-    partition: int | None = None,
-) -> BatchDelivery:
-    """Hand over every row of an Arrow stream; they leave at once, in order, as from `send_batch`.
-
-    Args:
-        data: anything with `__arrow_c_stream__`: tables and record batches of pyarrow, frames of
-            Polars, DuckDB relations, batches of a consumer. It is read as it comes.
-        value_column: binary or string, of any layout. Null: a tombstone.
-        key_column: the same. Null: no key. Rows go to the partitions of their keys unless
-            `partition` is given; rows without a key, batch by batch, to one after the other.
-        timestamp_column: a timestamp, or int64 microseconds since the epoch. Null: now.
-        headers_column: list<struct<name, value>>, as batches of a consumer have it, or a map.
-
-    Waits for room like `send` (`block_timeout`) as often as it takes. Raises TypeError for columns
-    of other types, ValueError for columns that are not there, what `send` raises, and
-    `PenstockError` where the stream itself fails; a note on the error says how many rows had been
-    handed over by then.
-    """
-    steps = sending(
-        self, topic, data, value_column=value_column, key_column=key_column,
-        timestamp_column=timestamp_column, headers_column=headers_column, partition=partition,
-    )  # fmt: skip
+def ended(steps: Generator[None, None, BatchDelivery]) -> BatchDelivery:
+    """What `sending` comes to."""
     try:
         while True:
             next(steps)
@@ -78,40 +47,36 @@ def send_arrow(
 
 
 def sending(
-    self: Producer,
+    pipeline: Pipeline,
     topic: str,
     data: Any,
-    *,
-    value_column: str,
-    key_column: str | None,
-    timestamp_column: str | None,
-    headers_column: str | None,
+    wanted: Wanted,
     partition: int | None,
     patience: float = 0.0,
 ) -> Generator[None, None, BatchDelivery]:
-    """`send_arrow`, slab by slab. Where there is no room for one, others may wait for it, up to
-    `patience` seconds a slab; after that it is as the producer's policy says."""
-    wanted = Wanted(value_column, key_column, timestamp_column, headers_column)
+    """`Producer.send_arrow`, slab by slab. Where there is no room for one, others may wait for it,
+    up to `patience` seconds a slab; after that it is as the producer's policy says."""
+    state = pipeline.state
     with opened(data, wanted) as intake:
-        _known(self, topic).check_partition(partition)
-        self.hurry(topic)
-        box = self.boxes.new(topic)
+        _known(pipeline, topic).check_partition(partition)
+        pipeline.hurry(topic)
+        box = pipeline.boxes.new(topic)
         try:
             with closing(intake.parts(box.opened)) as parts:
                 for part in parts:
-                    routes = _known(self, topic)
-                    for slab in slabs(part, routes, self._settings, partition):
+                    routes = _known(pipeline, topic)
+                    for slab in slabs(part, routes, pipeline.settings, partition):
                         until = time.monotonic() + patience
-                        while not _launch(self, box, slab, partition, until):
+                        while not _launch(pipeline, box, slab, partition, until):
                             yield
                         yield
         except BaseException as error:
             if box.count:  # a part is no whole
                 known = error if isinstance(error, Exception) else None
-                with self._lock:
-                    self.books.open()
-                    self._outbox.fail(known or PenstockError(f"interrupted by {error!r}"))
-                    self.books.close()
+                with state.lock:
+                    state.books.open()
+                    pipeline.outbox.fail(known or PenstockError(f"interrupted by {error!r}"))
+                    state.books.close()
             error.add_note(f"send_arrow to {topic!r}: {box.count} rows had been handed over")
             raise
         finally:
@@ -119,16 +84,17 @@ def sending(
     return BatchDelivery(box)
 
 
-def _known(self: Producer, topic: str) -> TopicRoutes:
+def _known(pipeline: Pipeline, topic: str) -> TopicRoutes:
     """Where a topic's records go, looked up if need be."""
+    state = pipeline.state
     while True:
-        with self._lock:
-            self.books.open()
-            routes = self._known(topic)
-            self.books.close()
+        with state.lock:
+            state.books.open()
+            routes = pipeline.known(topic)
+            state.books.close()
         if routes is not None:
             return routes
-        self.learn(topic)
+        pipeline.learn(topic)
 
 
 def slabs(
@@ -157,33 +123,34 @@ def slabs(
 
 
 def _launch(
-    self: Producer, box: Box, slab: RecordColumns, partition: int | None, until: float
+    pipeline: Pipeline, box: Box, slab: RecordColumns, partition: int | None, until: float
 ) -> bool:
     """Encode a slab and send it on its way, once there is room. False, where there is none now:
     others are to wait for it `until` then."""
+    state = pipeline.state
     room_until: float | None = None
     is_patient = True
     while True:
-        routes = _known(self, box.topic)
+        routes = _known(pipeline, box.topic)
         if is_patient and routes.has_pending:
             is_patient = False
-            self._minder.wait(partial(_has_left, routes), LANE_WAIT)
-        with self._lock:
-            self.books.open()
-            if self._outbox.topics.get(box.topic) is not routes:
-                self.books.close()
+            pipeline.io.wait(partial(_has_left, routes), LANE_WAIT)
+        with state.lock:
+            state.books.open()
+            if pipeline.outbox.topics.get(box.topic) is not routes:
+                state.books.close()
                 continue
-            if self.pressure.is_full and time.monotonic() < until:
-                self._minder.reap()
-                if self.pressure.is_full:
-                    self.books.close()
+            if pipeline.pressure.is_full and time.monotonic() < until:
+                pipeline.io.reap()
+                if pipeline.pressure.is_full:
+                    state.books.close()
                     return False
-            if not self.pressure.must_wait():
-                _launch_slab(self, box, slab, routes, partition)
-                self.books.close()
+            if not pipeline.must_wait():
+                _launch_slab(pipeline, box, slab, routes, partition)
+                state.books.close()
                 return True
-            self.books.close()
-        room_until = self.pressure.wait(room_until)
+            state.books.close()
+        room_until = pipeline.await_room(room_until)
 
 
 def _has_left(routes: TopicRoutes) -> bool:
@@ -191,31 +158,32 @@ def _has_left(routes: TopicRoutes) -> bool:
 
 
 def _launch_slab(
-    self: Producer, box: Box, slab: RecordColumns, routes: TopicRoutes, partition: int | None
+    pipeline: Pipeline, box: Box, slab: RecordColumns, routes: TopicRoutes, partition: int | None
 ) -> None:
     """Encode a slab and send it on its way, unless it is dropped (lock held)."""
     if slab.headers is not None:
         routes.check_size(int(slab.sizes().max()) + RECORD_SLACK)
     size = slab.values.nbytes + (0 if slab.keys is None else slab.keys.nbytes)
-    refused = self.pressure.refuse(box.topic, len(slab.values), size)
+    refused = pipeline.pressure.refuse(box.topic, len(slab.values), size)
     if refused is not None:
         route = routes.routes[partition or 0]
         box.batches.append(Batch.refused(box, route, len(slab.values), refused.error))
         box.count += len(slab.values)
         return
     box.opened = time.time_ns() // 1000
-    box.deadline = time.monotonic() + self._delivery_timeout
+    box.deadline = time.monotonic() + pipeline.state.config.delivery_timeout
     batches: list[Batch] = []
-    _seal(batches, box, slab, routes, self._settings, partition)
-    self.boxes.closing = box  # all of them leave, or none: see `Producer.mend`
+    _seal(batches, box, slab, routes, pipeline.settings, partition)
+    pipeline.boxes.closing = box  # all of them leave, or none: see `mend`
     box.batches += batches
     box.count += len(slab.values)
-    self._outbox.post(batches)
+    pipeline.outbox.post(batches)
     for batch in batches:  # what found no room in a lane outlives the stream's memory
         if isinstance(batch.encoded, PiecedBatch):
             batch.encoded = batch.encoded.settled()
-    self._count(batches)
-    self.boxes.closed(box)
+    pipeline.state.sent(batches)
+    pipeline.boxes.closed(box)
+    pipeline.io.posted()
 
 
 def _seal(

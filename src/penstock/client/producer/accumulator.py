@@ -1,18 +1,24 @@
 """The open boxes of a producer: one a topic, until it is full, has lingered, or is asked for.
 
-Owns which boxes are open and when they are due. Never sends and never locks.
+Owns which boxes are open and when they are due, and how one that is closed becomes batches on their
+way. Never locks and never waits.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from penstock.client.producer import batch_builder
-from penstock.client.producer.delivery import Box
+from penstock.client.producer.callbacks import Outcomes
+from penstock.client.producer.delivery import Awaited, Box
+from penstock.client.producer.routes import BATCH_OVERHEAD, TopicRoutes
+from penstock.client.producer.sender import IN_FLIGHT_EAGER, Outbox
+from penstock.client.producer.state import ProducerState
+from penstock.core import errors as er
 
-if TYPE_CHECKING:
-    from penstock.client.producer.producer import Producer
+logger = logging.getLogger("penstock.producer")
 
 GATHER_MAX: Final = 0.005
 """Seconds for which records gather at most that were sent with linger 0 while others wait for their
@@ -21,19 +27,22 @@ answers (see `penstock.client.producer.sender.IN_FLIGHT_EAGER`)."""
 
 class Boxes:
     """`open`: by topic. `seen` is where `send` looks without a lock: the same boxes, or with linger
-    0 ones that are full, so that every record goes the way of those that leave at once."""
+    0 ones that are full, so that every record goes the way of those that leave at once.
+    `awaited`: whom their deliveries ask; set once it is there."""
 
-    def __init__(
-        self, owner: Producer, *, room: int, linger: float, delivery_timeout: float
-    ) -> None:
-        self._owner = owner
-        self._room = room
-        self._linger = linger
-        self._delivery_timeout = delivery_timeout
+    awaited: Awaited
+
+    def __init__(self, state: ProducerState, outcomes: Outcomes, outbox: Outbox) -> None:
+        self._state = state
+        self._outcomes = outcomes
+        self._outbox = outbox
+        self._room = state.config.batch_bytes - BATCH_OVERHEAD
+        self._linger = state.config.linger
+        self._delivery_timeout = state.config.delivery_timeout
         self.open: dict[str, Box] = {}
         self.closing: Box | None = None
-        """One that `close` was called for, until it is `closed`: see `Producer.mend`."""
-        self.seen: dict[str, Box] = self.open if linger else {}
+        """One that `close` was called for, until it is `closed`: see `mend`."""
+        self.seen: dict[str, Box] = self.open if self._linger else {}
 
     def know(self, topic: str) -> None:
         """The topic was looked up: its records may be sent."""
@@ -45,9 +54,8 @@ class Boxes:
         """A box that is not among the open ones."""
         now = time.monotonic()
         return Box(
-            self._owner, topic, self._room, time.time_ns() // 1000,
+            self.awaited, topic, self._room, time.time_ns() // 1000,
             now + (self._linger or GATHER_MAX), now + self._delivery_timeout,
-            self._owner.incarnation,
         )  # fmt: skip
 
     def add(self, topic: str, *, wide: bool) -> Box:
@@ -90,3 +98,75 @@ class Boxes:
         """The records of a box that is closed are taken care of."""
         box.items.clear()
         self.closing = None
+
+    # --- on their way ----------------------------------------------------------------------------
+    def seal(self, box: Box) -> None:
+        """Close a box and send its batches on their way."""
+        rows = self.close(box)
+        if rows is not None:
+            self.launch(box, rows, self._outbox.topics.get(box.topic))
+            self.closed(box)
+
+    def seal_open(self, now: float | None) -> bool:
+        """Seal boxes that have lingered enough (all, if `now` is None). True if there was one."""
+        due = self.due(now)
+        for box in due:
+            self.seal(box)
+        return bool(due)
+
+    def seal_gathered(self) -> bool:
+        """Seal what is open without a linger, unless many batches of its topic wait already: more
+        of them would only be more to send, once they can go. True if there was one."""
+        due = [box for box in self.due(None) if not self._is_behind(box.topic)]
+        for box in due:
+            self.seal(box)
+        return bool(due)
+
+    def _is_behind(self, name: str) -> bool:
+        topic = self._outbox.topics.get(name)
+        return topic is not None and topic.is_behind(IN_FLIGHT_EAGER)
+
+    def launch_rows(self, topic: str, rows: batch_builder.Rows, routes: TopicRoutes) -> Box:
+        """Send many records on their way; the box that answers for them."""
+        box = self.new(topic)
+        box.sealed = True
+        box.count = len(rows.values)
+        if rows.values:
+            batch_builder.check_rows(rows, routes)
+            try:
+                self.launch(box, rows, routes)
+            except Exception as error:
+                self._outbox.fail(error)
+                raise
+            self.closed(box)
+        return box
+
+    def launch(self, box: Box, rows: batch_builder.Rows, topic: TopicRoutes | None) -> None:
+        """Encode the records of a box and post them."""
+        settings = self._state.settings
+        if topic is None or settings is None:
+            self._lose(box, er.UnknownTopicError(f"topic {box.topic!r} was deleted"))
+            return
+        batches = batch_builder.seal(box, rows, topic, settings)
+        self.closing = box  # all of them leave, or none: see `mend`
+        self._outbox.post(batches)
+        self._state.sent(batches)
+
+    # --- given up --------------------------------------------------------------------------------
+    def drop(self, error: Exception, *, level: int = logging.DEBUG) -> None:
+        """Close all open boxes, and send nothing of them."""
+        for box in list(self.open.values()):
+            if self.close(box) is not None:
+                told = (box.count, box.topic, error)
+                logger.log(level, "%d records for %r were not sent: %s", *told)
+                self._lose(box, error)
+                self.closed(box)
+
+    def _lose(self, box: Box, error: Exception) -> None:
+        self._state.counts["failed"] += box.count
+        self.fail(box, error)
+
+    def fail(self, box: Box, error: Exception) -> None:
+        """None of a box's records can be sent."""
+        self._outbox.fail(error)
+        self._outcomes.failed(box, error)

@@ -11,7 +11,8 @@ Only what is in private memory may be dropped: nothing that a lane has accepted,
 was in one and is to go there again (rule 4). A declared policy is no surprise: drops are counted,
 published in the client's slot and logged, and `flush` does not raise them.
 
-Owns the choice and its account. The producer's lock is held in every call but `wait`.
+Owns the choice and its account, and never waits. The producer's lock is held in every call but
+those of a call that waits.
 """
 
 from __future__ import annotations
@@ -20,18 +21,16 @@ import heapq
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from penstock.client.producer.config import OnFull
+from penstock.client.producer.accumulator import Boxes
+from penstock.client.producer.callbacks import Outcomes
 from penstock.client.producer.delivery import Box
-from penstock.client.producer.io_thread import Minder
 from penstock.client.producer.routes import Batch, PartitionRoute
 from penstock.client.producer.sender import Outbox
+from penstock.client.producer.state import ProducerState
 from penstock.client.session import Session
 from penstock.core import errors as er
-
-if TYPE_CHECKING:
-    from penstock.client.producer.producer import Producer
 
 logger = logging.getLogger("penstock.producer")
 
@@ -43,21 +42,15 @@ class Pressure:
     """See the module. One per producer (and per forked child of it)."""
 
     def __init__(
-        self,
-        producer: Producer,
-        outbox: Outbox,
-        minder: Minder,
-        *,
-        policy: OnFull,
-        bytes_max: int,
-        block_timeout: float,
+        self, state: ProducerState, outcomes: Outcomes, outbox: Outbox, boxes: Boxes
     ) -> None:
-        self._producer = producer
+        self._state = state
+        self._outcomes = outcomes
         self._outbox = outbox
-        self._minder = minder
-        self._policy = policy
-        self._bytes_max = bytes_max
-        self._block_timeout = block_timeout
+        self._boxes = boxes
+        self._policy = state.config.on_full
+        self._bytes_max = state.config.buffer_bytes_max
+        self._block_timeout = state.config.block_timeout
         self._session: Session | None = None
         self._refused: dict[str, Box] = {}  # by topic: what answers for a run of dropped records
         self._log_at = 0.0
@@ -72,32 +65,30 @@ class Pressure:
     def must_wait(self) -> bool:
         """Whether records that come have to `wait` first. Raises `BufferFullError` where the policy
         is to refuse them."""
-        if self.is_full:
-            self._minder.reap()
         if not self.is_full:
             if self._refused:
                 self._refused.clear()
             return False
         if self._policy == "error":
             self.counts["blocked"] += 1
-            self._producer.books.close()
-            raise er.BufferFullError(f"{self._told()}{self._outbox.why()}")
+            self._state.books.close()
+            raise er.BufferFullError(f"{self.told()}{self._outbox.why()}")
         return self._policy == "block"
 
-    def wait(self, until: float | None) -> float:
-        """Wait for room (lock not held), up to that time if there is one already; up to when.
-        Raises `BufferFullError`."""
-        outbox, bound = self._outbox, self._bytes_max
-        told = self._told()
-        if until is None:
-            self.counts["blocked"] += 1
-            until = time.monotonic() + self._block_timeout
-        left = max(0.0, until - time.monotonic())
-        if not self._minder.wait(lambda: outbox.buffered < bound, left):
-            raise er.BufferFullError(f"{told} for {self._block_timeout} s{outbox.why()}")
-        return until
+    def has_room(self) -> bool:
+        return not self.is_full
 
-    def _told(self) -> str:
+    def begin_wait(self) -> float:
+        """A call waits for room: until when (monotonic seconds)."""
+        self.counts["blocked"] += 1
+        return time.monotonic() + self._block_timeout
+
+    def timed_out(self, told: str) -> er.BufferFullError:
+        """What a call raises that has waited so long. `told`: of when it began."""
+        return er.BufferFullError(f"{told} for {self._block_timeout} s{self._outbox.why()}")
+
+    def told(self) -> str:
+        """How full it is."""
         size, bound = self._outbox.buffered, self._bytes_max
         return f"{size} bytes are unacknowledged (buffer_bytes_max={bound})"
 
@@ -112,7 +103,7 @@ class Pressure:
         if not self.is_full or self._policy == "block":
             return None
         if wide is not None and isinstance(size, int):
-            box = self._producer.boxes.open.get(topic)
+            box = self._boxes.open.get(topic)
             if box is not None and box.takes(size, wide=wide):
                 return None  # open boxes come on top of the bound
         if self._policy == "drop-oldest" and (self._drop_waiting() or self._drop_box(topic)):
@@ -120,7 +111,7 @@ class Pressure:
         self._count(records, size if isinstance(size, int) else _bytes_of(size))
         refused = self._refused.get(topic)
         if refused is None:
-            refused = self._producer.boxes.new(topic)
+            refused = self._boxes.new(topic)
             refused.sealed = True
             refused.fail(
                 er.DroppedError(f"records for {topic!r} were dropped, the newest: {self._why()}")
@@ -171,18 +162,16 @@ class Pressure:
 
     def _drop_box(self, topic: str) -> bool:
         """Drop what is in the open box of a topic. False if there is none, or nothing in it."""
-        boxes = self._producer.boxes
+        boxes = self._boxes
         box = boxes.open.get(topic)
         rows = boxes.close(box) if box is not None else None
         if box is None or rows is None:
             return False
         told = f"{box.count} records for {topic!r} were dropped, the oldest: {self._why()}"
         box.fail(er.DroppedError(told))
-        self._producer.boxes.closed(box)
+        boxes.closed(box)
         self._count(box.count, _bytes_of(rows.values) + _bytes_of(rows.keys or ()))
-        if box.callbacks:
-            self._producer.callbacks.take(box)
-            self._minder.nudge()
+        self._outcomes.tell(box)
         return True
 
     # --- the account -----------------------------------------------------------------------------

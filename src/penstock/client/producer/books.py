@@ -17,15 +17,27 @@ import threading
 from collections.abc import Callable
 
 
+def _nothing() -> None:
+    pass
+
+
 class Books:
-    """See the module. `mend` may be called any number of times, and be interrupted itself."""
+    """See the module."""
 
     __slots__ = ("_is_open", "_mend", "lock")
 
-    def __init__(self, mend: Callable[[], object]) -> None:
+    def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._mend = mend
+        self._mend: Callable[[], object] = _nothing
         self._is_open = False
+
+    def mended_by(self, mend: Callable[[], object]) -> None:
+        """`mend` may be called any number of times, and be interrupted itself."""
+        self._mend = mend
+
+    def mend(self) -> None:
+        """Mend what an error has left, with the books open."""
+        self._mend()
 
     def open(self) -> None:
         """The first thing to do with the lock."""

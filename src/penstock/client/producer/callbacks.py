@@ -9,12 +9,14 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.client.producer.delivery import AnyDelivery, Box, DoneCallback, Failure
+from penstock.client.producer.delivery import AnyDelivery, BatchReceipt, Box, DoneCallback, Failure
 from penstock.client.producer.routes import Batch, Origin
-from penstock.core.errors import DeliveryError
+from penstock.client.producer.state import ProducerState
+from penstock.core.errors import DeliveryError, DroppedError
 
 if TYPE_CHECKING:
     from penstock.client.producer.sender import Outbox
@@ -174,3 +176,59 @@ class Failures:
             f"{topic}-{partition}: {error}",
             unseen,
         )
+
+
+class Outcomes:
+    """What follows from the outcomes of batches and boxes: counts, callbacks, hooks, and failures
+    that are kept. Under the producer's lock."""
+
+    def __init__(self, state: ProducerState) -> None:
+        self._state = state
+        self._on_delivery = state.config.on_delivery
+        self._on_error = state.config.on_error
+        self.callbacks = Callbacks()
+        self._failures = Failures()
+
+    def finished(self, batch: Batch) -> None:
+        """The outbox settled a batch: queue its callbacks, count it."""
+        is_dropped = isinstance(batch.error, DroppedError)  # by the policy, which counts it
+        if batch.error is not None and not is_dropped:
+            self._failures.note(batch)
+        self.tell(batch.box)
+        if not is_dropped:
+            key = "acknowledged" if batch.error is None else "failed"
+            self._state.counts[key] += batch.count
+        if batch.error is None and self._on_delivery is not None:
+            self._hook(partial(self._on_delivery, BatchReceipt.of(batch)))
+        elif batch.error is not None and not is_dropped:
+            self._tell_error(batch.route.topic, batch.route.partition, batch.count, batch.error)
+
+    def failed(self, box: Box, error: Exception) -> None:
+        """None of a box's records can be sent."""
+        self._failures.note(box.fail(error))
+        self._tell_error(box.topic, -1, box.count, error)
+        self.tell(box)
+
+    def tell(self, box: Origin) -> None:
+        """Queue the callbacks of a box if it is done."""
+        if box.callbacks and box.done:
+            self.callbacks.take(box)
+            self._state.nudge()
+
+    def _tell_error(self, topic: str, partition: int, count: int, error: Exception) -> None:
+        if self._on_error is not None:
+            self._hook(partial(self._on_error, topic, partition, count, error))
+
+    def _hook(self, call: Callable[[], object]) -> None:
+        self.callbacks.call_soon(call)
+        self._state.nudge()
+
+    def note(self, failure: Failure) -> None:
+        """Records that failed elsewhere, or that an interrupt kept from being noted."""
+        self._failures.note(failure)
+
+    def unseen(self) -> DeliveryError | None:
+        """What `flush` raises; asked again, only what has failed since."""
+        error = self._failures.error()
+        self._failures = Failures()
+        return error

@@ -83,7 +83,6 @@ class Box:
         "deadline",
         "error",
         "extend",
-        "incarnation",
         "items",
         "linger_until",
         "looked_at",
@@ -101,7 +100,7 @@ class Box:
 
     def __init__(
         self, owner: Awaited, topic: str, room: int, opened: int, linger_until: float,
-        deadline: float, incarnation: int,
+        deadline: float,
     ) -> None:  # fmt: skip
         self.owner = owner
         self.topic = topic
@@ -111,7 +110,6 @@ class Box:
         self.opened = opened
         self.linger_until = linger_until
         self.deadline = deadline
-        self.incarnation = incarnation
         self.items: list[Any] = []
         self.extend: Callable[[tuple[Any, ...]], None] = self.items.extend
         self.next_ordinal = count().__next__

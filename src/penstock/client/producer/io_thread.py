@@ -16,23 +16,22 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from penstock.client import threads
 from penstock.client.backoff import Retries
-from penstock.client.producer.books import Books
-from penstock.client.producer.delivery import Box
-from penstock.client.producer.routes import LaneLink
+from penstock.client.producer.accumulator import Boxes
+from penstock.client.producer.backpressure import Pressure
+from penstock.client.producer.callbacks import Callbacks, Outcomes
+from penstock.client.producer.delivery import AnyDelivery, Box, DoneCallback
 from penstock.client.producer.sender import Outbox
+from penstock.client.producer.state import ProducerState
 from penstock.client.remote.address import lost_level
 from penstock.client.session import Session
 from penstock.core import errors as er
 from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import Backoff, Doorbell, fence
 from penstock.ipc.messages import TopicInfo
-
-if TYPE_CHECKING:
-    from penstock.client.producer.producer import Producer
 
 logger = logging.getLogger("penstock.producer")
 
@@ -47,14 +46,24 @@ with them for the interpreter (measured 100 ns a record)."""
 class Minder:
     """See the module. One per producer (and per forked child of it)."""
 
-    def __init__(self, producer: Producer, books: Books, outbox: Outbox, retries: Retries) -> None:
-        self._producer = producer
-        self._books = books
-        self._lock = books.lock
-        self._changed = threading.Condition(books.lock)  # for the thread alone
+    def __init__(
+        self,
+        state: ProducerState,
+        outcomes: Outcomes,
+        outbox: Outbox,
+        boxes: Boxes,
+        pressure: Pressure,
+    ) -> None:
+        config = state.config
+        self._state = state
+        self._books = state.books
+        self._lock = state.lock
+        self._changed = threading.Condition(state.lock)  # for the thread alone
         self._sleepers: list[threading.Lock] = []  # callers that wait for somebody else to mind
+        self._callbacks = outcomes.callbacks
         self._outbox = outbox
-        self._session: Session | None = None
+        self._boxes = boxes
+        self._pressure = pressure
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._leader = 0  # the ident of the caller's thread that has the doorbell
@@ -67,19 +76,20 @@ class Minder:
         self._watched: list[tuple[Callable[[], bool], Callable[[], object]]] = []
         self._next_expiry = 0.0
         self._retry_at = 0.0
-        self._retries = retries
+        self._retries = Retries(config.retry_backoff, config.retry_backoff_max)
         self.reconnects = 0
 
     def start(self, session: Session) -> None:
-        self._session = session
+        self._state.session = session  # first: an interrupt leaves none that nobody minds
         thread = threading.Thread(target=self._run, name="penstock-producer", daemon=True)
         self._thread = thread
         threads.start(thread)
+        self._adopt(session)
 
-    @property
-    def session(self) -> Session | None:
-        """The attachment that it minds."""
-        return self._session
+    def _adopt(self, session: Session) -> None:
+        """Work with this attachment from now on (lock held, or nobody else there yet)."""
+        self._state.adopt(session)
+        self._pressure.publish(session)
 
     def stop(self) -> None:
         """End the thread (lock not held) and send waiting callers away."""
@@ -94,11 +104,18 @@ class Minder:
             return
         thread.join(5.0)
 
+    def wind_up(self) -> None:
+        """Nothing more is sent or waited for (lock held): the last duty of the thread, whatever
+        becomes of who closes the producer."""
+        left = er.ClosedError("the producer was closed before these records were acknowledged")
+        self._boxes.drop(left, level=logging.WARNING)
+        self._boxes.seen.clear()
+        self._outbox.leave(left)
+        self._pressure.close()
+
     def nudge(self) -> None:
         """Wake the thread: there is something for it to do."""
-        if self._session is not None:
-            with contextlib.suppress(er.ClosedError):  # the end was interrupted: nobody sleeps
-                self._session.doorbell.ring()
+        self._state.nudge()
 
     def _wake(self) -> None:
         """Something has changed: whoever sleeps without a doorbell looks again."""
@@ -136,8 +153,15 @@ class Minder:
             self.expect(box.linger_until)
 
     def _release(self) -> None:
-        if self._producer.boxes.gather and self._outbox.is_eager:
-            self._producer.seal_gathered()
+        if self._boxes.gather and self._outbox.is_eager and self._boxes.seal_gathered():
+            self.posted()
+
+    def seal_open(self, now: float | None) -> bool:
+        """Send boxes that have lingered enough (all, if `now` is None). True if there was one."""
+        has_left = self._boxes.seal_open(now)
+        if has_left:
+            self.posted()
+        return has_left
 
     def watch(self, condition: Callable[[], bool], callback: Callable[[], object]) -> None:
         """Call `callback` once, soon after `condition()` came true, with the lock held: it must
@@ -201,13 +225,44 @@ class Minder:
                 self._leader = 0
             raise
 
+    def await_box(self, box: Box, ordinal: int | None, timeout: float | None) -> None:
+        """Wait until a box (or the record's batch in it) is done."""
+        if self._state.is_stale:
+            raise er.ForkedClientError(
+                "this delivery was made before fork(); its outcome belongs to the parent process"
+            )
+
+        def is_done() -> bool:
+            return box.done if ordinal is None else box.is_done(ordinal)
+
+        if not is_done() and not self.wait(is_done, timeout):
+            raise er.PenstockTimeout(
+                f"no acknowledgement for {box.topic!r} within {timeout} s{self._outbox.why()}; "
+                "the record is still on its way"
+            )
+
+    def call_when_done(self, delivery: AnyDelivery, box: Box, callback: DoneCallback) -> None:
+        """Call back once the outcome of a box is known; at once, where it is."""
+        if self._state.is_stale:  # its lock is the parent's, too
+            is_done = delivery.done()
+        else:
+            with self._lock:
+                self._books.open()
+                is_done = delivery.done()
+                if not is_done:
+                    self._callbacks.expect(delivery, box, callback)
+                    self.attend()
+                self._books.close()
+        if is_done:
+            Callbacks.call(delivery, callback)
+
     @staticmethod
     def _left(deadline: float | None) -> float:
         return WAIT_MAX if deadline is None else deadline - time.monotonic()
 
     def _lie_down(self, me: int, left: float) -> Callable[[], object]:
         """How a caller sleeps: on the doorbell, or where another one does, until told."""
-        session = self._session
+        session = self._state.session
         if self._leader or session is None or self._outbox.lost is not None:
             sleeper = threading.Lock()
             sleeper.acquire()
@@ -238,11 +293,11 @@ class Minder:
         """A callback waits, on the very thread that else does this. How long it may sleep."""
         now = time.monotonic()
         try:
-            if self._producer.seal_open(now):
+            if self.seal_open(now):
                 return 0.0
         except Exception:  # of records that have nothing to do with this call
             logger.exception("the producer's thread goes on after an error")
-            self._producer.mend()
+            self._books.mend()
         self._expire(now)
         self._tell()
         self._look_for_node(now)
@@ -254,9 +309,10 @@ class Minder:
         """What the node says of a topic, within so many seconds; None while there is no node."""
         if self._outbox.lost is not None:
             return None
-        assert self._session is not None
+        session = self._state.session
+        assert session is not None
         try:
-            return self._session.find_topic(topic, max(left, 0.05))
+            return session.find_topic(topic, max(left, 0.05))
         except er.NotConnectedError as error:  # it may be back in time
             self._outbox.lost = str(error)
             self.nudge()
@@ -268,23 +324,8 @@ class Minder:
         if not self.wait(lambda: outbox.lost is None, left):
             raise er.NotConnectedError(
                 f"cannot look up topic {topic!r}: {outbox.lost}; no node came back at "
-                f"{self._producer.socket} within {timeout} s"
+                f"{self._state.socket} within {timeout} s"
             )
-
-    def open_lane(self, writer: int) -> LaneLink | None:
-        """The lane to a writer, opened on first use; None while there is no node to ask."""
-        if self._session is None or self._outbox.lost is not None:
-            return None
-        try:
-            flags = lo.FRAME_SYNC if self._outbox.level == "fsynced" else 0
-            if self._outbox.committed and self._session.is_clustered:
-                flags |= lo.FRAME_COMMITTED
-            link = LaneLink(*self._session.open_lane(writer, self._producer.timeout), flags)
-        except er.NotConnectedError as error:
-            self._outbox.lost = str(error)
-            return None
-        self._outbox.links[writer] = link
-        return link
 
     def _doze(self, bell: Doorbell, bound: float, *, blind: bool = False) -> None:
         """The thread sleeps on a doorbell by the protocol of rule 13; gives the lock up meanwhile.
@@ -335,7 +376,7 @@ class Minder:
                 try:
                     self._books.open()
                     if self._stopping:
-                        self._producer.wind_up()
+                        self.wind_up()
                         self._books.close()
                         break
                     moved = self._mind(backoff)
@@ -347,18 +388,18 @@ class Minder:
                     self._changed.wait(backoff.bound())
             if moved:
                 backoff.reset()
-                if self._producer.callbacks.run():
+                if self._callbacks.run():
                     self._all_told()
             self._return()
-        self._producer.callbacks.run()
+        self._callbacks.run()
 
     def _all_told(self) -> None:
         """Callbacks have run, for which a caller may have waited."""
         with self._lock:
             self._books.open()
             self._wake()
-            if self._leader and self._session is not None:
-                self._session.caller_bell.ring()
+            if self._leader and self._state.session is not None:
+                self._state.session.caller_bell.ring()
             self._books.close()
 
     def _return(self) -> None:
@@ -369,10 +410,10 @@ class Minder:
 
     def _mind(self, backoff: Backoff) -> bool:
         """One round of duties, then sleep if there were none. True if there were."""
-        producer, outbox = self._producer, self._outbox
+        outbox, callbacks = self._outbox, self._callbacks
         now = time.monotonic()
         moved = self.reap()
-        moved = producer.seal_open(now) or moved
+        moved = self.seal_open(now) or moved
         self._expire(now)
         self._tell()
         self._look_for_node(now)
@@ -386,46 +427,46 @@ class Minder:
             self._asleep_until, self._napping = now + bound, True
             self._pause(bound)
             self._asleep_until, self._napping = 0.0, False
-        elif not moved and not producer.callbacks:
+        elif not moved and not callbacks:
             bound = self._nap(now, backoff.bound())
             if away:
                 bound = min(bound, max(self._retry_at - now, 0.001))
-            assert self._session is not None
-            busy, self._busy = self._busy and not producer.boxes.gather, False
+            session = self._state.session
+            assert session is not None
+            busy, self._busy = self._busy and not self._boxes.gather, False
             self._blind = busy
             if busy:
                 bound = min(bound, BLIND)
             self._asleep_until = now + bound
-            self._doze(self._session.doorbell, bound, blind=busy)
+            self._doze(session.doorbell, bound, blind=busy)
             self._asleep_until, self._blind = 0.0, False
-        return moved or bool(producer.callbacks)
+        return moved or bool(callbacks)
 
     def _nap(self, now: float, bound: float) -> float:
-        due = self._producer.boxes.linger_until()
+        due = self._boxes.linger_until()
         return bound if due is None else max(0.0, min(bound, due - now))
 
     def _look_for_node(self, now: float) -> None:
-        if self._outbox.lost is None and self._session is not None:
-            self._outbox.lost = self._session.farewell()
+        if self._outbox.lost is None and self._state.session is not None:
+            self._outbox.lost = self._state.session.farewell()
             if self._outbox.lost is not None:
-                place = self._producer.socket
+                place = self._state.socket
                 logger.log(lost_level(place), "lost the node at %s: %s", place, self._outbox.lost)
                 self._retries.reset()
                 self._retry_at = now
 
     def _attach(self, resume: int | None) -> Session:
-        producer = self._producer
         return Session.attach(
-            producer.socket,
+            self._state.socket,
             lo.KIND_PRODUCER,
-            client_id=producer.client_id,
+            client_id=self._state.config.client_id,
             timeout=0.5,
             resume=resume,
         )
 
     def _reattach(self) -> bool:
         """Find the node that came back, keep producer id and lanes (rule 5)."""
-        producer, old = self._producer, self._session
+        place, old = self._state.socket, self._state.session
         assert old is not None
         try:
             try:
@@ -433,7 +474,7 @@ class Minder:
             except er.AttachRefusedError:
                 session = self._attach(None)  # another data folder, which does not know the id
         except (er.PenstockError, OSError) as error:
-            logger.info("no node yet at %s: %s", producer.socket, error)
+            logger.info("no node yet at %s: %s", place, error)
             return False
         with self._lock:
             self._books.open()
@@ -442,15 +483,14 @@ class Minder:
                 self._books.close()
                 return True
             same = session.node_uuid == old.node_uuid and session.producer_id == old.producer_id
-            producer.adopt(session)
-            self._session = session
+            self._adopt(session)
             self.reconnects += 1
             self._outbox.resume(session, same=same)
             old.caller_bell.ring()  # a caller that sleeps on it is to sleep on the new one
             old.close(polite=False)
             self._wake()
             self._books.close()
-        logger.info("back at the node at %s", producer.socket)
+        logger.info("back at the node at %s", place)
         return True
 
 

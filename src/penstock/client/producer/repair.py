@@ -8,50 +8,48 @@ this too: done again, it comes to the same.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
+from penstock.client.producer.accumulator import Boxes
+from penstock.client.producer.callbacks import Outcomes
 from penstock.client.producer.delivery import Box
-from penstock.client.producer.routes import Batch
+from penstock.client.producer.routes import Batch, PartitionRoute
+from penstock.client.producer.sender import Outbox
+from penstock.client.producer.state import ProducerState
 from penstock.core import errors as er
 from penstock.core.encode import PiecedBatch
 
-if TYPE_CHECKING:
-    from penstock.client.producer.producer import Producer
-    from penstock.client.producer.routes import PartitionRoute
-    from penstock.client.producer.sender import Outbox
 
-
-def mend(self: Producer) -> None:
+def mend(state: ProducerState, outcomes: Outcomes, outbox: Outbox, boxes: Boxes) -> None:
     """Who had the lock before was ended by an interrupt, or an error (see `Books`)."""
-    box = self.boxes.closing
+    box = boxes.closing
     for batch in [] if box is None else box.batches:
         if not batch.done:
             batch.route.batches[batch] = None
-    mend_outbox(self._outbox)
+    mend_outbox(outbox)
     if box is not None:
         if box.error is not None and not isinstance(box.error, er.DroppedError):
-            self._failed.note(box)
+            outcomes.note(box)
         elif not box.batches:
-            _seal_again(self, box)
-        self.boxes.closed(box)
-    self.callbacks.mend()
-    if not self._closed:
-        self._minder.nudge()
+            _seal_again(state, outbox, boxes, box)
+        boxes.closed(box)
+    outcomes.callbacks.mend()
+    if not state.is_closed:
+        state.nudge()
 
 
-def _seal_again(self: Producer, box: Box) -> None:
+def _seal_again(state: ProducerState, outbox: Outbox, boxes: Boxes, box: Box) -> None:
     """Its records are still in it. What is wrong with them themselves shows again: in the
     producer's own thread, if not before. In the main thread it may be of a signal's handler."""
     try:
-        rows = self.boxes.close(box)
+        rows = boxes.close(box)
         if rows is not None:
-            self._launch(box, rows, self._outbox.topics.get(box.topic))
+            boxes.launch(box, rows, outbox.topics.get(box.topic))
     except Exception as error:
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and not isinstance(error, er.PenstockError):
-            self._minder.nudge()
+            state.nudge()
             raise
-        self._fail(box, error)
+        boxes.fail(box, error)
 
 
 def mend_outbox(outbox: Outbox) -> None:

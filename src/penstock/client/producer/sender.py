@@ -39,19 +39,17 @@ until answers come (Nagle's rule, in batches), or for
 ASK_EVERY: Final = 0.5
 """Seconds until a batch that was sent back is sent again (see `penstock.core.errors.SENT_BACK`)."""
 
-OpenLane = Callable[[int], "LaneLink | None"]
+OpenLane = Callable[[int], LaneLink | None]
 
 
 class Outbox:
-    """See the module. `level` is the durability at which a batch is done. `committed`: in a cluster
-    not before it is on all replicas that count."""
+    """See the module. `level` is the durability at which a batch is done."""
 
     def __init__(
         self,
         socket: Place,
         *,
         level: str,
-        committed: bool = False,
         idempotent: bool,
         delivery_timeout: float,
         open_lane: OpenLane,
@@ -60,7 +58,6 @@ class Outbox:
     ) -> None:
         self._socket = socket
         self.level = level
-        self.committed = committed
         self._idempotent = idempotent
         self._delivery_timeout = delivery_timeout
         self._open_lane = open_lane
@@ -182,13 +179,27 @@ class Outbox:
             self.finish(batch, None)  # its delivery; the outbox minds it until the answer
         link.writing = None
 
+    def open_lane(self, writer: int) -> LaneLink | None:
+        """The lane to a writer, opened on first use; None while there is no node to ask. Raises
+        what the node refuses it with."""
+        if self.lost is not None:
+            return None
+        try:
+            link = self._open_lane(writer)
+        except er.NotConnectedError as error:
+            self.lost = str(error)
+            return None
+        if link is not None:
+            self.links[writer] = link
+        return link
+
     def _try_lane(self, writer: int) -> LaneLink | None:
         """A lane for batches that wait already; a refusal is told and asked again later."""
         now = time.monotonic()
         if now < self._lane_retry_at:
             return None
         try:
-            link = self._open_lane(writer)
+            link = self.open_lane(writer)
             self._retries.reset()
             self.no_lane = ""
             return link

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
 
 from penstock.client.producer.batch_builder import SealSettings, seal_one
-from penstock.client.producer.delivery import Box
+from penstock.client.producer.delivery import Awaited, Box
 from penstock.client.producer.partitioner import partition_of
-from penstock.client.producer.routes import Batch
+from penstock.client.producer.routes import Batch, PartitionRoute, TopicRoutes
 from penstock.client.producer.sender import IN_FLIGHT_EAGER, Outbox
-
-if TYPE_CHECKING:
-    from penstock.client.producer.producer import Producer
-    from penstock.client.producer.routes import PartitionRoute, TopicRoutes
-    from penstock.core.encode import Headers
+from penstock.core.encode import Headers
 
 
 def _route_of(topic: TopicRoutes, key: bytes | None, partition: int | None) -> PartitionRoute:
@@ -31,7 +26,7 @@ def _route_of(topic: TopicRoutes, key: bytes | None, partition: int | None) -> P
 
 
 def express(
-    owner: Producer,
+    awaited: Awaited,
     outbox: Outbox,
     topic: TopicRoutes,
     settings: SealSettings,
@@ -59,7 +54,7 @@ def express(
     if flight is not None and not link.wake_writer():
         os.sched_yield()  # it looks for records, and may wait for this very processor to do so
     now = time.monotonic()
-    box = Box(owner, route.topic, 0, now_us, now, now + timeout, owner.incarnation)
+    box = Box(awaited, route.topic, 0, now_us, now, now + timeout)
     box.sealed, box.count = True, 1
     batch = Batch(box, route, encoded, 1, sequence)
     box.batches.append(batch)

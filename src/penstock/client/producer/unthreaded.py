@@ -7,16 +7,13 @@ answers in, some of them under the producer's lock: they only pass the news on.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from penstock.client.producer.books import Books
-from penstock.client.producer.callbacks import Flushed
+from penstock.client.producer.backpressure import Pressure
+from penstock.client.producer.callbacks import Flushed, Outcomes
 from penstock.client.producer.delivery import Failure
 from penstock.client.producer.io_thread import Minder
 from penstock.client.producer.sender import Outbox
-
-if TYPE_CHECKING:
-    from penstock.client.producer.producer import Producer
+from penstock.client.producer.state import ProducerState
 
 Callback = Callable[[], object]
 
@@ -26,15 +23,23 @@ def _nothing(_until: float) -> None:
 
 
 class Unthreaded:
-    """See the module. One per producer (and per forked child of it), and so near to it that it may
-    use what is the producer's own."""
+    """See the module. One per producer (and per forked child of it)."""
 
-    def __init__(self, producer: Producer, books: Books, outbox: Outbox, minder: Minder) -> None:
-        self._producer = producer
-        self._books = books
-        self._lock = books.lock
+    def __init__(
+        self,
+        state: ProducerState,
+        outcomes: Outcomes,
+        outbox: Outbox,
+        pressure: Pressure,
+        minder: Minder,
+    ) -> None:
+        self._state = state
+        self._books = state.books
+        self._lock = state.lock
+        self._outcomes = outcomes
         self._outbox = outbox
         self._minder = minder
+        self.has_room = pressure.has_room
         self.front: object = None
         """Who waits in its place. Lives as long as the producer's thread: a client ends both."""
         self.hand_over: Callable[[float], object] = _nothing
@@ -45,9 +50,9 @@ class Unthreaded:
         """Send what is open; call back once, when everything sent so far has an outcome."""
         with self._lock:
             self._books.open()
-            self._producer._check_usable()
-            self._producer.seal_open(None)
-            self._minder.watch(Flushed(self._outbox, self._producer.callbacks), callback)
+            self._state.check_usable()
+            self._minder.seal_open(None)
+            self._minder.watch(Flushed(self._outbox, self._outcomes.callbacks), callback)
             self._books.close()
 
     def waits_for(self) -> str:
@@ -63,19 +68,16 @@ class Unthreaded:
         """Call back once, when there is room for records."""
         with self._lock:
             self._books.open()
-            self._producer._check_usable()
+            self._state.check_usable()
             self._minder.watch(self.has_room, callback)
             self._books.close()
-
-    def has_room(self) -> bool:
-        return not self._producer.pressure.is_full
 
     def note(self, failure: Failure) -> None:
         """Records that the producer has not taken: `flush` raises it, unless somebody looks at it
         before, and a transaction they were for has failed."""
         with self._lock:
             self._books.open()
-            self._producer._failed.note(failure)
+            self._outcomes.note(failure)
             self._outbox.fail(failure.unseen()[2])
             self._books.close()
 
@@ -89,12 +91,3 @@ class Unthreaded:
     def knows(self, topic: str) -> bool:
         """Whether sending to it needs no look-up."""
         return topic in self._outbox.topics
-
-    def learn(self, topic: str) -> None:
-        """Look a topic up before something is sent there. Blocks; raises as `Producer.send`."""
-        self._producer.learn(topic)
-
-    def leave(self) -> None:
-        """Close without a flush: what is not acknowledged fails. Blocks for the thread's end."""
-        if not self._producer._closed:
-            self._producer._leave()

@@ -1,21 +1,20 @@
 """What transactional producers and stages have in common: records under an identity of their own.
 
-Owns how a producer's batches come to be those of a transaction. Never begins or ends one.
+Owns how a producer's batches come to be those of a transaction: its sender, its identity, when its
+records are welcome. Never begins or ends one.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Unpack
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from penstock.client.backoff import Retries
-from penstock.client.producer.callbacks import Failures
+from penstock.client.producer.accumulator import Boxes
+from penstock.client.producer.callbacks import Outcomes
 from penstock.client.producer.config import ProducerConfig
-from penstock.client.producer.delivery import Box
-from penstock.client.producer.producer import Producer
-from penstock.client.producer.routes import TopicRoutes
-from penstock.client.remote.address import Place
-from penstock.client.session import Session
+from penstock.client.producer.io_thread import Minder
+from penstock.client.producer.state import ProducerState, Terms
 from penstock.client.transactions.coordinator_link import CoordinatorLink
 from penstock.client.transactions.registrar import Registrar
 from penstock.client.transactions.sender import TransactionalOutbox
@@ -40,118 +39,89 @@ class Identity(NamedTuple):
     epoch: int
 
 
-class Transacting(Producer):
-    """A producer whose records are part of a transaction. `link` is closed with it."""
+class TransactionPolicy:
+    """See the module. `check` raises unless a transaction is open; a stage has one from the start.
+    `link` is closed with the producer."""
 
-    _outbox: TransactionalOutbox
+    sender: TransactionalOutbox
 
     def __init__(
         self,
-        socket: Place,
-        link: CoordinatorLink,
         transactional_id: str,
         identity: Identity,
-        kept: TransactionDurability,
-        **options: Unpack[ProducerOptions],
+        link: CoordinatorLink,
+        check: Callable[[], None] | None = None,
     ) -> None:
-        if kept == "fsynced":
-            options["durability"] = "fsynced"
         self.transactional_id = transactional_id
-        self._link = link
-        self._kept = kept
-        self._identity = identity
-        self._is_forked = False
-        super().__init__(socket, **options)
+        self.identity = identity
+        self.link = link
+        self._check = check
 
-    def _reset(self) -> None:
-        super()._reset()
-        self._registrar = Registrar(
-            self, self._link, self.books, self._outbox, patience=self._delivery_timeout
-        )
-
-    def _new_outbox(self) -> TransactionalOutbox:
-        config = self.config
-        return TransactionalOutbox(
-            self.socket,
-            level=config.level(remote=True),  # "ring" is none for a transaction
+    def terms(self, config: ProducerConfig) -> Terms:
+        return Terms(
+            config.level(remote=True),  # "ring" is none for a transaction
             committed=True,
             idempotent=True,
+            producer_id=self.identity.producer_id,
+            attributes=ATTR_TRANSACTIONAL,
+            name=self.transactional_id,
+        )
+
+    def outbox(self, state: ProducerState, outcomes: Outcomes) -> TransactionalOutbox:
+        config = state.config
+        self.sender = TransactionalOutbox(
+            state.socket,
+            level=state.terms.level,
+            idempotent=state.terms.idempotent,
             delivery_timeout=config.delivery_timeout,
-            open_lane=lambda writer: self._minder.open_lane(writer),
-            finished=self._finished,
+            open_lane=state.open_lane,
+            finished=outcomes.finished,
             retries=Retries(config.retry_backoff, config.retry_backoff_max),
             want=lambda: self._registrar.want(),
         )
+        return self.sender
 
-    def adopt(self, session: Session) -> None:
-        super().adopt(session)
-        self._settings = replace(
-            self._settings,
-            producer_id=self._identity.producer_id,
-            attributes=ATTR_TRANSACTIONAL,
-        )
+    def bind(self, state: ProducerState, outcomes: Outcomes, boxes: Boxes, io: Minder) -> None:
+        self._outcomes, self._boxes, self._io = outcomes, boxes, io
+        self._registrar = Registrar(state, self.transactional_id, self.link, self.sender, io)
 
-    @property
-    def producer_id(self) -> int:
-        """The transactional producer id, under which its batches are in the log."""
-        return self._identity.producer_id
-
-    def _described(self) -> str:
-        return f"{self.transactional_id!r}, {super()._described()}"
-
-    def metrics(self) -> dict[str, int]:
-        """As of every producer, and `requests_repeated`: to the coordinator, without an answer."""
-        return {**super().metrics(), "requests_repeated": self._link.repeated}
-
-    def awake(self) -> None:
-        """Partitions were registered, or refused (lock held): whoever waits looks again."""
-        self._minder.posted()
-        self._minder.nudge()
-
-    # --- what is not part of the transaction -----------------------------------------------------
     def check_may_send(self) -> None:
-        """Raises unless records are welcome now."""
-        if self._outbox.failure is not None:
-            cause = self._outbox.failure
+        if self._check is not None:
+            self._check()
+        cause = self.sender.failure
+        if cause is not None:
             known = cause if isinstance(cause, er.TransactionError) else None
             raise known or er.TransactionError(
                 f"the transaction of {self.transactional_id!r} can only be aborted: {cause}"
             ) from cause
 
-    def _known(self, topic: str) -> TopicRoutes | None:
-        self._check_usable()
-        self.check_may_send()
-        return super()._known(topic)
+    def is_settled(self) -> bool:
+        """Whether all that was sent is acknowledged, or a delivery has failed."""
+        return not self.sender.buffered or self.sender.failure is not None
 
-    def _fail(self, box: Box, error: Exception) -> None:
-        self._outbox.fail(error)
-        super()._fail(box, error)
+    def begin(self) -> None:
+        """Open a transaction of this identity's epoch (lock held, or nobody else there yet)."""
+        self.sender.begin(self.identity.epoch)
 
-    def _check_usable(self) -> None:
-        if self._is_forked:
-            raise er.ForkedClientError(BY_FORK)
-        super()._check_usable()
-
-    def _drop_open(self, error: Exception) -> None:
+    def drop_open(self, error: Exception) -> None:
         """Fail all that is not acknowledged, also in open boxes (lock held)."""
-        for box in list(self.boxes.open.values()):
-            if self.boxes.close(box) is not None:
-                self._counts["failed"] += box.count
-                self._fail(box, error)
-                self.boxes.closed(box)
-        self._outbox.end(error)
-        self._failed = Failures()  # who wants to know has the error of the transaction itself
-        self.awake()
+        self._boxes.drop(error)
+        self.sender.end(error)
+        self._outcomes.unseen()  # who wants to know has the error of the transaction itself
+        self._io.posted()
+        self._io.nudge()
 
-    def _let_go(self) -> None:
-        self._link.close()
+    def metrics(self) -> dict[str, int]:
+        """`requests_repeated`: to the coordinator, without an answer."""
+        return {"requests_repeated": self.link.repeated}
+
+    def close(self) -> None:
+        self.link.close()
         self._registrar.stop()
-        super()._let_go()
 
-    def after_fork_in_child(self) -> None:
-        self._is_forked = True
-        self._link.after_fork_in_child()
-        super().after_fork_in_child()
+    def after_fork_in_child(self) -> str:
+        self.link.after_fork_in_child()
+        return BY_FORK
 
 
 def checked(durability: object, options: ProducerOptions) -> ProducerConfig:
@@ -168,3 +138,8 @@ def checked(durability: object, options: ProducerOptions) -> ProducerConfig:
             value: Any = getattr(config, name)
             raise er.ConfigError(f"{name}={value!r} does not go with transactions: {why}")
     return config
+
+
+def kept(durability: TransactionDurability, options: ProducerOptions) -> ProducerOptions:
+    """The options of a producer whose transactions last so."""
+    return {**options, "durability": "fsynced"} if durability == "fsynced" else options

@@ -18,14 +18,16 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, Unpack
 
 from penstock.client.consumer.group.consumed import check_consumed, consumed_offsets, rewind
+from penstock.client.producer.producer import Producer
 from penstock.client.remote.address import Place
 from penstock.client.session import Session
 from penstock.client.transactions.coordinator_link import CoordinatorLink
 from penstock.client.transactions.identified_producer import (
     Identity,
-    Transacting,
     TransactionDurability,
+    TransactionPolicy,
     checked,
+    kept,
 )
 from penstock.client.transactions.retained import check_kept
 from penstock.client.transactions.state_machine import Life, State
@@ -42,7 +44,7 @@ logger = logging.getLogger("penstock.transactions")
 TIMEOUT_MAX: Final = 900.0
 
 
-class TransactionalProducer(Transacting):
+class TransactionalProducer(Producer):
     """Sends records in transactions. Made by `Client.producer(transactional_id=...)`.
 
     Records may be sent from any thread; transactions are begun and ended by one at a time.
@@ -81,27 +83,29 @@ class TransactionalProducer(Transacting):
                 config.delivery_timeout,
             )
             self.life = Life(transactional_id)
-            super().__init__(
-                socket,
-                link,
+            self._transacting = TransactionPolicy(
                 transactional_id,
                 Identity(ready.producer_id, ready.producer_epoch),
-                transaction_durability,
-                **options,
+                link,
+                self.life.check_may_send,
             )
+            super().__init__(socket, self._transacting, **kept(transaction_durability, options))
         except BaseException:
             link.close()
             raise
+        self.transactional_id = transactional_id
+        self._kept = transaction_durability
         self._consumed: Consumed | None = None
         self._attached = link.attached  # when this transaction was begun
         self._is_asked = False  # for the end of this transaction, whether that was answered or not
         self._outcome: co.TransactionEnded | None = None  # the answer to that, until all follows it
-        self._counts |= dict.fromkeys(("transactions_committed", "transactions_aborted"), 0)
+        counts = self._pipeline.state.counts
+        counts |= dict.fromkeys(("transactions_committed", "transactions_aborted"), 0)
 
     @property
     def epoch(self) -> int:
         """The producer epoch of the transaction that is open, or else of the next one."""
-        return self._identity.epoch
+        return self._transacting.identity.epoch
 
     # --- the transaction -------------------------------------------------------------------------
     @contextmanager
@@ -142,22 +146,23 @@ class TransactionalProducer(Transacting):
         Raises `TransactionError` while another one is open or its outcome is unknown, and where
         that was settled by this call and its input comes again; `ProducerFencedError`.
         """
-        self._check_usable()
+        state = self._pipeline.state
+        state.check_usable()
         if self.life.state is State.ABORTING:  # the answer to the last abort was lost
             late = self._consumed
             self.abort_transaction()
             if late is not None:
                 raise poll_anew(self.transactional_id)
-        with self._lock:
-            self.books.open()
-            self._check_usable()
+        with state.lock:
+            state.books.open()
+            state.check_usable()
             self.life.check_may_begin()
             self._is_asked = False
             self._outcome = None
-            self._attached = self._link.attached
-            self._outbox.begin(self._identity.epoch)
+            self._attached = self._transacting.link.attached
+            self._transacting.begin()
             self.life.begin()  # last: an interrupt above leaves none open
-            self.books.close()
+            state.books.close()
 
     def commit_transaction(self, *, consumed: Consumed | None = None) -> None:
         """Commit all that was sent since `begin_transaction`, and the offsets behind `consumed`
@@ -171,47 +176,47 @@ class TransactionalProducer(Transacting):
         again this asks for it; a new producer with the same id settles it as well.
         """
         offsets = self.settling(consumed)
-        self._minder.wait(self._is_settled, None)
+        self._pipeline.io.wait(self._transacting.is_settled, None)
         self.decide(offsets)
 
     def settling(self, consumed: Consumed | None) -> list[co.GroupOffsets]:
         """The first part of a commit: send what is open. The others are to wait until all of it is
         settled, and to `decide`. Blocks for nobody, and returns the offsets to commit."""
-        self._check_usable()
+        state = self._pipeline.state
+        state.check_usable()
         consumed = self._consumed if consumed is None else check_consumed(consumed)
         offsets = consumed_offsets(consumed)
-        with self._lock:
-            self.books.open()
+        with state.lock:
+            state.books.open()
             self.life.commit()
             self._consumed = consumed
-            self.seal_open(None)
-            self.books.close()
+            self._pipeline.io.seal_open(None)
+            state.books.close()
         return offsets
 
     def call_when_settled(self, callback: Callable[[], object]) -> None:
         """Call back once, when all that was sent is acknowledged or a delivery has failed; each has
         its delivery timeout, so that comes. See `penstock.client.producer.unthreaded` for what it
         may do."""
-        with self._lock:
-            self.books.open()
-            self._check_usable()
-            self._minder.watch(self._is_settled, callback)
-            self.books.close()
-
-    def _is_settled(self) -> bool:
-        return not self._outbox.buffered or self._outbox.failure is not None
+        state = self._pipeline.state
+        with state.lock:
+            state.books.open()
+            state.check_usable()
+            self._pipeline.io.watch(self._transacting.is_settled, callback)
+            state.books.close()
 
     def decide(self, offsets: list[co.GroupOffsets]) -> None:
         """The last part of a commit, once all is settled: ask for the end, and raise what came of
         it."""
-        with self._lock:
-            self.books.open()
-            consumed, failure = self._consumed, self._outbox.failure
+        state, sender = self._pipeline.state, self._transacting.sender
+        with state.lock:
+            state.books.open()
+            consumed, failure = self._consumed, sender.failure
             if failure is None:
                 self.life.settled()
             else:
                 self.life.cannot_commit()
-            self.books.close()
+            state.books.close()
         if failure is not None:
             self._abort(consumed)
             known = failure if isinstance(failure, er.TransactionError) else None
@@ -219,7 +224,7 @@ class TransactionalProducer(Transacting):
                 f"the transaction of {self.transactional_id!r} was aborted, because a record of it "
                 f"was not delivered: {failure}"
             ) from failure
-        if not (offsets or self._outbox.is_touched):
+        if not (offsets or sender.is_touched):
             self._over(committed=True)
             return
         try:
@@ -227,10 +232,10 @@ class TransactionalProducer(Transacting):
         except (er.PenstockTimeout, er.NotConnectedError, er.ProducerFencedError):
             raise
         except er.PenstockError:
-            with self._lock:
-                self.books.open()
+            with state.lock:
+                state.books.open()
                 self.life.cannot_commit()
-                self.books.close()
+                state.books.close()
             if self._abort(consumed):
                 raise
             return
@@ -250,13 +255,14 @@ class TransactionalProducer(Transacting):
         Raises `ProducerFencedError`; `PenstockTimeout` or `NotConnectedError` where nobody answers.
         The transaction is aborted then all the same, once it times out.
         """
-        self._check_usable()
+        state = self._pipeline.state
+        state.check_usable()
         consumed = check_consumed(consumed)
-        with self._lock:
-            self.books.open()
+        with state.lock:
+            state.books.open()
             if not self.life.abort():
                 return
-            self.books.close()
+            state.books.close()
         if not self._abort(consumed if consumed is not None else self._consumed):
             raise er.TransactionError(
                 f"the transaction of {self.transactional_id!r} was committed before: that had no "
@@ -266,13 +272,14 @@ class TransactionalProducer(Transacting):
     def _abort(self, consumed: Consumed | None) -> bool:
         """End a transaction that is ABORTING. False if it turns out to be committed: it was asked
         for before, and that had no answer."""
-        with self._lock:
-            self.books.open()
+        state, sender = self._pipeline.state, self._transacting.sender
+        with state.lock:
+            state.books.open()
             self._consumed = consumed
             may_count = self._is_asked
-            is_known = self._is_asked or self._outbox.is_touched
-            self._drop_open(self._outbox.failure or self._gone())
-            self.books.close()
+            is_known = self._is_asked or sender.is_touched
+            self._transacting.drop_open(sender.failure or self._gone())
+            state.books.close()
         try:
             committed = is_known and self._end(False, []).committed
         except (er.PenstockTimeout, er.NotConnectedError):
@@ -289,31 +296,33 @@ class TransactionalProducer(Transacting):
         """The coordinator's answer, which is the same however often it is asked."""
         if self._outcome is not None:
             return self._outcome  # an interrupt came between it and what follows from it
-        who, epoch = self._identity
-        opened = self._outbox.opened
+        who, epoch = self._transacting.identity
+        opened = self._transacting.sender.opened
+        patience = self.config.delivery_timeout
         request = co.EndTransaction(
             self.transactional_id, who, epoch, commit, offsets, opened if commit else 0
         )
         wish = "commit" if commit else "abort"
         self._is_asked = True
         try:
-            self._outcome = self._link.ask(
+            self._outcome = self._transacting.link.ask(
                 request,
                 co.TransactionEnded,
-                self._delivery_timeout,
+                patience,
                 self._check_kept if commit and self._kept == "appended" else None,
             )
         except er.ProducerFencedError as error:
-            with self._lock:
-                self.books.open()
+            state = self._pipeline.state
+            with state.lock:
+                state.books.open()
                 self.life.fenced(str(error))
-                self._drop_open(error)
-                self.books.close()
+                self._transacting.drop_open(error)
+                state.books.close()
             raise
         except (er.PenstockTimeout, er.NotConnectedError) as error:
             raise type(error)(
                 f"nobody answered the {wish} of the transaction of {self.transactional_id!r} "
-                f"(epoch {epoch}) within {self._delivery_timeout} s: {error}. Its outcome is not "
+                f"(epoch {epoch}) within {patience} s: {error}. Its outcome is not "
                 f"known: call {wish}_transaction() again to learn it, or make a new producer with "
                 "the same transactional_id, which settles it"
             ) from error
@@ -324,20 +333,22 @@ class TransactionalProducer(Transacting):
         lost its power in between. Its own clients died with it."""
         if session.is_clustered:
             return  # what was acknowledged is on all replicas that count
-        if session.far is not None and self._link.attached != self._attached:
-            check_kept(session, self._outbox.sent_to, self.transactional_id, timeout)
+        if session.far is not None and self._transacting.link.attached != self._attached:
+            check_kept(session, self._transacting.sender.sent_to, self.transactional_id, timeout)
 
     def _over(self, *, committed: bool) -> None:
         """The outcome is known."""
-        with self._lock:
-            self.books.open()
-            self._drop_open(self._gone())
+        state, transacting = self._pipeline.state, self._transacting
+        with state.lock:
+            state.books.open()
+            transacting.drop_open(self._gone())
             if self._outcome is not None:
-                self._identity = Identity(self._identity.producer_id, self._outcome.next_epoch)
+                who = transacting.identity.producer_id
+                transacting.identity = Identity(who, self._outcome.next_epoch)
             self.life.ended()
             self._outcome = self._consumed = None
-            self._counts["transactions_committed" if committed else "transactions_aborted"] += 1
-            self.books.close()
+            state.counts["transactions_committed" if committed else "transactions_aborted"] += 1
+            state.books.close()
 
     def _gone(self) -> er.TransactionError:
         return er.TransactionError(
@@ -346,12 +357,12 @@ class TransactionalProducer(Transacting):
 
     # --- sending and life ------------------------------------------------------------------------
     def check_may_send(self) -> None:
-        self.life.check_may_send()
-        super().check_may_send()
+        """Raises unless a transaction is open and well."""
+        self._transacting.check_may_send()
 
     def close(self, timeout: float | None = 30.0) -> None:
         """Leave. A transaction that is open is aborted."""
-        if self._is_left or self._is_forked:
+        if self._is_left or self._pipeline.state.forbidden:
             return
         if self.life.is_undecided:
             logger.warning(

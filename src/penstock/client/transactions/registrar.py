@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from penstock.client import threads
-from penstock.client.producer.books import Books
+from penstock.client.producer.io_thread import Minder
+from penstock.client.producer.state import ProducerState
 from penstock.client.transactions.coordinator_link import CoordinatorLink
 from penstock.client.transactions.sender import TransactionalOutbox
 from penstock.core import errors as er
@@ -27,35 +28,25 @@ logger = logging.getLogger("penstock.transactions")
 JOIN_MAX: Final = 1.0
 
 
-class Owner(Protocol):
-    """The producer for whom this registers. `awake` is for who holds the lock: something moved."""
-
-    transactional_id: str
-
-    @property
-    def producer_id(self) -> int: ...
-
-    def awake(self) -> None: ...
-
-
 class Registrar:
     """See the module. `want` is called with the producer's lock held."""
 
     def __init__(
         self,
-        owner: Owner,
+        state: ProducerState,
+        transactional_id: str,
         link: CoordinatorLink,
-        books: Books,
         outbox: TransactionalOutbox,
-        *,
-        patience: float,
+        io: Minder,
     ) -> None:
-        self._owner = owner
+        self._transactional_id = transactional_id
+        self._producer_id = state.terms.producer_id
+        self._patience = state.config.delivery_timeout
+        self._books = state.books
+        self._lock = state.lock
         self._link = link
-        self._books = books
-        self._lock = books.lock
         self._outbox = outbox
-        self._patience = patience
+        self._io = io
         self._wanted: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -96,10 +87,9 @@ class Registrar:
                 self._register(routes, epoch)
 
     def _register(self, routes: list[PartitionRoute], epoch: int) -> None:
-        owner = self._owner
         request = co.AddPartitions(
-            owner.transactional_id,
-            owner.producer_id,
+            self._transactional_id,
+            self._producer_id,
             epoch,
             [(route.topic_id, route.partition) for route in routes],
         )
@@ -107,21 +97,26 @@ class Registrar:
             self._link.ask(request, ms.Done, self._patience)
         except Exception as error:  # nobody else would notice, and records wait for this
             logger.warning(
-                "transaction of %r at epoch %d: %s", owner.transactional_id, epoch, error
+                "transaction of %r at epoch %d: %s", self._transactional_id, epoch, error
             )
             with self._lock:
                 self._books.open()
                 if epoch == self._outbox.epoch:
                     self._outbox.fail(self._told(routes, error))
                     self._outbox.sweep()
-                    owner.awake()
+                    self._awake()
                 self._books.close()
             return
         with self._lock:
             self._books.open()
             self._outbox.admitted(routes, epoch)
-            owner.awake()
+            self._awake()
             self._books.close()
+
+    def _awake(self) -> None:
+        """Something moved (lock held): whoever waits looks again."""
+        self._io.posted()
+        self._io.nudge()
 
     def _told(self, routes: list[PartitionRoute], error: Exception) -> Exception:
         if isinstance(error, er.TransactionError):
@@ -129,5 +124,5 @@ class Registrar:
         more = "" if len(routes) == 1 else f" and {len(routes) - 1} others"
         return er.TransactionError(
             f"{routes[0]!r}{more} could not become part of the transaction of "
-            f"{self._owner.transactional_id!r}: {error}"
+            f"{self._transactional_id!r}: {error}"
         )

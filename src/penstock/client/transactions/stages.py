@@ -17,13 +17,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
 from penstock.client import process_exit
+from penstock.client.producer.producer import Producer
 from penstock.client.remote.address import Place
 from penstock.client.transactions.coordinator_link import CoordinatorLink
 from penstock.client.transactions.identified_producer import (
     Identity,
-    Transacting,
     TransactionDurability,
+    TransactionPolicy,
     checked,
+    kept,
 )
 from penstock.client.validation import check_integer, check_text
 from penstock.core import errors as er
@@ -45,7 +47,7 @@ class StagesOutcome:
     decided: int
 
 
-class Stage(Transacting):
+class Stage(Producer):
     """A producer whose records wait for `commit_transaction`. Made by `Client.stage`. Thread-safe.
 
     Args:
@@ -85,14 +87,14 @@ class Stage(Transacting):
             self.epoch = epoch
             self._name = ready.stage
             self._is_whole = False
+            self.transactional_id = transactional_id
             identity = Identity(ready.producer_id, ready.producer_epoch)
-            super().__init__(
-                socket, link, transactional_id, identity, transaction_durability, **options
-            )
+            self._transacting = TransactionPolicy(transactional_id, identity, link)
+            super().__init__(socket, self._transacting, **kept(transaction_durability, options))
         except BaseException:
             link.close()
             raise
-        self._outbox.begin(identity.epoch)
+        self._transacting.begin()
 
     @property
     def name(self) -> str:
@@ -101,24 +103,30 @@ class Stage(Transacting):
         if not self._is_whole:
             raise er.TransactionError(
                 f"the stage of {self.transactional_id!r} (epoch {self.epoch}) has no name to "
-                "commit: " + ("it was given up" if self._closed else "close it first")
+                "commit: "
+                + ("it was given up" if self._pipeline.state.is_closed else "close it first")
             )
         return self._name
+
+    def check_may_send(self) -> None:
+        """Raises once a record of the stage was lost."""
+        self._transacting.check_may_send()
 
     def close(self, timeout: float | None = 30.0) -> None:
         """Wait until all records are acknowledged (and on stable storage), then leave; `name` is
         there after it. Raises `TransactionError` if one of them failed, `PenstockTimeout`."""
-        if self._is_left or self._is_forked:
+        state = self._pipeline.state
+        if self._is_left or state.forbidden:
             return
         if process_exit.is_over():  # nobody asks for its name any more
             return self.give_up()
         try:
-            if not self._closed:  # else an interrupt has ended `_leave`
+            if not state.is_closed:  # else an interrupt has ended `_leave`
                 self.flush(timeout)
-                with self._lock:
-                    self.books.open()
+                with state.lock:
+                    state.books.open()
                     self.check_may_send()  # failures that somebody has looked at count as well
-                    self.books.close()
+                    state.books.close()
                 self._is_whole = True
         finally:
             self._leave()
@@ -131,15 +139,16 @@ class Stage(Transacting):
 
     def give_up(self) -> None:
         """Leave without sending what is open. Never raises. No record of the stage ever counts."""
-        if self._is_left or self._is_forked:
+        state, transacting = self._pipeline.state, self._transacting
+        if self._is_left or state.forbidden:
             return
-        with self._lock:
-            self.books.open()
-            self._drop_open(er.TransactionError(f"the stage {self._name!r} was given up"))
-            self.books.close()
-        request = co.EndTransaction(self.transactional_id, *self._identity, commit=False)
+        with state.lock:
+            state.books.open()
+            transacting.drop_open(er.TransactionError(f"the stage {self._name!r} was given up"))
+            state.books.close()
+        request = co.EndTransaction(self.transactional_id, *transacting.identity, commit=False)
         try:
-            self._link.ask(request, co.TransactionEnded, self.timeout)
+            transacting.link.ask(request, co.TransactionEnded, self.timeout)
         except er.PenstockError as failure:
             logger.warning("stage %r is swept once it timed out: %s", self._name, failure)
         self._leave()

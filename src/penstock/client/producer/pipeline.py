@@ -1,0 +1,340 @@
+"""The way of a producer's records: from `send` to the lane, and their outcomes back.
+
+    Pipeline ──> Boxes ──> batch_builder ──> Outbox ──> lane
+       room: Pressure       answers, time and sleep: Minder       what became of them: Outcomes
+
+Each part knows those behind it in this line, and none the pipeline. A call that has to wait gives
+the lock back first, and begins again after that.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from functools import partial
+from typing import Any, Protocol
+
+from penstock.client.backoff import Retries
+from penstock.client.producer import batch_builder, routes
+from penstock.client.producer.accumulator import Boxes
+from penstock.client.producer.backpressure import Pressure
+from penstock.client.producer.callbacks import Flushed, Outcomes
+from penstock.client.producer.config import ProducerConfig
+from penstock.client.producer.delivery import Box, Delivery
+from penstock.client.producer.io_thread import Minder
+from penstock.client.producer.repair import mend
+from penstock.client.producer.routes import TopicRoutes
+from penstock.client.producer.sender import Outbox
+from penstock.client.producer.single_record import express
+from penstock.client.producer.state import ProducerState, Terms
+from penstock.client.producer.unthreaded import Unthreaded
+from penstock.client.validation import HeadersLike, as_bytes, as_headers, as_microseconds
+from penstock.core import errors as er
+from penstock.core.encode import Headers, record_overhead
+from penstock.ipc.messages import TopicInfo
+
+
+class SendPolicy(Protocol):
+    """What a producer has of its own whose records are more than records."""
+
+    def terms(self, config: ProducerConfig) -> Terms:
+        """How its batches go out."""
+
+    def outbox(self, state: ProducerState, outcomes: Outcomes) -> Outbox:
+        """What its batches leave by."""
+
+    def bind(self, state: ProducerState, outcomes: Outcomes, boxes: Boxes, io: Minder) -> None:
+        """All parts are there."""
+
+    def check_may_send(self) -> None:
+        """Raises unless records are welcome now (lock held)."""
+
+    def metrics(self) -> dict[str, int]:
+        """What it counts besides."""
+
+    def close(self) -> None:
+        """Nothing is sent any more."""
+
+    def after_fork_in_child(self) -> str:
+        """Give up what belongs to the parent; why nothing may be sent in the child."""
+
+
+def plain_outbox(state: ProducerState, outcomes: Outcomes) -> Outbox:
+    """That of a producer without a policy."""
+    config, terms = state.config, state.terms
+    return Outbox(
+        state.socket,
+        level=terms.level,
+        idempotent=terms.idempotent,
+        delivery_timeout=config.delivery_timeout,
+        open_lane=state.open_lane,
+        finished=outcomes.finished,
+        retries=Retries(config.retry_backoff, config.retry_backoff_max),
+    )
+
+
+class Pipeline:
+    """See the module. One per producer (and per forked child of it)."""
+
+    def __init__(self, state: ProducerState, policy: SendPolicy | None) -> None:
+        self.state = state
+        self._lock = state.lock
+        self._books = state.books
+        self._config = state.config
+        self.outcomes = Outcomes(state)
+        make = plain_outbox if policy is None else policy.outbox
+        self.outbox = make(state, self.outcomes)
+        self.boxes = Boxes(state, self.outcomes, self.outbox)
+        self.pressure = Pressure(state, self.outcomes, self.outbox, self.boxes)
+        self.io = Minder(state, self.outcomes, self.outbox, self.boxes, self.pressure)
+        self.boxes.awaited = self.io
+        state.books.mended_by(partial(mend, state, self.outcomes, self.outbox, self.boxes))
+        self.unthreaded = Unthreaded(state, self.outcomes, self.outbox, self.pressure, self.io)
+        self._policy = policy
+        if policy is not None:
+            policy.bind(state, self.outcomes, self.boxes, self.io)
+
+    @property
+    def settings(self) -> batch_builder.SealSettings:
+        """What its attachment allows."""
+        settings = self.state.settings
+        if settings is None:
+            raise er.ClosedError("this producer was closed while a call sent by it")
+        return settings
+
+    # --- one record ------------------------------------------------------------------------------
+    def got_in(self, box: Box, ordinal: int) -> bool:
+        """Whether a record appended to a box that was being sealed is part of it."""
+        with self._lock:
+            self._books.open()
+            got_in = box.holds(ordinal)
+            self._books.close()
+        return got_in
+
+    def send_slowly(
+        self, topic: str, value: Any, key: Any, headers: HeadersLike | None,
+        timestamp: int | datetime | None, partition: int | None,
+    ) -> Delivery:  # fmt: skip
+        """The long way of a single record, that cannot be put into an open box: checked, under the
+        lock, after a wait where one is needed."""
+        if value.__class__ is not bytes:
+            value = as_bytes("value", value)
+        if key is not None:
+            key = as_bytes("key", key)
+        pairs = None if headers is None else as_headers(headers)
+        stamp = None if timestamp is None else as_microseconds(timestamp)
+        size = record_overhead(value, key, pairs) + 8
+        until: float | None = None
+        config = self._config
+        while True:
+            with self._lock:
+                self._books.open()
+                found = self.known(topic)
+                if found is not None:
+                    if partition is not None or size > found.record_bytes_max:
+                        found.check_record(partition, size)
+                    settings = self.state.settings
+                    queues = config.linger or topic in self.boxes.open or settings is None
+                    if not queues and self.outbox.buffered < config.buffer_bytes_max:
+                        assert settings is not None
+                        alone = express(
+                            self.io, self.outbox, found, settings, (value, key, pairs), stamp,
+                            partition, config.delivery_timeout,
+                        )  # fmt: skip
+                        if alone is not None:
+                            self.state.sent(alone.batches)
+                            self.io.posted()
+                            self._books.close()
+                            return Delivery(alone, 0)
+                    if not self.must_wait():
+                        taken = self._gather(topic, size, value, key, pairs, stamp, partition)
+                        self._books.close()
+                        return taken
+                self._books.close()
+            until = self._make_ready(topic, found, until)
+
+    def _gather(
+        self, topic: str, size: int, value: bytes | None, key: bytes | None,
+        headers: Headers | None, timestamp: int | None, partition: int | None,
+    ) -> Delivery:  # fmt: skip
+        """Put a record into the open box of its topic, unless it is dropped (lock held)."""
+        wide = headers is not None or timestamp is not None or partition is not None
+        refused = self.pressure.refuse(topic, 1, size, wide=wide)
+        if refused is not None:
+            return Delivery(refused, 0)
+        box = self.boxes.open.get(topic)
+        if box is not None and not box.takes(size, wide=wide):
+            self._seal(box)
+            box = None
+        box = box or self.boxes.add(topic, wide=wide)
+        ordinal = box.add(size, value, key, headers, timestamp, partition)
+        if self._config.linger == 0:
+            self.io.gathered(box)
+        else:
+            self.io.expect(box.linger_until)
+        return Delivery(box, ordinal)
+
+    def _seal(self, box: Box) -> None:
+        self.boxes.seal(box)
+        self.io.posted()
+
+    def hurry(self, topic: str) -> None:
+        """Let what is gathered for a topic linger no longer."""
+        with self._lock:
+            self._books.open()
+            box = self.boxes.open.get(topic)
+            if box is not None:
+                self._seal(box)
+            self._books.close()
+
+    # --- many records ----------------------------------------------------------------------------
+    def send_rows(self, topic: str, rows: batch_builder.Rows, partition: int | None) -> Box:
+        """Send many records on their way, unless they are dropped; what answers for them."""
+        until: float | None = None
+        while True:
+            with self._lock:
+                self._books.open()
+                found = self.known(topic)
+                if found is not None:
+                    found.check_partition(partition)
+                    if topic in self.boxes.open:
+                        self._seal(self.boxes.open[topic])
+                    if not self.must_wait():
+                        refused = self.pressure.refuse(topic, len(rows.values), rows.values)
+                        box = refused or self.boxes.launch_rows(topic, rows, found)
+                        if box.batches:
+                            self.io.posted()
+                        self._books.close()
+                        return box
+                self._books.close()
+            until = self._make_ready(topic, found, until)
+
+    # --- what a call waits for -------------------------------------------------------------------
+    def _make_ready(
+        self, topic: str, found: TopicRoutes | None, until: float | None
+    ) -> float | None:
+        """Wait for what a send lacks (lock not held): to know the topic, or room."""
+        if found is None:
+            self.learn(topic)
+            return until
+        return self.await_room(until)
+
+    def must_wait(self) -> bool:
+        """Whether records that come have to wait for room first (lock held). Raises
+        `BufferFullError` where the policy is to refuse them."""
+        if self.pressure.is_full:
+            self.io.reap()
+        return self.pressure.must_wait()
+
+    def await_room(self, until: float | None) -> float:
+        """Wait for room (lock not held), up to that time if there is one already; up to when.
+        Raises `BufferFullError`."""
+        pressure = self.pressure
+        if until is None:
+            until = pressure.begin_wait()
+        told = pressure.told()
+        if not self.io.wait(pressure.has_room, max(0.0, until - time.monotonic())):
+            raise pressure.timed_out(told)
+        return until
+
+    def known(self, topic: str) -> TopicRoutes | None:
+        """Where a topic's records go, None where it is to be looked up (lock held). Raises where
+        no record may be sent now."""
+        state = self.state
+        if state.is_closed or state.forbidden:
+            state.check_usable()
+        if self._policy is not None:
+            self._policy.check_may_send()
+        return self.outbox.topics.get(topic)
+
+    def learn(self, topic: str) -> None:
+        """Look a topic up, if need be (lock not held)."""
+        timeout = self._config.timeout
+        deadline = time.monotonic() + timeout
+        while not self._look_up(topic, deadline - time.monotonic()):
+            self.io.await_node(topic, timeout, deadline - time.monotonic())
+
+    def _look_up(self, topic: str, left: float) -> bool:
+        """Ask the node of a topic. False while there is no node to ask."""
+        with self._lock:
+            self._books.open()
+            self.state.check_usable()
+            if self.known(topic) is None:
+                info = self.io.find_topic(topic, left)
+                if info is not None:
+                    self._adopt(topic, info)
+            is_known = topic in self.outbox.topics
+            self._books.close()
+        return is_known
+
+    def _adopt(self, topic: str, info: TopicInfo) -> None:
+        """A topic gets its routes, and lanes to its writers, before its first record."""
+        assert self.state.session is not None
+        outbox = self.outbox
+        found = routes.learn(self.state.session, info)
+        outbox.adopt(found)
+        for writer in {route.writer for route in found.routes} - set(outbox.links):
+            outbox.open_lane(writer)  # refused now, and not once records wait for it
+        self.boxes.know(topic)
+        outbox.topics[topic] = found
+
+    # --- outcomes --------------------------------------------------------------------------------
+    def flush(self, timeout: float | None) -> None:
+        """See `Producer.flush`."""
+        with self._lock:
+            self._books.open()
+            self.state.check_usable()
+            self.io.seal_open(None)
+            flushed = Flushed(self.outbox, self.outcomes.callbacks)
+            self._books.close()
+        if not self.io.wait(flushed, timeout):
+            raise self.flush_timeout(timeout)
+        self.raise_unseen()
+
+    def flush_timeout(self, timeout: float | None) -> er.PenstockTimeout:
+        outbox = self.outbox
+        return er.PenstockTimeout(
+            f"flush: {outbox.buffered} bytes are unacknowledged after {timeout} s{outbox.why()}"
+        )
+
+    def raise_unseen(self) -> None:
+        """Raises `DeliveryError` for deliveries that have failed, and nobody has looked at."""
+        with self._lock:
+            self._books.open()
+            error = self.outcomes.unseen()
+            self._books.close()
+            if error is not None:
+                raise error
+
+    def metrics(self) -> dict[str, int]:
+        return {
+            **self.state.counts, **self.pressure.counts, "reconnects": self.io.reconnects,
+            **self.outbox.counts(), **({} if self._policy is None else self._policy.metrics()),
+        }  # fmt: skip
+
+    # --- its end ---------------------------------------------------------------------------------
+    def leave(self) -> None:
+        """End it. Ended by an interrupt, this may be done again."""
+        with self._lock:
+            self._books.open()
+            self.state.is_closed = True
+            self._books.close()
+        self.io.stop()
+        with self._lock:
+            self._books.open()
+            self.io.wind_up()
+            self._books.close()
+        self.outcomes.callbacks.run()
+        if self._policy is not None:
+            self._policy.close()
+        if self.state.session is not None:
+            self.state.session.close()
+        self.state.settings = None
+
+    def abandon(self) -> None:
+        """In a forked child: give up what belongs to the parent."""
+        self.state.is_stale = True
+        for link in list(self.outbox.links.values()):
+            link.detach()
+        if self.state.session is not None:
+            self.state.session.close(polite=False)
