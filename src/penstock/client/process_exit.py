@@ -31,6 +31,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
+from penstock.client.producer.config import ProducerConfig
 from penstock.core.errors import DeliveryError, PenstockError, PenstockTimeout
 from penstock.ipc.waits import Waits, run
 
@@ -48,11 +49,6 @@ LAST: Final = -1000
 """The priority of the finalizer: behind those of the queues of multiprocessing."""
 
 
-class _Config(Protocol):
-    @property
-    def delivery_timeout(self) -> float: ...
-
-
 class _Unthreaded(Protocol):
     hand_over: Callable[[float], object]
 
@@ -60,19 +56,18 @@ class _Unthreaded(Protocol):
 
     def waits_for(self) -> str: ...
 
+    def raise_unseen(self) -> None: ...
+
 
 class _Producer(Protocol):
     """What the end of a process asks of a producer."""
 
-    @property
-    def config(self) -> _Config: ...
+    config: ProducerConfig
 
     @property
     def unthreaded(self) -> _Unthreaded: ...
 
     def close(self, timeout: float | None, /) -> None: ...
-
-    def raise_unseen(self) -> None: ...
 
 
 class _Member(Protocol):
@@ -197,7 +192,7 @@ class _Leaving:
         until = self._since + producer.config.delivery_timeout
         self._try(lambda: producer.unthreaded.hand_over(until))
         self._try(lambda: producer.close(max(0.0, until + EXPIRY_SLACK - time.monotonic())))
-        self._try(producer.raise_unseen)
+        self._try(producer.unthreaded.raise_unseen)
 
     def _part(self, member: _Member) -> None:
         commits = self._since != NEVER and not self._failed

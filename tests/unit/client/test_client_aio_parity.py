@@ -32,13 +32,8 @@ PAIRS: dict[type, type] = {
 }
 
 SENDING = {
-    "flush_timeout": "for `flush`",
     "hurry": "for `send_and_wait`",
-    "learn": "for lines",
     "leave": "for `close`",
-    "raise_unseen": "for `flush`",
-    "sending": "for `send_arrow`",
-    "unthreaded": "for all that waits",
 }
 TRANSACTING = SENDING | {"check_may_send": "for what sends"}
 

@@ -133,14 +133,14 @@ class Producer(Shown):
 
         def send(topic: str, value: bytes | None, **rest: Any) -> Any:
             taken = hand_over(topic, value, **rest)
-            self._core.hurry(topic)
+            self._core.unthreaded.hurry(topic)
             return taken
 
         if self._knows(topic) and topic not in self._lines:
             delivery = self.send(
                 topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition
             )
-            self._core.hurry(topic)
+            self._core.unthreaded.hurry(topic)
         else:
             delivery = self._queue(send, topic, value, key, headers, timestamp, partition)
         try:
@@ -200,7 +200,7 @@ class Producer(Shown):
         self._check_may_send()
         delivery = BatchDelivery(self._news)
         call = partial(
-            self._core.sending, topic, data,
+            self._core.unthreaded.sending, topic, data,
             Wanted(value_column, key_column, timestamp_column, headers_column), partition,
             self._core.config.block_timeout if self._waits else 0.0,
         )  # fmt: skip
@@ -231,8 +231,8 @@ class Producer(Shown):
         except er.PenstockError:
             raise
         except TimeoutError:
-            raise self._core.flush_timeout(timeout) from None
-        self._core.raise_unseen()
+            raise self._core.unthreaded.flush_timeout(timeout) from None
+        self._core.unthreaded.raise_unseen()
 
     async def _called(self, ask: Callable[[Callable[[], object]], None]) -> None:
         """Wait for the call back that was asked for."""

@@ -143,7 +143,7 @@ class Lines:
         try:
             while line:
                 if not self._core.unthreaded.knows(topic):
-                    await in_thread(partial(self._core.learn, topic))
+                    await in_thread(partial(self._core.unthreaded.learn, topic))
                 if line[0].streams:
                     await self._go_through(line[0])
                 elif not self._take(line[0], until := line[0].since + self._timeout):
@@ -172,7 +172,7 @@ class Lines:
             try:
                 while line:
                     if not self._core.unthreaded.knows(topic):
-                        self._core.learn(topic)
+                        self._core.unthreaded.learn(topic)
                     if line[0].streams:
                         self._end_stream(line[0], until)
                     elif not self._take(line[0], until):

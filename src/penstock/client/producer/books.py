@@ -17,32 +17,21 @@ import threading
 from collections.abc import Callable
 
 
-def _nothing() -> None:
-    pass
-
-
 class Books:
-    """See the module."""
+    """See the module. `mend` may be called any number of times, and be interrupted itself."""
 
-    __slots__ = ("_is_open", "_mend", "lock")
+    __slots__ = ("_is_open", "lock", "mend")
+
+    mend: Callable[[], object]
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._mend: Callable[[], object] = _nothing
         self._is_open = False
-
-    def mended_by(self, mend: Callable[[], object]) -> None:
-        """`mend` may be called any number of times, and be interrupted itself."""
-        self._mend = mend
-
-    def mend(self) -> None:
-        """Mend what an error has left, with the books open."""
-        self._mend()
 
     def open(self) -> None:
         """The first thing to do with the lock."""
         if self._is_open:
-            self._mend()
+            self.mend()
         self._is_open = True
 
     def close(self) -> None:

@@ -29,7 +29,6 @@ from penstock.client.producer.state import ProducerState
 from penstock.client.remote.address import lost_level
 from penstock.client.session import Session
 from penstock.core import errors as er
-from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import Backoff, Doorbell, fence
 from penstock.ipc.messages import TopicInfo
 
@@ -38,6 +37,7 @@ logger = logging.getLogger("penstock.producer")
 EXPIRE_EVERY: Final = 0.1
 WAIT_MAX: Final = 0.5
 CALLER_WAIT_MAX: Final = 0.1
+ATTACH_TIMEOUT: Final = 0.5
 BLIND: Final = 0.005
 """Seconds the thread sleeps without a ticket while callers post: rings would only make it compete
 with them for the interpreter (measured 100 ns a record)."""
@@ -455,24 +455,15 @@ class Minder:
                 self._retries.reset()
                 self._retry_at = now
 
-    def _attach(self, resume: int | None) -> Session:
-        return Session.attach(
-            self._state.socket,
-            lo.KIND_PRODUCER,
-            client_id=self._state.config.client_id,
-            timeout=0.5,
-            resume=resume,
-        )
-
     def _reattach(self) -> bool:
         """Find the node that came back, keep producer id and lanes (rule 5)."""
         place, old = self._state.socket, self._state.session
         assert old is not None
         try:
             try:
-                session = self._attach(old.producer_id)
+                session = self._state.attach(ATTACH_TIMEOUT, old.producer_id)
             except er.AttachRefusedError:
-                session = self._attach(None)  # another data folder, which does not know the id
+                session = self._state.attach(ATTACH_TIMEOUT)  # another folder: it has no such id
         except (er.PenstockError, OSError) as error:
             logger.info("no node yet at %s: %s", place, error)
             return False

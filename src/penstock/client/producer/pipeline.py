@@ -14,7 +14,6 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Protocol
 
-from penstock.client.backoff import Retries
 from penstock.client.producer import batch_builder, routes
 from penstock.client.producer.accumulator import Boxes
 from penstock.client.producer.backpressure import Pressure
@@ -24,10 +23,9 @@ from penstock.client.producer.delivery import Box, Delivery
 from penstock.client.producer.io_thread import Minder
 from penstock.client.producer.repair import mend
 from penstock.client.producer.routes import TopicRoutes
-from penstock.client.producer.sender import Outbox
+from penstock.client.producer.sender import Finished, Outbox
 from penstock.client.producer.single_record import express
 from penstock.client.producer.state import ProducerState, Terms
-from penstock.client.producer.unthreaded import Unthreaded
 from penstock.client.validation import HeadersLike, as_bytes, as_headers, as_microseconds
 from penstock.core import errors as er
 from penstock.core.encode import Headers, record_overhead
@@ -40,7 +38,7 @@ class SendPolicy(Protocol):
     def terms(self, config: ProducerConfig) -> Terms:
         """How its batches go out."""
 
-    def outbox(self, state: ProducerState, outcomes: Outcomes) -> Outbox:
+    def outbox(self, state: ProducerState, finished: Finished) -> Outbox:
         """What its batches leave by."""
 
     def bind(self, state: ProducerState, outcomes: Outcomes, boxes: Boxes, io: Minder) -> None:
@@ -59,20 +57,6 @@ class SendPolicy(Protocol):
         """Give up what belongs to the parent; why nothing may be sent in the child."""
 
 
-def plain_outbox(state: ProducerState, outcomes: Outcomes) -> Outbox:
-    """That of a producer without a policy."""
-    config, terms = state.config, state.terms
-    return Outbox(
-        state.socket,
-        level=terms.level,
-        idempotent=terms.idempotent,
-        delivery_timeout=config.delivery_timeout,
-        open_lane=state.open_lane,
-        finished=outcomes.finished,
-        retries=Retries(config.retry_backoff, config.retry_backoff_max),
-    )
-
-
 class Pipeline:
     """See the module. One per producer (and per forked child of it)."""
 
@@ -82,14 +66,15 @@ class Pipeline:
         self._books = state.books
         self._config = state.config
         self.outcomes = Outcomes(state)
-        make = plain_outbox if policy is None else policy.outbox
-        self.outbox = make(state, self.outcomes)
+        finished = self.outcomes.finished
+        self.outbox = (
+            Outbox.of(state, finished) if policy is None else policy.outbox(state, finished)
+        )
         self.boxes = Boxes(state, self.outcomes, self.outbox)
         self.pressure = Pressure(state, self.outcomes, self.outbox, self.boxes)
         self.io = Minder(state, self.outcomes, self.outbox, self.boxes, self.pressure)
         self.boxes.awaited = self.io
-        state.books.mended_by(partial(mend, state, self.outcomes, self.outbox, self.boxes))
-        self.unthreaded = Unthreaded(state, self.outcomes, self.outbox, self.pressure, self.io)
+        state.books.mend = partial(mend, state, self.outcomes, self.outbox, self.boxes)
         self._policy = policy
         if policy is not None:
             policy.bind(state, self.outcomes, self.boxes, self.io)

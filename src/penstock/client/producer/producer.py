@@ -10,7 +10,7 @@ Every batch carries producer id, epoch and sequence, so that sent twice it is ap
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -27,10 +27,8 @@ from penstock.client.producer.state import ProducerState
 from penstock.client.producer.unthreaded import Unthreaded
 from penstock.client.public_view import Shown
 from penstock.client.remote.address import Place
-from penstock.client.session import Session
 from penstock.client.validation import HeadersLike, as_headers, check_columns
 from penstock.core import errors as er
-from penstock.ipc import layout as lo
 
 if TYPE_CHECKING:
     from penstock.client.options import ProducerOptions
@@ -68,6 +66,7 @@ class Producer(Elsewhere, Shown):
         terms = None if self._policy is None else self._policy.terms(self.config)
         self._pipeline = Pipeline(ProducerState(self.socket, self.config, terms), self._policy)
         self._open = self._pipeline.boxes.seen
+        self.unthreaded = Unthreaded(self._pipeline)
 
     # --- sending ---------------------------------------------------------------------------------
     def send(
@@ -179,14 +178,8 @@ class Producer(Elsewhere, Shown):
         been handed over by then.
         """
         wanted = Wanted(value_column, key_column, timestamp_column, headers_column)
-        return ended(self.sending(topic, data, wanted, partition))
-
-    def sending(
-        self, topic: str, data: Any, wanted: Wanted, partition: int | None, patience: float = 0.0
-    ) -> Generator[None, None, BatchDelivery]:
-        """`send_arrow`, slab by slab (see `penstock.client.arrow.send`)."""
         self._ready()
-        return sending(self._pipeline, topic, data, wanted, partition, patience)
+        return ended(sending(self._pipeline, topic, data, wanted, partition))
 
     # --- waiting ---------------------------------------------------------------------------------
     def flush(self, timeout: float | None = None) -> None:
@@ -196,18 +189,6 @@ class Producer(Elsewhere, Shown):
         deliveries that nobody looked at.
         """
         self._pipeline.flush(timeout)
-
-    def flush_timeout(self, timeout: float | None) -> er.PenstockTimeout:
-        return self._pipeline.flush_timeout(timeout)
-
-    def raise_unseen(self) -> None:
-        """Raises `DeliveryError` for deliveries that have failed, and nobody has looked at."""
-        self._pipeline.raise_unseen()
-
-    def learn(self, topic: str) -> None:
-        """Look a topic up before something is sent there. Blocks; raises as `send`."""
-        self._ready()
-        self._pipeline.learn(topic)
 
     # --- life ------------------------------------------------------------------------------------
     def _ready(self) -> None:
@@ -221,9 +202,7 @@ class Producer(Elsewhere, Shown):
             state.books.open()
             state.check_usable()
             if state.settings is None:
-                session = Session.attach(
-                    self.socket, lo.KIND_PRODUCER, client_id=self.client_id, timeout=self.timeout
-                )
+                session = state.attach(self.timeout)
                 process_exit.remember(self)
                 pipeline.io.start(session)
             state.books.close()
@@ -236,11 +215,6 @@ class Producer(Elsewhere, Shown):
     def producer_id(self) -> int:
         """The id under which this producer's batches are in the log; 0 while not attached."""
         return self._pipeline.state.producer_id
-
-    @property
-    def unthreaded(self) -> Unthreaded:
-        """For those who wait without a thread."""
-        return self._pipeline.unthreaded
 
     def close(self, timeout: float | None = 30.0) -> None:
         """Flush, then leave. Raises what `flush` raises; the producer is closed in any case."""

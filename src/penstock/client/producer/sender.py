@@ -18,11 +18,12 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import Any, Final, Self
 
 from penstock.client.backoff import Retries
 from penstock.client.producer import refusals as rf
 from penstock.client.producer.routes import Batch, LaneLink, PartitionRoute, TopicRoutes
+from penstock.client.producer.state import ProducerState
 from penstock.client.remote.address import Place
 from penstock.client.session import Session
 from penstock.core import errors as er
@@ -40,6 +41,7 @@ ASK_EVERY: Final = 0.5
 """Seconds until a batch that was sent back is sent again (see `penstock.core.errors.SENT_BACK`)."""
 
 OpenLane = Callable[[int], LaneLink | None]
+Finished = Callable[[Batch], None]
 
 
 class Outbox:
@@ -53,7 +55,7 @@ class Outbox:
         idempotent: bool,
         delivery_timeout: float,
         open_lane: OpenLane,
-        finished: Callable[[Batch], None],
+        finished: Finished,
         retries: Retries,
     ) -> None:
         self._socket = socket
@@ -74,6 +76,21 @@ class Outbox:
         self.resent = 0
         self.refused_late = 0
         self.finishing: Batch | None = None
+
+    @classmethod
+    def of(cls, state: ProducerState, finished: Finished, **more: Any) -> Self:
+        """That of a producer."""
+        config, terms = state.config, state.terms
+        return cls(
+            state.socket,
+            level=terms.level,
+            idempotent=terms.idempotent,
+            delivery_timeout=config.delivery_timeout,
+            open_lane=state.open_lane,
+            finished=finished,
+            retries=Retries(config.retry_backoff, config.retry_backoff_max),
+            **more,
+        )
 
     def routes(self) -> Iterator[PartitionRoute]:
         for topic in list(self.topics.values()):

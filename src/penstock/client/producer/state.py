@@ -78,6 +78,13 @@ class ProducerState:
         if self.is_closed:
             raise er.ClosedError(f"this producer is closed{process_exit.hint()}")
 
+    def attach(self, timeout: float, resume: int | None = None) -> Session:
+        """A new attachment, of the producer with that id if there is one."""
+        return Session.attach(
+            self.socket, lo.KIND_PRODUCER, client_id=self.config.client_id, timeout=timeout,
+            resume=resume,
+        )  # fmt: skip
+
     def adopt(self, session: Session) -> None:
         """Work with this attachment from now on (lock held, or nobody else there yet)."""
         config, terms = self.config, self.terms

@@ -6,14 +6,14 @@ answers in, some of them under the producer's lock: they only pass the news on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import Any
 
-from penstock.client.producer.backpressure import Pressure
-from penstock.client.producer.callbacks import Flushed, Outcomes
-from penstock.client.producer.delivery import Failure
-from penstock.client.producer.io_thread import Minder
-from penstock.client.producer.sender import Outbox
-from penstock.client.producer.state import ProducerState
+from penstock.client.arrow.intake import Wanted
+from penstock.client.arrow.send import sending
+from penstock.client.producer.callbacks import Flushed
+from penstock.client.producer.delivery import BatchDelivery, Failure
+from penstock.client.producer.pipeline import Pipeline
 
 Callback = Callable[[], object]
 
@@ -25,34 +25,37 @@ def _nothing(_until: float) -> None:
 class Unthreaded:
     """See the module. One per producer (and per forked child of it)."""
 
-    def __init__(
-        self,
-        state: ProducerState,
-        outcomes: Outcomes,
-        outbox: Outbox,
-        pressure: Pressure,
-        minder: Minder,
-    ) -> None:
-        self._state = state
-        self._books = state.books
-        self._lock = state.lock
-        self._outcomes = outcomes
-        self._outbox = outbox
-        self._minder = minder
-        self.has_room = pressure.has_room
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._lock = pipeline.state.lock
+        self._books = pipeline.state.books
+        self._check_usable = pipeline.state.check_usable
+        self._outbox = pipeline.outbox
+        self._io = pipeline.io
+        self.has_room = pipeline.pressure.has_room
+        self.hurry = pipeline.hurry
+        self.learn = pipeline.learn
+        self.flush_timeout = pipeline.flush_timeout
+        self.raise_unseen = pipeline.raise_unseen
         self.front: object = None
         """Who waits in its place. Lives as long as the producer's thread: a client ends both."""
         self.hand_over: Callable[[float], object] = _nothing
         """Takes in what waits in line elsewhere (see `penstock.client.aio.send_queue`), until then
         (monotonic). Blocks; for the end of the process, when no loop runs any more."""
 
+    def sending(
+        self, topic: str, data: Any, wanted: Wanted, partition: int | None, patience: float
+    ) -> Generator[None, None, BatchDelivery]:
+        """`Producer.send_arrow`, slab by slab (see `penstock.client.arrow.send`)."""
+        return sending(self._pipeline, topic, data, wanted, partition, patience)
+
     def begin_flush(self, callback: Callback) -> None:
         """Send what is open; call back once, when everything sent so far has an outcome."""
         with self._lock:
             self._books.open()
-            self._state.check_usable()
-            self._minder.seal_open(None)
-            self._minder.watch(Flushed(self._outbox, self._outcomes.callbacks), callback)
+            self._check_usable()
+            self._io.seal_open(None)
+            self._io.watch(Flushed(self._outbox, self._pipeline.outcomes.callbacks), callback)
             self._books.close()
 
     def waits_for(self) -> str:
@@ -68,8 +71,8 @@ class Unthreaded:
         """Call back once, when there is room for records."""
         with self._lock:
             self._books.open()
-            self._state.check_usable()
-            self._minder.watch(self.has_room, callback)
+            self._check_usable()
+            self._io.watch(self.has_room, callback)
             self._books.close()
 
     def note(self, failure: Failure) -> None:
@@ -77,7 +80,7 @@ class Unthreaded:
         before, and a transaction they were for has failed."""
         with self._lock:
             self._books.open()
-            self._outcomes.note(failure)
+            self._pipeline.outcomes.note(failure)
             self._outbox.fail(failure.unseen()[2])
             self._books.close()
 
@@ -85,7 +88,7 @@ class Unthreaded:
         """It is wanted no more."""
         with self._lock:
             self._books.open()
-            self._minder.unwatch(callback)
+            self._io.unwatch(callback)
             self._books.close()
 
     def knows(self, topic: str) -> bool:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from penstock.client.backoff import Retries
 from penstock.client.producer.accumulator import Boxes
 from penstock.client.producer.callbacks import Outcomes
 from penstock.client.producer.config import ProducerConfig
 from penstock.client.producer.io_thread import Minder
+from penstock.client.producer.sender import Finished
 from penstock.client.producer.state import ProducerState, Terms
 from penstock.client.transactions.coordinator_link import CoordinatorLink
 from penstock.client.transactions.registrar import Registrar
@@ -67,18 +67,8 @@ class TransactionPolicy:
             name=self.transactional_id,
         )
 
-    def outbox(self, state: ProducerState, outcomes: Outcomes) -> TransactionalOutbox:
-        config = state.config
-        self.sender = TransactionalOutbox(
-            state.socket,
-            level=state.terms.level,
-            idempotent=state.terms.idempotent,
-            delivery_timeout=config.delivery_timeout,
-            open_lane=state.open_lane,
-            finished=outcomes.finished,
-            retries=Retries(config.retry_backoff, config.retry_backoff_max),
-            want=lambda: self._registrar.want(),
-        )
+    def outbox(self, state: ProducerState, finished: Finished) -> TransactionalOutbox:
+        self.sender = TransactionalOutbox.of(state, finished, want=lambda: self._registrar.want())
         return self.sender
 
     def bind(self, state: ProducerState, outcomes: Outcomes, boxes: Boxes, io: Minder) -> None:
