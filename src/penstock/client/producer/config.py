@@ -27,7 +27,7 @@ OnFull = Literal["block", "error", "drop-newest", "drop-oldest", "drop_newest", 
 ON_FULL: Final[tuple[OnFull, ...]] = ("block", "error", "drop-newest", "drop-oldest")
 SendHook = Callable[[str, bytes | None, bytes | None, HeadersLike | None], HeadersLike | None]
 DeliveryHook = Callable[[Any], object]
-"""With a `BatchReceipt`, which cannot be named here: its module knows producers."""
+"""With a `BatchReceipt`."""
 ErrorHook = Callable[[str, int, int, Exception], object]
 
 BACKOFF_MAX: Final = 60.0

@@ -80,10 +80,11 @@ class Minder:
         self.reconnects = 0
 
     def start(self, session: Session) -> None:
+        """Mind an attachment. Ended by an interrupt, it may be done again."""
         self._state.session = session  # first: an interrupt leaves none that nobody minds
-        thread = threading.Thread(target=self._run, name="penstock-producer", daemon=True)
-        self._thread = thread
-        threads.start(thread)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="penstock-producer", daemon=True)
+        threads.start(self._thread)
         self._adopt(session)
 
     def _adopt(self, session: Session) -> None:

@@ -202,9 +202,8 @@ class Producer(Elsewhere, Shown):
             state.books.open()
             state.check_usable()
             if state.settings is None:
-                session = state.attach(self.timeout)
                 process_exit.remember(self)
-                pipeline.io.start(session)
+                pipeline.io.start(state.session or state.attach(self.timeout))
             state.books.close()
 
     def metrics(self) -> dict[str, int]:
