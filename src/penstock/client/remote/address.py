@@ -9,36 +9,20 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import threading
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.client import fork_safety
+from penstock.client.remote.link import Host, Link, host_text
 from penstock.core.errors import ClosedError, NotConnectedError
 from penstock.ipc.channel import pair
 
 if TYPE_CHECKING:
     from penstock.client.remote.carrier import Carrier
-    from penstock.client.remote.cursors import Fetcher
     from penstock.cluster.frames.messages import Welcome
     from penstock.security.keys import KeyFile
-
-Host = tuple[str, int]
-
-
-class Link:
-    """One attachment's end of a carrier: its socket, and once it is welcome, what fetches for it.
-
-    Filled by the carrier before it sends the node's `Welcome`.
-    """
-
-    __slots__ = ("far", "socket")
-
-    def __init__(self, end: socket.socket) -> None:
-        self.socket = end
-        self.far: Fetcher | None = None
 
 
 class RemoteAddress:
@@ -150,11 +134,6 @@ class RemoteAddress:
 
 Place = Path | RemoteAddress
 """What clients attach to: a socket of this host, or a gateway."""
-
-
-def host_text(host: Host) -> str:
-    name, port = host
-    return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
 
 
 def lost_level(place: Place) -> int:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from penstock.client.remote.address import Link
 from penstock.client.remote.branches import Branch
 from penstock.client.remote.connection import Wire
 from penstock.client.remote.connections import Wires, identity_of
@@ -23,6 +22,7 @@ from penstock.client.remote.failover import Mending
 from penstock.client.remote.fetch import Readings
 from penstock.client.remote.lanes import MirroredLane
 from penstock.client.remote.leaders import COORDINATOR, Brokers
+from penstock.client.remote.link import Link
 from penstock.client.remote.mirror import MirroredPages
 from penstock.client.remote.position_reports import Onlookers
 from penstock.client.remote.produce import Pumping

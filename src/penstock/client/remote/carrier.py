@@ -25,9 +25,9 @@ from operator import call
 from typing import Final
 
 from penstock.client import threads
-from penstock.client.remote.address import Host, Link
 from penstock.client.remote.attachments import Attachments
 from penstock.client.remote.connections import Wires
+from penstock.client.remote.link import Host, Link
 from penstock.cluster.frames import messages as fr
 from penstock.ipc.doorbell import Doorbell
 from penstock.security.keys import KeyFile

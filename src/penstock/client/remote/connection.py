@@ -21,8 +21,8 @@ import msgspec
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from penstock.client.remote.address import Host, host_text
 from penstock.client.remote.hostname import HostName, looked_up
+from penstock.client.remote.link import Host, host_text
 from penstock.cluster.frames import codec
 from penstock.cluster.frames import messages as fr
 from penstock.core.header import BATCH_BYTES_MAX

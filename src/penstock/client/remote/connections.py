@@ -21,9 +21,9 @@ from typing import Final, Protocol
 import zmq
 
 from penstock.client.backoff import SOON, Retries
-from penstock.client.remote.address import Host, host_text
 from penstock.client.remote.connection import LINGER_MAX, Wire
 from penstock.client.remote.leaders import Brokers
+from penstock.client.remote.link import Host, host_text
 from penstock.cluster.frames import messages as fr
 from penstock.cluster.frames.codec import Piece
 from penstock.cluster.frames.messages import NOBODY

@@ -24,10 +24,10 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.client.remote.address import Link
 from penstock.client.remote.fetcher import Post, RemoteFetcher
 from penstock.client.remote.lanes import Flow, MirroredLane
 from penstock.client.remote.leaders import COORDINATOR
+from penstock.client.remote.link import Link
 from penstock.client.remote.mirror import MirroredPages, MirroredSlot
 from penstock.cluster.frames import messages as fr
 from penstock.core.errors import PenstockError

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from penstock.client.remote.address import Host
+from penstock.client.remote.link import Host
 from penstock.cluster.frames import messages as fr
 from penstock.cluster.frames.messages import NOBODY
 from penstock.core.errors import ConfigError
