@@ -25,7 +25,7 @@ class Sending:
 
     def __init__(self, lane, window=WINDOW, ways=1):
         self.lane = lane
-        self.flows = [Flow(NOWHERE, number, window) for number in range(ways)]
+        self.flows = [Flow(NOWHERE, 1, number, window) for number in range(ways)]
 
     def send(self):
         """What is sent in one go, as (number, first byte)."""
@@ -44,7 +44,7 @@ class Sending:
         return self.lane.settle()
 
     def rewind(self):
-        self.flows = [Flow(NOWHERE, flow.writer, WINDOW) for flow in self.flows]
+        self.flows = [Flow(NOWHERE, 1, flow.writer, WINDOW) for flow in self.flows]
         self.lane.rewind()
 
 
@@ -257,7 +257,7 @@ def test_a_way_shared_by_two_lanes_counts_on(lane, sender):
     """A client's lanes are as many as the first broker had writers, another one may have fewer."""
     other = MirroredLane(1, CAPACITY, 7)
     try:
-        flow = Flow(NOWHERE, 0, WINDOW)
+        flow = Flow(NOWHERE, 1, 0, WINDOW)
         ends = [sender, LaneSender(Region.of_fd(os.dup(other.fd)), other.name)]
         numbers = []
         for one, end in ((lane, ends[0]), (other, ends[1]), (lane, ends[0])):

@@ -45,7 +45,6 @@ class Ways:
         self.leads = 1
         self.branches = {1: Branch(1), 2: Branch(2)}
         self.doubted: list[int] = []
-        self.brokers = self
 
     def settled(self, page: int, now: float, waited: float = 0.0) -> int:
         return self.leads
@@ -59,7 +58,7 @@ class Ways:
         self.doubted.append(broker)
         self.leads = fr.NOBODY
 
-    def branch(self, endpoint: Any, broker: int) -> Branch | None:
+    def reach(self, broker: int) -> Branch | None:
         return self.branches.get(broker)
 
 
@@ -68,8 +67,7 @@ class World:
         self.far, self.ways = Far(), Ways()
         far: Any = self.far
         ways: Any = self.ways
-        endpoint: Any = None
-        self.readings = Readings(endpoint, far, ways)
+        self.readings = Readings(far, ways, ways.reach)
         self.readings.take(fr.Fetch(9, CURSOR, PAGE, b"t" * 16, 0, 100, 4, False, 1000), 0.0)
 
     def asked(self, broker: int) -> fr.Fetch:

@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from penstock.client.remote.branches import Branch
@@ -19,22 +19,21 @@ from penstock.client.remote.connection import Wire
 from penstock.client.remote.connections import Wires, identity_of
 from penstock.client.remote.endpoint import ORPHAN_FOR, Endpoint, State
 from penstock.client.remote.failover import Mending
-from penstock.client.remote.fetch import Readings
 from penstock.client.remote.lanes import MirroredLane
-from penstock.client.remote.leaders import COORDINATOR, Brokers
-from penstock.client.remote.link import Link
+from penstock.client.remote.leaders import COORDINATOR
+from penstock.client.remote.link import Host, Link
 from penstock.client.remote.mirror import MirroredPages
 from penstock.client.remote.position_reports import Onlookers
 from penstock.client.remote.produce import Pumping
-from penstock.client.remote.proofs import Proofs
 from penstock.client.remote.receive import Hearing
-from penstock.client.remote.requests import Asking
+from penstock.client.remote.view import ClusterView
 from penstock.cluster.frames import messages as fr
 from penstock.cluster.frames.codec import Piece
 from penstock.core.errors import PenstockError
 from penstock.ipc import messages as ms
 from penstock.ipc.channel import Channel
 from penstock.ipc.lane import LaneCorruptError
+from penstock.security.keys import KeyFile
 
 logger = logging.getLogger("penstock.remote")
 
@@ -54,25 +53,25 @@ class Loop(Protocol):
 
 
 class Attachments:
-    """See the module. `name`: of what they are attached to, for messages."""
+    """See the module. `name`: of what they are attached to, for messages; the others are for the
+    connections."""
 
-    def __init__(self, loop: Loop, name: str) -> None:
+    def __init__(
+        self, loop: Loop, name: str, hosts: Sequence[Host], key: KeyFile | None, hello: fr.Hello
+    ) -> None:
         self._loop = loop
         self._name = name
-        self.wires: Wires
+        self._view = view = ClusterView()
+        self.wires = Wires(hosts, key, hello, name, view.brokers, self, loop.watch, loop.unwatch)
         self._home: Wire | None = None
-        self._boot_id = ""
-        self.is_cluster = False
-        self.pages: MirroredPages | None = None
         self._endpoints: dict[int, Endpoint] = {}  # by the descriptor of its channel
         self._orphans: list[Endpoint] = []
-        self._numbered: dict[int, Branch] = {}  # by its number at its gateway
+        self._numbered: dict[int, tuple[Endpoint, Branch]] = {}  # by its number at its gateway
         self._numbers = 0
-        self.proofs = Proofs()
-        self._pumping = Pumping(self, self._broken)
+        self._pumping = Pumping(self._view, self._reach, self._broken)
         self._onlookers = Onlookers()
-        self._mending = Mending(self, self._pumping, self._lose)
-        self._hearing = Hearing(self, self._pumping, self._mending, self._onlookers)
+        self._mending = Mending(self._view, self._reach, self._pumping, self._lose)
+        self._hearing = Hearing(self._view, self._pumping, self._mending, self._onlookers)
         self._lost = 0
 
     @property
@@ -90,7 +89,7 @@ class Attachments:
 
     @property
     def open_now(self) -> int:
-        return sum(branch.is_home for branch in list(self._numbered.values()))
+        return sum(branch.is_home for _, branch in list(self._numbered.values()))
 
     @property
     def counts(self) -> dict[str, float]:
@@ -103,16 +102,12 @@ class Attachments:
     @property
     def in_flight(self) -> int:
         """Bytes of batches without an answer; from any thread."""
-        found = [branch.endpoint for branch in list(self._numbered.values()) if branch.is_home]
+        found = [one for one, branch in list(self._numbered.values()) if branch.is_home]
         return sum(lane.in_flight for one in found for lane in list(one.lanes.values()))
 
     @property
     def identity(self) -> bytes | None:
-        return None if self.pages is None else self.pages.node_uuid
-
-    @property
-    def brokers(self) -> Brokers:
-        return self.wires.brokers
+        return None if self._view.pages is None else self._view.pages.node_uuid
 
     # --- time ---
     def due(self) -> float | None:
@@ -129,28 +124,28 @@ class Attachments:
         if self._orphans:
             self._forget_orphans(now)
         if self._home is not None:
-            self._onlookers.tell(now, self._attached, self.brokers)
+            self._onlookers.tell(now, self._attached, self._view.brokers)
         self._mending.mend(now, self._attached, self.wires)
 
     def _attached(self) -> list[Endpoint]:
-        return list(dict.fromkeys(branch.endpoint for branch in self._numbered.values()))
+        return list(dict.fromkeys(endpoint for endpoint, _ in self._numbered.values()))
 
     def _stir(self) -> None:
         """Look at once at what waits."""
-        if self.is_cluster:
+        if self._view.is_cluster:
             self._mending.stir()
 
     # --- connections ---
     def connected(self, wire: Wire, welcome: fr.Welcome) -> None:
         """There is one to go by: attach all that wait."""
-        identity = identity_of(welcome)
-        if self.pages is not None and self.identity != identity:
-            self.pages.close()
-            self.pages = None
-        if self.pages is None:
-            self.pages = MirroredPages(identity)
-        self._home, self._boot_id = wire, welcome.boot_id
-        self.is_cluster = bool(welcome.cluster)
+        identity, view = identity_of(welcome), self._view
+        if view.pages is not None and self.identity != identity:
+            view.pages.close()
+            view.pages = None
+        if view.pages is None:
+            view.pages = MirroredPages(identity)
+        self._home, view.boot_id = wire, welcome.boot_id
+        view.is_cluster = bool(welcome.cluster)
         for endpoint in list(self._endpoints.values()):
             if endpoint.hello is not None:
                 self._attach(endpoint)
@@ -165,16 +160,16 @@ class Attachments:
             self._pumping.led_otherwise(endpoint, now)
             if endpoint.readings is not None:
                 endpoint.readings.led_otherwise(now)
-            endpoint.outlives(self.brokers.leader(COORDINATOR), now)
+            endpoint.outlives(self._view.brokers.leader(COORDINATOR), now)
         self._stir()
 
     def lost(self, wire: Wire, why: str, *, home: bool) -> None:
         """One is gone: those at home there hear the end, the others wait for the next one."""
         if home:
             self._home = None
-        for branch in [one for one in self._numbered.values() if one.wire is wire]:
+        for endpoint, branch in [one for one in self._numbered.values() if one[1].wire is wire]:
             if branch.number in self._numbered:  # not gone with another one's end
-                self._over(branch, why)
+                self._over(endpoint, branch, why)
         self._stir()
 
     def hopeless(self, error: str, said: str) -> None:
@@ -187,15 +182,15 @@ class Attachments:
     def close(self) -> None:
         for endpoint in [*self._endpoints.values(), *self._orphans]:
             self._forget(endpoint)
-        if self.pages is not None:
-            self.pages.close()
+        if self._view.pages is not None:
+            self._view.pages.close()
 
     def abandon(self) -> None:
         """In a forked child: give up copies of descriptors, touch nothing else."""
         for endpoint in [*self._endpoints.values(), *self._orphans]:
             endpoint.close()
-        if self.pages is not None:
-            self.pages.close()
+        if self._view.pages is not None:
+            self._view.pages.close()
 
     # --- attachments ---
     def admit(self, link: Link, end: socket.socket) -> None:
@@ -256,15 +251,16 @@ class Attachments:
         if resume is not None:
             before = self._lost_one(resume)
             token = b"" if before is None or before.attached is None else before.attached.token
-        endpoint.attach(self._new_branch(endpoint, wire), resume, token)
+        endpoint.attach(self._new_branch(endpoint, wire, is_home=True), resume, token)
 
-    def _new_branch(self, endpoint: Endpoint, wire: Wire) -> Branch:
+    def _new_branch(self, endpoint: Endpoint, wire: Wire, *, is_home: bool) -> Branch:
         self._numbers += 1
-        branch = self._numbered[self._numbers] = Branch(endpoint, wire, self._numbers)
+        branch = Branch(wire, self._numbers, is_home=is_home)
+        self._numbered[branch.number] = endpoint, branch
         return branch
 
-    def branch(self, endpoint: Endpoint, broker: int) -> Branch | None:
-        """See `Ways`."""
+    def _reach(self, endpoint: Endpoint, broker: int) -> Branch | None:
+        """See `branches.Reach`."""
         found = endpoint.branches.get(broker)
         if found is not None:
             return found if found.is_open else None
@@ -273,12 +269,9 @@ class Attachments:
             return None
         assert endpoint.attached is not None
         resume = endpoint.producer_id or None
-        endpoint.attach(self._new_branch(endpoint, wire), resume, endpoint.attached.token)
+        branch = self._new_branch(endpoint, wire, is_home=False)
+        endpoint.attach(branch, resume, endpoint.attached.token)
         return None
-
-    def knows(self, page: int) -> bool:
-        """See `Ways`."""
-        return self.pages is not None and self.pages.knows(page)
 
     def _lost_one(self, producer_id: int) -> Endpoint | None:
         """Whose connection was lost, and whose client is still there; the one with the lanes."""
@@ -289,56 +282,48 @@ class Attachments:
         )
         return max(found, key=lambda one: len(one.lanes), default=None)
 
-    def _opened(self, branch: Branch, attached: fr.Attached) -> None:
+    def _opened(self, endpoint: Endpoint, branch: Branch, attached: fr.Attached) -> None:
         """A branch is there; with its home so is the attachment."""
-        endpoint = branch.endpoint
         if branch.is_open:
             return
         if not branch.is_home:
             if attached.producer_id != endpoint.producer_id:
-                self._refused(branch, "AttachRefusedError", "it gave another producer id")
+                self._refused(endpoint, branch, "AttachRefusedError", "it gave another producer id")
                 return
             branch.opens(attached)
             self._stir()
             return
-        assert self.pages is not None
         assert endpoint.hello is not None
-        number = branch.number
+        number, loop, fetch = branch.number, self._loop, self._fetch
         try:
             endpoint.opened(
-                attached, lambda message: self._loop.post(lambda: self._fetch(number, message))
-            )
+                branch, attached, lambda message: loop.post(lambda: fetch(number, message)),
+                self._view, self._reach,
+            )  # fmt: skip
         except PenstockError as error:  # out of descriptors, mostly
             endpoint.say(ms.Refused(type(error).__name__, str(error)))
             self._forget(endpoint)
             return
-        branch.opens(attached)
         assert endpoint.bell is not None
-        assert endpoint.far is not None
-        endpoint.asking = Asking(endpoint, self)
-        if self.is_cluster:
-            endpoint.readings = Readings(endpoint, endpoint.far, self)
         self._loop.watch(endpoint.bell.fileno(), lambda: self._rang(endpoint))
         before = self._lost_one(attached.producer_id) if endpoint.hello.resume else None
         if (
             before is not None
             and before.attached is not None
-            and (self.is_cluster or before.attached.writers == attached.writers)
-            and before.pages is self.pages
+            and (self._view.is_cluster or before.attached.writers == attached.writers)
+            and before.pages is endpoint.pages
         ):
             endpoint.inherit(before)
-        endpoint.pages = self.pages
         if not endpoint.orphaned_until:
             self._greet(endpoint)
 
     def _greet(self, endpoint: Endpoint) -> None:
-        assert endpoint.pages is not None
-        endpoint.greet(endpoint.pages, self._boot_id, self._name if self.is_cluster else "")
+        endpoint.greet(self._view.boot_id, self._name if self._view.is_cluster else "")
         self._pumping.look_at(endpoint)
 
-    def _refused(self, branch: Branch, error: str, message: str) -> None:
+    def _refused(self, endpoint: Endpoint, branch: Branch, error: str, message: str) -> None:
         """No such branch comes to be."""
-        endpoint, broker = branch.endpoint, branch.broker
+        broker = branch.broker
         if branch.is_home:
             if endpoint.state is State.ATTACHING:
                 del self._numbered[branch.number]  # the gateway has no such endpoint
@@ -346,7 +331,7 @@ class Attachments:
                 self._forget(endpoint)
             return
         logger.warning("broker %d takes %s not in: %s", broker, endpoint.key, message)
-        self._part(branch)
+        self._part(endpoint, branch)
         now = time.monotonic()
         endpoint.shunned[broker] = now + SHUN_FOR
         if error not in ("NotConnectedError", "NotLeaderError"):
@@ -367,10 +352,10 @@ class Attachments:
 
     def _fetch(self, number: int, message: fr.Fetch | fr.More | fr.Drop) -> None:
         """What a consumer's thread asks of its cursors."""
-        branch = self._numbered.get(number)
-        if branch is None:
+        found = self._numbered.get(number)
+        if found is None:
             return
-        endpoint = branch.endpoint
+        endpoint, branch = found
         if endpoint.readings is None:
             branch.send(message)
         else:
@@ -423,34 +408,34 @@ class Attachments:
     def hear(self, wire: Wire, message: fr.GatewayMessage, payload: Piece | None) -> None:
         """A message of a gateway for one of them."""
         assert not isinstance(message, (fr.Welcome, fr.Leaders, fr.Pong))
-        branch = self._numbered.get(message.endpoint)
-        if branch is None or branch.wire is not wire or self.pages is None:
+        found = self._numbered.get(message.endpoint)
+        if found is None or found[1].wire is not wire:
             return  # it is over at this end already
+        endpoint, branch = found
         match message:
             case fr.Answer():
-                self._hearing.publish(branch, message.pages, self.pages)
-                branch.endpoint.asking.answer(branch, message, time.monotonic())
-                self._mending.wait_for(branch.endpoint)
+                self._hearing.publish(endpoint, branch, message.pages)
+                endpoint.asking.answer(branch, message, time.monotonic())
+                self._mending.wait_for(endpoint)
             case fr.Attached():
-                self._opened(branch, message)
+                self._opened(endpoint, branch, message)
             case fr.Refused():
-                self._refused(branch, message.error, message.message)
+                self._refused(endpoint, branch, message.error, message.message)
             case fr.Ended():
-                self._over(branch, f"{self._name}: {message.reason}", said=True)
+                self._over(endpoint, branch, f"{self._name}: {message.reason}", said=True)
             case _:
-                self._hearing.hear(branch, message, payload, self.pages)
+                self._hearing.hear(endpoint, branch, message, payload)
 
-    def _over(self, branch: Branch, why: str, *, said: bool = False) -> None:
+    def _over(self, endpoint: Endpoint, branch: Branch, why: str, *, said: bool = False) -> None:
         """A branch has ended; `said`: its gateway told so."""
-        endpoint = branch.endpoint
         now = time.monotonic()
         if not branch.is_home:
-            self._pumping.left(branch, now)
+            self._pumping.left(endpoint, branch, now)
             if endpoint.readings is not None:
                 endpoint.readings.left(branch, now)
             if branch.serves_groups:
                 endpoint.outlives(fr.NOBODY, now)
-            self._part(branch)
+            self._part(endpoint, branch)
             endpoint.shunned[branch.broker] = now + SHUN_FOR
             endpoint.asking.left(branch, why, now)
             self._mending.wait_for(endpoint)
@@ -465,10 +450,10 @@ class Attachments:
         else:
             self._lose(endpoint, why)
 
-    def _part(self, branch: Branch) -> None:
+    def _part(self, endpoint: Endpoint, branch: Branch) -> None:
         """It is over at its gateway."""
         del self._numbered[branch.number]
-        del branch.endpoint.branches[branch.broker]
+        del endpoint.branches[branch.broker]
         branch.close()
 
     def _lose(self, endpoint: Endpoint, why: str) -> None:

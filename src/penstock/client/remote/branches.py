@@ -9,34 +9,32 @@ thread only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator
 
 import msgspec
 
 from penstock.client.remote.connection import Wire
 from penstock.client.remote.lanes import Flight, Flow
-from penstock.client.remote.leaders import Brokers
-from penstock.client.remote.proofs import Proofs
 from penstock.cluster.frames import messages as fr
 from penstock.cluster.frames.codec import Piece
 
-if TYPE_CHECKING:
-    from penstock.client.remote.endpoint import Endpoint
+Reach = Callable[[int], "Branch | None"]
+"""An attachment's branch at that broker. None while there is none that is open: it is attached
+then, and who waits is asked again."""
 
 
 class Branch:
     """See the module. `number` names it at its gateway: a new one for each try of each connection.
     `serves_groups`: the coordinator has answered by it, and knows the client by it."""
 
-    __slots__ = ("attached", "broker", "endpoint", "flows", "notice", "number", "serves_groups",
+    __slots__ = ("attached", "broker", "flows", "is_home", "notice", "number", "serves_groups",
                  "told", "wire")  # fmt: skip
 
-    def __init__(self, endpoint: Endpoint, wire: Wire, number: int) -> None:
-        self.endpoint = endpoint
+    def __init__(self, wire: Wire, number: int, *, is_home: bool) -> None:
         self.wire = wire
         self.broker = wire.broker
         self.number = number
+        self.is_home = is_home
         self.attached: fr.Attached | None = None
         self.flows: dict[int, Flow] = {}
         self.notice = 0
@@ -48,10 +46,6 @@ class Branch:
     @property
     def is_open(self) -> bool:
         return self.attached is not None
-
-    @property
-    def is_home(self) -> bool:
-        return self.endpoint.home is self
 
     def opens(self, attached: fr.Attached) -> None:
         self.attached, self.notice = attached, attached.notice
@@ -65,7 +59,7 @@ class Branch:
         writer = page % self.attached.writers
         flow = self.flows.get(writer)
         if flow is None:
-            flow = self.flows[writer] = Flow(self, writer, self.attached.window)
+            flow = self.flows[writer] = Flow(self.wire, self.number, writer, self.attached.window)
         return flow
 
     def flights(self) -> Iterator[Flight]:
@@ -78,24 +72,3 @@ class Branch:
         for flow in self.flows.values():
             flow.flights.clear()
         self.flows.clear()
-
-
-class Ways(Protocol):
-    """How an attachment comes to brokers. `proofs`: what transactions show there."""
-
-    proofs: Proofs
-
-    @property
-    def brokers(self) -> Brokers:
-        """Who leads what."""
-
-    @property
-    def is_cluster(self) -> bool:
-        """Whether there is more than the home branch at all."""
-
-    def branch(self, endpoint: Endpoint, broker: int) -> Branch | None:
-        """Its branch at that broker. None while there is none that is open: it is attached then,
-        and who waits is asked again."""
-
-    def knows(self, page: int) -> bool:
-        """Whether it was ever heard how that page stands."""

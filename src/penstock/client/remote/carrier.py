@@ -26,7 +26,6 @@ from typing import Final
 
 from penstock.client import threads
 from penstock.client.remote.attachments import Attachments
-from penstock.client.remote.connections import Wires
 from penstock.client.remote.link import Host, Link
 from penstock.cluster.frames import messages as fr
 from penstock.ipc.doorbell import Doorbell
@@ -53,12 +52,10 @@ class Carrier:
         self._gate = threading.RLock()  # again, where a finalizer posts within a post
         self._poll = select.epoll()
         self._calls: dict[int, Callable[[], object]] = {}
-        self._attachments = Attachments(self, name)
         software = f"penstock {__version__}"[: fr.NAME_BYTES_MAX]
         hello = fr.Hello(fr.PROTOCOL_VERSION, fr.APIS, software, os.urandom(16))
-        self._wires = self._attachments.wires = Wires(
-            hosts, key, hello, name, self._attachments, self.watch, self.unwatch
-        )
+        self._attachments = Attachments(self, name, hosts, key, hello)
+        self._wires = self._attachments.wires
         self._finishing = False
         self.is_over = False
         self._thread = threading.Thread(target=self._run, name="penstock-carrier", daemon=True)

@@ -89,7 +89,8 @@ class _Way:
 
 
 class Wires:
-    """See the module. `name`: of what is connected to, for messages."""
+    """See the module. `name`: of what is connected to, for messages. `brokers` is kept up to date
+    with what brokers say."""
 
     def __init__(
         self,
@@ -97,6 +98,7 @@ class Wires:
         key: KeyFile | None,
         hello: fr.Hello,
         name: str,
+        brokers: Brokers,
         user: User,
         watch: Callable[[int, Callable[[], object]], None],
         unwatch: Callable[[int], None],
@@ -111,7 +113,7 @@ class Wires:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.home: Wire | None = None
         """The one that stands, and goes by at large."""
-        self.brokers = Brokers()
+        self.brokers = brokers
         self._coming: list[Wire] = []  # what may become the home connection
         self._ways: dict[int, _Way] = {}
         self._at = 0  # the host that is tried
@@ -313,7 +315,7 @@ class Wires:
 
     def _begin_anew(self) -> None:
         """What was known of brokers is of another cluster."""
-        self.brokers = Brokers()
+        self.brokers.forget()
         for way in self._ways.values():
             if way.wire is not None:
                 self._drop(way.wire)

@@ -20,15 +20,20 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import Any, Final
 
+from penstock.client.remote.branches import Branch
+from penstock.client.remote.fetch import Readings
 from penstock.client.remote.fetcher import Post, RemoteFetcher
 from penstock.client.remote.lanes import Flow, MirroredLane
 from penstock.client.remote.leaders import COORDINATOR
 from penstock.client.remote.link import Link
 from penstock.client.remote.mirror import MirroredPages, MirroredSlot
+from penstock.client.remote.requests import Asking
+from penstock.client.remote.view import ClusterView
 from penstock.cluster.frames import messages as fr
 from penstock.core.errors import PenstockError
 from penstock.ipc import layout as lo
@@ -36,11 +41,6 @@ from penstock.ipc import liveness
 from penstock.ipc import messages as ms
 from penstock.ipc.channel import Channel
 from penstock.ipc.doorbell import Doorbell
-
-if TYPE_CHECKING:
-    from penstock.client.remote.branches import Branch
-    from penstock.client.remote.fetch import Readings
-    from penstock.client.remote.requests import Asking
 
 logger = logging.getLogger("penstock.remote")
 
@@ -56,7 +56,7 @@ class State(Enum):
 
 class Endpoint:
     """See the module. `branches` by broker (`NOBODY` where the node is alone); `home` is one of
-    them. `requests` and `fetch` are there from `Attached` on, the latter only in a cluster."""
+    them. `asking` and `readings` are there from `Attached` on, the latter only in a cluster."""
 
     asking: Asking
 
@@ -82,8 +82,6 @@ class Endpoint:
         self.adrift: dict[int, None] = {}
         """Pages, and `COORDINATOR`: for what of it there has to be another leader."""
         self.adrift_since = 0.0
-        self.is_known = False
-        """Whether a coordinator has answered it: whoever is that has to see its client alive."""
         self.readings: Readings | None = None
         self.bell: Doorbell | None = None
         """Rung by its producer for what it wrote into a lane."""
@@ -108,24 +106,34 @@ class Endpoint:
 
     # --- attaching ---
     def attach(self, branch: Branch, resume: int | None, token: bytes) -> None:
-        """Have that branch come to be; the first one is its home."""
+        """Have that branch come to be."""
         assert self.hello is not None
         self.branches[branch.broker] = branch
-        if self.home is None:
+        if branch.is_home:
             self.home, self.state = branch, State.ATTACHING
         name = self.hello.client_id[: fr.NAME_BYTES_MAX]
         branch.send(fr.Attach(branch.number, self.hello.kind, name, resume, token))
 
-    def opened(self, attached: fr.Attached, post: Post) -> None:
+    def opened(
+        self, home: Branch, attached: fr.Attached, post: Post, view: ClusterView,
+        reach: Callable[[Endpoint, int], Branch | None],
+    ) -> None:  # fmt: skip
         """The gateway took it in. Whoever it is for is told by `greet`."""
         assert self.hello is not None
-        self.attached, self.state = attached, State.OPEN
+        self.attached, self.state, self.pages = attached, State.OPEN, view.pages
         self.writers, self.lane_capacity = attached.writers, attached.lane_capacity
         pid = os.getpid()
         self.slot = MirroredSlot(pid, liveness.start_time(pid) or 0, self.hello.kind)
         self.slot.slot.copy_notice(attached.notice)
         self.bell = Doorbell()
         self.far = RemoteFetcher(attached.endpoint, post)
+        self.asking = Asking(
+            view, partial(reach, self), self.far, self.slot, home=home.broker,
+            reads=self.hello.kind == lo.KIND_CONSUMER, say=self.say, open_lane=self.open_lane,
+        )  # fmt: skip
+        if view.is_cluster:
+            self.readings = Readings(self.far, view.brokers, partial(reach, self))
+        home.opens(attached)
 
     def inherit(self, other: Endpoint) -> None:
         """Go on with the lanes of one that was lost, as many and as large as they are."""
@@ -135,13 +143,14 @@ class Endpoint:
         for lane in self.lanes.values():
             lane.rewind()
 
-    def greet(self, pages: MirroredPages, boot_id: str, remote: str) -> None:
+    def greet(self, boot_id: str, remote: str) -> None:
         """Tell the client that it is attached, with all that it then shares. `remote`: to which
         cluster, empty for a node that is alone."""
         assert self.attached is not None
+        assert self.pages is not None
         assert self.slot is not None
         assert self.bell is not None
-        attached, bell = self.attached, self.bell.fileno()
+        attached, bell, pages = self.attached, self.bell.fileno(), self.pages
         if self.link is not None:
             self.link.far, self.link = self.far, None
         welcome = ms.Welcome(

@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from penstock.client.remote.branches import Ways
+from penstock.client.remote.branches import Branch
 from penstock.client.remote.connections import Wires
 from penstock.client.remote.endpoint import Endpoint, State
 from penstock.client.remote.leaders import COORDINATOR
 from penstock.client.remote.produce import Pumping
+from penstock.client.remote.view import ClusterView
 from penstock.cluster.frames import messages as fr
 
 MEND_EVERY: Final = 0.05
@@ -25,10 +26,18 @@ ADRIFT_MAX: Final = 3.0
 
 
 class Mending:
-    """See the module. `lose` has an attachment begin again, and tells its client why."""
+    """See the module. `reach` finds an attachment's branch to a broker. `lose` has it begin again,
+    and tells its client why."""
 
-    def __init__(self, ways: Ways, pumping: Pumping, lose: Callable[[Endpoint, str], None]) -> None:
-        self._ways = ways
+    def __init__(
+        self,
+        view: ClusterView,
+        reach: Callable[[Endpoint, int], Branch | None],
+        pumping: Pumping,
+        lose: Callable[[Endpoint, str], None],
+    ) -> None:
+        self._view = view
+        self._reach = reach
         self._pumping = pumping
         self._lose = lose
         self.due: float | None = None
@@ -48,7 +57,7 @@ class Mending:
         readings = endpoint.readings
         if (
             endpoint.adrift
-            or (endpoint.is_known and not self._is_at_coordinator(endpoint))
+            or (endpoint.asking.is_known and not self._is_at_coordinator(endpoint))
             or endpoint.asking.is_waiting
             or (readings is not None and readings.are_waiting)
             or self._pumping.holds(endpoint)
@@ -68,10 +77,10 @@ class Mending:
                     self._pumping.strand(endpoint)
                 self._lose(endpoint, "what it was using is led by another broker by now")
                 continue
-            if endpoint.is_known:
-                broker = self._ways.brokers.settled(COORDINATOR, now)
+            if endpoint.asking.is_known:
+                broker = self._view.brokers.settled(COORDINATOR, now)
                 if broker != fr.NOBODY:
-                    self._ways.branch(endpoint, broker)
+                    self._reach(endpoint, broker)
             endpoint.asking.pump(now)
             if endpoint.readings is not None:
                 endpoint.readings.pump(now)
@@ -80,7 +89,7 @@ class Mending:
             self.wait_for(endpoint)
 
     def _is_at_coordinator(self, endpoint: Endpoint) -> bool:
-        branch = endpoint.branches.get(self._ways.brokers.leader(COORDINATOR))
+        branch = endpoint.branches.get(self._view.brokers.leader(COORDINATOR))
         return branch is not None and branch.is_open
 
 

@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from penstock.client.remote.branches import Branch, Ways
-from penstock.client.remote.endpoint import Endpoint
+from penstock.client.remote.branches import Branch, Reach
 from penstock.client.remote.fetcher import RemoteFetcher
+from penstock.client.remote.leaders import Brokers
 from penstock.cluster.frames import messages as fr
 from penstock.cluster.frames.codec import Piece
 from penstock.core.errors import NotLeaderError
@@ -38,12 +38,12 @@ class _Reading:
 
 
 class Readings:
-    """See the module. `far` has the consumer's ends."""
+    """See the module. `far` has the consumer's ends. `reach` finds the branch to a broker."""
 
-    def __init__(self, endpoint: Endpoint, far: RemoteFetcher, ways: Ways) -> None:
-        self._endpoint = endpoint
+    def __init__(self, far: RemoteFetcher, brokers: Brokers, reach: Reach) -> None:
         self._far = far
-        self._ways = ways
+        self._brokers = brokers
+        self._reach = reach
         self._numbers = itertools.count()
         self._cursors: dict[int, _Reading] = {}  # by the consumer's number
         self._placed: dict[int, _Reading] = {}  # by the broker's
@@ -77,10 +77,10 @@ class Readings:
     def pump(self, now: float) -> None:
         """Ask for those that wait, where there is a leader to ask."""
         for reading in list(self._wanted):
-            broker = self._ways.brokers.settled(reading.fetch.page, now, now - reading.since)
+            broker = self._brokers.settled(reading.fetch.page, now, now - reading.since)
             branch = None
             if broker != fr.NOBODY:
-                branch = self._ways.branch(self._endpoint, broker)
+                branch = self._reach(broker)
             if branch is None:
                 continue
             del self._wanted[reading]
@@ -103,7 +103,7 @@ class Readings:
             fetch, offset=message.next_offset, leader_epoch=epoch
         )
         reading.credit -= 0 if payload is None else len(payload)
-        self._ways.brokers.trust(fetch.page)
+        self._brokers.trust(fetch.page)
         self._far.put(fetch.cursor, message, payload)
         return True
 
@@ -115,7 +115,7 @@ class Readings:
         del self._placed[message.cursor]
         reading.branch = None
         if message.error == NotLeaderError.__name__:
-            self._ways.brokers.doubt(reading.fetch.page, branch.broker, now)
+            self._brokers.doubt(reading.fetch.page, branch.broker, now)
             self._want(reading, now)
             return False
         del self._cursors[reading.fetch.cursor]
@@ -130,7 +130,7 @@ class Readings:
     def led_otherwise(self, now: float) -> None:
         """Leaders have changed. Those whose partition is led by nobody stay: the one before knows
         better, or ends them."""
-        leader = self._ways.brokers.leader
+        leader = self._brokers.leader
 
         def is_moved(reading: _Reading) -> bool:
             broker, branch = leader(reading.fetch.page), reading.branch
@@ -141,8 +141,8 @@ class Readings:
     def refused(self, broker: int, error: str, message: str) -> bool:
         """No branch comes to be at that broker: those that wait for it fail. Whether there were
         any."""
-        brokers = self._ways.brokers
-        found = [each for each in self._wanted if brokers.leader(each.fetch.page) == broker]
+        leader = self._brokers.leader
+        found = [each for each in self._wanted if leader(each.fetch.page) == broker]
         for reading in found:
             fetch = reading.fetch
             del self._wanted[reading], self._cursors[fetch.cursor]

@@ -16,8 +16,9 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from penstock.client.remote.connection import Wire
 from penstock.client.remote.mirror import memory
 from penstock.cluster.frames import messages as fr
 from penstock.core.errors import SENT_BACK, ErrorCode
@@ -25,9 +26,6 @@ from penstock.ipc import layout as lo
 from penstock.ipc import liveness
 from penstock.ipc.doorbell import fence
 from penstock.ipc.lane import Ack, Frame, LaneIdentity, LaneReceiver, format_lane
-
-if TYPE_CHECKING:
-    from penstock.client.remote.branches import Branch
 
 SEND_PASS_BYTES: Final = 2 << 20
 """What one lane sends before others get their turn."""
@@ -152,12 +150,14 @@ class MirroredLane:
 
 
 class Flow:
-    """See the module. `window`: bytes without an answer that may be under way at a time."""
+    """See the module. `endpoint`: the number of the attachment's branch at that gateway. `window`:
+    bytes without an answer that may be under way at a time."""
 
-    __slots__ = ("_in_flight", "_next", "_window", "branch", "flights", "writer")
+    __slots__ = ("_in_flight", "_next", "_window", "endpoint", "flights", "wire", "writer")
 
-    def __init__(self, branch: Branch, writer: int, window: int) -> None:
-        self.branch = branch
+    def __init__(self, wire: Wire, endpoint: int, writer: int, window: int) -> None:
+        self.wire = wire
+        self.endpoint = endpoint
         self.writer = writer
         self._window = window
         self.flights: deque[Flight] = deque()

@@ -49,6 +49,13 @@ class Brokers:
         self._coordinator = NOBODY
         self._doubts: dict[int, _Doubt] = {}
 
+    def forget(self) -> None:
+        """What was known is of another cluster."""
+        self.version, self.hosts, self._leaders = -1, {}, {}
+        self._last.clear()
+        self._coordinator = NOBODY
+        self._doubts.clear()
+
     def take(self, said: fr.Leaders) -> bool:
         """Take this in, if nothing newer is known. Whether it was."""
         if said.version <= self.version:

@@ -14,9 +14,10 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from penstock.client.remote.branches import Branch, Ways
+from penstock.client.remote.branches import Branch
 from penstock.client.remote.endpoint import Endpoint
 from penstock.client.remote.lanes import SEND_PASS_BYTES, AnswerError, Flow, MirroredLane
+from penstock.client.remote.view import ClusterView
 from penstock.cluster.frames import messages as fr
 from penstock.core.errors import SENT_BACK, ErrorCode
 from penstock.ipc import layout as lo
@@ -31,12 +32,17 @@ SEND_BACK_AFTER: Final = 2.0
 
 
 class Pumping:
-    """See the module. `broken` is told of a lane that nothing can be made of, and why."""
+    """See the module. `reach` finds an attachment's branch to a broker. `broken` is told of a lane
+    that nothing can be made of, and why."""
 
     def __init__(
-        self, ways: Ways, broken: Callable[[Endpoint, MirroredLane, LaneCorruptError], object]
+        self,
+        view: ClusterView,
+        reach: Callable[[Endpoint, int], Branch | None],
+        broken: Callable[[Endpoint, MirroredLane, LaneCorruptError], object],
     ) -> None:
-        self._ways = ways
+        self._view = view
+        self._reach = reach
         self._broken = broken
         self._dirty: dict[Endpoint, None] = {}  # whose lanes are to be looked at
         self._held: dict[Endpoint, float] = {}  # whose lanes wait for a leader, since when
@@ -98,7 +104,7 @@ class Pumping:
     def _drain(self, endpoint: Endpoint, lane: MirroredLane, now: float) -> tuple[int, bool]:
         """How many batches of a lane were sent, and whether the next one waits for a leader."""
         routes, room, count = endpoint.routes, SEND_PASS_BYTES, 0
-        proofs = self._ways.proofs
+        proofs = self._view.proofs
         while room > 0:
             frame = lane.peek()
             if frame is None:
@@ -120,12 +126,12 @@ class Pumping:
             if not flow.takes(size):
                 return count, False
             number = flow.sends(lane.sends())
-            branch = flow.branch
+            wire = flow.wire
             if flags & lo.FRAME_SYNC:
-                endpoint.synced[page] = branch.broker
+                endpoint.synced[page] = wire.broker
             proof = proofs.of(frame.batch)
-            message = fr.Produce(branch.number, flow.writer, number, page, flags, proof)
-            branch.send(message, frame.batch)
+            message = fr.Produce(flow.endpoint, flow.writer, number, page, flags, proof)
+            wire.send(message, frame.batch)
             room -= size
             count += 1
         self._dirty[endpoint] = None  # others first
@@ -136,7 +142,7 @@ class Pumping:
         back then."""
         for page in endpoint.adrift:
             lane = endpoint.lanes.get(page % max(endpoint.writers, 1))
-            if page >= 0 and lane is not None and self._ways.brokers.leader(page) == fr.NOBODY:
+            if page >= 0 and lane is not None and self._view.brokers.leader(page) == fr.NOBODY:
                 lane.sent_back.setdefault(page, endpoint.adrift_since)
 
     def _waits_too_long(
@@ -156,12 +162,12 @@ class Pumping:
         """The way to the leader of that page, None while there is none."""
         branch = endpoint.home
         assert branch is not None
-        if self._ways.is_cluster:
+        if self._view.is_cluster:
             if page in endpoint.adrift:
                 return None  # behind what has no answer there
             waited = now - lane.sent_back.get(page, self._held.get(endpoint, now))
-            broker = self._ways.brokers.settled(page, now, waited)
-            found = None if broker == fr.NOBODY else self._ways.branch(endpoint, broker)
+            broker = self._view.brokers.settled(page, now, waited)
+            found = None if broker == fr.NOBODY else self._reach(endpoint, broker)
             if found is None:
                 return None
             branch = found
@@ -169,22 +175,22 @@ class Pumping:
         return flow
 
     # --- back ---
-    def answered(self, branch: Branch, message: fr.Acks, now: float) -> None:
+    def answered(self, endpoint: Endpoint, branch: Branch, message: fr.Acks, now: float) -> None:
         """Hand answers on, in the order of the lanes. Raises `AnswerError`."""
         flow = branch.flows.get(message.writer)
         if flow is None:
             raise AnswerError(f"answers of writer {message.writer}, to which nothing was sent")
-        endpoint, brokers = branch.endpoint, self._ways.brokers
+        brokers = self._view.brokers
         touched: dict[MirroredLane, None] = {}
         for flight, answer in flow.answer(message.acks):
             page, lane = flight.frame.page, flight.lane
-            if answer.error == ErrorCode.NOT_LEADER and self._ways.is_cluster:
+            if answer.error == ErrorCode.NOT_LEADER and self._view.is_cluster:
                 brokers.doubt(page, branch.broker, now)
                 if brokers.leader(page) != fr.NOBODY:
                     endpoint.drift(page, now)
                     continue
                 endpoint.routes.pop(page, None)
-            if answer.error in SENT_BACK and self._ways.is_cluster:
+            if answer.error in SENT_BACK and self._view.is_cluster:
                 lane.sent_back.setdefault(page, now)
                 self.counts["batches_sent_back"] += 1
             else:
@@ -202,7 +208,7 @@ class Pumping:
     def led_otherwise(self, endpoint: Endpoint, now: float) -> None:
         """Leaders have changed: what is under way to one that another has followed is adrift. One
         that nobody has followed knows itself what became of it."""
-        leader = self._ways.brokers.leader
+        leader = self._view.brokers.leader
         endpoint.routes.clear()
         under_way = [
             (flight.frame.page, branch.broker)
@@ -213,9 +219,8 @@ class Pumping:
             if leader(page) not in (fr.NOBODY, broker):
                 endpoint.drift(page, now)
 
-    def left(self, branch: Branch, now: float) -> None:
+    def left(self, endpoint: Endpoint, branch: Branch, now: float) -> None:
         """That branch is over, and what was under way by it has no answer."""
-        endpoint = branch.endpoint
         endpoint.routes.clear()
         for flight in branch.flights():
             endpoint.drift(flight.frame.page, now)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 
-from penstock.client.remote.branches import Branch, Ways
+from penstock.client.remote.branches import Branch
 from penstock.client.remote.endpoint import Endpoint
 from penstock.client.remote.failover import Mending
 from penstock.client.remote.lanes import AnswerError
-from penstock.client.remote.mirror import MirroredPages
 from penstock.client.remote.position_reports import Onlookers
 from penstock.client.remote.produce import Pumping
+from penstock.client.remote.view import ClusterView
 from penstock.cluster.frames import messages as fr
 from penstock.cluster.frames.codec import Piece
 from penstock.ipc.doorbell import fence
@@ -24,9 +24,9 @@ class Hearing:
     """See the module."""
 
     def __init__(
-        self, ways: Ways, pumping: Pumping, mending: Mending, onlookers: Onlookers
+        self, view: ClusterView, pumping: Pumping, mending: Mending, onlookers: Onlookers
     ) -> None:
-        self._ways = ways
+        self._view = view
         self._pumping = pumping
         self._mending = mending
         self._onlookers = onlookers
@@ -35,51 +35,48 @@ class Hearing:
         self.throttled = 0.0
 
     def hear(
-        self, branch: Branch, message: fr.GatewayMessage, payload: Piece | None,
-        pages: MirroredPages,
-    ) -> None:  # fmt: skip
+        self, endpoint: Endpoint, branch: Branch, message: fr.GatewayMessage, payload: Piece | None
+    ) -> None:
         """A message for that branch of an attachment."""
         match message:
             case fr.Acks():
-                self.publish(branch, message.pages, pages)
-                self._acknowledged(branch, message)
+                self.publish(endpoint, branch, message.pages)
+                self._acknowledged(endpoint, branch, message)
             case fr.Fetched():
-                self.publish(branch, message.pages, pages)
-                self._fetched(branch, message, payload)
+                self.publish(endpoint, branch, message.pages)
+                self._fetched(endpoint, branch, message, payload)
             case fr.Pages():
-                self.publish(branch, message.pages, pages)
+                self.publish(endpoint, branch, message.pages)
             case fr.CursorFailed():
-                self._failed(branch, message)
+                self._failed(endpoint, branch, message)
             case fr.Notice():
-                slot, branch.notice = branch.endpoint.slot, message.notice
-                if slot is not None and (branch.serves_groups or not self._ways.is_cluster):
+                slot, branch.notice = endpoint.slot, message.notice
+                if slot is not None and (branch.serves_groups or not self._view.is_cluster):
                     slot.give_notice(message.notice)
             case fr.Throttled():
                 self.throttles += 1
                 self.throttled += message.seconds
 
-    def publish(self, branch: Branch, states: list[fr.PageState], pages: MirroredPages) -> None:
+    def publish(self, endpoint: Endpoint, branch: Branch, states: list[fr.PageState]) -> None:
         """How partitions stand, as that branch's broker knows it."""
-        if states and self._ways.is_cluster:
-            states = pages.of_leaders(states, branch.broker, self._ways.brokers)
+        states = self._view.publish(states, branch.broker)
         if states:
-            pages.publish(states)
-            endpoint = branch.endpoint
             if endpoint.far is not None:
                 endpoint.far.heard(states)
             self._awake[endpoint] = None
 
-    def _acknowledged(self, branch: Branch, message: fr.Acks) -> None:
+    def _acknowledged(self, endpoint: Endpoint, branch: Branch, message: fr.Acks) -> None:
         try:
-            self._pumping.answered(branch, message, time.monotonic())
+            self._pumping.answered(endpoint, branch, message, time.monotonic())
         except AnswerError as error:
             branch.wire.failed = str(error)
             return
-        self._awake[branch.endpoint] = None
-        self._mending.wait_for(branch.endpoint)
+        self._awake[endpoint] = None
+        self._mending.wait_for(endpoint)
 
-    def _fetched(self, branch: Branch, message: fr.Fetched, payload: Piece | None) -> None:
-        endpoint = branch.endpoint
+    def _fetched(
+        self, endpoint: Endpoint, branch: Branch, message: fr.Fetched, payload: Piece | None
+    ) -> None:
         if endpoint.readings is not None:
             if not endpoint.readings.fetched(branch, message, payload):
                 return
@@ -88,8 +85,7 @@ class Hearing:
         self._awake[endpoint] = None
         self._onlookers.stirred(time.monotonic())
 
-    def _failed(self, branch: Branch, message: fr.CursorFailed) -> None:
-        endpoint = branch.endpoint
+    def _failed(self, endpoint: Endpoint, branch: Branch, message: fr.CursorFailed) -> None:
         if endpoint.readings is not None:
             if not endpoint.readings.failed(branch, message, time.monotonic()):
                 self._mending.wait_for(endpoint)

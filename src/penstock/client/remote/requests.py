@@ -19,9 +19,11 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.client.remote.branches import Branch, Ways
-from penstock.client.remote.endpoint import Endpoint
+from penstock.client.remote.branches import Branch, Reach
+from penstock.client.remote.fetcher import RemoteFetcher
 from penstock.client.remote.leaders import COORDINATOR
+from penstock.client.remote.mirror import MirroredSlot
+from penstock.client.remote.view import ClusterView
 from penstock.cluster.frames import messages as fr
 from penstock.core.errors import NotConnectedError, NotLeaderError
 from penstock.ipc import coordination as co
@@ -67,11 +69,24 @@ class _Round:
 
 
 class Asking:
-    """See the module."""
+    """See the module. `home` is the broker that the attachment is at home with, and `reads` says
+    whether its client is a consumer. `say` tells the client, `open_lane` answers what wants one."""
 
-    def __init__(self, endpoint: Endpoint, ways: Ways) -> None:
-        self._endpoint = endpoint
-        self._ways = ways
+    def __init__(
+        self, view: ClusterView, reach: Reach, far: RemoteFetcher, slot: MirroredSlot, *,
+        home: int, reads: bool,
+        say: Callable[[Reply], None], open_lane: Callable[[ms.OpenLane], None],
+    ) -> None:  # fmt: skip
+        self._view = view
+        self._reach = reach
+        self._far = far
+        self._slot = slot
+        self._home = home
+        self._reads = reads
+        self._tell = say
+        self._open_lane = open_lane
+        self.is_known = False
+        """Whether a coordinator has answered: whoever is that has to see its client alive."""
         self._requests: deque[msgspec.Struct] = deque()
         self._request: msgspec.Struct | None = None
         self._round: _Round | None = None
@@ -108,7 +123,7 @@ class Asking:
                     return
                 message = self._requests.popleft()
                 if isinstance(message, ms.OpenLane):
-                    self._endpoint.open_lane(message)
+                    self._open_lane(message)
                     continue
                 self._request, self._answer = message, None
                 self._round = self._first_round(message, now)
@@ -117,16 +132,14 @@ class Asking:
 
     def _tell_why(self) -> None:
         """What is waited for, for a client that waits no longer."""
-        far, round_ = self._endpoint.far, self._round
-        if far is not None:
-            is_waiting = round_ is not None and bool(round_.wanted)
-            far.waits_for = self._nobody(round_).message if round_ and is_waiting else ""
+        round_ = self._round
+        self._far.waits_for = self._nobody(round_).message if round_ and round_.wanted else ""
 
     # --- to whom ---
     def _first_round(self, message: msgspec.Struct, now: float) -> _Round:
         wanted, make, at_once = {0: HOME}, lambda _: message, 1
         until = now + PATIENCE
-        if not self._ways.is_cluster:
+        if not self._view.is_cluster:
             return _Round(wanted, make, at_once=at_once, until=until)
         if isinstance(message, (co.Request, lk.LookUpPositions)):
             wanted = {0: COORDINATOR}
@@ -158,13 +171,11 @@ class Asking:
 
     def _broker_for(self, what: int, now: float) -> int | None:
         """Who answers for it; None while nobody is known to."""
-        home = self._endpoint.home
-        assert home is not None
         if what == HOME:
-            return home.broker
-        brokers = self._ways.brokers
+            return self._home
+        brokers = self._view.brokers
         if what == COORDINATOR and brokers.leader(what) == fr.NOBODY:
-            return home.broker  # which makes it come to be
+            return self._home  # which makes it come to be
         broker = brokers.settled(what, now)
         return None if broker == fr.NOBODY else broker
 
@@ -194,7 +205,7 @@ class Asking:
             if broker is not None:
                 by_broker.setdefault(broker, {})[at] = what
         for broker, places in by_broker.items():
-            branch = self._ways.branch(self._endpoint, broker)
+            branch = self._reach(broker)
             if branch is None:
                 continue
             left = list(places)
@@ -217,10 +228,10 @@ class Asking:
         del round_.under_way[message.request]
         places = found[1]
         if message.proof and isinstance(self._request, co.AddPartitions):
-            self._ways.proofs.learn(self._request, message.proof)
-        if not self._ways.is_cluster:
+            self._view.proofs.learn(self._request, message.proof)
+        if not self._view.is_cluster:
             self._round = None
-            self._endpoint.say(message.body)
+            self._tell(message.body)
         else:
             self._take(round_, branch, places, message, now)
         self.pump(now)
@@ -237,10 +248,10 @@ class Asking:
                 round_.refused = reply
                 return
             for at, what in places.items():
-                if what == HOME or self._ways.brokers.leader(what) == fr.NOBODY:
+                if what == HOME or self._view.brokers.leader(what) == fr.NOBODY:
                     round_.not_before = now + NOT_HOME
                 else:
-                    self._ways.brokers.doubt(what, branch.broker, now)
+                    self._view.brokers.doubt(what, branch.broker, now)
                 round_.wanted[at] = what
             if now >= round_.until:
                 round_.refused = ms.Refused(NotConnectedError.__name__, reply.message)
@@ -249,14 +260,13 @@ class Asking:
             following = {page.page for page in message.pages if page.status == lo.STATUS_FOLLOWING}
             for at, what in list(places.items()):
                 if what in following:  # its node knows already, and its writer not yet
-                    self._ways.brokers.doubt(what, branch.broker, now)
+                    self._view.brokers.doubt(what, branch.broker, now)
                     round_.wanted[at] = places.pop(at)
         for what in places.values():
-            self._ways.brokers.trust(what)
+            self._view.brokers.trust(what)
         if COORDINATOR in places.values() and not branch.serves_groups:
-            branch.serves_groups = self._endpoint.is_known = True
-            if self._endpoint.slot is not None:
-                self._endpoint.slot.slot.copy_notice(branch.notice)
+            branch.serves_groups = self.is_known = True
+            self._slot.slot.copy_notice(branch.notice)
         round_.replies.append((list(places), reply))
 
     def left(self, branch: Branch, why: str, now: float) -> None:
@@ -316,7 +326,7 @@ class Asking:
                 return [
                     one.page
                     for one in owned
-                    if one.offset == co.NO_OFFSET or not self._ways.knows(one.page)
+                    if one.offset == co.NO_OFFSET or not self._view.knows(one.page)
                 ]
             case co.GroupDescription(partitions=described):
                 return [each.page for each in described if 0 <= each.page < lo.PAGES_MAX]
@@ -325,18 +335,16 @@ class Asking:
     def _completed(self, round_: _Round) -> None:
         """As much is known of its partitions as could be found out."""
         answer, self._answer = self._answer, None
-        hello = self._endpoint.hello
-        reads = hello is not None and hello.kind == lo.KIND_CONSUMER
         for _, places in round_.under_way.values():
             round_.wanted.update(places)
-        if reads and not all(self._ways.knows(page) for page in round_.wanted.values()):
+        if self._reads and not all(self._view.knows(page) for page in round_.wanted.values()):
             answer = self._nobody(round_)  # it could not tell where they begin
         self._say(answer)
 
     def _nobody(self, round_: _Round) -> ms.Refused:
         """What to say where nobody was found in time."""
         what = next(iter(round_.wanted.values()))
-        leader = self._ways.brokers.leader(what) if what != HOME else fr.NOBODY
+        leader = self._view.brokers.leader(what) if what != HOME else fr.NOBODY
         name = {HOME: "the cluster", COORDINATOR: "the coordinator"}.get(
             what, f"the partition on page {what}"
         )
@@ -349,4 +357,4 @@ class Asking:
 
     def _say(self, reply: Reply) -> None:
         self._request = None
-        self._endpoint.say(reply)
+        self._tell(reply)
