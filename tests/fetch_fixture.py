@@ -21,6 +21,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc.clients import ClientSlot
 from penstock.ipc.shm import Region
 from penstock.server.gateway.counts import Counts
+from penstock.server.gateway.endpoints import Endpoint
 from penstock.server.gateway.fetch import Fetching, FetchLimits
 from penstock.server.gateway.membership import Membership
 from penstock.server.gateway.partition_states import Known, PageStates
@@ -53,6 +54,7 @@ class Session:
 
 class Peer:
     def __init__(self) -> None:
+        self.principal = "alice"
         self.has_room = True
         self.is_gone = False
         self.charged = 0
@@ -61,29 +63,22 @@ class Peer:
         self.charged += cost
 
 
-class Client:
+class Client(Endpoint):
     """An endpoint and the consumer at its other end, which keeps what came."""
 
     def __init__(
         self, number: int, peer: Peer, session: Session, kind: int, states: PageStates
     ) -> None:
-        self.number = number
-        self.peer = peer
-        self.kind = kind
-        self.session: Any = session
+        its_peer: Any = peer
+        its_session: Any = session
+        super().__init__(its_peer, number, kind, f"client-{number}")
+        self.session = its_session
         self.states = states
-        self.principal = "alice"
-        self.client_id = f"client-{number}"
-        self.fetching: object | None = None
         self.came: list[Any] = []
         self.pages: dict[int, fr.PageState] = {}
         self.epochs: dict[int, list[tuple[int, int]]] = {}
         self.cursors: dict[int, Reading] = {}
         self.order: list[tuple[int, int]] = []  # (cursor, bytes) of every payload
-
-    @property
-    def has_room(self) -> bool:
-        return self.peer.has_room
 
     def post(self, message: Any, payload: Any = None) -> bool:
         if self.peer.is_gone:

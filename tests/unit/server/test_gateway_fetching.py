@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-from typing import Any
 
 import pytest
 from fetch_fixture import Gateway, Peer, Reading, folder_in
@@ -560,7 +559,7 @@ def test_what_one_endpoint_gives_back_lets_its_neighbour_go_on(at, how):
         gateway.fetching.gone(first)
     gateway.turn()
     assert len(second.order) > before
-    line: Any = second.fetching
+    line = gateway.fetching._line_of[second]
     theirs = sum(sum(reading.owed) for reading in first.cursors.values())
     assert line.link.out_bytes == line.out_bytes + (theirs if how == "consumes" else 0)
 
@@ -666,7 +665,7 @@ def test_what_goes_wrong_with_one_endpoint_costs_that_endpoint(at, gateway, is_r
     assert "the gateway failed at fetching for it" in gateway.ended[0][1]
     assert len(reading.records) == 2
     assert (gateway.counts.cursors, gateway.counts.refusals) == (1, {"failure": 1})
-    line: Any = other.fetching
+    line = gateway.fetching._line_of[other]
     assert line.link.out_bytes == line.out_bytes
 
 

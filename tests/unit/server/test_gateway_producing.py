@@ -164,7 +164,7 @@ def test_the_writer_is_rung_once_a_sleep_behind_a_fence(
     """It falls asleep between the gateway's store and its look: the fence is what shows that."""
     from penstock.server.gateway import produce
 
-    lane = next(iter(sending.endpoint.outgoing.lanes.values()))
+    lane: Any = next(iter(sending.producing._outgoing[sending.endpoint].lanes.values()))
     seen = []
 
     def fence() -> None:

@@ -34,10 +34,9 @@ from penstock.server.config import NodeConfig
 from penstock.server.gateway.counts import Counts
 from penstock.server.gateway.endpoints import Endpoint
 from penstock.server.gateway.events import Events
-from penstock.server.gateway.forward import Asks
 from penstock.server.gateway.partition_states import Known, PageStates
 from penstock.server.gateway.peers import Peer
-from penstock.server.gateway.produce_window import Outgoing
+from penstock.server.gateway.request_queue import RequestQueue
 from penstock.server.gateway.tokens import Tokens
 
 logger = logging.getLogger("penstock.gateway")
@@ -46,6 +45,7 @@ ATTACH_TIMEOUT: Final = 5.0
 WINDOW_SHARE: Final = 4
 """A producer is given at most one part in so many of what its connection has left."""
 KINDS: Final = (lo.KIND_PRODUCER, lo.KIND_CONSUMER, lo.KIND_ADMIN)
+_NONE: Final[dict[int, Endpoint]] = {}
 
 
 class Attaching:
@@ -82,13 +82,22 @@ class Attaching:
         self._clients: Counter[str] = Counter()
         self._reserved: Counter[str] = Counter()
         self._producers: dict[int, Endpoint] = {}
+        self._endpoints: dict[Peer, dict[int, Endpoint]] = {}
         self.stopping = ""
+
+    def find(self, peer: Peer, number: int) -> Endpoint | None:
+        """The endpoint of that number of a connection."""
+        return self._endpoints.get(peer, _NONE).get(number)
+
+    def of(self, peer: Peer) -> list[Endpoint]:
+        """All endpoints of a connection."""
+        return list(self._endpoints.get(peer, _NONE).values())
 
     # --- coming ---
     def attach(self, peer: Peer, message: fr.Attach) -> str:
         """Begin an endpoint. Returns why the connection is to be dropped, empty if it is not."""
         number = message.endpoint
-        if number in peer.endpoints:
+        if self.find(peer, number) is not None:
             return f"it attached endpoint {number} twice"
         endpoint = Endpoint(peer, number, message.kind, message.client_id)
         try:
@@ -96,7 +105,7 @@ class Attaching:
         except PenstockError as error:
             self._refuse(endpoint, error)
             return ""
-        peer.endpoints[number] = endpoint
+        self._endpoints.setdefault(peer, {})[number] = endpoint
         self._clients[peer.principal] += 1
         self._counts.endpoints += 1
         endpoint.task = self._events.spawn(
@@ -119,7 +128,7 @@ class Attaching:
             raise NotConnectedError(self.stopping)  # a producer that is refused gives its id up
         if message.kind not in KINDS:
             raise ConfigError(f"kind {message.kind} is no kind of client: allowed are {KINDS}")
-        if len(peer.endpoints) >= fr.ENDPOINTS_MAX:
+        if len(self._endpoints.get(peer, _NONE)) >= fr.ENDPOINTS_MAX:
             raise ResourceLimitError(
                 f"this connection has {fr.ENDPOINTS_MAX} endpoints (ENDPOINTS_MAX): close some, or "
                 "use another Client for further ones"
@@ -174,13 +183,12 @@ class Attaching:
             wide=endpoint.kind == lo.KIND_ADMIN,
             may_know=partial(self._may_know, peer.principal),
         )
-        endpoint.asks = Asks(self._events, endpoint, lambda: self._watch_channel(endpoint))
+        endpoint.requests = RequestQueue(self._events, lambda: self._watch_channel(endpoint))
         endpoint.is_open = True
         self._watch_channel(endpoint)
         self._events.watch(session.doorbell.fileno(), lambda: self._bell(endpoint))
         token = b""
         if endpoint.is_producer:
-            endpoint.outgoing = Outgoing()
             self._producers[session.producer_id] = endpoint
             token = self._tokens.make(session.producer_id, peer.principal)
         if session.slot is not None:
@@ -231,13 +239,13 @@ class Attaching:
 
     # --- going ---
     def detach(self, peer: Peer, message: fr.Detach) -> None:
-        endpoint = peer.endpoints.get(message.endpoint)
+        endpoint = self.find(peer, message.endpoint)
         if endpoint is not None:
             self.end(endpoint, "", goodbye=not message.returns)
 
     def end(self, endpoint: Endpoint, reason: str, *, goodbye: bool = False) -> None:
         """It is over. With a `reason` its client is told."""
-        if endpoint.peer.endpoints.get(endpoint.number) is not endpoint:
+        if self.find(endpoint.peer, endpoint.number) is not endpoint:
             return
         self._leave(endpoint)
         if endpoint.task is not None:
@@ -247,14 +255,12 @@ class Attaching:
             self._gone(endpoint)
             endpoint.is_open = False
             session = endpoint.session
-            if endpoint.asks is not None:
-                endpoint.asks.close()
+            if endpoint.requests is not None:
+                endpoint.requests.close()
             self._events.unwatch(session.fileno())
             self._events.unwatch(session.doorbell.fileno())
-            if endpoint.outgoing is not None:
-                endpoint.outgoing.close()
-                if self._producers.get(session.producer_id) is endpoint:
-                    del self._producers[session.producer_id]
+            if self._producers.get(session.producer_id) is endpoint:
+                del self._producers[session.producer_id]
             session.close(polite=goodbye, patience=0.0)
         if reason:
             logger.info("%s ended: %s", endpoint, reason)
@@ -262,7 +268,10 @@ class Attaching:
 
     def _leave(self, endpoint: Endpoint) -> None:
         peer = endpoint.peer
-        del peer.endpoints[endpoint.number]
+        endpoints = self._endpoints[peer]
+        del endpoints[endpoint.number]
+        if not endpoints:
+            del self._endpoints[peer]
         self._clients[peer.principal] -= 1
         if not self._clients[peer.principal]:
             del self._clients[peer.principal]

@@ -23,9 +23,8 @@ from penstock.server.gateway.peers import Peer, Piece
 if TYPE_CHECKING:
     from penstock.client.session import Session
     from penstock.server.gateway.events import Task
-    from penstock.server.gateway.forward import Asks
     from penstock.server.gateway.partition_states import PageStates
-    from penstock.server.gateway.produce_window import Outgoing
+    from penstock.server.gateway.request_queue import RequestQueue
 
 _tickets = itertools.count(time.monotonic_ns())
 
@@ -39,8 +38,8 @@ class Endpoint:
     """`session` is there from `Attached` on. Its descriptors are watched by the loop, which calls
     whoever has to do with the endpoint when the doorbell rang."""
 
-    __slots__ = ("asks", "client_id", "fetching", "is_open", "kind", "notice", "number", "outgoing",
-                 "peer", "principal", "session", "states", "task", "window")  # fmt: skip
+    __slots__ = ("client_id", "is_open", "kind", "notice", "number", "peer", "principal",
+                 "requests", "session", "states", "task", "window")  # fmt: skip
 
     session: Session
     states: PageStates
@@ -56,10 +55,7 @@ class Endpoint:
         self.is_open = False
         self.task: Task | None = None
         """Its attaching, while that is under way."""
-        self.asks: Asks | None = None
-        self.outgoing: Outgoing | None = None
-        self.fetching: object | None = None
-        """For `fetch`, which keeps there what it likes."""
+        self.requests: RequestQueue | None = None
 
     @property
     def is_producer(self) -> bool:

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from penstock.cluster.frames import messages as fr
 from penstock.core import errors as er
@@ -30,8 +30,10 @@ from penstock.core.header import HEADER_BYTES
 from penstock.ipc import layout as lo
 from penstock.server.gateway.counts import Counts
 from penstock.server.gateway.cursors import BATCH_WORK, Cursor, OpenFiles, Piece
-from penstock.server.gateway.fetch_session import Endpoint, Line, Link, Share
+from penstock.server.gateway.endpoints import Endpoint
+from penstock.server.gateway.fetch_session import Line, Link, Share
 from penstock.server.gateway.partition_states import Known
+from penstock.server.gateway.peers import Peer
 
 logger = logging.getLogger("penstock.gateway")
 
@@ -58,7 +60,7 @@ Allow = Callable[[str, str, int, float], float]
 """(principal, client id, bytes sent, now) -> seconds to hold the endpoint back, 0 for none."""
 Names = Callable[[bytes], str | None]
 """The name of a topic by its id; None where it is not known (yet, or any more)."""
-Failed = Callable[[Any, str], None]
+Failed = Callable[[Endpoint, str], None]
 """(endpoint, why): ends an endpoint that cannot be gone on with."""
 MayRead = Callable[[str, str], object]
 """(principal, topic): raises `AccessDeniedError` where that principal may not read that topic."""
@@ -109,7 +111,8 @@ class Fetching:
         self._may_know = may_know
         self._failed = failed
         self._files = OpenFiles(self._limits.files_max)
-        self._links: dict[Any, Link] = {}
+        self._line_of: dict[Endpoint, Line] = {}
+        self._links: dict[Peer, Link] = {}
         self._shares: dict[str, Share] = {}
         self._lines: deque[Line] = deque()  # of the belt
         self._fresh: deque[Line] = deque()
@@ -214,10 +217,9 @@ class Fetching:
     def gone(self, endpoint: Endpoint) -> None:
         """The endpoint ended: free everything. Its session is about to be closed, and with it what
         it shares with writers, which is not looked at any more."""
-        line = endpoint.fetching
-        if not isinstance(line, Line):
+        line = self._line_of.pop(endpoint, None)
+        if line is None:
             return
-        endpoint.fetching = None
         line.is_gone = True
         for queue in (self._lines, self._fresh, self._behind):
             if line in queue:
@@ -236,25 +238,26 @@ class Fetching:
 
     def rung(self, endpoint: Endpoint) -> None:
         """Its doorbell rang, and was cleared: pages may have moved."""
-        if isinstance(endpoint.fetching, Line):
-            self._activate(endpoint.fetching)
+        line = self._line_of.get(endpoint)
+        if line is not None:
+            self._activate(line)
 
     def unhold(self, endpoint: Endpoint) -> None:
         """There are other quotas now: let it try by those."""
-        line = endpoint.fetching
-        if isinstance(line, Line) and line.held_until:
+        line = self._line_of.get(endpoint)
+        if line is not None and line.held_until:
             line.held_until = 0.0
             self._activate(line)
 
     def _line(self, endpoint: Endpoint) -> Line:
-        line = endpoint.fetching
-        if not isinstance(line, Line):
+        line = self._line_of.get(endpoint)
+        if line is None:
             link = self._links.get(endpoint.peer)
             if link is None:
                 share = self._shares.setdefault(endpoint.principal, Share())
                 share.links += 1
                 link = self._links[endpoint.peer] = Link(share)
-            line = endpoint.fetching = Line(endpoint, link)
+            line = self._line_of[endpoint] = Line(endpoint, link)
             link.lines += 1
             self._lines.append(line)
         return line

@@ -7,42 +7,20 @@ Decides nothing about whose turn it is (`fetch` does).
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Final, Protocol
+from typing import Final
 
-import msgspec
-
-from penstock.client.session import Session
 from penstock.cluster.frames import messages as fr
 from penstock.ipc import layout as lo
 from penstock.ipc.clients import ClientSlot
 from penstock.ipc.doorbell import fence
 from penstock.ipc.state import StatePage
 from penstock.server.gateway.cursors import Cursor
-from penstock.server.gateway.endpoints import fresh_ticket
-from penstock.server.gateway.partition_states import PageStates
+from penstock.server.gateway.endpoints import Endpoint, fresh_ticket
 
-Piece = bytes | bytearray | memoryview
 Standing = tuple[int, ...]
 _DURABLE: Final = 1
 _LOG_END: Final = 4
 _NEVER: Final[Standing] = (-1,) * 9
-
-
-class Endpoint(Protocol):
-    """What is needed of `endpoints.Endpoint`."""
-
-    number: int
-    kind: int
-    principal: str
-    client_id: str
-    session: Session
-    states: PageStates
-    fetching: object | None
-    peer: Any
-
-    @property
-    def has_room(self) -> bool: ...
-    def post(self, message: msgspec.Struct, payload: Piece | None = None) -> bool: ...
 
 
 class Share:

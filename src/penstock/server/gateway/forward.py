@@ -12,10 +12,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable
-from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -27,11 +25,9 @@ from penstock.ipc import coordination as co
 from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
 from penstock.ipc.channel import close_fds
-from penstock.ipc.waits import Waits
 from penstock.server.gateway import lookups
 from penstock.server.gateway.counts import Counts
 from penstock.server.gateway.endpoints import Endpoint
-from penstock.server.gateway.events import Events, Task
 from penstock.server.gateway.lookup_thread import Aside
 from penstock.server.gateway.membership import Membership
 
@@ -49,58 +45,6 @@ Allowed = (
 """What a remote client may ask for. Lanes, hellos and the cleaner's orders are not among it."""
 _DECODER: Final = msgspec.msgpack.Decoder(Allowed)
 _ENCODER: Final = msgspec.msgpack.Encoder()
-
-
-class _Job(NamedTuple):
-    make: Callable[[], Waits[Any]]
-    done: Callable[[Any], None]
-    failed: Callable[[Exception], None]
-
-
-class Asks:
-    """What one endpoint wants of its session, in order."""
-
-    def __init__(self, events: Events, endpoint: Endpoint, idle: Callable[[], None]) -> None:
-        self._events = events
-        self._endpoint = endpoint
-        self._idle = idle
-        self._jobs: deque[_Job] = deque()
-        self._task: Task | None = None
-        self._is_busy = False
-
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    def add(
-        self,
-        make: Callable[[], Waits[Any]],
-        done: Callable[[Any], None],
-        failed: Callable[[Exception], None],
-    ) -> None:
-        """Carry `make()` out when what came before is done."""
-        self._jobs.append(_Job(make, done, failed))
-        self._next()
-
-    def _next(self) -> None:
-        if self._jobs and not self._is_busy:
-            job = self._jobs.popleft()
-            self._is_busy = True
-            self._task = self._events.spawn(
-                job.make(), partial(self._over, job.done), partial(self._over, job.failed)
-            )
-
-    def _over(self, tell: Callable[[Any], None], what: Any) -> None:
-        self._idle()
-        tell(what)
-        self._is_busy = False
-        self._next()
-
-    def close(self) -> None:
-        """Nobody is told of anything any more."""
-        self._jobs.clear()
-        self._is_busy = True
-        if self._task is not None:
-            self._task.cancel()
 
 
 class Forwarding:
@@ -128,9 +72,9 @@ class Forwarding:
 
     def ask(self, endpoint: Endpoint, message: fr.Ask, came: float) -> str | None:
         """Answer it, now or later. Returns why the connection is to be dropped, if so."""
-        asks = endpoint.asks
-        assert asks is not None
-        if len(asks) >= ASKS_MAX:
+        requests = endpoint.requests
+        assert requests is not None
+        if len(requests) >= ASKS_MAX:
             return f"{ASKS_MAX} requests of {endpoint} wait for the one under way"
         try:
             request = _DECODER.decode(message.body)
@@ -163,7 +107,7 @@ class Forwarding:
                 proof = self._prove(*who, endpoint.principal)
             self._answer(endpoint, message.request, reply, came, proof)
 
-        asks.add(
+        requests.add(
             lambda: endpoint.session.asking(
                 request, max(DEADLINE_MIN, came + left - time.monotonic())
             ),

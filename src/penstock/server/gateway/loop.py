@@ -332,7 +332,7 @@ class Gateway:
         if self._by_fd.get(peer.fd) is peer:
             del self._by_fd[peer.fd]
         self.counts.connections -= 1
-        for endpoint in list(peer.endpoints.values()):
+        for endpoint in self._attaching.of(peer):
             self._attaching.end(endpoint, "")
 
     def _shut_down(self, peer: Peer) -> None:
@@ -387,7 +387,7 @@ class Gateway:
                 self._drop(peer, "endless message", f"over {UNREAD_MAX} bytes made no message")
                 return
         self._tell_leaders(peer)
-        for endpoint in peer.endpoints.values():
+        for endpoint in self._attaching.of(peer):
             if endpoint.is_open:
                 self._producing.belt(endpoint)
 
@@ -410,7 +410,7 @@ class Gateway:
                 )  # fmt: skip
                 self._drop(peer, "revoked", why)
                 continue
-            for endpoint in peer.endpoints.values():
+            for endpoint in self._attaching.of(peer):
                 if endpoint.is_open:
                     self._producing.unhold(endpoint)
                     self._fetching.unhold(endpoint)
@@ -421,7 +421,7 @@ class Gateway:
 
     def _open(self, peer: Peer, number: int) -> Endpoint | None:
         """None: it ended, and its client does not know that yet."""
-        endpoint = peer.endpoints.get(number)
+        endpoint = self._attaching.find(peer, number)
         if endpoint is not None and endpoint.is_open:
             return endpoint
         peer.charge()
@@ -493,7 +493,7 @@ class Gateway:
         goodbye = codec.encode(fr.Ended(-1, reason))
         told = self.counts.connections
         for peer in list(self._peers.by_identity.values()):
-            for endpoint in list(peer.endpoints.values()):
+            for endpoint in self._attaching.of(peer):
                 # A producer's lanes are drained; members of groups are only away.
                 self._attaching.end(endpoint, "", goodbye=endpoint.is_producer)
             peer.send(goodbye)

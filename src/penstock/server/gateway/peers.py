@@ -12,15 +12,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import zmq
 
 from penstock.server.gateway.counts import Counts
 from penstock.server.gateway.slow_readers import Budget
-
-if TYPE_CHECKING:
-    from penstock.server.gateway.endpoints import Endpoint
 
 logger = logging.getLogger("penstock.gateway")
 
@@ -42,7 +39,6 @@ class Peer:
         "address",
         "budget",
         "bytes_reserved",
-        "endpoints",
         "fd",
         "heard_at",
         "identity",
@@ -70,7 +66,6 @@ class Peer:
         self.user_id = ""
         """What ZeroMQ knows its key by."""
         self.fd = -1
-        self.endpoints: dict[int, Endpoint] = {}
         self.outbox: deque[Parts] = deque()
         self.outbox_bytes = 0
         self.bytes_reserved = 0

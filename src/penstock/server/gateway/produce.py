@@ -106,6 +106,7 @@ class Producing:
         self._membership = membership
         self._tokens = tokens
         self._commits = Commits[Lane](events, socket, self._touch)
+        self._outgoing: dict[Endpoint, Outgoing] = {}  # of those that have sent something
         self._touched: dict[Lane, None] = {}
 
     # --- in ---
@@ -113,9 +114,11 @@ class Producing:
         self, endpoint: Endpoint, message: fr.Produce, payload: memoryview | None, now: float
     ) -> str:
         """Take a batch. Returns why the connection is to be dropped, empty if it is not."""
-        outgoing = endpoint.outgoing
+        outgoing = self._outgoing.get(endpoint)
         if outgoing is None:
-            return f"{endpoint} is no producer and sent a batch"
+            if not endpoint.is_producer:
+                return f"{endpoint} is no producer and sent a batch"
+            outgoing = self._outgoing[endpoint] = Outgoing()
         if payload is None:
             return f"{endpoint} sent a batch without its bytes"
         if message.writer >= endpoint.session.writers:
@@ -244,8 +247,7 @@ class Producing:
     def _is_proved(self, endpoint: Endpoint, head: BatchHeader, proof: bytes) -> bool:
         """Whether the principal registered partitions with the transaction of this batch. Whether
         it is still open, and in this partition, is known to the log."""
-        outgoing = endpoint.outgoing
-        assert outgoing is not None
+        outgoing = self._outgoing[endpoint]
         shown = head.producer_id, head.producer_epoch, proof
         if shown == outgoing.proved:
             return True
@@ -274,7 +276,7 @@ class Producing:
 
     def unhold(self, endpoint: Endpoint) -> None:
         """There are other quotas now: let it try by those."""
-        outgoing = endpoint.outgoing
+        outgoing = self._outgoing.get(endpoint)
         if outgoing is not None and outgoing.held_until:
             outgoing.held_until = 0.0
             self.rung(endpoint)
@@ -292,21 +294,25 @@ class Producing:
 
     def rung(self, endpoint: Endpoint) -> None:
         """Its doorbell rang, or it is time to look anyway."""
-        if endpoint.outgoing is not None:
-            self._touch(endpoint.outgoing.lanes.values())
+        outgoing = self._outgoing.get(endpoint)
+        if outgoing is not None:
+            self._touch(outgoing.lanes.values())
 
     def belt(self, endpoint: Endpoint) -> None:
         """Look at what waits for a writer, rung or not (rule 13)."""
-        if endpoint.outgoing is not None:
-            for lane in endpoint.outgoing.lanes.values():
+        outgoing = self._outgoing.get(endpoint)
+        if outgoing is not None:
+            for lane in outgoing.lanes.values():
                 if lane.under_way:
                     self._touched[lane] = None
 
     def gone(self, endpoint: Endpoint) -> None:
         """The endpoint ended, and its session is about to be closed."""
-        if endpoint.outgoing is not None:
-            for lane in endpoint.outgoing.lanes.values():
+        outgoing = self._outgoing.pop(endpoint, None)
+        if outgoing is not None:
+            for lane in outgoing.lanes.values():
                 self._commits.forget(lane)
+            outgoing.close()
 
     @property
     def is_pending(self) -> bool:
@@ -341,8 +347,7 @@ class Producing:
                 self._open(lane)
             self._answer(lane, now)
             return
-        outgoing = lane.endpoint.outgoing
-        assert outgoing is not None
+        outgoing = self._outgoing[lane.endpoint]
         while True:
             wrote = outgoing.held_until <= now and self._write(lane, sender, outgoing, now)
             sender.publish_sleeping(fresh_ticket())
@@ -404,8 +409,8 @@ class Producing:
             if endpoint.is_open:
                 self._touched[lane] = None
 
-        assert endpoint.asks is not None
-        endpoint.asks.add(
+        assert endpoint.requests is not None
+        endpoint.requests.add(
             lambda: endpoint.session.opening_lane(lane.writer, LANE_TIMEOUT), opened, failed
         )
 
