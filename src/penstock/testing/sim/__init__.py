@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from penstock.testing.sim.disk import Disk
 from penstock.testing.sim.kernel import Simulation, SimulationError
-from penstock.testing.sim.network import FAIR, FOUL, Network, Weather
-from penstock.testing.sim.nodes import Ask, Message, NoAnswer, Node, Reply, Sleep, Task
+from penstock.testing.sim.network import FAIR, FOUL, Message, Network, Weather
+from penstock.testing.sim.nodes import Ask, NoAnswer, Node, Reply, Sleep, Task
 
 __all__ = [
     "FAIR",

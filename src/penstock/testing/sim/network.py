@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from penstock.testing.sim.kernel import Simulation
-    from penstock.testing.sim.nodes import Message, Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +26,37 @@ FAIR = Weather()
 FOUL = Weather(slow=0.05, loss=0.05, duplicate=0.05)
 
 
+class Message(NamedTuple):
+    """A question, or the answer to the one of that number. `what` names it in the trace."""
+
+    number: int
+    is_answer: bool
+    body: Any
+
+    @property
+    def what(self) -> str:
+        return f"{'answer' if self.is_answer else 'ask'} {self.number} {type(self.body).__name__}"
+
+
+class Receiver(Protocol):
+    """A node, as the network sees it. `life` counts its starts."""
+
+    name: str
+    is_up: bool
+    life: int
+
+    def receive(self, source: str, message: Message) -> None: ...
+
+
 class Network:
     def __init__(self, sim: Simulation, weather: Weather = FAIR) -> None:
         self.sim = sim
         self.weather = weather
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, Receiver] = {}
         self.counts = {"sent": 0, "lost": 0, "doubled": 0}
         self._cuts: set[tuple[str, str]] = set()
 
-    def add(self, node: Node) -> None:
+    def add(self, node: Receiver) -> None:
         if node.name in self.nodes:
             raise ValueError(f"there is a node {node.name!r} already")
         self.nodes[node.name] = node

@@ -12,9 +12,10 @@ from functools import partial
 from inspect import GEN_RUNNING, getgeneratorstate
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from penstock.testing.sim.network import Message, Network
+
 if TYPE_CHECKING:
     from penstock.testing.sim.kernel import Simulation
-    from penstock.testing.sim.network import Network
 
 
 class Sleep(NamedTuple):
@@ -32,18 +33,6 @@ class Ask(NamedTuple):
 
 class NoAnswer(Exception):
     """Nobody answered: what was asked may have been done, or not, or may yet be done."""
-
-
-class Message(NamedTuple):
-    """A question, or the answer to the one of that number. `what` names it in the trace."""
-
-    number: int
-    is_answer: bool
-    body: Any
-
-    @property
-    def what(self) -> str:
-        return f"{'answer' if self.is_answer else 'ask'} {self.number} {type(self.body).__name__}"
 
 
 Task: TypeAlias = Generator[Sleep | Ask, Any, Any]
