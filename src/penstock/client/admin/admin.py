@@ -27,9 +27,9 @@ from penstock.client.admin.groups import GroupAdmin, GroupDescription, GroupList
 from penstock.client.admin.topic_config import SETTABLE, TopicConfig, altered, config_of
 from penstock.client.admin.trim import Trim, TrimResult, chosen
 from penstock.client.closing import Closing
-from penstock.client.consumer.logs import logs_of
 from penstock.client.consumer.offsets import Offset
 from penstock.client.remote.address import Place
+from penstock.client.remote.logs import logs_of
 from penstock.client.session import Reply, Session, as_topic
 from penstock.client.transactions.listing import TransactionDescription, listed
 from penstock.core import errors as er

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.client.admin.trim import chosen
 from penstock.client.consumer.group.options import check_group_name
-from penstock.client.consumer.logs import Log, PollAge, logs_of
+from penstock.client.consumer.logs import Log, PollAge
 from penstock.client.consumer.offset_lookup import resolving
 from penstock.client.consumer.offsets import Offset
+from penstock.client.remote.logs import logs_of
 from penstock.client.session import Session
 from penstock.core import errors as er
 from penstock.ipc import coordination as co

@@ -173,12 +173,3 @@ def polled_by(slot: ClientSlot, pid: int) -> PollAge:
     at = slot.polled
     age = max(0, time.monotonic_ns() // 1000 - at) / 1e6 if at else None
     return PollAge(dict(slot.positions()), age)
-
-
-def logs_of(session: Session, timeout: float) -> Logs:
-    """The logs of a session's node. What has to be asked is asked within `timeout` seconds."""
-    if session.far is None:
-        return LocalLogs(session)
-    from penstock.client.remote.logs import FarLogs  # for remote clients only
-
-    return FarLogs(session, timeout)

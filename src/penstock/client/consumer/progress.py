@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 
 from penstock.client.consumer.iteration import HandOut
-from penstock.client.consumer.logs import Logs, logs_of
+from penstock.client.consumer.logs import Logs
 from penstock.client.consumer.partition_cursor import AssignedPartition, TopicPartition
+from penstock.client.remote.logs import logs_of
 from penstock.client.session import Session
 from penstock.core import errors as er
 from penstock.ipc.waits import Waits, run

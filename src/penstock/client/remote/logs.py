@@ -1,6 +1,7 @@
 """What a remote client asks of logs: its node's gateway answers, from what stands there.
 
-The verbs are those of `penstock.client.consumer.logs.Logs`.
+The verbs are those of `penstock.client.consumer.logs.Logs`. `logs_of` chooses between these and
+those of this host.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import TypeVar
 
-from penstock.client.consumer.logs import Log, PollAge
+from penstock.client.consumer.logs import LocalLogs, Log, Logs, PollAge
 from penstock.client.session import Session
 from penstock.ipc import lookups as lk
 from penstock.ipc.hostslots import Disk
@@ -73,6 +74,11 @@ class FarLogs:
 
     def looking_at_disk(self) -> Waits[Disk]:
         return Disk(*(yield from self._looking_at([])).disk)
+
+
+def logs_of(session: Session, timeout: float) -> Logs:
+    """The logs of a session's node. What has to be asked is asked within `timeout` seconds."""
+    return LocalLogs(session) if session.far is None else FarLogs(session, timeout)
 
 
 def _place(log: Log, offset: int) -> lk.LogPlace:
