@@ -22,12 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.columns import BinaryColumn, NullColumn
+from penstock.core.columns import BinaryColumn, Columns, NullColumn
 
 try:
     import pyarrow as pa
@@ -36,8 +36,30 @@ except ImportError as error:
         "batches become Arrow by pyarrow, which is not installed: pip install 'penstock[arrow]'"
     ) from error
 
-if TYPE_CHECKING:
-    from penstock.client.consumer.records import Chunk
+
+class BatchRows(Protocol):
+    """Rows `start` to `stop` of one decoded log batch: a `Chunk` of what a consumer gets."""
+
+    topic: str
+    partition: int
+    columns: Columns
+    start: int
+    stop: int
+
+    def __len__(self) -> int: ...
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]: ...
+
+    @property
+    def timestamps(self) -> npt.NDArray[np.int64]: ...
+
+    @property
+    def keys(self) -> BinaryColumn | NullColumn: ...
+
+    @property
+    def values(self) -> BinaryColumn: ...
+
 
 _BINARY: Final = pa.binary()
 _PAIRS: Final = pa.struct(
@@ -130,7 +152,7 @@ def texts(strings: BinaryColumn) -> Any:
     )
 
 
-def headers(chunk: Chunk) -> Any:
+def headers(chunk: BatchRows) -> Any:
     """Lists of names and values: views where the batch has headers, and nothing otherwise."""
     found = chunk.columns.header_columns
     count = len(chunk)
@@ -146,7 +168,7 @@ _OFFSET: Final = SCHEMA.field("offset").type
 _TIMESTAMP: Final = SCHEMA.field("timestamp").type
 
 
-def record_batch(chunk: Chunk, topics: tuple[str, ...]) -> Any:
+def record_batch(chunk: BatchRows, topics: tuple[str, ...]) -> Any:
     """A chunk as a `pyarrow.RecordBatch`. Its topic is one of `topics`, the dictionary."""
     count = len(chunk)
     return pa.RecordBatch.from_arrays(
@@ -163,17 +185,17 @@ def record_batch(chunk: Chunk, topics: tuple[str, ...]) -> Any:
     )
 
 
-def record_batches(chunks: Iterable[Chunk], topics: Iterable[str]) -> Iterator[Any]:
+def record_batches(chunks: Iterable[BatchRows], topics: Iterable[str]) -> Iterator[Any]:
     """Chunks, all of which belong to `topics`, as they are asked for."""
     names = tuple(dict.fromkeys(topics))
     for chunk in chunks:
         yield record_batch(chunk, names)
 
 
-def table(chunks: Iterable[Chunk], topics: Iterable[str]) -> pa.Table:
+def table(chunks: Iterable[BatchRows], topics: Iterable[str]) -> pa.Table:
     return pa.Table.from_batches(record_batches(chunks, topics), SCHEMA)
 
 
-def reader(chunks: Iterable[Chunk], topics: Iterable[str]) -> pa.RecordBatchReader:
+def reader(chunks: Iterable[BatchRows], topics: Iterable[str]) -> pa.RecordBatchReader:
     """A stream that takes chunks as it is read, by whatever thread reads it."""
     return pa.RecordBatchReader.from_batches(SCHEMA, record_batches(chunks, topics))

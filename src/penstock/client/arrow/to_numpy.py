@@ -1,27 +1,14 @@
-"""Batches as numpy arrays: one array a column, values of one width as a matrix or as numbers."""
+"""Columns of values as numpy arrays: of one width, as a matrix or as numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.core.columns import BinaryColumn
-
-if TYPE_CHECKING:
-    from penstock.client.consumer.records import RecordBatch
-
-
-def arrays(batch: RecordBatch, dtype: npt.DTypeLike | None) -> dict[str, npt.NDArray[Any]]:
-    """See `RecordBatch.to_numpy`."""
-    return {
-        "partitions": batch.partitions,
-        "offsets": batch.offsets,
-        "timestamps": batch.timestamps.view("datetime64[us]"),
-        "values": values([chunk.values for chunk in batch.chunks], dtype),
-    }
 
 
 def values(columns: Sequence[BinaryColumn], dtype: npt.DTypeLike | None) -> npt.NDArray[Any]:

@@ -256,9 +256,14 @@ class RecordBatch:
         them): read-only and in place where the batch has one chunk, else joined by one copy. Raises
         ValueError where values differ in width, are null or do not divide into `dtype`.
         """
-        from penstock.client.arrow.to_numpy import arrays
+        from penstock.client.arrow.to_numpy import values
 
-        return arrays(self, dtype)
+        return {
+            "partitions": self.partitions,
+            "offsets": self.offsets,
+            "timestamps": self.timestamps.view("datetime64[us]"),
+            "values": values([chunk.values for chunk in self.chunks], dtype),
+        }
 
     def to_arrow(self) -> pyarrow.Table:
         """A `pyarrow.Table`, keys and values in place (`penstock.client.arrow.export` has the
