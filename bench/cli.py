@@ -47,7 +47,7 @@ from penstock.bench.options import (
 from penstock.bench.partitions import PartitionsOptions
 from penstock.bench.progress import Progress
 from penstock.bench.recovery import RecoveryOptions
-from penstock.bench.spark import SparkOptions
+from penstock.bench.sparktopics import SparkOptions
 from penstock.core.codecs import CODECS
 from penstock.core.errors import PenstockError
 

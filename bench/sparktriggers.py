@@ -16,7 +16,7 @@ from penstock.bench.errors import BenchTimeout
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from penstock.bench.spark import SparkOptions, Topics
+    from penstock.bench.sparktopics import SparkOptions, Topics
 
 EMPTY_RUNS: Final = 3
 STEPS: Final = (

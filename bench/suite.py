@@ -37,7 +37,7 @@ from penstock.bench.options import LatencyOptions, ThroughputOptions, Transport
 from penstock.bench.partitions import PartitionsOptions
 from penstock.bench.progress import Progress
 from penstock.bench.recovery import RecoveryOptions
-from penstock.bench.spark import SparkOptions
+from penstock.bench.sparktopics import SparkOptions, missing
 
 Result = dict[str, Any]
 AnyOptions = (
@@ -242,7 +242,7 @@ def run(
     for name, chosen in PAGES.items():
         rows = [row for row in chosen.rows if only in row.name and page in ("", name)]
         found = []
-        if any(isinstance(row.options, SparkOptions) for row in rows) and (why := spark.missing()):
+        if any(isinstance(row.options, SparkOptions) for row in rows) and (why := missing()):
             print(f"penstock bench suite: {name} is left out: {why}", file=sys.stderr)
             clean = clean and page != name
             ran += len(rows)

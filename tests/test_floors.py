@@ -214,6 +214,7 @@ def test_nothing_imports_spark_but_the_command_line_inside_a_function():
     command = {
         FOLDERS["penstock"] / "cli" / "spark.py",
         FOLDERS["bench"] / "spark.py",
+        FOLDERS["bench"] / "sparktopics.py",
         FOLDERS["bench"] / "sparktriggers.py",
     }
     found = []

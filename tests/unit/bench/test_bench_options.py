@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from cli_runner import environment
 
-from penstock.bench import spark
+from penstock.bench import sparktopics
 from penstock.bench.cli import main
 from penstock.bench.compare import CompareOptions
 from penstock.bench.connections import ConnectionsOptions
 from penstock.bench.errors import BenchError
 from penstock.bench.groups import GroupsOptions
 from penstock.bench.options import LatencyOptions, Options, ThroughputOptions, Where
-from penstock.bench.spark import SparkOptions
+from penstock.bench.sparktopics import SparkOptions
 from penstock.bench.suite import PAGES, Row, shorter
 
 URL = "tcp://127.0.0.1:9640"
@@ -118,7 +118,7 @@ def test_benchmarks_load_spark_only_when_they_run_it():
 
 
 def test_a_run_of_spark_says_what_it_lacks(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(spark, "find_spec", lambda name: None)
+    monkeypatch.setattr(sparktopics, "find_spec", lambda name: None)
     with pytest.raises(BenchError, match=r"pip install 'penstock\[spark\]'"):
         SparkOptions().check()
     assert main(["suite", "--page", "spark.md", "--output", str(tmp_path)]) == 1
