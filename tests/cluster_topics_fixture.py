@@ -15,6 +15,7 @@ from penstock.server.node.data_folder import DataFolder
 from penstock.server.node.partitions import Partitions
 from penstock.server.node.tables import Tables
 from penstock.server.node.topic_catalog import Catalog
+from penstock.server.quorum import controller_requests as cr
 
 WRITERS = 2
 BOOT = "0" * 8 + "-0000-0000-0000-" + "0" * 12
@@ -26,7 +27,7 @@ class Decided:
     def __init__(self, brokers: int = 3) -> None:
         self.controller = Controller()
         self.hosts: list[Host] = []
-        self.asked: list[str] = []
+        self.asked: list[type] = []
         self.applied = 0
         self.is_silent = False
         for number in range(1, brokers + 1):
@@ -61,12 +62,13 @@ class Decided:
         self.applied += 1
         return decision.answer
 
-    async def ask(self, name: str, *args: Any, timeout: float, **kw: Any) -> Any:
-        self.asked.append(name)
+    async def ask(self, request: cr.QuorumRequest[Any], timeout: float) -> Any:
+        self.asked.append(type(request))
         await asyncio.sleep(0)
-        if name == "describe":
+        if isinstance(request, cr.Describe):
             return {"committed": self.applied}
-        answer = self._do(getattr(self.controller, name)(*args, **kw))
+        assert isinstance(request, cr.ControllerRequest)
+        answer = self._do(request.decide(self.controller, 0.0))
         if not self.is_silent:
             self.tell()
         return answer
@@ -87,8 +89,8 @@ class Seen:
     def image(self) -> Image:
         return self._quorum.image
 
-    async def ask(self, name: str, *args: Any, timeout: float, **kw: Any) -> Any:
-        return await self._quorum.ask(name, *args, timeout=timeout, **kw)
+    async def ask(self, request: cr.QuorumRequest[Any], timeout: float) -> Any:
+        return await self._quorum.ask(request, timeout)
 
 
 class Host:

@@ -37,6 +37,7 @@ LOG: Final = "/data/raft/00000000000000000001.log"
 CLUSTER: Final = bytes(range(16))
 FOLDER: Final = bytes(range(16, 32))
 LIFE: Final = bytes(range(32, 48))
+FORGET = b"\x91\x02"
 URL: Final = "tcp://10.0.0.5:9650"
 
 
@@ -83,7 +84,7 @@ MESSAGES: Final[dict[str, qm.LinkMessage]] = {
     "hello-new": qm.Hello(1, 2, b"", FOLDER, URL, LIFE, 1, "0.1.0"),
     "welcome": qm.Welcome(1, 3, CLUSTER, FOLDER, LIFE, 1, "0.1.0"),
     "refused": qm.Refused("AttachRefusedError", "another cluster"),
-    "ask": qm.Ask(LIFE, 300, "forget", b"\x91\x02"),
+    "ask": qm.Ask(LIFE, 300, "forget", FORGET),
     "answer": qm.Answer(300, b"\xc0"),
     "answer-error": qm.Answer(300, b"", "ConfigError", "it is up"),
     "request": qm.Request(7, "markers", b"body"),

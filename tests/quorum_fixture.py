@@ -19,6 +19,7 @@ from penstock.core.storage import Storage
 from penstock.server.config import NodeConfig
 from penstock.server.node.data_folder import DataFolder
 from penstock.server.quorum import Quorum
+from penstock.server.quorum import controller_requests as cr
 
 ELECTION = 0.4
 SESSION = 0.6
@@ -44,9 +45,8 @@ def free_port() -> int:
     raise AssertionError(f"somebody has each port of {min(PORTS)} to {max(PORTS)}")
 
 
-def create(name: str, topic_id: bytes, partitions: int = 1, replicas: int = 1) -> tuple[Any, ...]:
-    """Arguments of `ask`."""
-    return ("create_topic", name, topic_id, partitions, replicas, 1, b"")
+def create(name: str, topic_id: bytes, partitions: int = 1, replicas: int = 1) -> cr.CreateTopic:
+    return cr.CreateTopic(name, topic_id, partitions, replicas, 1, b"")
 
 
 class World:
@@ -120,7 +120,7 @@ class World:
         async with asyncio.timeout(45):
             while True:
                 try:
-                    await asked.ask("remove_member", node)
+                    await asked.ask(cr.RemoveMember(node))
                     return
                 except ConfigError:
                     await asyncio.sleep(0.05)

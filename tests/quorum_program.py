@@ -23,6 +23,7 @@ from penstock.core.errors import PenstockError
 from penstock.server.config import NodeConfig
 from penstock.server.node.data_folder import DataFolder
 from penstock.server.quorum import Quorum
+from penstock.server.quorum import controller_requests as cr
 
 
 def say(*words: object) -> None:
@@ -54,11 +55,11 @@ async def main(folder: str, node: int, voters: str) -> None:
             break
         name = f"b{node}-{life}-{number}"
         try:
-            await quorum.ask("create_topic", name, os.urandom(16), 1, 1, 1, b"", timeout=60.0)
+            await quorum.ask(cr.CreateTopic(name, os.urandom(16), 1, 1, 1, b""), timeout=60.0)
             say("created", name, time.monotonic())
             if number % 2:
                 say("deletes", name)
-                await quorum.ask("delete_topic", name, timeout=60.0)
+                await quorum.ask(cr.DeleteTopic(name), timeout=60.0)
                 say("deleted", name)
         except PenstockError as error:
             say("refused", error)

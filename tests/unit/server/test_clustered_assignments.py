@@ -17,6 +17,7 @@ from penstock.ipc import messages as ms
 from penstock.ipc.messages import TopicSettings
 from penstock.server.broker.admin_requests import Describing
 from penstock.server.broker.assignments import Assignments
+from penstock.server.quorum import controller_requests as cr
 from penstock.server.replicator import messages as rm
 
 
@@ -91,7 +92,7 @@ def test_each_new_word_is_told_once_and_each_opening_again(run):
         host.since()
         quorum.tell()
         assert host.since() == [], "nothing is new"
-        await quorum.ask("configure_topic", "t", 1, b"\x82\xa5pages\x90\xa8settings\x80", timeout=1)
+        await quorum.ask(cr.ConfigureTopic("t", 1, b"\x82\xa5pages\x90\xa8settings\x80"), timeout=1)
         assert [type(each) for each in host.since()] == [rm.Assign]
         host.partitions.opened(ms.PartitionOpened(page, 0, ""))
         assert host.since() == [rm.Opened(page)]
@@ -144,7 +145,7 @@ def test_the_controllers_answer_about_an_isr_goes_back(run):
         assert answer == rm.IsrAnswer(
             topic.pages[0], change, IsrChanged(it.partition_epoch + 1, (it.leader,))
         )
-        assert quorum.asked.count("change_isr") == 1
+        assert quorum.asked.count(cr.ChangeIsr) == 1
 
     run(test)
 
@@ -161,10 +162,10 @@ class Described:
     def describe(self) -> dict[str, Any]:
         return {"term": 4, "members": [{"node": 2, "role": "leader", "lag": None, "trouble": ""}]}
 
-    async def ask(self, name: str, *args: Any, timeout: float, **kw: Any) -> Any:
-        if name == "describe":
+    async def ask(self, request: cr.QuorumRequest[Any], timeout: float) -> Any:
+        if isinstance(request, cr.Describe):
             raise PenstockTimeout("no controller")
-        return await self._quorum.ask(name, *args, timeout=timeout, **kw)
+        return await self._quorum.ask(request, timeout)
 
 
 def ask(describing: Describing, request: cg.Request) -> Coroutine[Any, Any, Any]:

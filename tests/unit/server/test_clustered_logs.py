@@ -20,6 +20,7 @@ from penstock.server.broker import leaderless
 from penstock.server.broker.offline_logs import OfflineLogs
 from penstock.server.broker.replica_list import KEPT_FILE, KeptReplicas
 from penstock.server.node.data_folder import DataFolder
+from penstock.server.quorum import controller_requests as cr
 
 T, U = b"t" * 16, b"u" * 16
 
@@ -133,7 +134,7 @@ def test_a_partition_whose_folder_is_gone_is_told_once_and_begins_empty(world):
 def test_a_partition_that_was_deleted_or_moved_away_is_not_lost(world):
     async def test(quorum: Decided, host: Host) -> None:
         topic = await create(host, partitions=2)
-        await quorum.ask("reassign", [(topic.topic_id, 0)], (2, 3), timeout=1)
+        await quorum.ask(cr.Reassign(((topic.topic_id, 0),), (2, 3)), timeout=1)
         at = quorum.image.partitions[topic.topic_id, 0]
         assert 1 not in at.replicas
         await host.settled()
@@ -159,11 +160,11 @@ class Asked:
     def broker_epoch(self) -> int | None:
         return self._quorum.image.brokers[self.here].epoch
 
-    async def ask(self, name: str, *args: Any, timeout: float, **kw: Any) -> Any:
+    async def ask(self, request: cr.QuorumRequest[Any], timeout: float) -> Any:
         if self.refusals:
             self.refusals -= 1
             raise PenstockTimeout("nobody answers")
-        return await self._quorum.ask(name, *args, timeout=timeout, **kw)
+        return await self._quorum.ask(request, timeout)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -187,10 +188,10 @@ def test_the_controller_is_told_what_it_does_not_know_until_it_does(world):
             await until(lambda: quorum.image.partitions[place].offline == (1,))
             assert quorum.image.partitions[place].leader != 1
             assert quorum.image.partitions[topic.topic_id, 1].offline == ()
-            told = quorum.asked.count("logs")
+            told = quorum.asked.count(cr.Logs)
             logs.heard(quorum.image, {place})
             await asyncio.sleep(0.02)
-            assert quorum.asked.count("logs") == told, "it knows"
+            assert quorum.asked.count(cr.Logs) == told, "it knows"
             host.partitions.opened(ms.PartitionOpened(topic.pages[0], 0, "", "its disk"))
             assert logs.places == (place,), "opened with other settings, and as ill as before"
             host.partitions.opened(ms.PartitionOpened(topic.pages[0], 0, ""))
@@ -210,7 +211,7 @@ def test_a_log_that_cannot_be_opened_is_offline_before_the_broker_is_registered(
             topic = await create(host)
             host.partitions.failed(ms.PartitionFailed(topic.pages[0], "damaged"))
             assert logs.places == ((topic.topic_id, 0),)
-            assert "logs" not in quorum.asked, "the image is not current: the registration tells"
+            assert cr.Logs not in quorum.asked, "the image is not current: the registration tells"
         finally:
             logs.close()
 
@@ -232,23 +233,23 @@ def test_the_controller_is_told_again_what_is_here_while_nobody_leads(world, mon
             logs.heard(quorum.image, None)
             logs.told(place, LogEnd(0, 0, 7))
             await asyncio.sleep(0.05)
-            assert "log_ends" not in quorum.asked, "it is led"
+            assert cr.LogEnds not in quorum.asked, "it is led"
             quorum.lose_power(here, beat=False)
             word = quorum.image.partitions[place]
             assert word.leader is None
             logs.heard(quorum.image, {place})
             asked.refusals = 2
             logs.told(place, LogEnd(word.leader_epoch, 0, 7))
-            await until(lambda: quorum.asked.count("log_ends") >= 3)
+            await until(lambda: quorum.asked.count(cr.LogEnds) >= 3)
             assert quorum.image.partitions[place].leader is None, "its broker is fenced"
             quorum.beat(here)
             await until(lambda: quorum.image.partitions[place].leader == here)
             unclean = quorum.image.partitions[place].unclean
             assert unclean is not None
             assert unclean.first == 7
-            told = quorum.asked.count("log_ends")
+            told = quorum.asked.count(cr.LogEnds)
             await asyncio.sleep(0.05)
-            assert quorum.asked.count("log_ends") <= told + 1, "somebody leads"
+            assert quorum.asked.count(cr.LogEnds) <= told + 1, "somebody leads"
         finally:
             logs.close()
 
@@ -262,10 +263,8 @@ def test_the_leader_logs_once_what_may_be_missing(world, caplog):
         here = quorum.image.partitions[place].replicas[0]
         quorum.lose_power(here, beat=True)
         word = quorum.image.partitions[place]
-        await quorum.ask(
-            "log_ends", here, quorum.image.brokers[here].epoch,
-            ((place, LogEnd(word.leader_epoch, 0, 7, 9)),), timeout=1.0,
-        )  # fmt: skip
+        await quorum.ask(cr.LogEnds(here, quorum.image.brokers[here].epoch,
+            ((place, LogEnd(word.leader_epoch, 0, 7, 9)),)), timeout=1.0)  # fmt: skip
         logs = leaderless.Leaderless(here, Asked(quorum))
         try:
             logs.heard(quorum.image, None)

@@ -26,6 +26,7 @@ from penstock.ipc.messages import TopicSettings
 from penstock.server.broker import topics
 from penstock.server.broker.replica_list import KeptReplicas
 from penstock.server.broker.topic_config import cluster_topic
+from penstock.server.quorum import controller_requests as cr
 
 World = tuple[Decided, list[Host]]
 
@@ -138,10 +139,10 @@ def test_growth_that_was_cut_off_keeps_its_pages_for_the_next_one(world):
         await create(hosts[0], "t", partitions=2)
         ask = quorum.ask
 
-        async def cut(name: str, *args: Any, timeout: float, **kw: Any) -> Any:
-            if name == "add_partitions":
+        async def cut(request: cr.QuorumRequest[Any], timeout: float) -> Any:
+            if isinstance(request, cr.AddPartitions):
                 raise PenstockTimeout("no answer")
-            return await ask(name, *args, timeout=timeout, **kw)
+            return await ask(request, timeout)
 
         quorum.ask = cut  # type: ignore[method-assign]
         with pytest.raises(PenstockTimeout):
@@ -216,11 +217,11 @@ def test_a_topic_shows_how_many_replicas_its_partitions_have(world):
     async def test(quorum: Decided, hosts: list[Host]) -> None:
         topic = (await create(hosts[0], "t", partitions=2, replication_factor=1)).topic
         places = tuple((topic.topic_id, number) for number in range(2))
-        await quorum.ask("reassign", places[:1], replication_factor=3, timeout=1.0)
+        await quorum.ask(cr.Reassign(places[:1], replication_factor=3), timeout=1.0)
         for host in hosts:
             await host.settled()
             assert (await host.topics.find("t")).topic.settings.replication_factor == 1
-        await quorum.ask("reassign", places[1:], replication_factor=2, timeout=1.0)
+        await quorum.ask(cr.Reassign(places[1:], replication_factor=2), timeout=1.0)
         for host in hosts:
             await host.settled()
             assert (await host.topics.find("t")).topic.settings.replication_factor == 2
@@ -260,11 +261,11 @@ def test_a_deleted_topic_is_gone_from_all_brokers(world):
 
 async def move(quorum: Decided, place: Place, old: int, new: int) -> None:
     """Its only replica goes from one broker to another, which is in sync at once."""
-    await quorum.ask("reassign", (place,), (new,), timeout=1.0)
+    await quorum.ask(cr.Reassign((place,), (new,)), timeout=1.0)
     it = quorum.image.partitions[place]
     isr = tuple((b, quorum.image.brokers[b].epoch) for b in (old, new))
     change = IsrChange(old, it.leader_epoch, it.partition_epoch, isr)
-    await quorum.ask("change_isr", place, change, timeout=1.0)
+    await quorum.ask(cr.ChangeIsr(place, change), timeout=1.0)
 
 
 def test_a_partition_that_moves_away_is_closed_and_removed_and_may_come_back(world):
@@ -281,7 +282,8 @@ def test_a_partition_that_moves_away_is_closed_and_removed_and_may_come_back(wor
         await hosts[new - 1].settled()
         assert hosts[new - 1].open == {"t-0"}
         await hosts[old - 1].settled()
-        await quorum.ask("reassign", (place,), (old, new), timeout=1.0)  # while it is being removed
+        # While it is being removed:
+        await quorum.ask(cr.Reassign((place,), (old, new)), timeout=1.0)
         await asyncio.sleep(0.05)
         left = hosts[old - 1]
         assert left.forgotten == topic.pages
@@ -322,7 +324,7 @@ def test_a_partition_that_comes_back_in_the_middle_of_a_pass_has_its_folder_firs
             note(here)
 
         monkeypatch.setattr(left.topics._kept, "note", slow)
-        await quorum.ask("reassign", (place,), (old, new), timeout=1.0)
+        await quorum.ask(cr.Reassign((place,), (old, new)), timeout=1.0)
         async with asyncio.timeout(45):
             while not stands.is_set():
                 await asyncio.sleep(0.001)
@@ -390,7 +392,7 @@ def test_logs_open_before_the_controller_is_heard_and_strangers_stay_until_then(
         }
         assert again.folders == before
         quorum.is_silent = True
-        await quorum.ask("delete_topic", "t", timeout=1.0)
+        await quorum.ask(cr.DeleteTopic("t"), timeout=1.0)
         assert again.folders == before, "what an image says that is not current is not heeded"
         again.hear()
         async with asyncio.timeout(45):
@@ -408,7 +410,7 @@ def test_who_asks_for_a_topic_that_this_broker_has_not_heard_of_gets_it(world):
         quorum.hosts.append(hosts[2])
         finding = asyncio.create_task(hosts[2].topics.find("t"))
         await asyncio.sleep(0.01)
-        assert "describe" in quorum.asked
+        assert cr.Describe in quorum.asked
         assert not finding.done()
         hosts[2].hear()
         assert (await finding).topic.name == "t"

@@ -20,6 +20,7 @@ from penstock.core.errors import (
 )
 from penstock.security.keys import create_cluster_key
 from penstock.server.quorum import broker_lifecycle
+from penstock.server.quorum import controller_requests as cr
 
 
 def test_a_quorum_of_one_decides_alone_and_remembers_it(tmp_path):
@@ -28,7 +29,7 @@ def test_a_quorum_of_one_decides_alone_and_remembers_it(tmp_path):
         async with World(tmp_path, 1) as world:
             quorum = await world.agreed()
             await world.unfenced()
-            assert await quorum.ask(*create("orders", topic_id, 3)) == topic_id
+            assert await quorum.ask(create("orders", topic_id, 3)) == topic_id
             assert [await quorum.coordinator_epoch() for _ in range(3)] == [1, 2, 3]
             identity = quorum.cluster_id, quorum.cluster_secret
             assert [len(part) for part in identity] == [16, 32]
@@ -49,18 +50,16 @@ def test_three_agree_and_each_may_ask(tmp_path):
             await world.agreed()
             await world.unfenced()
             for node, quorum in world.quorums.items():
-                await quorum.ask(*create(f"t{node}", os.urandom(16), 4, 3))
+                await quorum.ask(create(f"t{node}", os.urandom(16), 4, 3))
             await world.same()
             for quorum in world.quorums.values():
                 assert set(quorum.image.ids) == {"t1", "t2", "t3"}
                 with pytest.raises(TopicExistsError):
-                    await quorum.ask(*create("t1", os.urandom(16)))
+                    await quorum.ask(create("t1", os.urandom(16)))
                 with pytest.raises(UnknownTopicError):
-                    await quorum.ask("delete_topic", "none")
-                with pytest.raises(ConfigError, match="cannot be asked"):
-                    await quorum.ask("replay", b"")
+                    await quorum.ask(cr.DeleteTopic("none"))
                 with pytest.raises(ConfigError, match="cannot be asked like that"):
-                    await quorum.ask("delete_topic", 7)
+                    await quorum.ask(cr.DeleteTopic(7))  # type: ignore[arg-type]
 
     run(main())
 
@@ -71,7 +70,7 @@ def test_the_death_of_the_active_one_loses_nothing(tmp_path):
             first = await world.agreed()
             await world.unfenced()
             topic_id = os.urandom(16)
-            await first.ask(*create("kept", topic_id, 3, 3))
+            await first.ask(create("kept", topic_id, 3, 3))
             await world.stop(first.node)
             second = await world.agreed()
             assert second.node != first.node
@@ -80,7 +79,7 @@ def test_the_death_of_the_active_one_loses_nothing(tmp_path):
                 lambda: all(p.leader != first.node for p in second.image.partitions.values()),
                 "others lead what it led",
             )
-            assert await second.ask(*create("kept", topic_id, 3, 3)) == topic_id  # the same one
+            assert await second.ask(create("kept", topic_id, 3, 3)) == topic_id  # the same one
             await world.start(first.node)
             await world.unfenced()
             await world.same()
@@ -93,7 +92,7 @@ def test_a_broker_that_leaves_leads_nothing_and_is_not_waited_for(tmp_path):
         async with World(tmp_path, election_timeout=5.0, broker_session_timeout=10.0) as world:
             first = await world.agreed()
             await world.unfenced()
-            await first.ask(*create("orders", os.urandom(16), 6, 3))
+            await first.ask(create("orders", os.urandom(16), 6, 3))
             term = first.describe()["term"]
             assert await first.leave(10)
             await eventually(lambda: first.leader != first.node, "another one leads")
@@ -180,7 +179,7 @@ def test_a_new_life_has_another_epoch_and_hears_everything_again(tmp_path):
         async with World(tmp_path, 1) as world:
             quorum = await world.agreed()
             await world.unfenced()
-            await quorum.ask(*create("orders", os.urandom(16), 3))
+            await quorum.ask(create("orders", os.urandom(16), 3))
             await world.same()
             news = world.news[1]
             assert {place for places in news if places for place in places} == set(
@@ -211,7 +210,7 @@ def test_a_broker_without_a_vote_comes_back_with_an_empty_disk(tmp_path):
             active = await world.agreed()
             await world.start(4)
             await world.unfenced()
-            await active.ask(*create("orders", os.urandom(16), 3))
+            await active.ask(create("orders", os.urandom(16), 3))
             await world.same()
             await world.stop(4)
             shutil.rmtree(tmp_path / "4")
@@ -239,7 +238,7 @@ def test_with_a_cluster_key_all_is_the_same(tmp_path):
                 lambda: all(without._links.trouble(node) for node in (1, 2, 3)), "it is kept out"
             )
             await stranger.stop(4)
-            await world.quorums[1].ask(*create("orders", os.urandom(16)))
+            await world.quorums[1].ask(create("orders", os.urandom(16)))
             assert 4 not in {m["node"] for m in world.quorums[1].describe()["members"]}
 
     run(main())
@@ -251,13 +250,13 @@ def test_registering_waits_for_a_controller_and_ends_with_the_quorum(tmp_path):
         quorum = await world.start(1, registers=False)
         registered = asyncio.create_task(quorum.register((), was_clean=True))
         with pytest.raises(PenstockTimeout, match="Not connected: 2"):
-            await quorum.ask("pages", 5, timeout=0.2)
+            await quorum.ask(cr.Pages(5), timeout=0.2)
         assert not registered.done()
         await world.stop(1)
         with pytest.raises(ClosedError):
             await registered
         with pytest.raises(ClosedError):
-            await quorum.ask("pages", 5)
+            await quorum.ask(cr.Pages(5))
 
     run(main())
 

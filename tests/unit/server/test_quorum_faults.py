@@ -33,6 +33,7 @@ from penstock.core.errors import (
 )
 from penstock.core.storage import Buffer, Storage, storage_error
 from penstock.server.quorum import Quorum, raft_node
+from penstock.server.quorum import controller_requests as cr
 from penstock.server.quorum import quorum as quorum_module
 
 
@@ -53,9 +54,9 @@ def test_a_leader_that_is_cut_off_in_one_direction_is_replaced(tmp_path, directi
             await eventually(lambda: any(q.is_active for q in others), "another one is active")
             await eventually(lambda: not first.is_active, "the first one is not")
             topic_id = os.urandom(16)
-            await others[0].ask(*create("meanwhile", topic_id))
+            await others[0].ask(create("meanwhile", topic_id))
             with pytest.raises(PenstockTimeout):
-                await first.ask(*create("never", os.urandom(16)), timeout=0.3)
+                await first.ask(create("never", os.urandom(16)), timeout=0.3)
             for quorum in world.quorums.values():
                 quorum._links.loses = None
             active = await world.agreed()
@@ -75,14 +76,14 @@ def test_a_question_outlives_the_leader_and_is_decided_once(tmp_path):
             first = await world.agreed()
             await world.unfenced()
             asker = next(q for q in world.quorums.values() if q is not first)
-            await asker.ask(*create("old", bytes(15) + b"o"))
+            await asker.ask(create("old", bytes(15) + b"o"))
             await world.same()
             is_answer = {"Answer"}
             first._links.loses = lambda node, message: type(message).__name__ in is_answer
             topic_id = os.urandom(16)
-            created = asyncio.create_task(asker.ask(*create("orders", topic_id)))
-            deleted = asyncio.create_task(asker.ask("delete_topic", "old"))
-            grown = asyncio.create_task(asker.ask("add_partitions", "orders", 5))
+            created = asyncio.create_task(asker.ask(create("orders", topic_id)))
+            deleted = asyncio.create_task(asker.ask(cr.DeleteTopic("old")))
+            grown = asyncio.create_task(asker.ask(cr.AddPartitions("orders", 5)))
             await eventually(lambda: "old" not in asker.image.ids, "it is decided")
             before = first._active.controller
             assert before is not None
@@ -108,7 +109,7 @@ def test_a_quorum_that_was_written_shorter_than_it_is_says_whom_it_lacks(tmp_pat
             world.text = f"1@127.0.0.1:{world.ports[1]}"
             lone = await world.start(1, registers=False)
             with pytest.raises(PenstockTimeout) as told:
-                await lone.ask("describe", timeout=0.3)
+                await lone.ask(cr.Describe(), timeout=0.3)
             for other in (2, 3):
                 assert f" {other} (nobody knows where it is; it has a vote" in str(told.value)
 
@@ -122,9 +123,9 @@ def test_a_broker_without_a_vote_joins_and_is_removed(tmp_path):
             await world.unfenced()
             fourth = await world.start(4)
             await world.unfenced()
-            await fourth.ask(*create("wide", os.urandom(16), 4, 4))
+            await fourth.ask(create("wide", os.urandom(16), 4, 4))
             await world.same()
-            described = await fourth.ask("describe")
+            described = await fourth.ask(cr.Describe())
             assert described["leader"] == described["node"] != 4, "who leads tells it"
             roles = {member["node"]: member["role"] for member in described["members"]}
             assert sorted(roles.values()) == ["follower", "follower", "leader", "learner"]
@@ -132,7 +133,7 @@ def test_a_broker_without_a_vote_joins_and_is_removed(tmp_path):
             assert len(described["members"]) == 4
             assert all(member["lag"] is not None for member in described["members"])
             with pytest.raises(ConfigError, match="stop it"):
-                await fourth.ask("remove_member", 4)
+                await fourth.ask(cr.RemoveMember(4))
             await world.stop(4)
             await world.remove(4)
             await world.start(4)
@@ -189,7 +190,7 @@ def test_a_number_is_refused_to_another_folder_only_while_its_broker_is_heard(tm
             async def speaks() -> None:
                 while True:
                     asked = world.quorums[first.node].ask(
-                        "heartbeat", lost, epoch, is_current=True, is_leaving=False
+                        cr.Heartbeat(lost, epoch or 0, is_current=True, is_leaving=False)
                     )
                     with contextlib.suppress(PenstockError):
                         await asked
@@ -216,7 +217,7 @@ def test_a_quorum_of_one_grows_to_three(tmp_path):
         async with world:
             topic_id = os.urandom(16)
             await world.unfenced()
-            await world.quorums[1].ask(*create("kept", topic_id))
+            await world.quorums[1].ask(create("kept", topic_id))
             cluster = world.quorums[1].cluster_id
             await world.stop(1)
             world.ports |= {2: free_port(), 3: free_port()}
@@ -269,9 +270,9 @@ def test_a_broker_that_is_far_behind_gets_a_snapshot(tmp_path, monkeypatch, inli
             behind = next(node for node in world.quorums if node != first.node)
             await world.stop(behind)
             for number in range(30):
-                await first.ask(*create(f"t{number}", os.urandom(16), 2, 2))
+                await first.ask(create(f"t{number}", os.urandom(16), 2, 2))
                 if number >= 5:
-                    await first.ask("delete_topic", f"t{number - 5}")
+                    await first.ask(cr.DeleteTopic(f"t{number - 5}"))
             await eventually(
                 lambda: all(q.counts().get("log snapshots_made") for q in world.quorums.values()),
                 "both have a snapshot",
@@ -322,7 +323,7 @@ def test_a_full_disk_holds_up_one_broker_until_there_is_room(tmp_path):
             ill.code = errno.ENOSPC
             active = await world.agreed()
             for number in range(5):
-                await active.ask(*create(f"t{number}", os.urandom(16)))
+                await active.ask(create(f"t{number}", os.urandom(16)))
             await eventually(lambda: held.counts()["log syncs_refused"] > 0, "it is refused")
             ill.code = 0
             await world.unfenced()
@@ -345,14 +346,14 @@ def test_a_disk_that_fails_ends_this_brokers_part_and_nobody_elses(tmp_path):
             ill.code = errno.EIO
             one = world.quorums[first.node]
             other = next(q for q in world.quorums.values() if q is not one)
-            await other.ask(*create("goes-on", os.urandom(16)))
+            await other.ask(create("goes-on", os.urandom(16)))
             await eventually(lambda: one.failure is not None, "it has failed")
             assert "EIO" in str(world.failures[one.node])
             assert one.leader is None
             with pytest.raises(StorageError, match="EIO"):
-                await one.ask("delete_topic", "goes-on")
+                await one.ask(cr.DeleteTopic("goes-on"))
             await world.stop(one.node)
-            await other.ask("delete_topic", "goes-on")
+            await other.ask(cr.DeleteTopic("goes-on"))
             ill.code = 0
             await world.start(one.node)
             await world.unfenced()
@@ -407,7 +408,7 @@ async def _create_many(quorum: Quorum, prefix: str, answered: set[str]) -> None:
     while True:
         name = f"{prefix}n{number}"
         number += 1
-        await quorum.ask(*create(name, os.urandom(16)))
+        await quorum.ask(create(name, os.urandom(16)))
         answered.add(name)
 
 
@@ -420,7 +421,7 @@ def test_who_lost_the_controllers_log_begins_no_cluster_without_topics(tmp_path,
         async with World(tmp_path) as world:
             first = await world.agreed()
             await world.unfenced()
-            await first.ask(*create("orders", os.urandom(16), 3))
+            await first.ask(create("orders", os.urandom(16), 3))
             await world.same()
             cluster = first.cluster_id
             for node in (1, 2, 3):
@@ -539,7 +540,7 @@ def test_a_full_disk_does_not_end_a_broker_that_learns_its_cluster(tmp_path):
             assert not world.failures
             assert quorum.cluster_id.hex() not in (tmp_path / "1" / "node.json").read_text()
             disk.is_full = False
-            await quorum.ask(*create("orders", os.urandom(16)))
+            await quorum.ask(create("orders", os.urandom(16)))
             await world.same()
             assert quorum.cluster_id.hex() in (tmp_path / "1" / "node.json").read_text()
 

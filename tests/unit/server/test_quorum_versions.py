@@ -17,8 +17,9 @@ from penstock import __version__
 from penstock.cluster.controller import pack, records
 from penstock.cluster.controller.records import METADATA_VERSION
 from penstock.cluster.raft import Members, Snapshot, Write
-from penstock.core.errors import UnsupportedVersionError
+from penstock.core.errors import ConfigError, UnsupportedVersionError
 from penstock.core.storage import Storage
+from penstock.server.quorum import controller_requests as cr
 from penstock.server.quorum import messages as qm
 from penstock.server.quorum.raft_storage import RaftDisk
 
@@ -96,7 +97,7 @@ def test_an_unknown_record_stops_a_broker_and_a_newer_one_goes_on_with_all_there
         world = World(tmp_path)
         async with world:
             active = await world.agreed()
-            await active.ask(*create("orders", topic_id))
+            await active.ask(create("orders", topic_id))
             await world.same()
             image = list(active.image.records())
             strange = records.record("counter", "n", value=7)
@@ -119,7 +120,7 @@ def test_an_unknown_record_stops_a_broker_and_a_newer_one_goes_on_with_all_there
             known = [each for each in image if b"broker" not in each.key]
             assert {each.key for each in known} <= {each.key for each in again.image.records()}
             assert again.image.counters["n"] == 7
-            await again.ask(*create("more", os.urandom(16)))
+            await again.ask(create("more", os.urandom(16)))
             assert not world.failures
 
     run(main())
@@ -143,3 +144,11 @@ def test_an_unknown_record_in_a_snapshot_stops_a_broker_as_it_starts(tmp_path):
         await world.stop(1)
 
     run(main())
+
+
+def test_a_request_goes_by_its_name_and_one_without_a_name_here_is_refused():
+    request = cr.Forget(2)
+    assert (cr.NAMES[cr.Forget], cr.encoded(request)) == ("forget", golden_quorum.FORGET)
+    assert cr.decode_ask("forget", golden_quorum.FORGET) == request
+    with pytest.raises(ConfigError, match="no 'replay': it is older"):
+        cr.decode_ask("replay", golden_quorum.FORGET)

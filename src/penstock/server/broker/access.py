@@ -18,6 +18,7 @@ from penstock.cluster.controller import Image
 from penstock.core.errors import PenstockError, PenstockTimeout
 from penstock.server.broker.topics import Asked
 from penstock.server.node.data_folder import decode_document, encode_document
+from penstock.server.quorum.controller_requests import Set
 from penstock.server.security.access_store import (
     ACCESS_SCHEMA,
     Access,
@@ -62,9 +63,8 @@ class SharedAccess:
         """Have all brokers use it; returns when this one does. Raises `ConfigError` where somebody
         else changed it at the same time."""
         data = encode_document(document)
-        await self._quorum.ask(
-            "set", *SETTING, data, was=self._wanted, is_checked=True, timeout=self._timeout
-        )
+        request = Set(*SETTING, data, was=self._wanted, is_checked=True)
+        await self._quorum.ask(request, self._timeout)
         await self._until(lambda: self._access.document.version >= document.version, "the change")
 
     async def _until(self, is_so: Callable[[], bool], what: str) -> None:

@@ -6,13 +6,14 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from penstock.cluster.controller import Broker, Image, Partition, Place, UncleanRecovery
 from penstock.core.errors import ConfigError, PenstockTimeout, UnknownTopicError
 from penstock.ipc import clustering as cg
 from penstock.ipc import messages as ms
 from penstock.server.broker.metadata_view import Endpoints, is_below_min_insync
+from penstock.server.quorum import controller_requests as cr
 
 logger = logging.getLogger("penstock.cluster")
 
@@ -21,6 +22,9 @@ UNCLEAN_SHOWN: Final = 86_400.0
 """Seconds for which an election without a clean replica is named among the cluster's news."""
 LEADER_TIMEOUT: Final = 2.0
 """Seconds for which the quorum's leader is asked about it."""
+
+
+R = TypeVar("R")
 
 
 class Described(Protocol):
@@ -33,7 +37,7 @@ class Described(Protocol):
     @property
     def cluster_id(self) -> bytes: ...
     def describe(self) -> dict[str, Any]: ...
-    async def ask(self, name: str, *args: Any, timeout: float, **kw: Any) -> Any: ...
+    async def ask(self, request: cr.QuorumRequest[R], timeout: float) -> R: ...
 
 
 class Describing:
@@ -61,10 +65,9 @@ class Describing:
     async def _of_the_quorum(self) -> dict[str, Any]:
         """What its leader knows; where there is none, what is known here."""
         try:
-            found: dict[str, Any] = await self._quorum.ask("describe", timeout=LEADER_TIMEOUT)
+            return await self._quorum.ask(cr.Describe(), LEADER_TIMEOUT)
         except PenstockTimeout:
             return self._quorum.describe()
-        return found
 
     def _cluster(
         self, quorum: dict[str, Any], first: int, sees: Callable[[str], bool]
@@ -116,9 +119,8 @@ class Describing:
             places = sorted(image.partitions)
         else:
             places = self._places(request.topic, request.partition)
-        changed = await self._quorum.ask(
-            "elect", tuple(places), is_unclean=request.unclean, timeout=self._timeout
-        )
+        order = cr.Elect(tuple(places), is_unclean=request.unclean)
+        changed = await self._quorum.ask(order, self._timeout)
         if request.unclean:
             logger.warning(
                 "unclean election in topic %s, as an admin asked: %d partitions got another "
@@ -128,10 +130,9 @@ class Describing:
 
     async def _reassign(self, request: cg.ReassignPartition) -> ms.Done:
         places = self._places(request.topic, request.partition)
-        await self._quorum.ask(
-            "reassign", tuple(places), tuple(request.replicas),
-            replication_factor=request.replication_factor, timeout=self._timeout,
-        )  # fmt: skip
+        factor = request.replication_factor
+        order = cr.Reassign(tuple(places), tuple(request.replicas), replication_factor=factor)
+        await self._quorum.ask(order, self._timeout)
         return ms.Done()
 
     async def _remove(self, broker: int) -> ms.Done:
@@ -139,10 +140,10 @@ class Describing:
         if broker not in self._quorum.image.brokers and broker not in members:
             there = ", ".join(str(number) for number in sorted(self._quorum.image.brokers))
             raise ConfigError(f"there is no broker {broker}: there are {there or 'none'}")
-        await self._quorum.ask("remove_member", broker, timeout=self._timeout)
+        await self._quorum.ask(cr.RemoveMember(broker), self._timeout)
         image = self._quorum.image
         if broker in image.brokers and not image.places.get(broker):
-            await self._quorum.ask("forget", broker, timeout=self._timeout)
+            await self._quorum.ask(cr.Forget(broker), self._timeout)
         return ms.Done()
 
     def _places(self, name: str, partition: int | None) -> list[Place]:

@@ -18,6 +18,7 @@ from penstock.core.errors import PenstockError
 from penstock.server.broker.metadata_view import place_of
 from penstock.server.broker.topics import Asked
 from penstock.server.node.partitions import Partition, Partitions
+from penstock.server.quorum.controller_requests import ChangeIsr
 from penstock.server.replicator import messages as rm
 
 logger = logging.getLogger("penstock.cluster")
@@ -114,9 +115,7 @@ class Assignments:
     async def _change(self, asked: rm.ChangeIsr) -> None:
         place = (asked.topic_id, asked.partition)
         try:
-            answer = await self._quorum.ask(
-                "change_isr", place, asked.change, timeout=ISR_TIMEOUT
-            )  # fmt: skip
+            answer = await self._quorum.ask(ChangeIsr(place, asked.change), ISR_TIMEOUT)
         except PenstockError as error:
             logger.info("no word of the controller about the ISR of page %d: %s", asked.page, error)
             return

@@ -19,6 +19,7 @@ from penstock.core.errors import PenstockError
 from penstock.server.broker.metadata_view import place_of
 from penstock.server.broker.topics import Asked
 from penstock.server.node.partitions import Partition
+from penstock.server.quorum.controller_requests import Logs
 
 logger = logging.getLogger("penstock.cluster")
 
@@ -97,10 +98,8 @@ class OfflineLogs:
             )  # fmt: skip
         online = self._doubtful - offline
         try:
-            await self._quorum.ask(
-                "logs", self._broker, epoch, tuple(sorted(offline)), tuple(sorted(online)),
-                timeout=TELL_TIMEOUT,
-            )  # fmt: skip
+            logs = Logs(self._broker, epoch, tuple(sorted(offline)), tuple(sorted(online)))
+            await self._quorum.ask(logs, TELL_TIMEOUT)
         except PenstockError as error:
             logger.warning("the controller does not know which logs are offline here: %s", error)
 

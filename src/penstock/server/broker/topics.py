@@ -18,7 +18,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -58,6 +58,7 @@ from penstock.server.node.topic_catalog import (
     check_topic_name,
 )
 from penstock.server.node.topics import Topics, remove_folder
+from penstock.server.quorum import controller_requests as cr
 
 logger = logging.getLogger("penstock.cluster")
 
@@ -65,6 +66,9 @@ PASS_RETRY: Final = 1.0
 """Seconds until a pass that failed (a full disk) is tried again."""
 PAGE_TRIES: Final = 100
 APPLIED_POLL: Final = 0.01
+
+
+R = TypeVar("R")
 
 
 class Asked(Protocol):
@@ -76,7 +80,7 @@ class Asked(Protocol):
     @property
     def applied(self) -> int: ...
 
-    async def ask(self, name: str, *args: Any, timeout: float, **kw: Any) -> Any: ...
+    async def ask(self, request: cr.QuorumRequest[R], timeout: float) -> R: ...
 
 
 class ClusterTopics(Topics):
@@ -309,11 +313,14 @@ class ClusterTopics(Topics):
             )
         pages = await self._take_pages(settings.partitions)
         topic_id = os.urandom(16)
-        await self._ask(
-            "create_topic", name, topic_id, settings.partitions, settings.replication_factor,
-            settings.min_insync_replicas, ClusterTopic(pages, settings).encode(),
-            is_synced=settings.durability == "fsync",
+        factor, min_insync = settings.replication_factor, settings.min_insync_replicas
+        assert factor is not None
+        assert min_insync is not None
+        request = cr.CreateTopic(
+            name, topic_id, settings.partitions, factor, min_insync,
+            ClusterTopic(pages, settings).encode(), is_synced=settings.durability == "fsync",
         )  # fmt: skip
+        await self._ask(request)
         logger.info(
             "topic %s created: %d partitions", name, settings.partitions, extra={"topic": name}
         )
@@ -336,12 +343,11 @@ class ClusterTopics(Topics):
         self._check_room(more)
         new = await self._take_pages(max(0, settings.partitions - len(kept.pages)))
         config = ClusterTopic([*kept.pages, *new], settings).encode()
-        await self._ask(
-            "configure_topic", request.name, settings.min_insync_replicas, config,
-            was=known.config,
-        )  # fmt: skip
+        min_insync = settings.min_insync_replicas
+        assert min_insync is not None
+        await self._ask(cr.ConfigureTopic(request.name, min_insync, config, was=known.config))
         if more:
-            await self._ask("add_partitions", request.name, settings.partitions)
+            await self._ask(cr.AddPartitions(request.name, settings.partitions))
         logger.info("topic %s altered: %s", request.name, settings, extra={"topic": request.name})
 
         def is_here() -> bool:
@@ -394,7 +400,7 @@ class ClusterTopics(Topics):
         topic = self._catalog.find(name, to_delete=True)
         await self._wait_open(topic, topic.pages)
         topic_id = self._catalog.find(name, to_delete=True).topic_id
-        await self._ask("delete_topic", name)
+        await self._ask(cr.DeleteTopic(name))
 
         def is_gone() -> bool:
             topic = self._catalog.topics.get(name)
@@ -404,8 +410,8 @@ class ClusterTopics(Topics):
         return await self._wait_deleted(name, topic_id)
 
     # --- the controller ---
-    async def _ask(self, name: str, *args: Any, **kw: Any) -> Any:
-        return await self._quorum.ask(name, *args, timeout=self._config.topic_timeout, **kw)
+    async def _ask(self, request: cr.QuorumRequest[R]) -> R:
+        return await self._quorum.ask(request, self._config.topic_timeout)
 
     async def _take_pages(self, count: int) -> list[int]:
         """Pages that nobody else gets: numbers of one counter of the cluster, which runs round, so
@@ -415,7 +421,7 @@ class ClusterTopics(Topics):
             if len(pages) == count:
                 return pages
             wanted = count - len(pages)
-            first: int = await self._ask("pages", wanted)
+            first = await self._ask(cr.Pages(wanted))
             used = pages_in_use(self._quorum.image)
             if len(used) + wanted > lo.PAGES_MAX:
                 raise ResourceLimitError(
@@ -432,7 +438,7 @@ class ClusterTopics(Topics):
     async def _catch_up(self) -> None:
         """Have here what the controller decided up to now. Without one: what is here has to do."""
         with contextlib.suppress(PenstockTimeout, ClosedError, TimeoutError):
-            committed = (await self._ask("describe"))["committed"]
+            committed = (await self._ask(cr.Describe()))["committed"]
             async with asyncio.timeout(self._config.topic_timeout):
                 while self._quorum.applied < committed:
                     await asyncio.sleep(APPLIED_POLL)

@@ -3,7 +3,7 @@
 quorum = Quorum(config, folder, changed=...)
 await quorum.start()
 await quorum.register(endpoints, was_clean=...)
-topic_id = await quorum.ask("create_topic", name, topic_id, 12, 3, 2, config)
+topic_id = await quorum.ask(CreateTopic(name, topic_id, 12, 3, 2, config))
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Active:
         *,
         answer: Callable[[int, Answer], None],
         begins: Callable[[Controller], None],
-        others: Mapping[str, Callable[[controller_requests.Asked], tuple[int | None, object]]],
+        others: Mapping[type, Callable[[Any], tuple[int | None, object]]],
     ) -> None:
         self.controller: Controller | None = None
         self._consensus = consensus
@@ -129,19 +129,16 @@ class Active:
                 self._answer(source, known)
             return
         try:
-            arguments = controller_requests.decode_ask(ask.name, ask.body)
-            if ask.name in self._others:
-                index, result = self._others[ask.name](arguments)
+            request = controller_requests.decode_ask(ask.name, ask.body)
+            if not isinstance(request, controller_requests.ControllerRequest):
+                index, result = self._others[type(request)](request)
                 answer = controller_requests.answered(ask.number, result)
                 if index is None:
                     self._answer(source, answer)
                 else:
                     self.hold(index, self._term, source, name, answer)
                 return
-            decision = controller_requests.decided(
-                controller, ask.name, arguments, self._loop.time()
-            )
-            self.decide(decision, source, name)
+            self.decide(request.decide(controller, self._loop.time()), source, name)
         except PenstockError as error:
             self._answer(source, controller_requests.refused(ask.number, error))
         except Exception as error:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from penstock.cluster.controller import Heard, Image, Place, Registered
+from penstock.cluster.controller import Image, Place
 from penstock.core.errors import (
     AttachRefusedError,
     ClosedError,
@@ -27,6 +27,7 @@ from penstock.core.errors import (
 )
 from penstock.server.node.data_folder import DataFolder
 from penstock.server.quorum.controller_client import Asking
+from penstock.server.quorum.controller_requests import Heartbeat, Register
 
 logger = logging.getLogger("penstock.quorum")
 
@@ -107,12 +108,12 @@ class Standing:
 
     async def _register(self) -> int:
         incarnation, after = self._incarnation, self._folder.record.broker_epoch
-        answer: Registered = await self._asking.ask(
-            "register", self._node, incarnation, self._folder.uuid, self._endpoints, self._rack,
+        request = Register(
+            self._node, incarnation, self._folder.uuid, self._endpoints, self._rack,
             was_clean=self._was_clean, after=after, keeps_count=self._keeps_count, lost=self.lost,
             offline=self.offline(), instead_of=after if self._known is None else self._known,
-            timeout=TRY,
         )  # fmt: skip
+        answer = await self._asking.ask(request, TRY)
         if answer.ask_again:
             self._known = answer.broker_epoch
         if answer.ask_again or incarnation != self._incarnation:  # renewed meanwhile
@@ -176,10 +177,8 @@ class Standing:
 
     async def _say(self, epoch: int) -> None:
         is_current, is_leaving = self.is_current, self._is_leaving
-        answer: Heard = await self._asking.ask(
-            "heartbeat", self._node, epoch,
-            is_current=is_current, is_leaving=is_leaving, timeout=self._session,
-        )  # fmt: skip
+        request = Heartbeat(self._node, epoch, is_current=is_current, is_leaving=is_leaving)
+        answer = await self._asking.ask(request, self._session)
         if epoch != self.broker_epoch:
             return
         self.is_fenced = answer.is_fenced

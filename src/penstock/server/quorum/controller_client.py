@@ -11,7 +11,7 @@ import asyncio
 import os
 from asyncio import FIRST_COMPLETED
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 from penstock.cluster.controller import Image
 from penstock.core.errors import (
@@ -22,7 +22,7 @@ from penstock.core.errors import (
     ResourceLimitError,
     UnknownTopicError,
 )
-from penstock.server.quorum import controller_requests
+from penstock.server.quorum import controller_requests as cr
 from penstock.server.quorum.messages import Answer, Ask
 
 ASK_AGAIN: Final = 0.5
@@ -30,6 +30,8 @@ ASK_AGAIN: Final = 0.5
 ASKED_MAX: Final = 10_000
 """Questions of this broker that wait."""
 PAUSE: Final = 0.05
+
+R = TypeVar("R")
 
 
 class Asking:
@@ -81,9 +83,9 @@ class Asking:
                 waiting.set_exception(error)
                 waiting.exception()  # whoever waited may be gone
 
-    async def ask(self, name: str, *args: object, timeout: float, **kw: object) -> Any:
+    async def ask(self, request: cr.QuorumRequest[R], timeout: float) -> R:
         """See `Quorum.ask`."""
-        asked, body = controller_requests.made(name, *args, **kw)
+        body = cr.encoded(request)
         if self._ended is not None:
             raise self._ended
         if len(self._asked) >= ASKED_MAX:
@@ -91,17 +93,18 @@ class Asking:
                 f"{ASKED_MAX} questions of this broker wait for the controller: try again later"
             )
         self._number += 1
-        ask = Ask(self._life, self._number, name, body)
-        is_change = _would_change(self._image(), asked)
+        ask = Ask(self._life, self._number, cr.NAMES[type(request)], body)
+        is_change = _would_change(self._image(), request)
         try:
             answer, tries = await self._until_answered(ask, self._loop.time() + timeout)
         finally:
             self._asked.pop(ask.number, None)
         try:
-            return controller_requests.result(name, answer)
+            return cr.result(request, answer)
         except (UnknownTopicError, ConfigError):
             if tries > 1 and is_change:
-                return None  # the answer to an earlier try got lost with the one who decided it
+                # The answer to an earlier try got lost with the one who decided it.
+                return cast(R, None)
             raise
 
     async def _until_answered(self, ask: Ask, deadline: float) -> tuple[Answer, int]:
@@ -130,12 +133,12 @@ class Asking:
         raise PenstockTimeout(f"the controller did not answer in time ({ask.name}): {why}")
 
 
-def _would_change(image: Image, asked: controller_requests.Asked) -> bool:
+def _would_change(image: Image, request: cr.QuorumRequest[Any]) -> bool:
     """Whether it is there to be done, of what cannot be done twice."""
-    match asked:
-        case controller_requests.DeleteTopic(name=name):
+    match request:
+        case cr.DeleteTopic(name=name):
             return name in image.ids
-        case controller_requests.AddPartitions(name=name, total=total):
+        case cr.AddPartitions(name=name, total=total):
             topic_id = image.ids.get(name)
             return topic_id is not None and image.topics[topic_id].partitions < total
     return False

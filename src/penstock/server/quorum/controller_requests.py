@@ -1,12 +1,12 @@
-"""What brokers may ask the active controller: a table of its methods, and their bytes.
+"""What brokers may ask the active controller, or the quorum that it leads: a struct each.
 
-A method's arguments travel as one struct whose fields are the parameters of `Controller` by their
-names; time is the controller's own. What is not in the table cannot be asked.
+Its type says what is asked and what the answer is. Over a link goes a name of the table (`NAMES`)
+with the fields; time is the controller's own. What is not in the table cannot be asked.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Generic, TypeVar, get_args
 
 import msgspec
 
@@ -35,11 +35,22 @@ Place = tuple[TopicId, Count]
 Places = Annotated[tuple[Place, ...], msgspec.Meta(max_length=PLACES_MAX)]
 
 
-class Asked(msgspec.Struct, frozen=True, array_like=True):
-    """Arguments of one method."""
+R = TypeVar("R")
 
 
-class Register(Asked, frozen=True):
+class QuorumRequest(msgspec.Struct, Generic[R], frozen=True, array_like=True):
+    """What is asked of the leader of the quorum, by whom it is answered with an `R`."""
+
+
+class ControllerRequest(QuorumRequest[R], frozen=True):
+    """What its controller decides."""
+
+    def decide(self, controller: Controller, now: float) -> Decision[R]:
+        """Raises what that method of the controller raises."""
+        raise NotImplementedError
+
+
+class Register(ControllerRequest[Registered], frozen=True):
     broker: NodeId
     incarnation: Token
     folder: Token
@@ -52,32 +63,53 @@ class Register(Asked, frozen=True):
     keeps_count: bool = False
     instead_of: Epoch | None = None
 
+    def decide(self, controller: Controller, now: float) -> Decision[Registered]:
+        return controller.register(
+            now, self.broker, self.incarnation, self.folder, self.endpoints, self.rack,
+            was_clean=self.was_clean, after=self.after, lost=self.lost, offline=self.offline,
+            keeps_count=self.keeps_count, instead_of=self.instead_of,
+        )  # fmt: skip
 
-class Heartbeat(Asked, frozen=True):
+
+class Heartbeat(ControllerRequest[Heard], frozen=True):
     broker: NodeId
     epoch: Epoch
     is_current: bool
     is_leaving: bool
 
+    def decide(self, controller: Controller, now: float) -> Decision[Heard]:
+        return controller.heartbeat(
+            now, self.broker, self.epoch, is_current=self.is_current, is_leaving=self.is_leaving
+        )
 
-class Logs(Asked, frozen=True):
+
+class Logs(ControllerRequest[None], frozen=True):
     broker: NodeId
     epoch: Epoch
     offline: Places = ()
     online: Places = ()
 
+    def decide(self, controller: Controller, now: float) -> Decision[None]:
+        return controller.logs(self.broker, self.epoch, self.offline, self.online)
 
-class LogEnds(Asked, frozen=True):
+
+class LogEnds(ControllerRequest[None], frozen=True):
     broker: NodeId
     epoch: Epoch
     ends: Annotated[tuple[tuple[Place, LogEnd], ...], msgspec.Meta(max_length=PLACES_MAX)]
 
+    def decide(self, controller: Controller, now: float) -> Decision[None]:
+        return controller.log_ends(self.broker, self.epoch, self.ends)
 
-class Forget(Asked, frozen=True):
+
+class Forget(ControllerRequest[None], frozen=True):
     broker: NodeId
 
+    def decide(self, controller: Controller, now: float) -> Decision[None]:
+        return controller.forget(self.broker)
 
-class CreateTopic(Asked, frozen=True):
+
+class CreateTopic(ControllerRequest[bytes], frozen=True):
     """The asker gives the id, so that asking again is known by it."""
 
     name: Name
@@ -88,132 +120,152 @@ class CreateTopic(Asked, frozen=True):
     config: Config
     is_synced: bool = False
 
+    def decide(self, controller: Controller, now: float) -> Decision[bytes]:
+        return controller.create_topic(
+            self.name, self.topic_id, self.partitions, self.replication_factor, self.min_insync,
+            self.config, is_synced=self.is_synced,
+        )  # fmt: skip
 
-class AddPartitions(Asked, frozen=True):
+
+class AddPartitions(ControllerRequest[None], frozen=True):
     name: Name
     total: Annotated[int, msgspec.Meta(ge=1, le=PLACES_MAX)]
 
+    def decide(self, controller: Controller, now: float) -> Decision[None]:
+        return controller.add_partitions(self.name, self.total)
 
-class ConfigureTopic(Asked, frozen=True):
+
+class ConfigureTopic(ControllerRequest[None], frozen=True):
     name: Name
     min_insync: Count
     config: Config
     was: Config | None = None
 
+    def decide(self, controller: Controller, now: float) -> Decision[None]:
+        return controller.configure_topic(self.name, self.min_insync, self.config, was=self.was)
 
-class DeleteTopic(Asked, frozen=True):
+
+class DeleteTopic(ControllerRequest[None], frozen=True):
     name: Name
 
+    def decide(self, controller: Controller, now: float) -> Decision[None]:
+        return controller.delete_topic(self.name)
 
-class ChangeIsr(Asked, frozen=True):
+
+class ChangeIsr(ControllerRequest[IsrChanged], frozen=True):
     at: Place
     asked: IsrChange
 
+    def decide(self, controller: Controller, now: float) -> Decision[IsrChanged]:
+        return controller.change_isr(self.at, self.asked)
 
-class Elect(Asked, frozen=True):
+
+class Elect(ControllerRequest[int], frozen=True):
     places: Places
     is_unclean: bool = False
 
+    def decide(self, controller: Controller, now: float) -> Decision[int]:
+        return controller.elect(self.places, is_unclean=self.is_unclean)
 
-class Reassign(Asked, frozen=True):
+
+class Reassign(ControllerRequest[None], frozen=True):
     places: Annotated[tuple[Place, ...], msgspec.Meta(max_length=PLACES_MAX)]
     target: Annotated[tuple[NodeId, ...], msgspec.Meta(max_length=REPLICAS_MAX)] = ()
     replication_factor: Annotated[int, msgspec.Meta(ge=0, le=REPLICAS_MAX)] = 0
 
+    def decide(self, controller: Controller, now: float) -> Decision[None]:
+        return controller.reassign(
+            self.places, self.target, replication_factor=self.replication_factor
+        )
 
-class Set(Asked, frozen=True):
+
+class Set(ControllerRequest[None], frozen=True):
     kind: Name
     name: Name
     value: Config | None
     was: Config | None = None
     is_checked: bool = False
 
+    def decide(self, controller: Controller, now: float) -> Decision[None]:
+        return controller.set(
+            self.kind, self.name, self.value, was=self.was, is_checked=self.is_checked
+        )
 
-class Pages(Asked, frozen=True):
+
+class Pages(ControllerRequest[int], frozen=True):
     count: Annotated[int, msgspec.Meta(ge=1, le=PLACES_MAX)]
 
+    def decide(self, controller: Controller, now: float) -> Decision[int]:
+        return controller.pages(self.count)
 
-class CoordinatorEpoch(Asked, frozen=True):
-    pass
+
+class CoordinatorEpoch(ControllerRequest[int], frozen=True):
+    def decide(self, controller: Controller, now: float) -> Decision[int]:
+        return controller.coordinator_epoch()
 
 
-class RemoveMember(Asked, frozen=True):
-    """Of the quorum itself, not of the controller: that node has no vote and no log any more."""
+class RemoveMember(QuorumRequest[None], frozen=True):
+    """That node has no vote and no log any more."""
 
     node: NodeId
 
 
-class Describe(Asked, frozen=True):
-    """Likewise: what the leader knows of the quorum."""
+class Describe(QuorumRequest[dict[str, Any]], frozen=True):
+    """What the leader knows of the quorum."""
 
 
-class Method(NamedTuple):
-    arguments: type[Asked]
-    answer: Any
-    takes_time: bool = False
-
-
-METHODS: Final[dict[str, Method]] = {
-    "register": Method(Register, Registered, takes_time=True),
-    "heartbeat": Method(Heartbeat, Heard, takes_time=True),
-    "logs": Method(Logs, None),
-    "log_ends": Method(LogEnds, None),
-    "forget": Method(Forget, None),
-    "create_topic": Method(CreateTopic, bytes),
-    "add_partitions": Method(AddPartitions, None),
-    "configure_topic": Method(ConfigureTopic, None),
-    "delete_topic": Method(DeleteTopic, None),
-    "change_isr": Method(ChangeIsr, IsrChanged),
-    "elect": Method(Elect, int),
-    "reassign": Method(Reassign, None),
-    "set": Method(Set, None),
-    "pages": Method(Pages, int),
-    "coordinator_epoch": Method(CoordinatorEpoch, int),
+NAMES: Final[dict[type[QuorumRequest[Any]], str]] = {
+    Register: "register",
+    Heartbeat: "heartbeat",
+    Logs: "logs",
+    LogEnds: "log_ends",
+    Forget: "forget",
+    CreateTopic: "create_topic",
+    AddPartitions: "add_partitions",
+    ConfigureTopic: "configure_topic",
+    DeleteTopic: "delete_topic",
+    ChangeIsr: "change_isr",
+    Elect: "elect",
+    Reassign: "reassign",
+    Set: "set",
+    Pages: "pages",
+    CoordinatorEpoch: "coordinator_epoch",
+    RemoveMember: "remove_member",
+    Describe: "describe",
 }
-"""Of `Controller`."""
-REMOVE_MEMBER: Final = "remove_member"
-DESCRIBE: Final = "describe"
-OF_THE_QUORUM: Final[dict[str, Method]] = {
-    REMOVE_MEMBER: Method(RemoveMember, None),
-    DESCRIBE: Method(Describe, dict[str, Any]),
-}
+"""How each is called on a link."""
 
-_ALL: Final = METHODS | OF_THE_QUORUM
+
+def _answer_of(kind: type[QuorumRequest[Any]]) -> Any:
+    """The `R` that it is a request for."""
+    return get_args(vars(kind)["__orig_bases__"][0])[0]
+
+
 _encoder: Final = msgspec.msgpack.Encoder()
-_arguments: Final = {
-    name: msgspec.msgpack.Decoder(method.arguments) for name, method in _ALL.items()
-}
-_answers: Final = {name: msgspec.msgpack.Decoder(method.answer) for name, method in _ALL.items()}
+_requests: Final = {name: msgspec.msgpack.Decoder(kind) for kind, name in NAMES.items()}
+_answers: Final = {kind: msgspec.msgpack.Decoder(_answer_of(kind)) for kind in NAMES}
 
 
-def made(name: str, *args: object, **kw: object) -> tuple[Asked, bytes]:
-    """The arguments, and their bytes, checked as the other side will. Raises `ConfigError` for a
-    name or arguments that are not in the table."""
-    if name not in _ALL:
-        raise ConfigError(f"{name!r} cannot be asked of the controller: {', '.join(_ALL)} can")
+def encoded(request: QuorumRequest[Any]) -> bytes:
+    """Its bytes, checked as the other side will. Raises `ConfigError`."""
+    name = NAMES[type(request)]
     try:
-        body = _encoder.encode(_ALL[name].arguments(*args, **kw))
-        return _arguments[name].decode(body), body
+        body = _encoder.encode(request)
     except (TypeError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{name} cannot be asked like that: {error}") from error
+    decode_ask(name, body)
+    return body
 
 
-def decode_ask(name: str, body: bytes) -> Asked:
+def decode_ask(name: str, body: bytes) -> QuorumRequest[Any]:
     """Raises `ConfigError`."""
     try:
-        return _arguments[name].decode(body)
+        request: QuorumRequest[Any] = _requests[name].decode(body)
     except KeyError:
         raise ConfigError(f"this broker's controller has no {name!r}: it is older") from None
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ConfigError(f"{name} cannot be asked like that: {error}") from error
-
-
-def decided(controller: Controller, name: str, asked: Asked, now: float) -> Decision[Any]:
-    """Have the controller decide. Raises what it raises."""
-    keywords = {field: getattr(asked, field) for field in asked.__struct_fields__}
-    time = (now,) if METHODS[name].takes_time else ()
-    decision: Decision[Any] = getattr(controller, name)(*time, **keywords)
-    return decision
+    return request
 
 
 def answered(number: int, answer: object) -> Answer:
@@ -224,11 +276,12 @@ def refused(number: int, error: PenstockError) -> Answer:
     return Answer(number, error=type(error).__name__, message=str(error)[:TEXT_MAX])
 
 
-def result(name: str, answer: Answer) -> Any:
+def result(request: QuorumRequest[R], answer: Answer) -> R:
     """The answer, or the error that it is."""
     if answer.error:
         raise error_of(answer.error, answer.message)
-    return _answers[name].decode(answer.body)
+    found: R = _answers[type(request)].decode(answer.body)
+    return found
 
 
 def error_of(name: str, message: str) -> PenstockError:

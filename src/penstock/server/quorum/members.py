@@ -14,8 +14,8 @@ from typing import Any, Final
 from penstock.cluster.raft import Members
 from penstock.cluster.raft.roles import Leader
 from penstock.core.errors import ConfigError, NotLeaderError
-from penstock.server.quorum import controller_requests
 from penstock.server.quorum.active_controller import Active
+from penstock.server.quorum.controller_requests import RemoveMember
 from penstock.server.quorum.links import Links
 from penstock.server.quorum.raft_node import Consensus
 
@@ -70,11 +70,10 @@ class Membership:
         return None
 
     # --- what is asked of the leader ---
-    def remove(self, asked: controller_requests.Asked) -> tuple[int, None]:
+    def remove(self, request: RemoveMember) -> tuple[int, None]:
         """Take a node out; it gets nothing of the log any more. Raises `ConfigError`,
         `NotLeaderError`."""
-        assert isinstance(asked, controller_requests.RemoveMember)
-        node, members = asked.node, self._consensus.members
+        node, members = request.node, self._consensus.members
         if node not in members:
             raft = self._consensus.raft
             assert raft is not None

@@ -88,7 +88,7 @@ class Consensus(msgspec.Struct, frozen=True, array_like=True, tag="raft"):
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     """For the active controller. (`life`, `number`) is the asker's name for it: asked again, it is
-    not decided again. `body` is the method's struct, see `controller_requests`."""
+    not decided again. `name` and `body`: see `controller_requests`."""
 
     life: Uuid
     number: Number
@@ -97,7 +97,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
-    """`error` is empty where `body` is the method's answer."""
+    """`error` is empty where `body` is the answer."""
 
     number: Number
     body: Body = b""

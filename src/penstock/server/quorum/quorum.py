@@ -18,7 +18,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar
 
 from penstock.cluster.controller import Controller, ControllerConfig, Image, Place
 from penstock.cluster.raft import RaftConfig, RaftMessage
@@ -36,7 +36,8 @@ from penstock.security.keys import keys_in_use, load_cluster_key
 from penstock.server.broker.settings import place_of
 from penstock.server.config import NodeConfig
 from penstock.server.node.data_folder import DataFolder
-from penstock.server.quorum import controller_requests, identity
+from penstock.server.quorum import controller_requests as cr
+from penstock.server.quorum import identity
 from penstock.server.quorum import messages as qm
 from penstock.server.quorum.active_controller import Active
 from penstock.server.quorum.broker_lifecycle import Standing
@@ -67,6 +68,9 @@ CLUSTER_ID: Final = ("cluster", "id")
 CLUSTER_SECRET: Final = ("cluster", "secret")
 ID_BYTES: Final = 16
 SECRET_BYTES: Final = 32
+
+
+R = TypeVar("R")
 
 
 class Quorum:
@@ -148,11 +152,8 @@ class Quorum:
             answer=self._answer,
             begins=self._begins,
             others={
-                controller_requests.REMOVE_MEMBER: self._membership.remove,
-                controller_requests.DESCRIBE: lambda _: (
-                    None,
-                    self._membership.describe(self._active),
-                ),
+                cr.RemoveMember: self._membership.remove,
+                cr.Describe: lambda _: (None, self._membership.describe(self._active)),
             },
         )
         self._asking = Asking(
@@ -291,18 +292,17 @@ class Quorum:
         return self._membership.describe(self._active)
 
     # --- asking ---
-    async def ask(self, name: str, *args: object, timeout: float = 10.0, **kw: object) -> Any:
-        """Have the active controller do that, wherever it is: a method of `Controller` by its name,
-        without `now`; or `remove_member(node)`, `describe()` of the quorum. What it decided is in
-        the log when this returns, and soon in every image.
+    async def ask(self, request: cr.QuorumRequest[R], timeout: float = 10.0) -> R:
+        """Have the active controller decide that, wherever it is; or the quorum that it leads. What
+        it decided is in the log when this returns, and soon in every image.
 
-        Raises what the method raises; `ConfigError` for what is not in the table of
-        `controller_requests`; `PenstockTimeout`, and then it may still be done; `ClosedError`."""
-        return await self._asking.ask(name, *args, timeout=timeout, **kw)
+        Raises what the controller raises; `ConfigError` for values that a request cannot have;
+        `PenstockTimeout`, and then it may still be done; `ClosedError`."""
+        return await self._asking.ask(request, timeout)
 
     async def coordinator_epoch(self, timeout: float = 10.0) -> int:
         """A number higher than all that were given before in this cluster (rule 17)."""
-        return cast(int, await self.ask("coordinator_epoch", timeout=timeout))
+        return await self.ask(cr.CoordinatorEpoch(), timeout)
 
     async def request(self, broker: int, kind: str, body: bytes, timeout: float) -> bytes:
         """Ask another broker's node, once; see `serve`. Raises what its handler raises;
