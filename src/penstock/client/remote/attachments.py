@@ -11,13 +11,14 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from collections.abc import Sequence
+from typing import Final
 
 from penstock.client.remote.branches import Branch
 from penstock.client.remote.connection import Wire
 from penstock.client.remote.connections import Wires, identity_of
 from penstock.client.remote.endpoint import ORPHAN_FOR, Endpoint, State
+from penstock.client.remote.event_loop import EventLoop
 from penstock.client.remote.failover import Mending
 from penstock.client.remote.lanes import MirroredLane
 from penstock.client.remote.leaders import COORDINATOR
@@ -41,28 +42,22 @@ SHUN_FOR: Final = 0.25
 """Seconds until a broker is asked again that took an attachment in no branch, or ended it."""
 
 
-class Loop(Protocol):
-    """What a carrier does for its attachments."""
-
-    def watch(self, fd: int, call: Callable[[], object]) -> None: ...
-
-    def unwatch(self, fd: int) -> None: ...
-
-    def post(self, order: Callable[[], None]) -> None:
-        """Have this done soon; from any thread."""
-
-
 class Attachments:
     """See the module. `name`: of what they are attached to, for messages; the others are for the
     connections."""
 
     def __init__(
-        self, loop: Loop, name: str, hosts: Sequence[Host], key: KeyFile | None, hello: fr.Hello
+        self,
+        loop: EventLoop,
+        name: str,
+        hosts: Sequence[Host],
+        key: KeyFile | None,
+        hello: fr.Hello,
     ) -> None:
         self._loop = loop
         self._name = name
         self._view = view = ClusterView()
-        self.wires = Wires(hosts, key, hello, name, view.brokers, self, loop.watch, loop.unwatch)
+        self.wires = Wires(hosts, key, hello, name, view.brokers, self, loop)
         self._home: Wire | None = None
         self._endpoints: dict[int, Endpoint] = {}  # by the descriptor of its channel
         self._orphans: list[Endpoint] = []

@@ -14,21 +14,17 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
-from operator import call
+from collections.abc import Sequence
 from typing import Final
 
 from penstock.client import threads
 from penstock.client.remote.attachments import Attachments
+from penstock.client.remote.event_loop import EventLoop
 from penstock.client.remote.link import Host, Link
 from penstock.cluster.frames import messages as fr
-from penstock.ipc.doorbell import Doorbell
 from penstock.security.keys import KeyFile
 from penstock.version import __version__
 
@@ -47,21 +43,19 @@ class Carrier:
 
     def __init__(self, hosts: Sequence[Host], key: KeyFile | None, name: str) -> None:
         self._name = name
-        self._orders: deque[Callable[[], None]] = deque()
-        self._bell = Doorbell()
-        self._gate = threading.RLock()  # again, where a finalizer posts within a post
-        self._poll = select.epoll()
-        self._calls: dict[int, Callable[[], object]] = {}
+        self._loop = loop = EventLoop()
         software = f"penstock {__version__}"[: fr.NAME_BYTES_MAX]
         hello = fr.Hello(fr.PROTOCOL_VERSION, fr.APIS, software, os.urandom(16))
-        self._attachments = Attachments(self, name, hosts, key, hello)
+        self._attachments = Attachments(loop, name, hosts, key, hello)
         self._wires = self._attachments.wires
         self._finishing = False
-        self.is_over = False
         self._thread = threading.Thread(target=self._run, name="penstock-carrier", daemon=True)
-        self.watch(self._bell.fileno(), self._bell.clear)
 
     # --- from any thread ---
+    @property
+    def is_over(self) -> bool:
+        return self._loop.is_over
+
     def start(self) -> None:
         """Done again, as after an interrupt, it starts no second thread."""
         if self._thread.ident is None:
@@ -69,19 +63,11 @@ class Carrier:
 
     def serve(self, link: Link, end: socket.socket) -> None:
         """Attach what speaks at the other end of that socket."""
-        self.post(lambda: self._attachments.admit(link, end))
-
-    def post(self, order: Callable[[], None]) -> None:
-        """Have this done soon."""
-        with self._gate:  # or the number of the bell may be another one's by now
-            if not self.is_over:
-                ring = partial(os.eventfd_write, self._bell.fileno(), 1)
-                # By one call: no interrupt comes between the order and the ring.
-                deque(map(call, (partial(self._orders.append, order), ring)), maxlen=0)
+        self._loop.post(lambda: self._attachments.admit(link, end))
 
     def finish(self) -> None:
         """End once nothing uses it."""
-        self.post(self._finish)
+        self._loop.post(self._finish)
 
     def join(self) -> None:
         """Wait until it has said good-bye; bounded."""
@@ -117,10 +103,8 @@ class Carrier:
     def abandon(self) -> None:
         """This process was forked off: give up copies of descriptors, touch nothing else."""
         _abandoned.append(self)
-        self.is_over, self._gate = True, threading.RLock()
-        self._poll.close()
+        self._loop.abandon()
         self._attachments.abandon()
-        self._bell.close()
         self._wires.abandon()
 
     # --- the loop ---
@@ -140,19 +124,14 @@ class Carrier:
         return self._finishing and self._attachments.is_empty
 
     def _turn(self) -> None:
-        attachments, wires = self._attachments, self._wires
-        while self._orders:
-            self._orders.popleft()()
+        loop, attachments, wires = self._loop, self._attachments, self._wires
+        loop.carry_out()
         now = time.monotonic()
         wires.mind(now, wanted=attachments.are_waiting)
         attachments.pump(now)
         attachments.wake()
-        is_busy = self._orders or attachments.have_work or self._is_done or wires.has_news
-        found = self._poll.poll(0.0 if is_busy else self._bound(now))
-        for fd, _ in found:
-            call = self._calls.get(fd)
-            if call is not None:
-                call()
+        is_busy = loop.has_orders or attachments.have_work or self._is_done or wires.has_news
+        loop.wait(0.0 if is_busy else self._bound(now))
         attachments.mind(time.monotonic())
 
     def _bound(self, now: float) -> float:
@@ -164,23 +143,11 @@ class Carrier:
             due = min(due, own)
         return max(0.0, due - now)
 
-    def watch(self, fd: int, call: Callable[[], object]) -> None:
-        """Call this whenever that descriptor is readable."""
-        self._calls[fd] = call
-        self._poll.register(fd, select.EPOLLIN)
-
-    def unwatch(self, fd: int) -> None:
-        if self._calls.pop(fd, None) is not None:
-            self._poll.unregister(fd)
-
     def _finish(self) -> None:
         self._finishing = True
 
     def _leave(self) -> None:
-        with self._gate:
-            self.is_over = True
-            self._bell.close()
-        self._orders.clear()
+        self._loop.end()
         self._attachments.close()
-        self._poll.close()
+        self._loop.close()
         self._wires.close()

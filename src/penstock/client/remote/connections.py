@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
 import zmq
 
 from penstock.client.backoff import SOON, Retries
 from penstock.client.remote.connection import LINGER_MAX, Wire
+from penstock.client.remote.event_loop import EventLoop
 from penstock.client.remote.leaders import Brokers
 from penstock.client.remote.link import Host, host_text
 from penstock.cluster.frames import messages as fr
@@ -100,16 +101,14 @@ class Wires:
         name: str,
         brokers: Brokers,
         user: User,
-        watch: Callable[[int, Callable[[], object]], None],
-        unwatch: Callable[[int], None],
+        loop: EventLoop,
     ) -> None:
         self._bootstrap = tuple(hosts)
         self._key = key
         self._hello = hello
         self._name = name
         self._user = user
-        self._watch = watch
-        self._unwatch = unwatch
+        self._loop = loop
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.home: Wire | None = None
         """The one that stands, and goes by at large."""
@@ -277,7 +276,7 @@ class Wires:
             return None
         wire.broker = broker
         for fd in wire.filenos():
-            self._watch(fd, lambda: None)  # the next turn looks
+            self._loop.watch(fd, lambda: None)  # the next turn looks
         return wire
 
     def _greeted(self, wire: Wire, welcome: fr.Welcome) -> None:
@@ -357,7 +356,7 @@ class Wires:
     # --- going ---
     def _drop(self, wire: Wire) -> None:
         for fd in wire.filenos():
-            self._unwatch(fd)
+            self._loop.unwatch(fd)
         self.counts["bytes_sent"] += wire.bytes_sent
         self.counts["bytes_received"] += wire.bytes_received
         wire.close()
