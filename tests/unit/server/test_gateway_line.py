@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.gateway.listener import Line
+from penstock.server.gateway.listener import Listener
 
 
-@pytest.mark.parametrize("look", [Line.bytes_received, Line.shut_down])
+@pytest.mark.parametrize("look", [Listener.bytes_received, Listener.shut_down])
 def test_a_descriptor_that_is_no_socket_any_more_costs_none(
     tmp_path: Path, look: Callable[[int], object]
 ) -> None:

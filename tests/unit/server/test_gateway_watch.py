@@ -13,14 +13,14 @@ from node_helpers import eventually
 from penstock.client.session import Session
 from penstock.ipc import layout as lo
 from penstock.ipc.paths import socket_in
-from penstock.server.gateway.commit_wait import NOTHING, UNWATCHED_EVERY, Commits
+from penstock.server.gateway.commit_wait import NOTHING, UNWATCHED_EVERY, CommitWait
 from penstock.server.gateway.events import Events
 from penstock.server.gateway.partition_states import Known, PageStates
 from penstock.testing import Broker
 
 
 class Waiting:
-    """A lane, as far as `Commits` looks at it."""
+    """A lane, as far as `CommitWait` looks at it."""
 
     def __init__(self, states: PageStates) -> None:
         self.endpoint: Any = SimpleNamespace(states=states)
@@ -35,7 +35,7 @@ class World:
         self.events = Events()
         self.moved: list[list[Waiting]] = []
         socket = socket_in(broker.data)
-        self.commits = Commits[Waiting](self.events, socket, self.moved.append)
+        self.commits = CommitWait[Waiting](self.events, socket, self.moved.append)
         self.session = Session.attach(socket, lo.KIND_ADMIN, client_id="looks", timeout=5.0)
         self.states = PageStates(self.session.state, Known(str(broker.data)))
 
@@ -122,7 +122,7 @@ def test_who_begins_to_wait_is_looked_at_once_more(world: World) -> None:
 
 
 def test_without_a_node_it_looks_again_and_again(tmp_path: Path, world: World) -> None:
-    lone = Commits[Waiting](world.events, tmp_path / "no.sock", world.moved.append)
+    lone = CommitWait[Waiting](world.events, tmp_path / "no.sock", world.moved.append)
     topic = world.broker.create_topic()
     lane = Waiting(world.states)
     lone.wait(lane, world.page_of(topic), 1)

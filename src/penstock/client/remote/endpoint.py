@@ -32,7 +32,7 @@ from penstock.client.remote.lanes import Flow, MirroredLane
 from penstock.client.remote.leaders import COORDINATOR
 from penstock.client.remote.link import Link
 from penstock.client.remote.mirror import MirroredPages, MirroredSlot
-from penstock.client.remote.requests import Asking
+from penstock.client.remote.requests import RequestRouter
 from penstock.client.remote.view import ClusterView
 from penstock.cluster.frames import messages as fr
 from penstock.core.errors import PenstockError
@@ -58,7 +58,7 @@ class Endpoint:
     """See the module. `branches` by broker (`NOBODY` where the node is alone); `home` is one of
     them. `asking` and `readings` are there from `Attached` on, the latter only in a cluster."""
 
-    asking: Asking
+    asking: RequestRouter
 
     def __init__(self, link: Link, channel: Channel) -> None:
         self.link: Link | None = link
@@ -127,7 +127,7 @@ class Endpoint:
         self.slot.slot.copy_notice(attached.notice)
         self.bell = Doorbell()
         self.far = RemoteFetcher(attached.endpoint, post)
-        self.asking = Asking(
+        self.asking = RequestRouter(
             view, partial(reach, self), self.far, self.slot, home=home.broker,
             reads=self.hello.kind == lo.KIND_CONSUMER, say=self.say, open_lane=self.open_lane,
         )  # fmt: skip

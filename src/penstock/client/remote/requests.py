@@ -68,7 +68,7 @@ class _Round:
         self.refused: Reply = None
 
 
-class Asking:
+class RequestRouter:
     """See the module. `home` is the broker that the attachment is at home with, and `reads` says
     whether its client is a consumer. `say` tells the client, `open_lane` answers what wants one."""
 

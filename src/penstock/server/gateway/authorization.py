@@ -17,7 +17,7 @@ from penstock.server.security.access_store import Access, shares_of
 from penstock.server.security.authorizer import Guard
 
 
-class Standing:
+class Authorization:
     """See the module."""
 
     def __init__(self, config: NodeConfig, names: TopicNames) -> None:

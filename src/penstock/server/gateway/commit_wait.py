@@ -202,7 +202,7 @@ class Waiter(Protocol):
 W = TypeVar("W", bound=Waiter)
 
 
-class Commits(Generic[W]):
+class CommitWait(Generic[W]):
     """Which lanes wait for which pages. `moved` is told of those that may go on."""
 
     def __init__(self, events: Events, socket: Path, moved: Callable[[list[W]], None]) -> None:

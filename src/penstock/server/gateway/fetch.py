@@ -31,7 +31,7 @@ from penstock.ipc import layout as lo
 from penstock.server.gateway.counts import Counts
 from penstock.server.gateway.cursors import BATCH_WORK, Cursor, OpenFiles, Piece
 from penstock.server.gateway.endpoints import Endpoint
-from penstock.server.gateway.fetch_session import Line, Link, Share
+from penstock.server.gateway.fetch_session import ConnectionBytes, FetchSession, PrincipalBytes
 from penstock.server.gateway.partition_states import Known
 from penstock.server.gateway.peers import Peer
 
@@ -111,13 +111,13 @@ class Fetching:
         self._may_know = may_know
         self._failed = failed
         self._files = OpenFiles(self._limits.files_max)
-        self._line_of: dict[Endpoint, Line] = {}
-        self._links: dict[Peer, Link] = {}
-        self._shares: dict[str, Share] = {}
-        self._lines: deque[Line] = deque()  # of the belt
-        self._fresh: deque[Line] = deque()
-        self._behind: deque[Line] = deque()
-        self._timers: list[tuple[float, int, Line]] = []
+        self._line_of: dict[Endpoint, FetchSession] = {}
+        self._links: dict[Peer, ConnectionBytes] = {}
+        self._shares: dict[str, PrincipalBytes] = {}
+        self._lines: deque[FetchSession] = deque()  # of the belt
+        self._fresh: deque[FetchSession] = deque()
+        self._behind: deque[FetchSession] = deque()
+        self._timers: list[tuple[float, int, FetchSession]] = []
         self._number = itertools.count()
         self._next_belt = 0.0
         self._slice = 0
@@ -142,7 +142,7 @@ class Fetching:
         line.asked[message.cursor] = message, self._now + NAME_WAIT
         self._begin_asked(line, self._now)
 
-    def _begin_asked(self, line: Line, now: float) -> None:
+    def _begin_asked(self, line: FetchSession, now: float) -> None:
         """Begin the cursors whose topics are known."""
         for number, (message, until) in list(line.asked.items()):
             page = line.endpoint.states.page(message.page)
@@ -249,15 +249,15 @@ class Fetching:
             line.held_until = 0.0
             self._activate(line)
 
-    def _line(self, endpoint: Endpoint) -> Line:
+    def _line(self, endpoint: Endpoint) -> FetchSession:
         line = self._line_of.get(endpoint)
         if line is None:
             link = self._links.get(endpoint.peer)
             if link is None:
-                share = self._shares.setdefault(endpoint.principal, Share())
+                share = self._shares.setdefault(endpoint.principal, PrincipalBytes())
                 share.links += 1
-                link = self._links[endpoint.peer] = Link(share)
-            line = self._line_of[endpoint] = Line(endpoint, link)
+                link = self._links[endpoint.peer] = ConnectionBytes(share)
+            line = self._line_of[endpoint] = FetchSession(endpoint, link)
             link.lines += 1
             self._lines.append(line)
         return line
@@ -288,12 +288,12 @@ class Fetching:
             until.append(self._timers[0][0])
         return max(0.0, min(until) - now) if until else None
 
-    def _activate(self, line: Line) -> None:
+    def _activate(self, line: FetchSession) -> None:
         if not line.is_queued:
             line.is_queued = True
             self._fresh.append(line)
 
-    def _serve_turn(self, line: Line, now: float, share: int) -> int:
+    def _serve_turn(self, line: FetchSession, now: float, share: int) -> int:
         """One line's turn; what it took, in bytes."""
         try:
             return self._process(line, now, share)
@@ -301,14 +301,14 @@ class Fetching:
             self._give_up(line, error)
             return BATCH_WORK
 
-    def _give_up(self, line: Line, error: Exception) -> None:
+    def _give_up(self, line: FetchSession, error: Exception) -> None:
         endpoint = line.endpoint
         logger.error("fetching for %s failed", endpoint, exc_info=error)
         self._counts.refusals["failure"] += 1
         self.gone(endpoint)
         self._failed(endpoint, f"the gateway failed at fetching for it: {error!r}")
 
-    def _process(self, line: Line, now: float, share: int) -> int:
+    def _process(self, line: FetchSession, now: float, share: int) -> int:
         line.is_queued = False
         if line.asked:
             self._begin_asked(line, now)
@@ -325,7 +325,7 @@ class Fetching:
             self._later(line, now + (UNWATCHED_EVERY if line.is_rung else NO_SLOT_EVERY))
         return taken
 
-    def _may_go(self, line: Line, now: float) -> bool:
+    def _may_go(self, line: FetchSession, now: float) -> bool:
         """Whether more may be sent to it now; if not, somebody will call again."""
         if line.held_until > now:
             self._later(line, line.held_until)
@@ -343,7 +343,7 @@ class Fetching:
             return False
         return True
 
-    def _unblock(self, link: Link) -> None:
+    def _unblock(self, link: ConnectionBytes) -> None:
         share = link.share
         blocked, link.blocked = link.blocked, {}
         if share.blocked and share.out_bytes < self._limits.principal_bytes:
@@ -352,7 +352,7 @@ class Fetching:
             self._activate(line)
 
     # --- time ------------------------------------------------------------------------------------
-    def _later(self, line: Line, when: float) -> None:
+    def _later(self, line: FetchSession, when: float) -> None:
         """Look at it then, at the latest."""
         if not line.due or when < line.due:
             line.due = when
@@ -383,7 +383,7 @@ class Fetching:
         for line in large:
             self._look_closely(line, self._slice, _SLICES)
 
-    def _look_closely(self, line: Line, part: int = 0, parts: int = 1) -> None:
+    def _look_closely(self, line: FetchSession, part: int = 0, parts: int = 1) -> None:
         try:
             line.look_closely(part, parts)
             self._activate(line)
@@ -391,7 +391,7 @@ class Fetching:
             self._give_up(line, error)
 
     # --- sending ---------------------------------------------------------------------------------
-    def _serve(self, line: Line, now: float, share: int) -> int:
+    def _serve(self, line: FetchSession, now: float, share: int) -> int:
         """Send what is ready, up to a share of about so many bytes."""
         taken = 0
         while taken < share and self._may_go(line, now):
@@ -421,7 +421,7 @@ class Fetching:
                 line.make_ready(cursor)
         return taken
 
-    def _read(self, line: Line, cursor: Cursor, now: float, share: int) -> Piece | None:
+    def _read(self, line: FetchSession, cursor: Cursor, now: float, share: int) -> Piece | None:
         if now - cursor.allowed_at >= ALLOWED_FOR:
             self._may_read(line.endpoint.principal, cursor.topic)
             cursor.allowed_at = now
@@ -439,7 +439,7 @@ class Fetching:
             self._files.touch(cursor)
             return cursor.read(most, share, now)
 
-    def _send(self, line: Line, cursor: Cursor, piece: Piece, now: float) -> bool:
+    def _send(self, line: FetchSession, cursor: Cursor, piece: Piece, now: float) -> bool:
         endpoint = line.endpoint
         line.spend(cursor, piece.nbytes)
         pages = line.news_of(cursor.page.index)
@@ -458,7 +458,7 @@ class Fetching:
                 endpoint.post(fr.Throttled(endpoint.number, "consume", delay))
         return True
 
-    def _tell(self, line: Line, now: float) -> None:
+    def _tell(self, line: FetchSession, now: float) -> None:
         """How pages moved, where no data told it."""
         news = line.durable_news() if line.waits else []
         if line.stale:
@@ -473,11 +473,13 @@ class Fetching:
         if line.waits:
             self._later(line, now + UNWATCHED_EVERY)
 
-    def _fail(self, line: Line, cursor: Cursor, error: er.PenstockError) -> None:
+    def _fail(self, line: FetchSession, cursor: Cursor, error: er.PenstockError) -> None:
         self._end(line, cursor)
         self._refuse(line, cursor.number, cursor.offset, error)
 
-    def _refuse(self, line: Line, cursor: int, offset: int, error: er.PenstockError) -> None:
+    def _refuse(
+        self, line: FetchSession, cursor: int, offset: int, error: er.PenstockError
+    ) -> None:
         kind = type(error).__name__
         self._counts.refusals[kind] += 1
         logger.log(
@@ -489,7 +491,7 @@ class Fetching:
             fr.CursorFailed(line.endpoint.number, cursor, offset, kind, str(error), divergence)
         )
 
-    def _end(self, line: Line, cursor: Cursor) -> None:
+    def _end(self, line: FetchSession, cursor: Cursor) -> None:
         self._files.forget(cursor)
         line.remove(cursor)
         self._counts.cursors -= 1

@@ -23,7 +23,7 @@ _LOG_END: Final = 4
 _NEVER: Final[Standing] = (-1,) * 9
 
 
-class Share:
+class PrincipalBytes:
     """All connections of a principal: bytes under way, and who waits for some to arrive."""
 
     __slots__ = ("blocked", "links", "out_bytes")
@@ -31,19 +31,19 @@ class Share:
     def __init__(self) -> None:
         self.links = 0
         self.out_bytes = 0
-        self.blocked: dict[Line, None] = {}
+        self.blocked: dict[FetchSession, None] = {}
 
 
-class Link:
+class ConnectionBytes:
     """A connection: bytes under way to its cursors, and who waits for some of them to arrive."""
 
     __slots__ = ("blocked", "lines", "out_bytes", "share")
 
-    def __init__(self, share: Share) -> None:
+    def __init__(self, share: PrincipalBytes) -> None:
         self.share = share
         self.lines = 0
         self.out_bytes = 0
-        self.blocked: dict[Line, None] = {}
+        self.blocked: dict[FetchSession, None] = {}
 
     def count(self, nbytes: int) -> None:
         """So many more are under way; fewer, where that is negative."""
@@ -56,7 +56,7 @@ def standing_of(page: StatePage) -> Standing:
     return (*page.ends(), page.leader_epoch, page.generation, page.status, page.errno)
 
 
-class Line:
+class FetchSession:
     """See the module. `is_queued`, `due`, `held_until` and `next_pages` are `fetch`'s."""
 
     __slots__ = ("_eager", "_q", "_seen", "_slot", "_told", "_wanting",
@@ -64,7 +64,7 @@ class Line:
                  "is_queued", "is_restless", "link", "next_pages", "out_bytes", "ready", "stale",
                  "states", "waits")  # fmt: skip
 
-    def __init__(self, endpoint: Endpoint, link: Link) -> None:
+    def __init__(self, endpoint: Endpoint, link: ConnectionBytes) -> None:
         self.endpoint = endpoint
         self.states = endpoint.states
         self._q = endpoint.session.state.q

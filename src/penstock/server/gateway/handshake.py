@@ -18,7 +18,7 @@ from penstock.core.errors import (
 from penstock.ipc.liveness import boot_id
 from penstock.ipc.paths import socket_in
 from penstock.server.config import NodeConfig
-from penstock.server.gateway.authorization import Standing
+from penstock.server.gateway.authorization import Authorization
 from penstock.server.gateway.membership import Membership
 from penstock.server.gateway.peers import Peer, Peers
 from penstock.version import __version__
@@ -34,7 +34,7 @@ class Greeting:
         config: NodeConfig,
         node_uuid: bytes,
         membership: Membership,
-        standing: Standing,
+        standing: Authorization,
         peers: Peers,
     ) -> None:
         self._config = config

@@ -76,7 +76,7 @@ _POLLIN: Final = int(zmq.POLLIN)  # as a plain number: an enum's is slow to comb
 Frames = list[zmq.Frame]
 
 
-class Line:
+class Listener:
     """See the module. `gone` is told of each connection's end by its descriptor; `refused` of
     connections that were ended here, with a reason; `held`: an address waits from now on."""
 

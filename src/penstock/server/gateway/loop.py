@@ -24,7 +24,7 @@ from penstock.ipc import messages as ms
 from penstock.ipc.paths import socket_in
 from penstock.server.config import NodeConfig
 from penstock.server.gateway.attachments import Attaching
-from penstock.server.gateway.authorization import Standing
+from penstock.server.gateway.authorization import Authorization
 from penstock.server.gateway.counts import Counts
 from penstock.server.gateway.endpoints import Endpoint
 from penstock.server.gateway.events import Events
@@ -37,7 +37,7 @@ from penstock.server.gateway.listener import (
     NO_FD,
     UNREAD_MAX,
     Frames,
-    Line,
+    Listener,
     descriptor_of,
     property_of,
 )
@@ -78,10 +78,10 @@ class Gateway:
         self.counts = Counts()
         self.events = Events()
         self._names = TopicNames(folder)
-        self._standing = standing = Standing(config, self._names)
+        self._standing = standing = Authorization(config, self._names)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._entrance = Entrance(self._context, standing.access, standing.guard.audit)
-        self._line = Line(
+        self._line = Listener(
             self._context,
             config,
             gone=self._closed,

@@ -44,12 +44,12 @@ from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import Doorbell, fence
 from penstock.ipc.lane import Ack, LaneCorruptError, LaneSender
 from penstock.ipc.state import StatePage
-from penstock.server.gateway.commit_wait import NOTHING, Commits, verdict
+from penstock.server.gateway.commit_wait import NOTHING, CommitWait, verdict
 from penstock.server.gateway.counts import Counts
 from penstock.server.gateway.endpoints import Endpoint, fresh_ticket
 from penstock.server.gateway.events import Events
 from penstock.server.gateway.membership import Membership
-from penstock.server.gateway.produce_window import Batch, Lane, Outgoing
+from penstock.server.gateway.produce_window import ProducedBatch, ProduceLane, ProduceWindow
 from penstock.server.gateway.tokens import Tokens
 
 logger = logging.getLogger("penstock.gateway")
@@ -72,7 +72,7 @@ Allow = Callable[[str, str, int, float], float]
 WatchDurable = Callable[[Endpoint, int, int], None]
 
 
-class Refusal(Exception):
+class BatchRefused(Exception):
     """A batch is not let into a lane."""
 
     def __init__(self, code: ErrorCode, why: str) -> None:
@@ -105,9 +105,9 @@ class Producing:
         self._failed = failed
         self._membership = membership
         self._tokens = tokens
-        self._commits = Commits[Lane](events, socket, self._touch)
-        self._outgoing: dict[Endpoint, Outgoing] = {}  # of those that have sent something
-        self._touched: dict[Lane, None] = {}
+        self._commits = CommitWait[ProduceLane](events, socket, self._touch)
+        self._outgoing: dict[Endpoint, ProduceWindow] = {}  # of those that have sent something
+        self._touched: dict[ProduceLane, None] = {}
 
     # --- in ---
     def produce(
@@ -118,18 +118,18 @@ class Producing:
         if outgoing is None:
             if not endpoint.is_producer:
                 return f"{endpoint} is no producer and sent a batch"
-            outgoing = self._outgoing[endpoint] = Outgoing()
+            outgoing = self._outgoing[endpoint] = ProduceWindow()
         if payload is None:
             return f"{endpoint} sent a batch without its bytes"
         if message.writer >= endpoint.session.writers:
             return f"{endpoint} names writer {message.writer} of {endpoint.session.writers}"
         lane = outgoing.lanes.get(message.writer)
         if lane is None:
-            lane = Lane(endpoint, message.writer, message.sequence)
+            lane = ProduceLane(endpoint, message.writer, message.sequence)
             outgoing.lanes[message.writer] = lane
         if message.sequence != lane.expected:
             return f"{endpoint} sent batch {message.sequence} where {lane.expected} was due"
-        batch = Batch(message, payload, now)
+        batch = ProducedBatch(message, payload, now)
         if lane.under_way and lane.bytes_under_way + batch.size > endpoint.window:
             return (
                 f"{endpoint} has {lane.bytes_under_way + batch.size} bytes under way to writer "
@@ -143,7 +143,7 @@ class Producing:
         self._touched[lane] = None
         try:
             self._check(lane, batch, payload)
-        except Refusal as refusal:
+        except BatchRefused as refusal:
             batch.error, batch.payload = refusal.code, None
             if refusal.code is ErrorCode.NOT_LEADER:
                 lane.epochs[batch.page] = SENT_AWAY  # also if it is led here in a moment
@@ -160,30 +160,30 @@ class Producing:
         lane.held.append(batch)
         return ""
 
-    def _check(self, lane: Lane, batch: Batch, payload: memoryview) -> None:
+    def _check(self, lane: ProduceLane, batch: ProducedBatch, payload: memoryview) -> None:
         """Rule 27: raise what refuses it."""
         endpoint = lane.endpoint
         session = endpoint.session
         bound = session.welcome.lane_capacity // lo.FRAME_SHARE - lo.FRAME_BYTES
         if batch.size > bound:
-            raise Refusal(
+            raise BatchRefused(
                 ErrorCode.BATCH_TOO_LARGE, f"it has {batch.size} bytes, a lane takes {bound}"
             )
         try:
             head = checked(payload)
         except CorruptBatchError as error:
-            raise Refusal(ErrorCode.CORRUPT_BATCH, str(error)) from error
+            raise BatchRefused(ErrorCode.CORRUPT_BATCH, str(error)) from error
         except UnsupportedVersionError as error:
-            raise Refusal(ErrorCode.UNSUPPORTED_VERSION, str(error)) from error
+            raise BatchRefused(ErrorCode.UNSUPPORTED_VERSION, str(error)) from error
         if head.length != batch.size:
-            raise Refusal(
+            raise BatchRefused(
                 ErrorCode.CORRUPT_BATCH, f"it says {head.length} bytes, {batch.size} came"
             )
         if not body_is_good(payload, 0, head):
-            raise Refusal(ErrorCode.CORRUPT_BATCH, "the checksum of its body is wrong")
+            raise BatchRefused(ErrorCode.CORRUPT_BATCH, "the checksum of its body is wrong")
         self._check_owner(endpoint, head, batch.proof)
         if batch.page >= lo.PAGES_MAX or batch.page % session.writers != lane.writer:
-            raise Refusal(
+            raise BatchRefused(
                 ErrorCode.UNKNOWN_PARTITION, f"page {batch.page} is not of writer {lane.writer}"
             )
         page = endpoint.states.page(batch.page)
@@ -192,36 +192,40 @@ class Producing:
         # Nobody's: its writer has still to open it in this boot. That one answers after it did.
         identity = page.identity
         if identity is not None and identity != (head.topic_id, head.partition):
-            raise Refusal(ErrorCode.WRONG_TOPIC_ID, f"page {batch.page} is of another partition")
+            raise BatchRefused(
+                ErrorCode.WRONG_TOPIC_ID, f"page {batch.page} is of another partition"
+            )
         try:
             self._may_write(endpoint, head.topic_id)
         except UnknownTopicError as error:
-            raise Refusal(ErrorCode.WRONG_TOPIC_ID, str(error)) from error
+            raise BatchRefused(ErrorCode.WRONG_TOPIC_ID, str(error)) from error
         except PenstockError as error:
-            raise Refusal(ErrorCode.ACCESS_DENIED, str(error)) from error
+            raise BatchRefused(ErrorCode.ACCESS_DENIED, str(error)) from error
         batch.records = head.last_offset_delta + 1
 
-    def _check_leader(self, lane: Lane, batch: Batch, page: StatePage, head: BatchHeader) -> None:
+    def _check_leader(
+        self, lane: ProduceLane, batch: ProducedBatch, page: StatePage, head: BatchHeader
+    ) -> None:
         """At a broker: the partition has to be led here, and in the epoch in which this endpoint
         began to send to it."""
         try:
             self._membership.check(page, head.topic_id, head.partition)
         except NotLeaderError as error:
-            raise Refusal(ErrorCode.NOT_LEADER, str(error)) from error
+            raise BatchRefused(ErrorCode.NOT_LEADER, str(error)) from error
         if page.identity is None:
-            raise Refusal(
+            raise BatchRefused(
                 ErrorCode.NOT_LEADER, f"page {batch.page} is led here, and not open yet: ask again"
             )
         batch.epoch, batch.flags = page.leader_epoch, batch.flags | lo.FRAME_IN_EPOCH
         began = lane.epochs.setdefault(batch.page, batch.epoch)
         if began == SENT_AWAY:
-            raise Refusal(
+            raise BatchRefused(
                 ErrorCode.NOT_LEADER,
                 f"what {lane.endpoint} sent to page {batch.page} before was sent away: attach "
                 "again, and send again",
             )
         if began != batch.epoch:
-            raise Refusal(
+            raise BatchRefused(
                 ErrorCode.NOT_LEADER,
                 f"page {batch.page} was led in epoch {began} when {lane.endpoint} began to send "
                 f"there, and is in epoch {batch.epoch} now: attach again, and send again",
@@ -232,13 +236,13 @@ class Producing:
         one that has a transaction, for which they show a proof. Every batch of somebody else is
         refused alike, before anything is looked up: nobody learns which producers there are."""
         if head.attributes & ATTR_CONTROL:
-            raise Refusal(ErrorCode.CORRUPT_BATCH, "only the coordinator writes such a batch")
+            raise BatchRefused(ErrorCode.CORRUPT_BATCH, "only the coordinator writes such a batch")
         if head.attributes & ATTR_TRANSACTIONAL:
             is_owner = self._is_proved(endpoint, head, proof)
         else:
             is_owner = head.producer_id == endpoint.session.producer_id
         if not is_owner:
-            raise Refusal(
+            raise BatchRefused(
                 ErrorCode.UNKNOWN_PRODUCER,
                 f"nothing shows that producer {head.producer_id} epoch {head.producer_epoch} is "
                 f"of {endpoint.principal!r}",
@@ -258,7 +262,7 @@ class Producing:
         return True
 
     # --- quotas ---
-    def _charge(self, endpoint: Endpoint, outgoing: Outgoing, nbytes: int, now: float) -> bool:
+    def _charge(self, endpoint: Endpoint, outgoing: ProduceWindow, nbytes: int, now: float) -> bool:
         """Count what has gone into a lane. False: its quota is used up, and what else it has sent
         is held for a while."""
         wait = self._allow(endpoint.principal, endpoint.client_id, nbytes, now)
@@ -281,7 +285,7 @@ class Producing:
             outgoing.held_until = 0.0
             self.rung(endpoint)
 
-    def _let_go(self, endpoint: Endpoint, outgoing: Outgoing) -> None:
+    def _let_go(self, endpoint: Endpoint, outgoing: ProduceWindow) -> None:
         left = outgoing.held_until - time.monotonic()
         if left > 0:
             self._events.later(left, lambda: self._let_go(endpoint, outgoing))
@@ -289,7 +293,7 @@ class Producing:
             self._touch(outgoing.lanes.values())
 
     # --- lanes ---
-    def _touch(self, lanes: Iterable[Lane]) -> None:
+    def _touch(self, lanes: Iterable[ProduceLane]) -> None:
         self._touched.update(dict.fromkeys(lanes))
 
     def rung(self, endpoint: Endpoint) -> None:
@@ -328,7 +332,9 @@ class Producing:
             for lane in self._commits.take_new():
                 self._carry_out(self._answer, lane, now)
 
-    def _carry_out(self, step: Callable[[Lane, float], None], lane: Lane, now: float) -> None:
+    def _carry_out(
+        self, step: Callable[[ProduceLane, float], None], lane: ProduceLane, now: float
+    ) -> None:
         if not lane.endpoint.is_open:
             return
         try:
@@ -340,7 +346,7 @@ class Producing:
             self._counts.refusals["failure"] += 1
             self._failed(lane.endpoint, f"the gateway failed at its lane: {error!r}")
 
-    def _move(self, lane: Lane, now: float) -> None:
+    def _move(self, lane: ProduceLane, now: float) -> None:
         sender = lane.sender
         if sender is None:
             if lane.held and not lane.is_opening:
@@ -363,7 +369,9 @@ class Producing:
             if not acks:
                 return
 
-    def _write(self, lane: Lane, sender: LaneSender, outgoing: Outgoing, now: float) -> bool:
+    def _write(
+        self, lane: ProduceLane, sender: LaneSender, outgoing: ProduceWindow, now: float
+    ) -> bool:
         """Put what is held into the lane, as far as there is room and its quota goes. True if
         anything was."""
         held = lane.held
@@ -384,14 +392,14 @@ class Producing:
         return wrote
 
     @staticmethod
-    def _wake(lane: Lane, sender: LaneSender) -> None:
+    def _wake(lane: ProduceLane, sender: LaneSender) -> None:
         """Ring the writer if it sleeps; after a fence."""
         ticket = sender.writer_ticket()
         if ticket and ticket != lane.rung and lane.doorbell is not None:
             lane.rung = ticket
             lane.doorbell.ring()
 
-    def _open(self, lane: Lane) -> None:
+    def _open(self, lane: ProduceLane) -> None:
         endpoint = lane.endpoint
         lane.is_opening = True
 
@@ -416,7 +424,7 @@ class Producing:
 
     # --- answers ---
     @staticmethod
-    def _match(lane: Lane, acks: list[Ack], now: float) -> None:
+    def _match(lane: ProduceLane, acks: list[Ack], now: float) -> None:
         """Give each answer of the writer to its batch; both are in the order of the lane."""
         for ack in acks:
             batch = lane.in_lane.popleft() if lane.in_lane else None
@@ -430,7 +438,7 @@ class Producing:
                 page = lane.endpoint.states.page(batch.page)
                 batch.appended = now, page.high_watermark
 
-    def _answer(self, lane: Lane, now: float) -> None:
+    def _answer(self, lane: ProduceLane, now: float) -> None:
         """Tell the client what is answered, up to the first batch that is not."""
         under_way = lane.under_way
         endpoint = lane.endpoint
@@ -476,7 +484,9 @@ class Producing:
             if state.durable < pages[state.page]:
                 self._watch_durable(endpoint, state.page, pages[state.page])
 
-    def _committed(self, lane: Lane, batch: Batch, answer: Ack, now: float) -> Ack | None:
+    def _committed(
+        self, lane: ProduceLane, batch: ProducedBatch, answer: Ack, now: float
+    ) -> Ack | None:
         """The answer to a batch that is to be committed before; None while it waits for that."""
         if answer.error not in IN_THE_LOG:
             return answer

@@ -19,7 +19,7 @@ NOT_IN_LANE: Final = -1
 FLAGS: Final = lo.FRAME_SYNC | lo.FRAME_COMMITTED
 
 
-class Batch:
+class ProducedBatch:
     """One batch under way. `error`: why the gateway refused it, 0 if it did not. `epoch`: the
     leader epoch that it is for, where `flags` say so. `end`: up to where it waits to be committed,
     0 if it does not (yet); `appended`: when it was answered, and the high watermark then.
@@ -45,7 +45,7 @@ class Batch:
         self.answer: Ack | None = None
 
 
-class Lane:
+class ProduceLane:
     """An endpoint's way to one writer. `under_way`: all without an answer, in order; of these,
     `held` are good and not in the lane yet, `in_lane` are not answered by the writer yet. `epochs`:
     of pages, the leader epoch in which it began to send there; `waits_on` and `patience` are
@@ -61,9 +61,9 @@ class Lane:
         self.expected = first
         self.sender: LaneSender | None = None
         self.doorbell: Doorbell | None = None
-        self.under_way: deque[Batch] = deque()
-        self.held: deque[Batch] = deque()
-        self.in_lane: deque[Batch] = deque()
+        self.under_way: deque[ProducedBatch] = deque()
+        self.held: deque[ProducedBatch] = deque()
+        self.in_lane: deque[ProducedBatch] = deque()
         self.bytes_under_way = 0
         self.is_opening = False
         self.rung = 0
@@ -82,14 +82,14 @@ class Lane:
             self.doorbell = None
 
 
-class Outgoing:
+class ProduceWindow:
     """The lanes of one endpoint. A quota holds it back until `held_until` (monotonic seconds).
     `proved`: the producer id, epoch and proof of a transaction that were found good last."""
 
     __slots__ = ("held_until", "lanes", "proved")
 
     def __init__(self) -> None:
-        self.lanes: dict[int, Lane] = {}
+        self.lanes: dict[int, ProduceLane] = {}
         self.held_until = 0.0
         self.proved: tuple[int, int, bytes] | None = None
 

@@ -22,7 +22,7 @@ from penstock.cluster.decisions import Decision
 from penstock.core.errors import NotLeaderError, PenstockError, ResourceLimitError
 from penstock.server.quorum import controller_requests
 from penstock.server.quorum.messages import Answer, Ask
-from penstock.server.quorum.raft_node import Consensus
+from penstock.server.quorum.raft_node import RaftNode
 
 logger = logging.getLogger("penstock.quorum")
 
@@ -53,7 +53,7 @@ class Active:
 
     def __init__(
         self,
-        consensus: Consensus,
+        consensus: RaftNode,
         config: ControllerConfig,
         *,
         answer: Callable[[int, Answer], None],

@@ -26,7 +26,7 @@ from penstock.core.errors import (
     StaleBrokerEpochError,
 )
 from penstock.server.node.data_folder import DataFolder
-from penstock.server.quorum.controller_client import Asking
+from penstock.server.quorum.controller_client import ControllerClient
 from penstock.server.quorum.controller_requests import Heartbeat, Register
 
 logger = logging.getLogger("penstock.quorum")
@@ -42,7 +42,7 @@ PAUSE: Final = 1.0
 """Between two tries that were refused."""
 
 
-class Standing:
+class BrokerLifecycle:
     """`changed(image, places)`: as `Quorum`'s."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Standing:
         folder: DataFolder,
         rack: str,
         session_timeout: float,
-        asking: Asking,
+        asking: ControllerClient,
         image: Callable[[], Image],
         changed: Callable[[Image, set[Place] | None], None],
     ) -> None:

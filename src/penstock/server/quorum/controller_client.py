@@ -34,7 +34,7 @@ PAUSE: Final = 0.05
 R = TypeVar("R")
 
 
-class Asking:
+class ControllerClient:
     """`send(broker, ask)`; `leader()`: who is to be asked now; `trouble()`: why nobody is."""
 
     def __init__(

@@ -24,7 +24,13 @@ from zmq.utils.monitor import parse_monitor_message
 
 from penstock.core.errors import AttachRefusedError, PenstockError
 from penstock.security.keys import ServerKey
-from penstock.server.gateway.listener import NO_FD, Line, cannot_listen, descriptor_of, property_of
+from penstock.server.gateway.listener import (
+    NO_FD,
+    Listener,
+    cannot_listen,
+    descriptor_of,
+    property_of,
+)
 from penstock.server.quorum import messages as qm
 from penstock.server.quorum.sockets import Context, Doorman, Watched, close_monitored, router
 
@@ -204,7 +210,7 @@ class Door:
                 return  # its Hello was read before this
             if len(self._strangers) >= STRANGERS_MAX:
                 self._counts["refused: too many"] += 1
-                Line.shut_down(fd)
+                Listener.shut_down(fd)
             else:
                 self._strangers[fd] = self._loop.time()
         elif what == zmq.EVENT_DISCONNECTED:
@@ -223,7 +229,7 @@ class Door:
             for caller in self._callers.values():
                 caller.heard_at = now
         for fd, since in list(self._strangers.items()):
-            if now - since > HELLO_WITHIN or Line.bytes_received(fd) > STRANGER_BYTES_MAX:
+            if now - since > HELLO_WITHIN or Listener.bytes_received(fd) > STRANGER_BYTES_MAX:
                 self._counts["refused: no hello"] += 1
                 self._shut_down_if_stranger(fd)
         for identity, caller in list(self._callers.items()):
@@ -233,13 +239,13 @@ class Door:
 
     def _shut_down_if_stranger(self, fd: int) -> None:
         if self._strangers.pop(fd, None) is not None:
-            Line.shut_down(fd)
+            Listener.shut_down(fd)
 
     def _end(self, identity: bytes) -> None:
         caller = self._callers.get(identity)
         self._forget(identity)
         if caller is not None:
-            Line.shut_down(caller.fd)
+            Listener.shut_down(caller.fd)
 
     def _forget(self, identity: bytes) -> None:
         caller = self._callers.pop(identity, None)

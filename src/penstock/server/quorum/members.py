@@ -17,7 +17,7 @@ from penstock.core.errors import ConfigError, NotLeaderError
 from penstock.server.quorum.active_controller import Active
 from penstock.server.quorum.controller_requests import RemoveMember
 from penstock.server.quorum.links import Links
-from penstock.server.quorum.raft_node import Consensus
+from penstock.server.quorum.raft_node import RaftNode
 
 logger = logging.getLogger("penstock.quorum")
 
@@ -26,8 +26,8 @@ CAUGHT_UP: Final = 100
 LEARNERS_MAX: Final = 1_000
 
 
-class Membership:
-    def __init__(self, consensus: Consensus, links: Links, voters: Collection[int]) -> None:
+class QuorumMembers:
+    def __init__(self, consensus: RaftNode, links: Links, voters: Collection[int]) -> None:
         self._consensus = consensus
         self._links = links
         self._voters = frozenset(voters)

@@ -40,8 +40,8 @@ from penstock.server.quorum import controller_requests as cr
 from penstock.server.quorum import identity
 from penstock.server.quorum import messages as qm
 from penstock.server.quorum.active_controller import Active
-from penstock.server.quorum.broker_lifecycle import Standing
-from penstock.server.quorum.controller_client import Asking
+from penstock.server.quorum.broker_lifecycle import BrokerLifecycle
+from penstock.server.quorum.controller_client import ControllerClient
 from penstock.server.quorum.identity import (
     FORGOTTEN_PAUSE,
     keep_cluster,
@@ -49,8 +49,8 @@ from penstock.server.quorum.identity import (
     tell_forgotten,
 )
 from penstock.server.quorum.links import Links
-from penstock.server.quorum.members import Membership
-from penstock.server.quorum.raft_node import Consensus
+from penstock.server.quorum.members import QuorumMembers
+from penstock.server.quorum.raft_node import RaftNode
 from penstock.server.quorum.raft_storage import RaftDisk
 from penstock.server.quorum.requests import Handler, Requests
 from penstock.server.quorum.sockets import resolved
@@ -108,7 +108,7 @@ class Quorum:
         self._keeping: asyncio.Future[None] | None = None
         life = os.urandom(16)
         timeout = config.election_timeout
-        self._consensus = Consensus(
+        self._consensus = RaftNode(
             node,
             RaftDisk(folder.storage, folder.path, node),
             RaftConfig(election_timeout=timeout, heartbeat=timeout / HEARTBEATS),
@@ -142,7 +142,7 @@ class Quorum:
                 or identity.is_known(hello, self.image, self._cluster or self.cluster_id)
             ),
         )
-        self._membership = Membership(self._consensus, self._links, config.voters)
+        self._membership = QuorumMembers(self._consensus, self._links, config.voters)
         self._active = Active(
             self._consensus,
             ControllerConfig(
@@ -156,7 +156,7 @@ class Quorum:
                 cr.Describe: lambda _: (None, self._membership.describe(self._active)),
             },
         )
-        self._asking = Asking(
+        self._asking = ControllerClient(
             life,
             lambda: self.image,
             lambda: self._consensus.leader,
@@ -164,7 +164,7 @@ class Quorum:
             self._trouble,
         )
         self._requests = Requests(self._send_request)
-        self._standing = Standing(
+        self._standing = BrokerLifecycle(
             node, folder, config.rack, config.broker_session_timeout,
             self._asking, lambda: self.image, changed,
         )  # fmt: skip

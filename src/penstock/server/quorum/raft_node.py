@@ -50,7 +50,7 @@ SNAPSHOT_BYTES: Final = 1 << 20
 would be put together to."""
 
 
-class Consensus:
+class RaftNode:
     """`changed(places)`: the image says something else, about those partitions at least, or about
     all of them (None). `committed(index, term)`: an entry is applied. `turned()`: after every event
     that may have changed who leads. `may_begin()`: whether a node without a log may be among the

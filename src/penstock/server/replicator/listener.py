@@ -16,7 +16,7 @@ from typing import Final
 import zmq
 
 from penstock.server.config import NodeConfig
-from penstock.server.gateway.listener import NO_FD, Frames, Line, descriptor_of
+from penstock.server.gateway.listener import NO_FD, Frames, Listener, descriptor_of
 from penstock.server.replicator import protocol
 from penstock.server.replicator.counts import Counts
 from penstock.server.replicator.leader_fetch import Peer, Serving
@@ -54,7 +54,7 @@ class Port:
         self._counts = counts
         self._admits = admits
         self._welcome = welcome
-        self._line = Line(
+        self._line = Listener(
             context, replace(config, listen=url), gone=self._gone, refused=self._turned_away,
             secure=secure,
         )  # fmt: skip
