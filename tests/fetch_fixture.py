@@ -1,5 +1,5 @@
-"""Remote consumers without a network: `Fetching` over a real log, and clients that hold it to the
-protocol. What is posted goes through the codec, as it would over the wire."""
+"""Remote consumers without a network: `FetchHandler` over a real log, and clients that hold it to
+the protocol. What is posted goes through the codec, as it would over the wire."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.ipc.clients import ClientSlot
 from penstock.ipc.shm import Region
 from penstock.server.gateway.counts import Counts
 from penstock.server.gateway.endpoints import Endpoint
-from penstock.server.gateway.fetch import Fetching, FetchLimits
+from penstock.server.gateway.fetch import FetchHandler, FetchLimits
 from penstock.server.gateway.membership import Membership
 from penstock.server.gateway.partition_states import Known, PageStates
 
@@ -166,7 +166,7 @@ class Gateway:
             "may_know": lambda *_: True,
             "failed": self._failed,
         } | hooks
-        self.fetching = Fetching(self.known, self.names.get, self.counts, limits, **hooks)
+        self.fetching = FetchHandler(self.known, self.names.get, self.counts, limits, **hooks)
         self.count = 0
         self.ended: list[tuple[Client, str]] = []
 

@@ -1,5 +1,5 @@
-"""Remote producers without a network: `Producing` over a state table and a real lane, of which the
-test is the writer."""
+"""Remote producers without a network: `ProduceHandler` over a state table and a real lane, of which
+the test is the writer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.server.gateway.counts import Counts
 from penstock.server.gateway.events import Events
 from penstock.server.gateway.membership import Membership
 from penstock.server.gateway.partition_states import Known, PageStates
-from penstock.server.gateway.produce import Producing
+from penstock.server.gateway.produce import ProduceHandler
 from penstock.server.gateway.tokens import SECRET_BYTES, Tokens
 
 TOPIC = b"t" * 16
@@ -36,8 +36,8 @@ class Endpoint(SimpleNamespace):
 
 
 class Sending:
-    """A remote producer's endpoint as `Producing` sees it, over a state table without pages. Its
-    lane comes by `open`."""
+    """A remote producer's endpoint as `ProduceHandler` sees it, over a state table without pages.
+    Its lane comes by `open`."""
 
     def __init__(self, folder: Path, membership: Membership | None = None) -> None:
         fd, table = memory(lo.state_table_bytes())
@@ -63,7 +63,7 @@ class Sending:
         self.page = self.endpoint.states.page(0)
         self.counts = Counts()
         self.tokens = Tokens(bytes(SECRET_BYTES))
-        self.producing = Producing(
+        self.producing = ProduceHandler(
             self.events, self.counts, membership or Membership(None), folder / "no.sock",
             self.tokens, may_write=lambda *_: None, allow=lambda *_: 0.0,
             watch_durable=lambda *_: None, failed=lambda *_: None,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.client.remote.fetch import Readings
+from penstock.client.remote.fetch import FetchCursors
 from penstock.cluster.frames import messages as fr
 
 PAGE, CURSOR = 7, 3
@@ -67,7 +67,7 @@ class World:
         self.far, self.ways = Far(), Ways()
         far: Any = self.far
         ways: Any = self.ways
-        self.readings = Readings(far, ways, ways.reach)
+        self.readings = FetchCursors(far, ways, ways.reach)
         self.readings.take(fr.Fetch(9, CURSOR, PAGE, b"t" * 16, 0, 100, 4, False, 1000), 0.0)
 
     def asked(self, broker: int) -> fr.Fetch:

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.core.errors import ResourceLimitError
 from penstock.server.gateway.events import Events
-from penstock.server.gateway.lookup_thread import QUEUED_MAX, Aside
+from penstock.server.gateway.lookup_thread import QUEUED_MAX, LookupThread
 
 
 class Ground:
@@ -19,7 +19,7 @@ class Ground:
 
     def __init__(self) -> None:
         self.events = Events()
-        self.aside = Aside(self.events)
+        self.aside = LookupThread(self.events)
         self.told: list[object] = []
         self.go = threading.Event()
         self.begun = threading.Event()

@@ -19,14 +19,14 @@ from penstock.client.remote.connection import Wire
 from penstock.client.remote.connections import Wires, identity_of
 from penstock.client.remote.endpoint import ORPHAN_FOR, Endpoint, State
 from penstock.client.remote.event_loop import EventLoop
-from penstock.client.remote.failover import Mending
+from penstock.client.remote.failover import FailoverTimer
 from penstock.client.remote.lanes import MirroredLane
 from penstock.client.remote.leaders import COORDINATOR
 from penstock.client.remote.link import Host, Link
 from penstock.client.remote.mirror import MirroredPages
-from penstock.client.remote.position_reports import Onlookers
-from penstock.client.remote.produce import Pumping
-from penstock.client.remote.receive import Hearing
+from penstock.client.remote.position_reports import PositionReports
+from penstock.client.remote.produce import ProduceSender
+from penstock.client.remote.receive import GatewayReceiver
 from penstock.client.remote.view import ClusterView
 from penstock.cluster.frames import messages as fr
 from penstock.cluster.frames.codec import Piece
@@ -63,10 +63,10 @@ class Attachments:
         self._orphans: list[Endpoint] = []
         self._numbered: dict[int, tuple[Endpoint, Branch]] = {}  # by its number at its gateway
         self._numbers = 0
-        self._pumping = Pumping(self._view, self._reach, self._broken)
-        self._onlookers = Onlookers()
-        self._mending = Mending(self._view, self._reach, self._pumping, self._lose)
-        self._hearing = Hearing(self._view, self._pumping, self._mending, self._onlookers)
+        self._sender = ProduceSender(self._view, self._reach, self._broken)
+        self._reports = PositionReports()
+        self._failover = FailoverTimer(self._view, self._reach, self._sender, self._lose)
+        self._receiver = GatewayReceiver(self._view, self._sender, self._failover, self._reports)
         self._lost = 0
 
     @property
@@ -80,7 +80,7 @@ class Attachments:
 
     @property
     def have_work(self) -> bool:
-        return self._pumping.has_work
+        return self._sender.has_work
 
     @property
     def open_now(self) -> int:
@@ -88,10 +88,10 @@ class Attachments:
 
     @property
     def counts(self) -> dict[str, float]:
-        hearing = self._hearing
+        receiver = self._receiver
         return {
-            **self._pumping.counts, "throttles": hearing.throttles, "attachments_lost": self._lost,
-            "throttled_seconds": hearing.throttled,
+            **self._sender.counts, "throttles": receiver.throttles, "attachments_lost": self._lost,
+            "throttled_seconds": receiver.throttled,
         }  # fmt: skip
 
     @property
@@ -108,10 +108,10 @@ class Attachments:
     def due(self) -> float | None:
         """When `mind` has something to do (monotonic)."""
         times = [one.orphaned_until for one in self._orphans]
-        if self._onlookers.due is not None and self._home is not None:
-            times.append(self._onlookers.due)
-        if self._mending.due is not None:
-            times.append(self._mending.due)
+        if self._reports.due is not None and self._home is not None:
+            times.append(self._reports.due)
+        if self._failover.due is not None:
+            times.append(self._failover.due)
         return min(times, default=None)
 
     def mind(self, now: float) -> None:
@@ -119,8 +119,8 @@ class Attachments:
         if self._orphans:
             self._forget_orphans(now)
         if self._home is not None:
-            self._onlookers.tell(now, self._attached, self._view.brokers)
-        self._mending.mend(now, self._attached, self.wires)
+            self._reports.tell(now, self._attached, self._view.brokers)
+        self._failover.mend(now, self._attached, self.wires)
 
     def _attached(self) -> list[Endpoint]:
         return list(dict.fromkeys(endpoint for endpoint, _ in self._numbered.values()))
@@ -128,7 +128,7 @@ class Attachments:
     def _stir(self) -> None:
         """Look at once at what waits."""
         if self._view.is_cluster:
-            self._mending.stir()
+            self._failover.stir()
 
     # --- connections ---
     def connected(self, wire: Wire, welcome: fr.Welcome) -> None:
@@ -152,9 +152,9 @@ class Attachments:
     def led_otherwise(self) -> None:
         now = time.monotonic()
         for endpoint in self._attached():
-            self._pumping.led_otherwise(endpoint, now)
-            if endpoint.readings is not None:
-                endpoint.readings.led_otherwise(now)
+            self._sender.led_otherwise(endpoint, now)
+            if endpoint.cursors is not None:
+                endpoint.cursors.led_otherwise(now)
             endpoint.outlives(self._view.brokers.leader(COORDINATOR), now)
         self._stir()
 
@@ -218,7 +218,7 @@ class Attachments:
                 endpoint.hello = message
                 endpoint = self._orphan_of(endpoint)
                 self._attach(endpoint)
-            elif endpoint.state is State.OPEN and not endpoint.asking.take(message):
+            elif endpoint.state is State.OPEN and not endpoint.requests.take(message):
                 logger.warning("an attachment asks faster than it is answered: it is dropped")
                 self._gone(endpoint, polite=True)
                 return
@@ -314,7 +314,7 @@ class Attachments:
 
     def _greet(self, endpoint: Endpoint) -> None:
         endpoint.greet(self._view.boot_id, self._name if self._view.is_cluster else "")
-        self._pumping.look_at(endpoint)
+        self._sender.look_at(endpoint)
 
     def _refused(self, endpoint: Endpoint, branch: Branch, error: str, message: str) -> None:
         """No such branch comes to be."""
@@ -330,20 +330,20 @@ class Attachments:
         now = time.monotonic()
         endpoint.shunned[broker] = now + SHUN_FOR
         if error not in ("NotConnectedError", "NotLeaderError"):
-            endpoint.asking.refused(broker, error, message, now)
-            if endpoint.readings is not None and endpoint.readings.refused(broker, error, message):
-                self._hearing.rouse(endpoint)
-        self._mending.wait_for(endpoint)
+            endpoint.requests.refused(broker, error, message, now)
+            if endpoint.cursors is not None and endpoint.cursors.refused(broker, error, message):
+                self._receiver.rouse(endpoint)
+        self._failover.wait_for(endpoint)
 
     def _rang(self, endpoint: Endpoint) -> None:
         assert endpoint.bell is not None
         endpoint.bell.clear()
-        self._pumping.look_at(endpoint)
+        self._sender.look_at(endpoint)
 
     def _ask(self, endpoint: Endpoint) -> None:
         if endpoint.state is State.OPEN:
-            endpoint.asking.pump(time.monotonic())
-            self._mending.wait_for(endpoint)
+            endpoint.requests.pump(time.monotonic())
+            self._failover.wait_for(endpoint)
 
     def _fetch(self, number: int, message: fr.Fetch | fr.More | fr.Drop) -> None:
         """What a consumer's thread asks of its cursors."""
@@ -351,11 +351,11 @@ class Attachments:
         if found is None:
             return
         endpoint, branch = found
-        if endpoint.readings is None:
+        if endpoint.cursors is None:
             branch.send(message)
         else:
-            endpoint.readings.take(message, time.monotonic())
-            self._mending.wait_for(endpoint)
+            endpoint.cursors.take(message, time.monotonic())
+            self._failover.wait_for(endpoint)
 
     def _gone(self, endpoint: Endpoint, *, polite: bool) -> None:
         """Its client has closed."""
@@ -395,8 +395,8 @@ class Attachments:
                 branch.send(fr.Detach(branch.number))
         if endpoint.bell is not None:
             self._loop.unwatch(endpoint.bell.fileno())
-        self._pumping.forget(endpoint)
-        self._hearing.forget(endpoint)
+        self._sender.forget(endpoint)
+        self._receiver.forget(endpoint)
         endpoint.close()
 
     # --- what gateways say ---
@@ -409,9 +409,9 @@ class Attachments:
         endpoint, branch = found
         match message:
             case fr.Answer():
-                self._hearing.publish(endpoint, branch, message.pages)
-                endpoint.asking.answer(branch, message, time.monotonic())
-                self._mending.wait_for(endpoint)
+                self._receiver.publish(endpoint, branch, message.pages)
+                endpoint.requests.answer(branch, message, time.monotonic())
+                self._failover.wait_for(endpoint)
             case fr.Attached():
                 self._opened(endpoint, branch, message)
             case fr.Refused():
@@ -419,21 +419,21 @@ class Attachments:
             case fr.Ended():
                 self._over(endpoint, branch, f"{self._name}: {message.reason}", said=True)
             case _:
-                self._hearing.hear(endpoint, branch, message, payload)
+                self._receiver.hear(endpoint, branch, message, payload)
 
     def _over(self, endpoint: Endpoint, branch: Branch, why: str, *, said: bool = False) -> None:
         """A branch has ended; `said`: its gateway told so."""
         now = time.monotonic()
         if not branch.is_home:
-            self._pumping.left(endpoint, branch, now)
-            if endpoint.readings is not None:
-                endpoint.readings.left(branch, now)
+            self._sender.left(endpoint, branch, now)
+            if endpoint.cursors is not None:
+                endpoint.cursors.left(branch, now)
             if branch.serves_groups:
                 endpoint.outlives(fr.NOBODY, now)
             self._part(endpoint, branch)
             endpoint.shunned[branch.broker] = now + SHUN_FOR
-            endpoint.asking.left(branch, why, now)
-            self._mending.wait_for(endpoint)
+            endpoint.requests.left(branch, why, now)
+            self._failover.wait_for(endpoint)
             return
         del self._numbered[branch.number]
         if said and endpoint.state is State.ATTACHING:
@@ -457,7 +457,7 @@ class Attachments:
         for branch in endpoint.branches.values():
             if self._numbered.pop(branch.number, None) is not None:
                 branch.send(fr.Detach(branch.number, returns=True))
-        self._pumping.forget(endpoint)
+        self._sender.forget(endpoint)
         endpoint.lose(why)
 
     def _broken(self, endpoint: Endpoint, lane: MirroredLane, error: LaneCorruptError) -> None:
@@ -469,12 +469,12 @@ class Attachments:
     # --- lanes ---
     def pump(self, now: float) -> None:
         """Send what stands in lanes."""
-        if self._pumping.has_work:
-            if self._pumping.pump(now):
-                self._onlookers.stirred(now)
-            if self._pumping.holds_some:
-                self._mending.wait()
+        if self._sender.has_work:
+            if self._sender.pump(now):
+                self._reports.stirred(now)
+            if self._sender.holds_some:
+                self._failover.wait()
 
     def wake(self) -> None:
         """Ring those that sleep and for whom something has come."""
-        self._hearing.wake()
+        self._receiver.wake()

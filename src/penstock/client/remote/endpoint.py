@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any, Final
 
 from penstock.client.remote.branches import Branch
-from penstock.client.remote.fetch import Readings
+from penstock.client.remote.fetch import FetchCursors
 from penstock.client.remote.fetcher import Post, RemoteFetcher
 from penstock.client.remote.lanes import Flow, MirroredLane
 from penstock.client.remote.leaders import COORDINATOR
@@ -56,9 +56,9 @@ class State(Enum):
 
 class Endpoint:
     """See the module. `branches` by broker (`NOBODY` where the node is alone); `home` is one of
-    them. `asking` and `readings` are there from `Attached` on, the latter only in a cluster."""
+    them. `requests` and `cursors` are there from `Attached` on, the latter only in a cluster."""
 
-    asking: RequestRouter
+    requests: RequestRouter
 
     def __init__(self, link: Link, channel: Channel) -> None:
         self.link: Link | None = link
@@ -82,7 +82,7 @@ class Endpoint:
         self.adrift: dict[int, None] = {}
         """Pages, and `COORDINATOR`: for what of it there has to be another leader."""
         self.adrift_since = 0.0
-        self.readings: Readings | None = None
+        self.cursors: FetchCursors | None = None
         self.bell: Doorbell | None = None
         """Rung by its producer for what it wrote into a lane."""
         self.pages: MirroredPages | None = None
@@ -127,12 +127,12 @@ class Endpoint:
         self.slot.slot.copy_notice(attached.notice)
         self.bell = Doorbell()
         self.far = RemoteFetcher(attached.endpoint, post)
-        self.asking = RequestRouter(
+        self.requests = RequestRouter(
             view, partial(reach, self), self.far, self.slot, home=home.broker,
             reads=self.hello.kind == lo.KIND_CONSUMER, say=self.say, open_lane=self.open_lane,
         )  # fmt: skip
         if view.is_cluster:
-            self.readings = Readings(self.far, view.brokers, partial(reach, self))
+            self.cursors = FetchCursors(self.far, view.brokers, partial(reach, self))
         home.opens(attached)
 
     def inherit(self, other: Endpoint) -> None:
@@ -217,7 +217,7 @@ class Endpoint:
             self.state = State.WAITING
             return
         self.state = State.LOST
-        self.asking.clear()
+        self.requests.clear()
         for lane in self.lanes.values():
             lane.rewind()
         self.say(ms.Refused("NotConnectedError", why))

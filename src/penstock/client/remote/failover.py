@@ -15,7 +15,7 @@ from penstock.client.remote.branches import Branch
 from penstock.client.remote.connections import Wires
 from penstock.client.remote.endpoint import Endpoint, State
 from penstock.client.remote.leaders import COORDINATOR
-from penstock.client.remote.produce import Pumping
+from penstock.client.remote.produce import ProduceSender
 from penstock.client.remote.view import ClusterView
 from penstock.cluster.frames import messages as fr
 
@@ -25,7 +25,7 @@ ADRIFT_MAX: Final = 3.0
 """Seconds after which an attachment that is adrift begins again, leader or not."""
 
 
-class Mending:
+class FailoverTimer:
     """See the module. `reach` finds an attachment's branch to a broker. `lose` has it begin again,
     and tells its client why."""
 
@@ -33,12 +33,12 @@ class Mending:
         self,
         view: ClusterView,
         reach: Callable[[Endpoint, int], Branch | None],
-        pumping: Pumping,
+        sender: ProduceSender,
         lose: Callable[[Endpoint, str], None],
     ) -> None:
         self._view = view
         self._reach = reach
-        self._pumping = pumping
+        self._sender = sender
         self._lose = lose
         self.due: float | None = None
         """When `mend` has something to do (monotonic)."""
@@ -54,13 +54,13 @@ class Mending:
 
     def wait_for(self, endpoint: Endpoint) -> None:
         """See to it that it is looked at again, if it waits for something."""
-        readings = endpoint.readings
+        cursors = endpoint.cursors
         if (
             endpoint.adrift
-            or (endpoint.asking.is_known and not self._is_at_coordinator(endpoint))
-            or endpoint.asking.is_waiting
-            or (readings is not None and readings.are_waiting)
-            or self._pumping.holds(endpoint)
+            or (endpoint.requests.is_known and not self._is_at_coordinator(endpoint))
+            or endpoint.requests.is_waiting
+            or (cursors is not None and cursors.are_waiting)
+            or self._sender.holds(endpoint)
         ):
             self.wait()
 
@@ -74,18 +74,18 @@ class Mending:
                 continue
             if endpoint.adrift and _is_ashore(endpoint, wires, now):
                 if now - endpoint.adrift_since > ADRIFT_MAX:
-                    self._pumping.strand(endpoint)
+                    self._sender.strand(endpoint)
                 self._lose(endpoint, "what it was using is led by another broker by now")
                 continue
-            if endpoint.asking.is_known:
+            if endpoint.requests.is_known:
                 broker = self._view.brokers.settled(COORDINATOR, now)
                 if broker != fr.NOBODY:
                     self._reach(endpoint, broker)
-            endpoint.asking.pump(now)
-            if endpoint.readings is not None:
-                endpoint.readings.pump(now)
-            if self._pumping.holds(endpoint):
-                self._pumping.look_at(endpoint)
+            endpoint.requests.pump(now)
+            if endpoint.cursors is not None:
+                endpoint.cursors.pump(now)
+            if self._sender.holds(endpoint):
+                self._sender.look_at(endpoint)
             self.wait_for(endpoint)
 
     def _is_at_coordinator(self, endpoint: Endpoint) -> bool:

@@ -37,7 +37,7 @@ class _Reading:
         self.number = -1
 
 
-class Readings:
+class FetchCursors:
     """See the module. `far` has the consumer's ends. `reach` finds the branch to a broker."""
 
     def __init__(self, far: RemoteFetcher, brokers: Brokers, reach: Reach) -> None:

@@ -21,7 +21,7 @@ TELL_LAST: Final = 8.0
 """Seconds from one look to the next; after the last nothing is looked at until something comes."""
 
 
-class Onlookers:
+class PositionReports:
     """See the module."""
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ SEND_BACK_AFTER: Final = 2.0
 """Seconds without a leader after which a lane waits no longer for one."""
 
 
-class Pumping:
+class ProduceSender:
     """See the module. `reach` finds an attachment's branch to a broker. `broken` is told of a lane
     that nothing can be made of, and why."""
 

@@ -10,26 +10,30 @@ import time
 
 from penstock.client.remote.branches import Branch
 from penstock.client.remote.endpoint import Endpoint
-from penstock.client.remote.failover import Mending
+from penstock.client.remote.failover import FailoverTimer
 from penstock.client.remote.lanes import AnswerError
-from penstock.client.remote.position_reports import Onlookers
-from penstock.client.remote.produce import Pumping
+from penstock.client.remote.position_reports import PositionReports
+from penstock.client.remote.produce import ProduceSender
 from penstock.client.remote.view import ClusterView
 from penstock.cluster.frames import messages as fr
 from penstock.cluster.frames.codec import Piece
 from penstock.ipc.doorbell import fence
 
 
-class Hearing:
+class GatewayReceiver:
     """See the module."""
 
     def __init__(
-        self, view: ClusterView, pumping: Pumping, mending: Mending, onlookers: Onlookers
+        self,
+        view: ClusterView,
+        sender: ProduceSender,
+        failover: FailoverTimer,
+        reports: PositionReports,
     ) -> None:
         self._view = view
-        self._pumping = pumping
-        self._mending = mending
-        self._onlookers = onlookers
+        self._sender = sender
+        self._failover = failover
+        self._reports = reports
         self._awake: dict[Endpoint, None] = {}  # whose clients have something new
         self.throttles = 0
         self.throttled = 0.0
@@ -67,28 +71,28 @@ class Hearing:
 
     def _acknowledged(self, endpoint: Endpoint, branch: Branch, message: fr.Acks) -> None:
         try:
-            self._pumping.answered(endpoint, branch, message, time.monotonic())
+            self._sender.answered(endpoint, branch, message, time.monotonic())
         except AnswerError as error:
             branch.wire.failed = str(error)
             return
         self._awake[endpoint] = None
-        self._mending.wait_for(endpoint)
+        self._failover.wait_for(endpoint)
 
     def _fetched(
         self, endpoint: Endpoint, branch: Branch, message: fr.Fetched, payload: Piece | None
     ) -> None:
-        if endpoint.readings is not None:
-            if not endpoint.readings.fetched(branch, message, payload):
+        if endpoint.cursors is not None:
+            if not endpoint.cursors.fetched(branch, message, payload):
                 return
         elif endpoint.far is not None:
             endpoint.far.put(message.cursor, message, payload)
         self._awake[endpoint] = None
-        self._onlookers.stirred(time.monotonic())
+        self._reports.stirred(time.monotonic())
 
     def _failed(self, endpoint: Endpoint, branch: Branch, message: fr.CursorFailed) -> None:
-        if endpoint.readings is not None:
-            if not endpoint.readings.failed(branch, message, time.monotonic()):
-                self._mending.wait_for(endpoint)
+        if endpoint.cursors is not None:
+            if not endpoint.cursors.failed(branch, message, time.monotonic()):
+                self._failover.wait_for(endpoint)
                 return
         elif endpoint.far is not None:
             endpoint.far.fail(message.cursor, message)

@@ -48,7 +48,7 @@ KINDS: Final = (lo.KIND_PRODUCER, lo.KIND_CONSUMER, lo.KIND_ADMIN)
 _NONE: Final[dict[int, Endpoint]] = {}
 
 
-class Attaching:
+class EndpointRegistry:
     """`rung` is told when an endpoint's doorbell rang, `gone` when it is over, before its session
     is closed. `bytes_max`: the bound of a principal, given the one of all;
     `clients_max`: how many endpoints it may have; `may_know`: whether it may hear of a topic."""

@@ -87,7 +87,7 @@ class FetchLimits:
     pages_every: float = 0.020
 
 
-class Fetching:
+class FetchHandler:
     """See the module. Made once by the gateway, which calls `turn` after each round of events."""
 
     def __init__(

@@ -28,7 +28,7 @@ from penstock.ipc.channel import close_fds
 from penstock.server.gateway import lookups
 from penstock.server.gateway.counts import Counts
 from penstock.server.gateway.endpoints import Endpoint
-from penstock.server.gateway.lookup_thread import Aside
+from penstock.server.gateway.lookup_thread import LookupThread
 from penstock.server.gateway.membership import Membership
 
 logger = logging.getLogger("penstock.gateway")
@@ -47,7 +47,7 @@ _DECODER: Final = msgspec.msgpack.Decoder(Allowed)
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
-class Forwarding:
+class RequestForwarder:
     """All endpoints' requests. `may_look_up` is asked before a look-up is answered here, and
     `shown` leaves out of the answer what its endpoint may not see; whatever goes to the node is
     judged there. `prove` makes the proof that goes with the answer to an `AddPartitions`: the node
@@ -58,7 +58,7 @@ class Forwarding:
         self,
         counts: Counts,
         membership: Membership,
-        aside: Aside,
+        aside: LookupThread,
         may_look_up: Callable[[Endpoint, lk.Request], None],
         shown: Callable[[Endpoint, lk.Reply], lk.Reply],
         prove: Callable[[int, int, str], bytes],

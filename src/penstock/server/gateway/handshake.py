@@ -26,7 +26,7 @@ from penstock.version import __version__
 CLUSTER_API: Final = "cluster"
 
 
-class Greeting:
+class Handshake:
     """Judges hellos. `stopping`: nobody is served any more."""
 
     def __init__(

@@ -37,7 +37,7 @@ LOOKS_PER_SECOND: Final = 10
 """Looks at the folder because of keys that are not known."""
 
 
-class Entrance:
+class KeyCheck:
     """Made before the socket is bound. `serve` when `fileno` is readable, and each turn."""
 
     def __init__(

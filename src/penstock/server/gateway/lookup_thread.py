@@ -32,7 +32,7 @@ class _Job(NamedTuple):
     failed: Told
 
 
-class Aside:
+class LookupThread:
     """See the module. `done` and `failed` are called in the loop's thread."""
 
     def __init__(self, events: Events) -> None:

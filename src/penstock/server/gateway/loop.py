@@ -23,15 +23,15 @@ from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.paths import socket_in
 from penstock.server.config import NodeConfig
-from penstock.server.gateway.attachments import Attaching
+from penstock.server.gateway.attachments import EndpointRegistry
 from penstock.server.gateway.authorization import Authorization
 from penstock.server.gateway.counts import Counts
 from penstock.server.gateway.endpoints import Endpoint
 from penstock.server.gateway.events import Events
-from penstock.server.gateway.fetch import Fetching
-from penstock.server.gateway.forward import Forwarding
-from penstock.server.gateway.handshake import Greeting
-from penstock.server.gateway.key_check import NOT_AUTHORIZED, Entrance
+from penstock.server.gateway.fetch import FetchHandler
+from penstock.server.gateway.forward import RequestForwarder
+from penstock.server.gateway.handshake import Handshake
+from penstock.server.gateway.key_check import NOT_AUTHORIZED, KeyCheck
 from penstock.server.gateway.listener import (
     FAILED_HANDSHAKES,
     NO_FD,
@@ -41,11 +41,11 @@ from penstock.server.gateway.listener import (
     descriptor_of,
     property_of,
 )
-from penstock.server.gateway.lookup_thread import Aside
+from penstock.server.gateway.lookup_thread import LookupThread
 from penstock.server.gateway.membership import Membership
 from penstock.server.gateway.partition_states import Known
 from penstock.server.gateway.peers import Peer, Peers
-from penstock.server.gateway.produce import Producing
+from penstock.server.gateway.produce import ProduceHandler
 from penstock.server.gateway.slow_readers import Pacing
 from penstock.server.gateway.tokens import Tokens
 from penstock.server.node.topic_names import TopicNames
@@ -80,7 +80,7 @@ class Gateway:
         self._names = TopicNames(folder)
         self._standing = standing = Authorization(config, self._names)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._entrance = Entrance(self._context, standing.access, standing.guard.audit)
+        self._entrance = KeyCheck(self._context, standing.access, standing.guard.audit)
         self._line = Listener(
             self._context,
             config,
@@ -91,13 +91,13 @@ class Gateway:
         )
         self._peers = Peers(self._line.socket, self.counts, config.client_bytes_max)
         self._membership = membership = Membership(config.node_id)
-        self._greeting = Greeting(config, node_uuid, membership, standing, self._peers)
+        self._greeting = Handshake(config, node_uuid, membership, standing, self._peers)
         self._pacing = Pacing()
         self._by_fd: dict[int, Peer] = {}
         self._leaving: dict[bytes, int] = {}
         known = Known(folder, membership=membership)
         self._tokens = tokens = Tokens.of_folder(folder)
-        self._fetching = Fetching(
+        self._fetching = FetchHandler(
             known,
             self._names.of,
             self.counts,
@@ -106,7 +106,7 @@ class Gateway:
             allow=standing.consumed,
             failed=self._failed,
         )
-        self._producing = Producing(
+        self._producing = ProduceHandler(
             self.events,
             self.counts,
             membership,
@@ -117,11 +117,11 @@ class Gateway:
             watch_durable=self._fetching.watch_durable,
             failed=self._failed,
         )
-        self._forwarding = Forwarding(
-            self.counts, membership, Aside(self.events), standing.may_look_up, standing.shown,
-            tokens.prove,
+        self._forwarding = RequestForwarder(
+            self.counts, membership, LookupThread(self.events), standing.may_look_up,
+            standing.shown, tokens.prove,
         )  # fmt: skip
-        self._attaching = Attaching(
+        self._attaching = EndpointRegistry(
             config,
             self.events,
             self.counts,

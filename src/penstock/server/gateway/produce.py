@@ -80,7 +80,7 @@ class BatchRefused(Exception):
         self.code = code
 
 
-class Producing:
+class ProduceHandler:
     """All that remote producers send. `failed` ends an endpoint whose lane cannot be gone on
     with."""
 
