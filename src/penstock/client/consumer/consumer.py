@@ -21,15 +21,16 @@ from penstock.client.consumer.fetch_scheduler import Turns
 from penstock.client.consumer.iteration import HandOut
 from penstock.client.consumer.last_poll import LastPoll
 from penstock.client.consumer.latest import LatestOnly
+from penstock.client.consumer.logs import Logs
 from penstock.client.consumer.offsets import Offset
 from penstock.client.consumer.partition_cursor import AssignedPartition, Isolation, TopicPartition
-from penstock.client.consumer.progress import Standing
 from penstock.client.consumer.published_position import Published
 from penstock.client.consumer.records import Chunk, Record, RecordBatch
 from penstock.client.consumer.source import LocalSource, folder_of
 from penstock.client.public_view import shortened
 from penstock.client.reconnect import RECONNECT_MAX, Attachment
 from penstock.client.remote.address import Place
+from penstock.client.remote.logs import logs_of
 from penstock.client.session import Session
 from penstock.client.validation import (
     ISOLATIONS,
@@ -57,7 +58,7 @@ host: such records are there, though not here."""
 Start = Offset | str | int | datetime
 
 
-class Consumer(Closing, Elsewhere, Standing):
+class Consumer(Closing, Elsewhere):
     """Reads partitions by explicit assignment. Made by `Client.consumer`. For one thread at a time.
 
     Args:
@@ -438,6 +439,52 @@ class Consumer(Closing, Elsewhere, Standing):
     def _has_news(self) -> bool:
         """Whether there is something not to sleep for."""
         return self._turns.has_more()
+
+    # --- how far partitions go -------------------------------------------------------------------
+    def _logs(self) -> Logs:
+        return logs_of(self._session, self._timeout)
+
+    def lag(self) -> dict[TopicPartition, int]:
+        """Offsets between position and end (see `end_offsets`), from shared memory."""
+        run(self.refreshing())
+        return self.known_lag()
+
+    def known_lag(self) -> dict[TopicPartition, int]:
+        """`lag` by what is known of the ends: those of a remote node may have moved on."""
+        return {
+            name: max(0, partition.end - self._handout.offset_of(partition))
+            for name, partition in self._assigned.items()
+        }
+
+    def end_offsets(self) -> dict[TopicPartition, int]:
+        """The high watermarks, under `read_committed` the last stable offsets."""
+        run(self.refreshing())
+        return self.known_ends()
+
+    def known_ends(self) -> dict[TopicPartition, int]:
+        """`end_offsets` as far as they are known: those of a remote node may have moved on."""
+        return {name: part.end for name, part in self._assigned.items()}
+
+    def beginning_offsets(self) -> dict[TopicPartition, int]:
+        """The log starts."""
+        run(self.refreshing())
+        return self.known_beginnings()
+
+    def known_beginnings(self) -> dict[TopicPartition, int]:
+        """`beginning_offsets` as far as they are known."""
+        return {name: part.page.log_start for name, part in self._assigned.items()}
+
+    def refreshing(self) -> Waits[None]:
+        """Let a remote node say how the partitions stand now. While it is away, what is known of
+        them stands. A node on this host need not be asked."""
+        if self._session.far is None or not self._assigned:
+            return
+        try:
+            yield from self._logs().refreshing([part.page for part in self._assigned.values()])
+        except er.PenstockError as error:
+            if not error.retriable:
+                raise
+            logger.info("nobody tells how partitions stand now, going by what is known: %s", error)
 
     # --- what others see -------------------------------------------------------------------------
     def paging(self, session: Session, timeout: float) -> Waits[dict[TopicPartition, int]]:
