@@ -1,4 +1,4 @@
-"""The consumer of a group: how it reads, and what happens between two batches. Offsets: `offsets`.
+"""The consumer of a group: how it reads, and what happens between two batches.
 
 The coordinator in the node says which partitions are this member's; a change is announced by one
 word in shared memory, looked at once a batch. Whatever follows from it - commits, letting go,
@@ -19,11 +19,10 @@ from penstock.client import api_hints, fork_safety, process_exit
 from penstock.client.closing import Closing
 from penstock.client.consumer.consumer import END_POLL, FAR_PATIENCE, Start
 from penstock.client.consumer.group.at_most_once import Claims
-from penstock.client.consumer.group.consumed import GroupBatch
+from penstock.client.consumer.group.consumed import Committed, GroupBatch, as_batch, as_committed
 from penstock.client.consumer.group.iteration import Looping, Runs
-from penstock.client.consumer.group.membership import Membership
+from penstock.client.consumer.group.membership import Membership, stale_error
 from penstock.client.consumer.group.offset_commits import Commits
-from penstock.client.consumer.group.offsets import OffsetVerbs
 from penstock.client.consumer.group.options import GUARANTEES, Guarantee, check_group_options
 from penstock.client.consumer.group.reader import UNSEEN, GroupReader
 from penstock.client.consumer.group.rebalance import LOOK_SECONDS, Changes, Listener
@@ -45,7 +44,7 @@ CLOSE_TIMEOUT: Final = 2.0
 """Seconds that closing waits for the last commit."""
 
 
-class GroupConsumer(OffsetVerbs, Closing, api_hints.Elsewhere):
+class GroupConsumer(Closing, api_hints.Elsewhere):
     """Reads what a group gives it. Made by `Client.consumer(..., group=...)`. For one thread.
 
     Args:
@@ -364,6 +363,130 @@ class GroupConsumer(OffsetVerbs, Closing, api_hints.Elsewhere):
             self._fresh += fresh
         if fresh and self.guarantee == "at-least-once":
             self._commits.at = self._due = 0.0  # should it have no answer
+
+    # --- offsets: each guarantee has its own answer ----------------------------------------------
+    def commit(self, what: Committed | None = None) -> None:
+        """Commit all that was handed out so far, what a batch or a slice of it brought, a record
+        with all before it in its partition, or `{(topic, partition): offset}`, where the offset is
+        that of the next record wanted.
+
+        Raises `StaleGenerationError` naming the partitions that others own by now; the rest is
+        committed. `ConfigError` where the guarantee commits otherwise, and for an offset beyond
+        what was handed out: `seek` leaves records out.
+        """
+        run(self.committing(what))
+
+    def committing(self, what: Committed | None = None) -> Waits[None]:
+        """`commit`, with the waiting left to another one."""
+        self._reader.check_usable()
+        if self._is_rewinding and what is None:
+            yield from self._recovering()
+        self._reader.go_back()
+        if self.guarantee in ("at-most-once", "exactly-once"):
+            how = (
+                "before records are handed out" if self._claims is not None
+                else "with a transaction: producer.transaction(consumed=batch)"
+            )  # fmt: skip
+            raise er.ConfigError(f"group {self.group!r} is {self.guarantee}: it commits {how}")
+        given = None if what is None else as_committed(what)
+        if isinstance(given, GroupBatch) and given.ownership.member_id != self._member.member_id:
+            raise stale_error(self.group, given.ownership.owned)
+        yield from self._commits.explicitly(given)
+        if what is None or what is self._out:
+            self._out = None
+
+    def offsets_of(self, batch: GroupBatch | None = None) -> co.GroupOffsets:
+        """What a transaction has to commit for a batch, or for all that was handed out."""
+        if batch is not None:
+            return batch.consumed_under(self._member.ownership)
+        if self._is_rewinding:
+            raise er.GroupError(
+                f"group {self.group!r}: what it handed out is not known, since a rewind had no "
+                "answer: abort; what is not committed comes again"
+            )
+        self._reader.go_back()
+        return self._commits.handed_out()
+
+    def rewind(self, batch: GroupBatch | None = None) -> None:
+        """Bring it again: a batch, or all above what is committed. Partitions that others own by
+        now are left to them. Refused at-most-once. What is committed by transactions the node has
+        to say; while it does not, no poll brings anything."""
+        run(self.rewinding(batch))
+
+    def rewinding(self, batch: GroupBatch | None = None) -> Waits[None]:
+        """`rewind`, with the waiting left to another one."""
+        if self._closed:
+            return  # there is nobody to bring it again
+        if self._claims is not None:
+            raise er.ConfigError(f"group {self.group!r} is at-most-once: nothing comes again")
+        self._reader.go_back()
+        if batch is not None:
+            self._commits.back_before(as_batch(batch))
+        elif self.guarantee == "exactly-once":
+            yield from self._going_back()
+        else:
+            yield from self._commits.going_back(self._out, self.guarantee)
+        self._out = None  # now: an interrupted rewind may be asked for again
+
+    def _going_back(self) -> Waits[None]:
+        """To what transactions have committed; without an answer the next poll does it."""
+        self._is_rewinding = True
+        try:
+            yield from self._recovering()
+        except er.PenstockError as error:
+            if not error.retriable:
+                raise
+            logger.warning("group %s: the next poll rewinds: %s", self.group, error)
+
+    def position(self, topic: str, partition: int) -> int:
+        """The offset of the next record that iteration or `poll` will bring."""
+        if self._claims is not None:
+            return self._claims.position((topic, partition))
+        return self._reader.position(topic, partition)
+
+    def committed(self) -> dict[TopicPartition, int | None]:
+        """What is committed of its partitions (None: nothing yet), as this member knows it."""
+        if self._claims is not None:
+            return self._claims.committed()
+        return self._commits.committed()
+
+    def assignment(self) -> list[TopicPartition]:
+        """The partitions that are its own now."""
+        run(self._following())
+        return self._reader.assignment()
+
+    def _following(self) -> Waits[None]:
+        """Let the assignment be what the coordinator last said, unless a loop stands within it."""
+        if not self._reader.handout.is_live and self._reader.is_disturbed():
+            yield from self.attending()
+
+    def seek(self, topic: str, partition: int, to: Start) -> int:
+        """Go on elsewhere; returns the offset that `to` meant. What is committed follows with the
+        next commit. At-most-once only forwards."""
+        return run(self.seeking(topic, partition, to))
+
+    def seeking(self, topic: str, partition: int, to: Start) -> Waits[int]:
+        self._reader.check_usable()
+        yield from self._following()
+        yield from self._reader.refreshing()
+        if self._claims is not None:
+            return (yield from self._claims.seeking((topic, partition), to))
+        self._out = self._commits.out_but(self._out, (topic, partition))
+        return (yield from self._reader.seeking(topic, partition, to))
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Fetch nothing of these (none given: of all) until `resume`; they stay its own."""
+        self._reader.pause(*partitions)
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        self._reader.resume(*partitions)
+
+    def lag(self) -> dict[TopicPartition, int]:
+        """Offsets between position and high watermark."""
+        return self._reader.lag()
+
+    def known_lag(self) -> dict[TopicPartition, int]:
+        return self._reader.known_lag()
 
     # --- life ------------------------------------------------------------------------------------
     @property
