@@ -36,7 +36,7 @@ class Decided:
 
     def _register(self, number: int, life: bytes, *, was_clean: bool) -> None:
         places = (f"tcp://h:{number}", f"tcp://r:{number}", f"tcp://c:{number}")
-        self._do(
+        self.decide(
             self.controller.register(
                 0.0, number, life, b"f%d" % number, places, was_clean=was_clean
             )
@@ -44,7 +44,9 @@ class Decided:
 
     def beat(self, number: int) -> None:
         epoch = self.image.brokers[number].epoch
-        self._do(self.controller.heartbeat(0.0, number, epoch, is_current=True, is_leaving=False))
+        self.decide(
+            self.controller.heartbeat(0.0, number, epoch, is_current=True, is_leaving=False)
+        )
 
     def lose_power(self, number: int, *, beat: bool) -> None:
         """It registers after that; `beat`: and is heard."""
@@ -56,7 +58,7 @@ class Decided:
     def image(self) -> Image:
         return self.controller.image
 
-    def _do(self, decision: Any) -> Any:
+    def decide(self, decision: Any) -> Any:
         for record in decision.records:
             self.controller.replay(record)
         self.applied += 1
@@ -68,7 +70,7 @@ class Decided:
         if isinstance(request, cr.Describe):
             return {"committed": self.applied}
         assert isinstance(request, cr.ControllerRequest)
-        answer = self._do(request.decide(self.controller, 0.0))
+        answer = self.decide(request.decide(self.controller, 0.0))
         if not self.is_silent:
             self.tell()
         return answer

@@ -165,6 +165,8 @@ class Described:
     async def ask(self, request: cr.QuorumRequest[Any], timeout: float) -> Any:
         if isinstance(request, cr.Describe):
             raise PenstockTimeout("no controller")
+        if isinstance(request, cr.RemoveMember):
+            return None
         return await self._quorum.ask(request, timeout)
 
 
@@ -184,7 +186,7 @@ def test_a_cluster_is_described_by_what_is_not_well_in_it(run):
         assert [(b.broker, b.url, b.state, b.replicas) for b in found.brokers] == [
             (n, f"tcp://h:{n}", "up", 4) for n in (1, 2, 3)
         ]
-        quorum._do(quorum.controller.tick(100.0))
+        quorum.decide(quorum.controller.tick(100.0))
         found = await ask(describing, cg.DescribeCluster())
         assert {broker.state for broker in found.brokers} == {"fenced"}
         assert (found.ill_partitions, found.leaderless) == (4, 4)
@@ -210,6 +212,22 @@ def test_a_broker_that_nobody_knows_is_not_removed(run):
         describing = Describing(1, Described(quorum), 1.0)
         with pytest.raises(ConfigError, match="there is no broker 9: there are 1, 2, 3"):
             await ask(describing, cg.RemoveBroker(9))
+
+    run(test)
+
+
+def test_a_broker_that_was_stopped_just_now_is_removed_once_it_counts_as_gone(run):
+    async def test(quorum: Decided, host: Told) -> None:
+        describing = Describing(1, Described(quorum), 5.0)
+        removing = asyncio.create_task(ask(describing, cg.RemoveBroker(3)))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not quorum.image.brokers[3].is_fenced
+        quorum.controller.gone(3)
+        quorum.decide(quorum.controller.tick(0.0))
+        assert quorum.image.brokers[3].is_fenced
+        assert await removing == ms.Done()
+        assert 3 not in quorum.image.brokers
 
     run(test)
 

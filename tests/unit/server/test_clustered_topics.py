@@ -97,7 +97,7 @@ def test_pages_go_round_and_are_not_used_again_soon(world):
         second = (await create(hosts[2], "b", partitions=4)).topic.pages
         assert not set(first) & set(second)
         for _ in range(lo.PAGES_MAX // 512 + 1):
-            quorum._do(quorum.controller.pages(511))
+            quorum.decide(quorum.controller.pages(511))
         third = (await create(hosts[0], "c", partitions=lo.PAGES_MAX // 8)).topic.pages
         assert len(set(third)) == lo.PAGES_MAX // 8
         assert not set(second) & set(third)

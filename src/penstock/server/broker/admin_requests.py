@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
@@ -22,6 +24,8 @@ UNCLEAN_SHOWN: Final = 86_400.0
 """Seconds for which an election without a clean replica is named among the cluster's news."""
 LEADER_TIMEOUT: Final = 2.0
 """Seconds for which the quorum's leader is asked about it."""
+FENCED_POLL: Final = 0.02
+"""Seconds between looks whether a broker that was stopped counts as gone."""
 
 
 R = TypeVar("R")
@@ -143,8 +147,18 @@ class Describing:
         await self._quorum.ask(cr.RemoveMember(broker), self._timeout)
         image = self._quorum.image
         if broker in image.brokers and not image.places.get(broker):
+            await self._until_fenced(broker)
             await self._quorum.ask(cr.Forget(broker), self._timeout)
         return ms.Done()
+
+    async def _until_fenced(self, broker: int) -> None:
+        """Until the controller counts as gone who was stopped just now, within the timeout."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout):
+                while broker in (brokers := self._quorum.image.brokers) and not (
+                    brokers[broker].is_fenced
+                ):
+                    await asyncio.sleep(FENCED_POLL)
 
     def _places(self, name: str, partition: int | None) -> list[Place]:
         """That partition of a topic; None: all of them."""
