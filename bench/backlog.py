@@ -115,7 +115,7 @@ def _rate(result: Result) -> float:
 def _fill(options: ThroughputOptions, place: Ground, topic: str) -> None:
     """One round by a producer alone."""
     with Crew(options.timeout) as crew:
-        crew.add("filler", roles.produce, roles.Task(options, place.door, topic, 0))
+        crew.add("filler", roles.produce, roles.RoleTask(options, place.door, topic, 0))
         crew.gather("attached")
         for order in ("warm", "go"):
             crew.tell(order)

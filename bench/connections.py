@@ -89,7 +89,7 @@ class ConnectionsOptions(Where):
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ConnectionsTask:
     """Which connections are a process's."""
 
     options: ConnectionsOptions
@@ -126,7 +126,7 @@ class _Line:
 
 
 # --- a process of connections -------------------------------------------------------------------
-def connections(task: Task, station: Station) -> None:
+def connections(task: ConnectionsTask, station: Station) -> None:
     """Role: attach, then one order for each of the phases."""
     raise_descriptor_limit()  # each has some
     sharpen_timers()
@@ -154,7 +154,7 @@ def connections(task: Task, station: Station) -> None:
         station.await_order()
 
 
-def _paced(task: Task, lines: list[_Line], value: bytes) -> Paced:
+def _paced(task: ConnectionsTask, lines: list[_Line], value: bytes) -> Paced:
     """One record after the other when it is due, over the connections in turn."""
     clock = time.monotonic_ns
     rate = task.options.rate * len(lines) / task.options.connections
@@ -183,7 +183,7 @@ def _paced(task: Task, lines: list[_Line], value: bytes) -> Paced:
     return Paced(np.array(acknowledged) - np.array(dues), np.array(late))
 
 
-def _pushed(task: Task, lines: list[_Line], values: list[bytes]) -> Pushed:
+def _pushed(task: ConnectionsTask, lines: list[_Line], values: list[bytes]) -> Pushed:
     """Lists over every connection, some of each under way, until the time is over."""
     records = 0
     before, begun = Usage.now(), time.monotonic_ns()
@@ -245,7 +245,7 @@ def _measure(
         progress.say("connect")
         begun = time.monotonic()
         for name, own in zip(names, options.shares, strict=True):
-            crew.add(name, connections, Task(options, place.door, topic, own))
+            crew.add(name, connections, ConnectionsTask(options, place.door, topic, own))
         crew.gather("connected")
         connected = time.monotonic() - begun
         servers = place.server_pids()  # writers come with the first partition

@@ -61,7 +61,7 @@ FLOOR: Final = "three bare processes"
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
+class CurveSweep:
     """`quick`: fewer points of a tenth of the size, one run each."""
 
     data: Path | None
@@ -101,20 +101,20 @@ def _point(result: Result, series: str, x: float) -> Point:
     return {"series": series, "x": x, **{name: result[name] for name in kept}}
 
 
-def by_record_size(sweep: Sweep) -> Iterator[Point]:
+def by_record_size(sweep: CurveSweep) -> Iterator[Point]:
     for api in get_args(Api):
         for size in sweep.some((16, 100, 1024, 10_240, 65_536), (100, 1024, 10_240)):
             yield _point(sweep.throughput(api=api, size=size), api, size)
 
 
-def by_batch_size(sweep: Sweep) -> Iterator[Point]:
+def by_batch_size(sweep: CurveSweep) -> Iterator[Point]:
     for api in ("send", "batch"):
         for kib in sweep.some((16, 64, 256, 512), (64, 512)):
             result = sweep.throughput(api=api, size=1024, batch_bytes=kib << 10)
             yield _point(result, api, kib << 10)
 
 
-def latency_cdf(sweep: Sweep) -> Iterator[Point]:
+def latency_cdf(sweep: CurveSweep) -> Iterator[Point]:
     for name, options in LATENCY_WAYS.items():
         options = replace(options, data=sweep.data, seconds=2.0 if sweep.quick else options.seconds)
         result, times, bare = latency.measure(options, Progress(name, quiet=sweep.quiet))
@@ -134,7 +134,7 @@ def _distribution(series: str, nanoseconds: npt.NDArray[np.int64]) -> Point:
     }
 
 
-def by_backlog(sweep: Sweep) -> Iterator[Point]:
+def by_backlog(sweep: CurveSweep) -> Iterator[Point]:
     for gb in sweep.some((1.0, 3.0, 10.0), (0.2, 0.5)):
         options = BacklogOptions(
             gb=gb, records=100_000 if sweep.quick else 1_000_000, turns=1 if sweep.quick else 3,
@@ -150,7 +150,7 @@ def by_backlog(sweep: Sweep) -> Iterator[Point]:
             yield point if "without" in name else {**point, "ratio": result["ratio"]}
 
 
-def scaling(sweep: Sweep) -> Iterator[Point]:
+def scaling(sweep: CurveSweep) -> Iterator[Point]:
     for producers in sweep.some((1, 2, 4), (1, 2)):
         for partitions in sweep.some((1, 2, 4), (1, 4)):
             result = sweep.throughput(
@@ -160,13 +160,13 @@ def scaling(sweep: Sweep) -> Iterator[Point]:
             yield _point(result, name, partitions)
 
 
-def by_transaction_size(sweep: Sweep) -> Iterator[Point]:
+def by_transaction_size(sweep: CurveSweep) -> Iterator[Point]:
     for each in sweep.some((0, 10, 100, 1_000, 10_000, 100_000), (0, 100, 10_000)):
         result = sweep.throughput(api="send", size=1024, transaction_records=each)
         yield _point(result, "send", each)
 
 
-def by_connections(sweep: Sweep) -> Iterator[Point]:
+def by_connections(sweep: CurveSweep) -> Iterator[Point]:
     kept = ("records_per_second", "p50_us", "p99_us", "gateway_kb_per_connection",
             "gateway_idle_cpu_percent")  # fmt: skip
     for way in ("tcp", "curve"):
@@ -180,7 +180,7 @@ def by_connections(sweep: Sweep) -> Iterator[Point]:
             yield {"series": way, "x": count, **{name: result.get(name) for name in kept}}
 
 
-def opening(sweep: Sweep) -> Iterator[Point]:
+def opening(sweep: CurveSweep) -> Iterator[Point]:
     # A large log after a clean stop, and a small one with a large tail after a kill.
     sizes = sweep.some((0.5, 2.0, 5.0, 10.0), (0.1, 0.4))
     tails = sweep.some((50, 200, 400, 800), (10, 50))
@@ -196,7 +196,7 @@ def opening(sweep: Sweep) -> Iterator[Point]:
             yield {"series": series, "kind": kind, "x": x, "seconds": seconds}
 
 
-def failovers(sweep: Sweep) -> Iterator[Point]:
+def failovers(sweep: CurveSweep) -> Iterator[Point]:
     options = ClusterOptions(rounds=1 if sweep.quick else 15, mb=10, seconds=1.0, data=sweep.data)
     result = cluster.run(options, Progress("failovers", quiet=sweep.quiet))
     for told in result["rounds"]:
@@ -207,7 +207,7 @@ def failovers(sweep: Sweep) -> Iterator[Point]:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    measure: Callable[[Sweep], Iterator[Point]]
+    measure: Callable[[CurveSweep], Iterator[Point]]
     draw: Callable[[plots.Points, str], Figure]
 
 
@@ -241,7 +241,7 @@ def run(
     plots.new_figure("")  # without matplotlib, say so before an hour is gone
     file = output / POINTS
     kept: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    sweep = Sweep(data, quick, quiet)
+    sweep = CurveSweep(data, quick, quiet)
     output.mkdir(parents=True, exist_ok=True)
     for name in chosen:
         if not redraw:

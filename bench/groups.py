@@ -71,7 +71,7 @@ class GroupsOptions(Where):
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class GroupsTask:
     """What a member of the run needs to know. `topic`: also the name of its group. `members`:
     threads of a process of members."""
 
@@ -91,7 +91,7 @@ class Polled:
 
 
 # --- the processes ------------------------------------------------------------------------------
-def produce(task: Task, station: Station) -> None:
+def produce(task: GroupsTask, station: Station) -> None:
     """Send at the rate, in slices of a few milliseconds, until told to stop."""
     each = max(1, int(task.rate * SLICE))
     stop = threading.Event()
@@ -118,7 +118,7 @@ def _await_stop(station: Station, stop: threading.Event) -> None:
     stop.set()
 
 
-def members(task: Task, station: Station) -> None:
+def members(task: GroupsTask, station: Station) -> None:
     """Some members, a thread each: join when told to, poll until told to stop."""
     stop = threading.Event()
     polled = [Polled([], []) for _ in range(task.members)]
@@ -204,7 +204,7 @@ def run(options: GroupsOptions, progress: Progress) -> dict[str, Any]:
 def _rebalance(options: GroupsOptions, place: Ground, topic: str, admin: Admin) -> dict[str, Any]:
     """All members but one join at once, then the last one, which leaves again."""
     first = options.members - 1
-    task = Task(place.door, topic, options.partitions, options.rate)
+    task = GroupsTask(place.door, topic, options.partitions, options.rate)
     names = [f"members-{index}" for index in range(options.processes)]
     shares = [first // options.processes + (index < first % options.processes)
               for index in range(options.processes)]  # fmt: skip

@@ -38,7 +38,7 @@ FLUSH_TIMEOUT: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class LatencyTask:
     """What a member of the run needs to know."""
 
     options: LatencyOptions
@@ -65,7 +65,7 @@ class Taken:
 
 
 # --- the two processes --------------------------------------------------------------------------
-def produce(task: Task, station: Station) -> None:
+def produce(task: LatencyTask, station: Station) -> None:
     """Role of the producer: a record whenever one is due."""
     options = task.options
     sharpen_timers()
@@ -124,7 +124,7 @@ def _stopwatch(acknowledged: dict[int, int], number: int, begun: int) -> Any:
     return stop
 
 
-def consume(task: Task, station: Station) -> None:
+def consume(task: LatencyTask, station: Station) -> None:
     """Role of the consumer: iterate, and note when each record came."""
     clock = time.monotonic_ns
     sharpen_timers()
@@ -205,8 +205,8 @@ def _measure(
 ) -> tuple[Sent, Taken, dict[str, float]]:
     with Crew(options.timeout) as crew:
         progress.say("attach")
-        crew.add("producer", produce, Task(options, place.door, topic))
-        crew.add("consumer", consume, Task(options, place.door, topic))
+        crew.add("producer", produce, LatencyTask(options, place.door, topic))
+        crew.add("consumer", consume, LatencyTask(options, place.door, topic))
         crew.gather("attached")
         before = cpu_seconds_of(servers := place.server_pids())
         progress.begin(options.warmup_records + options.records)

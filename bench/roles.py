@@ -46,7 +46,7 @@ SEND_TIMEOUT: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class RoleTask:
     """Which member of a run a process is."""
 
     options: ThroughputOptions
@@ -80,7 +80,7 @@ class Consumed:
 
 
 # --- producing ----------------------------------------------------------------------------------
-def produce(task: Task, station: Station) -> None:
+def produce(task: RoleTask, station: Station) -> None:
     """Role of a producer: report when attached and when warm; then one order, one `Produced`."""
     options = task.options
     send = sender(options, task.index)
@@ -106,7 +106,7 @@ def produce(task: Task, station: Station) -> None:
         station.await_order()  # stay attached until the run is over
 
 
-def _producer(client: Client, task: Task) -> Producer:
+def _producer(client: Client, task: RoleTask) -> Producer:
     options = task.options
     given: ProducerOptions = {
         "linger": options.linger,
@@ -194,7 +194,7 @@ def send_ends(producer: Producer, topic: str, partitions: int) -> BatchDelivery:
 
 
 # --- consuming ----------------------------------------------------------------------------------
-def consume(task: Task, station: Station) -> None:
+def consume(task: RoleTask, station: Station) -> None:
     """Role of a consumer: report when attached and when warm; then one order, one `Consumed`."""
     options = task.options
     partitions = options.partitions_of(task.index)
@@ -227,7 +227,7 @@ def consume(task: Task, station: Station) -> None:
         station.await_order()
 
 
-def _consumer(client: Client, task: Task, partitions: list[int]) -> Reader:
+def _consumer(client: Client, task: RoleTask, partitions: list[int]) -> Reader:
     """Of the whole topic by a group, or of partitions of one's own."""
     options = task.options
     isolation: Isolation = "read_committed" if options.transaction_records else "read_uncommitted"

@@ -24,7 +24,7 @@ from penstock.bench.errors import BenchTimeout
 from penstock.bench.ground import Ground, ground
 from penstock.bench.progress import Progress
 from penstock.bench.scratch import scratch_folder
-from penstock.bench.sparktopics import SCHEMA, SparkOptions, Topics, contents
+from penstock.bench.sparktopics import SCHEMA, SparkOptions, SparkTopics, contents
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,7 +61,7 @@ def measure(
 ) -> Result:  # fmt: skip
     """All queries and triggers."""
     copy = str(folder / "copy")
-    topics = Topics(options, place, spark)
+    topics = SparkTopics(options, place, spark)
     progress.say("copy to Parquet")
     topics.read(topic).write.parquet(copy)
     frames = {"penstock": topics.read(topic), "parquet": spark.read.schema(SCHEMA).parquet(copy)}

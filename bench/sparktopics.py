@@ -73,7 +73,7 @@ def missing() -> str | None:
     return None
 
 
-class Topics:
+class SparkTopics:
     """How Spark reaches the topics of a run."""
 
     def __init__(self, options: SparkOptions, place: Ground, spark: SparkSession) -> None:

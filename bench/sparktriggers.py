@@ -16,7 +16,7 @@ from penstock.bench.errors import BenchTimeout
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from penstock.bench.sparktopics import SparkOptions, Topics
+    from penstock.bench.sparktopics import SparkOptions, SparkTopics
 
 EMPTY_RUNS: Final = 3
 STEPS: Final = (
@@ -30,7 +30,7 @@ STEPS: Final = (
 """Of a trigger, as Spark's progress names them."""
 
 
-def measure(options: SparkOptions, topics: Topics, folder: Path) -> dict[str, Any]:
+def measure(options: SparkOptions, topics: SparkTopics, folder: Path) -> dict[str, Any]:
     """Milliseconds of one trigger, and of a run with `AvailableNow` that finds nothing."""
     rows = options.rows * options.triggers
     with topics.new() as source, topics.new() as out:
@@ -61,7 +61,7 @@ def measure(options: SparkOptions, topics: Topics, folder: Path) -> dict[str, An
     return found
 
 
-def _topic(options: SparkOptions, topics: Topics, topic: str) -> DataFrame:
+def _topic(options: SparkOptions, topics: SparkTopics, topic: str) -> DataFrame:
     reader = topics.spark.readStream.format("penstock").options(**topics.options, subscribe=topic)
     reader = reader.option("startingOffsets", "earliest")
     return reader.option("maxOffsetsPerTrigger", options.rows).schema("value BINARY").load()

@@ -196,7 +196,7 @@ CLUSTER_ROWS: tuple[Row, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class SuitePage:
     """A file of the set. `plots`: the curves that are drawn for it. `notes`: how its rows are
     measured, where that differs from the others."""
 
@@ -206,8 +206,8 @@ class Page:
     notes: tuple[str, ...] = ()
 
 
-PAGES: dict[str, Page] = {
-    "README.md": Page(
+PAGES: dict[str, SuitePage] = {
+    "README.md": SuitePage(
         "Benchmarks",
         ROWS,
         tuple(
@@ -216,10 +216,10 @@ PAGES: dict[str, Page] = {
             if name not in ("transactions", "connections", "failover")
         ),
     ),
-    "groups.md": Page("Benchmarks: groups and transactions", GROUP_ROWS, ("transactions",)),
-    "remote.md": Page("Benchmarks: clients on other hosts", REMOTE_ROWS, ("connections",)),
-    "cluster.md": Page("Benchmarks: clusters", CLUSTER_ROWS, ("failover",)),
-    "spark.md": Page("Benchmarks: Spark", SPARK_ROWS, (), report.SPARK_NOTES),
+    "groups.md": SuitePage("Benchmarks: groups and transactions", GROUP_ROWS, ("transactions",)),
+    "remote.md": SuitePage("Benchmarks: clients on other hosts", REMOTE_ROWS, ("connections",)),
+    "cluster.md": SuitePage("Benchmarks: clusters", CLUSTER_ROWS, ("failover",)),
+    "spark.md": SuitePage("Benchmarks: Spark", SPARK_ROWS, (), report.SPARK_NOTES),
 }
 
 

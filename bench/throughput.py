@@ -64,7 +64,7 @@ def measure(
     with Crew(options.timeout) as crew:
         for role, names in ((roles.produce, producers), (roles.consume, consumers)):
             for index, name in enumerate(names):
-                crew.add(name, role, roles.Task(options, place.door, topic, index, start))
+                crew.add(name, role, roles.RoleTask(options, place.door, topic, index, start))
         progress.say("attach")
         crew.gather("attached")
         progress.say("warm up")

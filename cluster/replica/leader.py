@@ -40,7 +40,7 @@ FINAL: Final = (Refusal.NOT_ELIGIBLE, Refusal.OLD_BROKER, Refusal.NOT_A_REPLICA)
 
 
 @dataclass(slots=True)
-class Progress:
+class FollowerProgress:
     """Of one follower. `caught_up_at`: the last time that it had all that the log had then."""
 
     broker_epoch: int
@@ -75,7 +75,7 @@ class Leader:
         self.wanted: tuple[int, ...] | None = None
         self._asked_at = float("-inf")
         self._asked: IsrChange | None = None
-        self._progress: dict[int, Progress] = {}
+        self._progress: dict[int, FollowerProgress] = {}
         self._take(now, word)
 
     # --- what can be asked ---
@@ -165,7 +165,7 @@ class Leader:
         for member in self.isr:
             if member != self.broker and member not in self._progress:
                 epoch = self._brokers.get(member, 0)
-                self._progress[member] = Progress(epoch, caught_up_at=now)
+                self._progress[member] = FollowerProgress(epoch, caught_up_at=now)
 
     def _refusal(self, request: FetchRequest) -> Refusal | None:
         if request.leader_epoch != self.epoch:
@@ -180,7 +180,7 @@ class Leader:
         known = self._progress.get(request.broker)
         if known is None or known.broker_epoch != request.broker_epoch:
             # Another life: what the last one had may be gone.
-            known = Progress(request.broker_epoch, caught_up_at=float("-inf"))
+            known = FollowerProgress(request.broker_epoch, caught_up_at=float("-inf"))
             self._progress[request.broker] = known
         log_end = self._log.log_end
         known.stored = request.stored

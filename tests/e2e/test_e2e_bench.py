@@ -13,7 +13,7 @@ from penstock.bench import curves, plots, suite
 from penstock.bench.cli import main
 from penstock.bench.curves import Curve
 from penstock.bench.options import LatencyOptions, ThroughputOptions
-from penstock.bench.suite import Page, Row
+from penstock.bench.suite import Row, SuitePage
 from penstock.testing.embedded import EmbeddedNode
 
 THROUGHPUT_FIELDS = {
@@ -274,7 +274,7 @@ def test_every_plot_is_drawn_from_the_points_that_were_kept(tmp_path, capsys):
 
 def test_a_plot_is_measured_and_its_points_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(curves, "RUN_BYTES", 1_000_000)
-    monkeypatch.setattr(curves.Sweep, "some", lambda self, values, few: few[:1])
+    monkeypatch.setattr(curves.CurveSweep, "some", lambda self, values, few: few[:1])
     assert main(["plots", "--quick", "--only", "scaling", "--output", str(tmp_path), "-q"]) == 0
     [point] = json.loads((tmp_path / "points.json").read_text())["scaling"]["points"]
     assert (point["series"], point["x"]) == ("1 producer", 1)
@@ -307,8 +307,8 @@ def test_the_suite_writes_a_page_with_commands_that_can_be_typed(tmp_path, monke
         Row("slow", LatencyOptions(rate=500, seconds=2.5, warmup=0.1), "p50_us"),
     )
     pages = {
-        "README.md": Page("Figures", rows, ("scaling",)),
-        "more.md": Page("More", rows[:1], ()),
+        "README.md": SuitePage("Figures", rows, ("scaling",)),
+        "more.md": SuitePage("More", rows[:1], ()),
     }
     monkeypatch.setattr(suite, "PAGES", pages)
     drawn = Curve(lambda sweep: iter(THROUGHPUT_POINTS), plots.scaling)

@@ -12,7 +12,7 @@ from cli_runner import call_cli
 import penstock
 from penstock import Client, Offset, TopicConfig, UnknownTopicError
 from penstock.client.session import place_of
-from penstock.client.sql import Scan, scans
+from penstock.client.sql import SqlScan, scans
 from penstock.testing import Broker
 
 duckdb = pytest.importorskip("duckdb")
@@ -106,7 +106,7 @@ def test_batches_are_cut_at_the_hw_of_the_call(client, node):
         producer.send_batch("cut", [b"%d" % n for n in range(100)]).result(45)
     [scan] = scans(place_of(node.url), ["cut"], "earliest", 5.0).values()
     assert sum(map(len, scan.chunks())) == 100
-    short = Scan(place_of(node.url), "cut", {("cut", 0): (20, 75)}, 5.0)
+    short = SqlScan(place_of(node.url), "cut", {("cut", 0): (20, 75)}, 5.0)
     assert [offset for chunk in short.chunks() for offset in chunk.offsets] == list(range(20, 75))
 
 

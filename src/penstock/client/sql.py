@@ -106,7 +106,7 @@ def explained(error: Exception, url: str, timeout: float = 5.0) -> Exception:
     )
 
 
-def scans(socket: Place, topics: list[str], start: Start, timeout: float) -> dict[str, Scan]:
+def scans(socket: Place, topics: list[str], start: Start, timeout: float) -> dict[str, SqlScan]:
     """A scan of each topic, from `start` to the high watermarks of now."""
     if not topics:
         return {}
@@ -117,7 +117,7 @@ def scans(socket: Place, topics: list[str], start: Start, timeout: float) -> dic
         ends = consumer.end_offsets()
         spans = {name: (consumer.position(*name), end) for name, end in ends.items()}
     return {
-        topic: Scan(
+        topic: SqlScan(
             socket,
             topic,
             {name: span for name, span in spans.items() if name[0] == topic},
@@ -127,7 +127,7 @@ def scans(socket: Place, topics: list[str], start: Start, timeout: float) -> dic
     }
 
 
-class Scan:
+class SqlScan:
     """Spans of offsets of one topic, as an Arrow stream that can be asked for again and again."""
 
     def __init__(

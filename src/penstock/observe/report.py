@@ -10,12 +10,19 @@ import msgspec
 from penstock.ipc import layout as lo
 from penstock.observe.ages import Ages, Place
 from penstock.observe.processes import STOPPED, uptime
-from penstock.observe.sample import Consumer, Lane, Observer, Partition, Sample, Writer
+from penstock.observe.sample import (
+    ConsumerSample,
+    LaneSample,
+    Observer,
+    PartitionSample,
+    Sample,
+    WriterSample,
+)
 
 SILENT_AFTER: Final = 2.0
 """Seconds without a heartbeat after which a writer is called silent; idle ones beat twice a
 second."""
-NEVER: Final = Partition._make(["", "", *[0] * 17, [], [], 0])
+NEVER: Final = PartitionSample._make(["", "", *[0] * 17, [], [], 0])
 
 
 class LogRow(msgspec.Struct):
@@ -229,7 +236,7 @@ class Reporter:
         self,
         before: Sample,
         after: Sample,
-        parts: dict[int, Partition],
+        parts: dict[int, PartitionSample],
         seconds: float,
         ages: dict[str, float],
     ) -> list[ConsumerRow]:
@@ -263,10 +270,10 @@ class Reporter:
 
     def _consumer_row(
         self,
-        consumer: Consumer,
-        old: Consumer,
+        consumer: ConsumerSample,
+        old: ConsumerSample,
         before: Sample,
-        parts: dict[int, Partition],
+        parts: dict[int, PartitionSample],
         seconds: float,
         known: dict[tuple[int, int], float],
     ) -> ConsumerRow:
@@ -307,7 +314,7 @@ class Reporter:
     # --- producers ---
     def _producers(self, before: Sample, after: Sample, seconds: float) -> list[ProducerRow]:
         old = {lane.name: lane for lane in before.lanes}
-        lanes: dict[int, list[Lane]] = {}
+        lanes: dict[int, list[LaneSample]] = {}
         for lane in after.lanes:
             lanes.setdefault(lane.producer_id, []).append(lane)
         rows = []
@@ -337,14 +344,14 @@ class Reporter:
         return rows
 
 
-def _same(old: Partition | None, new: Partition) -> Partition:
+def _same(old: PartitionSample | None, new: PartitionSample) -> PartitionSample:
     """What the page said before, if it was the same partition's; a fresh one has come from 0."""
     if old is None or old.topic_id != new.topic_id:
         return NEVER
     return old if old.records <= new.records else NEVER  # the tables were made again
 
 
-def _log_row(new: Partition, old: Partition, seconds: float) -> LogRow:
+def _log_row(new: PartitionSample, old: PartitionSample, seconds: float) -> LogRow:
     return LogRow(
         topic=new.topic,
         partition=new.partition,
@@ -412,7 +419,7 @@ def _most(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _writer_row(new: Writer, before: Sample, after: Sample, seconds: float) -> WriterRow:
+def _writer_row(new: WriterSample, before: Sample, after: Sample, seconds: float) -> WriterRow:
     old = next(
         (
             writer

@@ -23,7 +23,7 @@ _PAGE_WORDS: Final = lo.PAGE_BYTES // 8
 _SLOT_WORDS: Final = lo.CLIENT_SLOT_BYTES // 8
 
 
-class Topic(msgspec.Struct, frozen=True):
+class TopicSample(msgspec.Struct, frozen=True):
     """What is wanted of a topic in topics.json."""
 
     name: str
@@ -32,10 +32,10 @@ class Topic(msgspec.Struct, frozen=True):
 
 
 class Catalogue(msgspec.Struct):
-    topics: list[Topic] = []
+    topics: list[TopicSample] = []
 
 
-class Partition(NamedTuple):
+class PartitionSample(NamedTuple):
     """A partition's page."""
 
     topic: str
@@ -66,7 +66,7 @@ class Partition(NamedTuple):
     producers_expired: int
 
 
-class Consumer(NamedTuple):
+class ConsumerSample(NamedTuple):
     """A consumer's slot. `positions`: page and next offset wanted; `skipped`: records that its
     `latest_only` left out; `polled`: when it last looked for records (microseconds of the monotonic
     clock, 0: not known)."""
@@ -82,7 +82,7 @@ class Consumer(NamedTuple):
     polled: int = 0
 
 
-class Lane(NamedTuple):
+class LaneSample(NamedTuple):
     """A lane: `tail` bytes in `batches` frames were put into it, `used` are not taken yet. `pid` 0:
     of a producer on another host, whose life nobody sees from here."""
 
@@ -99,7 +99,7 @@ class Lane(NamedTuple):
     closed: bool
 
 
-class Writer(NamedTuple):
+class WriterSample(NamedTuple):
     """A writer's slot and its process; `process` is None when it is dead."""
 
     writer: int
@@ -118,10 +118,10 @@ class Sample:
     at: float
     time: float
     node: Process | None
-    partitions: dict[int, Partition] = field(default_factory=dict)
-    consumers: list[Consumer] = field(default_factory=list)
-    lanes: list[Lane] = field(default_factory=list)
-    writers: list[Writer] = field(default_factory=list)
+    partitions: dict[int, PartitionSample] = field(default_factory=dict)
+    consumers: list[ConsumerSample] = field(default_factory=list)
+    lanes: list[LaneSample] = field(default_factory=list)
+    writers: list[WriterSample] = field(default_factory=list)
     disk: Disk | None = None
     cleaner: CleanerState | None = None
     cleaner_process: Process | None = None
@@ -136,7 +136,7 @@ class Observer:
         self.place = place
         self._internal = internal
         self.shared = Shared(place.owner)
-        self.topics: list[Topic] = []
+        self.topics: list[TopicSample] = []
         self._pid = place.pid
         self._start_time: int | None = None
         self._catalogue_is: tuple[int, int] | None = None
@@ -153,7 +153,7 @@ class Observer:
             self._commands[key] = known
         return known
 
-    def folder(self, partition: Partition) -> str:
+    def folder(self, partition: PartitionSample) -> str:
         return str(self.place.folder / f"{partition.topic_id}-{partition.partition}")
 
     def sample(self) -> Sample:
@@ -204,7 +204,7 @@ class Observer:
         except FileNotFoundError:
             self.topics = []
 
-    def _partitions(self) -> dict[int, Partition]:
+    def _partitions(self) -> dict[int, PartitionSample]:
         words = self.shared.state.q
         found = {}
         for topic in self.topics:
@@ -214,7 +214,7 @@ class Observer:
                 records, nbytes, batches, duplicates, refusals, throttles = q[
                     lo.Q_PAGE_RECORDS : lo.Q_PAGE_THROTTLES + 1
                 ]
-                found[page] = Partition(
+                found[page] = PartitionSample(
                     topic.name,
                     topic.topic_id,
                     number,
@@ -254,19 +254,19 @@ class Observer:
                 pid, start_time = slot.pid, slot.start_time
                 alive = look_at(pid, start_time) is not None
                 sample.consumers.append(
-                    Consumer(
+                    ConsumerSample(
                         index, pid, start_time, alive, bool(slot.ticket), slot.assigned,
                         slot.positions(), slot.dropped, slot.polled,
                     )
                 )  # fmt: skip
 
-    def _lanes(self) -> list[Lane]:
+    def _lanes(self) -> list[LaneSample]:
         found = []
         for name, (who, region) in self.shared.lanes.items():
             q = region.q
             head, tail = q[lo.Q_LANE_HEAD], q[lo.Q_LANE_TAIL]
             found.append(
-                Lane(
+                LaneSample(
                     name, who.producer_id, who.pid, who.start_time,
                     not who.pid or look_at(who.pid, who.start_time) is not None, who.writer,
                     who.capacity,
@@ -276,14 +276,14 @@ class Observer:
             )  # fmt: skip
         return found
 
-    def _writers(self) -> list[Writer]:
+    def _writers(self) -> list[WriterSample]:
         found = []
         for index in range(lo.WRITERS_MAX):
             slot = WriterSlot(self.shared.state, index)
             pid = slot.pid
             if pid:
                 found.append(
-                    Writer(
+                    WriterSample(
                         index, pid, slot.generation, slot.restarts, slot.silent_for, slot.passes,
                         look_at(pid),
                     )

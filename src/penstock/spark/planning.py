@@ -21,7 +21,7 @@ from penstock.spark.positions import (
 )
 from penstock.spark.reading import Losses, divergence
 from penstock.spark.readoptions import EARLIEST, LATEST, Bound, Offsets, ReadOptions
-from penstock.spark.triggers import Span, Standing, TopicView, View, split, standing
+from penstock.spark.triggers import Span, TopicView, TriggerStanding, View, split, standing
 
 
 class Planner:
@@ -78,7 +78,7 @@ class Planner:
             )
         return {number: spans[number] for number in numbers if number in spans}
 
-    def goes_on(self, start: Positions, now: View) -> Standing:
+    def goes_on(self, start: Positions, now: View) -> TriggerStanding:
         """Where a query that stands at `start` goes on. Raises `DataLossError` for what was lost,
         or logs it."""
         at = standing(start, now, self._diverged(start, now))

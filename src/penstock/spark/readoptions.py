@@ -48,7 +48,7 @@ Offsets = dict[Partition, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Topics:
+class SourceTopics:
     """What to read: topics by name, by pattern, or single partitions."""
 
     names: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class ReadOptions:
     """See the module; docs/guide/spark.md explains each."""
 
     address: Address
-    topics: Topics
+    topics: SourceTopics
     starting: Bound
     ending: Bound
     is_late_error: bool
@@ -154,7 +154,7 @@ def _check_names(given: Mapping[str, str], *, streaming: bool) -> None:
 
 
 # --- which topics ---------------------------------------------------------------------------------
-def _topics(given: Mapping[str, str]) -> Topics:
+def _topics(given: Mapping[str, str]) -> SourceTopics:
     chosen = [name for name in ("subscribe", "subscribePattern", "assign") if name.lower() in given]
     if len(chosen) != 1:
         what = " and ".join(chosen) or "none of them"
@@ -168,7 +168,7 @@ def _topics(given: Mapping[str, str]) -> Topics:
         names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
         if not names:
             raise ConfigError("subscribe names no topic")
-        return Topics(names)
+        return SourceTopics(names)
     if option == "subscribePattern":
         try:
             re.compile(text)
@@ -176,7 +176,7 @@ def _topics(given: Mapping[str, str]) -> Topics:
             raise ConfigError(f"subscribePattern {text!r} is no regular expression: {error}") from (
                 error
             )
-        return Topics(pattern=text)
+        return SourceTopics(pattern=text)
     found = _json(option, text)
     partitions = {
         topic: tuple(dict.fromkeys(numbers))
@@ -185,7 +185,7 @@ def _topics(given: Mapping[str, str]) -> Topics:
     }
     if len(partitions) != len(found) or not any(partitions.values()):
         raise ConfigError(f"assign is {text!r}: it is like '{{\"orders\": [0, 1]}}'")
-    return Topics(partitions=partitions)
+    return SourceTopics(partitions=partitions)
 
 
 # --- where to begin and to end --------------------------------------------------------------------

@@ -58,7 +58,7 @@ def shares(backlog: Mapping[Partition, int], limit: int, turn: int = 0) -> dict[
 
 # --- from where a trigger goes on -----------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Standing:
+class TriggerStanding:
     """Where a query goes on in each partition, and what it lost before that. `is_new`: the start of
     the batch does not tell where, so its end has to."""
 
@@ -67,7 +67,7 @@ class Standing:
     losses: tuple[str, ...] = ()
 
 
-def standing(start: Positions, now: View, diverged: Mapping[Partition, int]) -> Standing:
+def standing(start: Positions, now: View, diverged: Mapping[Partition, int]) -> TriggerStanding:
     """Compare where a query stands with what is there. `diverged`: where the log parted from what
     was read, of those partitions whose leader epoch says that it may have."""
     begins: dict[Partition, int] = {}
@@ -98,7 +98,7 @@ def standing(start: Positions, now: View, diverged: Mapping[Partition, int]) -> 
                 losses.append(what)
         elif number not in now[topic].spans and start.ids[topic] == now[topic].id:
             losses.append(f"{topic}-{number} is not subscribed to any more")
-    return Standing(begins, frozenset(new), tuple(losses))
+    return TriggerStanding(begins, frozenset(new), tuple(losses))
 
 
 def _went_on(name: str, place: Place, span: Span, diverged: int | None) -> tuple[int, str | None]:
@@ -120,7 +120,7 @@ def _went_on(name: str, place: Place, span: Span, diverged: int | None) -> tuple
     return offset, None
 
 
-def advance(start: Positions, now: View, at: Standing, limit: int | None) -> Positions:
+def advance(start: Positions, now: View, at: TriggerStanding, limit: int | None) -> Positions:
     """The end of the next batch: at most `limit` offsets on (None: as far as there is)."""
     backlog = {
         name: max(0, now[name[0]].spans[name[1]].end - begin) for name, begin in at.begins.items()

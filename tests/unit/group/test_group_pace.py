@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.client.consumer.group.run_length import GROWTH, RECORDS_MAX, RUN_SECONDS, Pace
+from penstock.client.consumer.group.run_length import GROWTH, RECORDS_MAX, RUN_SECONDS, RunPace
 
 
 def work(pace, seconds_per_record, runs):
@@ -14,7 +14,7 @@ def work(pace, seconds_per_record, runs):
 
 
 def test_the_first_run_is_one_record_and_a_fast_loop_gets_whole_batches_soon():
-    pace = Pace()
+    pace = RunPace()
     assert pace.records == 1
     work(pace, 1e-6, 9)
     assert pace.records > 50_000
@@ -22,7 +22,7 @@ def test_the_first_run_is_one_record_and_a_fast_loop_gets_whole_batches_soon():
 
 @given(st.floats(1e-9, 10.0))
 def test_runs_settle_at_a_tenth_of_a_second_or_one_record(seconds_per_record):
-    pace = Pace()
+    pace = RunPace()
     work(pace, seconds_per_record, 20)
     taken = pace.records * seconds_per_record
     assert pace.records == 1 or taken <= RUN_SECONDS * 1.001
@@ -30,13 +30,13 @@ def test_runs_settle_at_a_tenth_of_a_second_or_one_record(seconds_per_record):
 
 
 def test_a_loop_that_turns_slow_gets_short_runs_at_once():
-    pace = Pace()
+    pace = RunPace()
     work(pace, 1e-6, 9)
     work(pace, 0.05, 1)
     assert pace.records == 2
 
 
 def test_a_clock_that_stands_still_is_no_division_by_zero():
-    pace = Pace()
+    pace = RunPace()
     work(pace, 0.0, 30)
     assert pace.records == RECORDS_MAX

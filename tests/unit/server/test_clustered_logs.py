@@ -228,7 +228,7 @@ def test_the_controller_is_told_again_what_is_here_while_nobody_leads(world, mon
         here = quorum.image.partitions[place].replicas[0]
         asked = Asked(quorum)
         asked.here = here
-        logs = leaderless.Leaderless(here, asked)
+        logs = leaderless.LeaderlessLogs(here, asked)
         try:
             logs.heard(quorum.image, None)
             logs.told(place, LogEnd(0, 0, 7))
@@ -265,7 +265,7 @@ def test_the_leader_logs_once_what_may_be_missing(world, caplog):
         word = quorum.image.partitions[place]
         await quorum.ask(cr.LogEnds(here, quorum.image.brokers[here].epoch,
             ((place, LogEnd(word.leader_epoch, 0, 7, 9)),)), timeout=1.0)  # fmt: skip
-        logs = leaderless.Leaderless(here, Asked(quorum))
+        logs = leaderless.LeaderlessLogs(here, Asked(quorum))
         try:
             logs.heard(quorum.image, None)
             logs.heard(quorum.image, {place})

@@ -19,14 +19,14 @@ from penstock.server.health.address import (
     listen,
     parse_http_address,
 )
-from penstock.server.health.http import HttpServer, Reply, plain
+from penstock.server.health.http import HttpReply, HttpServer, plain
 
 BIG = b"x" * (8 << 20)
 
 
-def answer(path: str) -> Reply:
+def answer(path: str) -> HttpReply:
     if path == "/big":
-        return Reply(200, BIG)
+        return HttpReply(200, BIG)
     return plain(200, "fine") if path == "/here" else plain(404, "no")
 
 

@@ -25,7 +25,7 @@ from penstock.ipc.names import is_internal
 from penstock.server.broker.access import SharedAccess
 from penstock.server.broker.admin_requests import Describing
 from penstock.server.broker.assignments import Assignments
-from penstock.server.broker.leaderless import Leaderless
+from penstock.server.broker.leaderless import LeaderlessLogs
 from penstock.server.broker.metadata_view import TopicsView, client_urls, health_of, leaders, living
 from penstock.server.broker.offline_logs import OfflineLogs
 from penstock.server.broker.topics import ClusterTopics
@@ -93,7 +93,7 @@ class ClusterBroker:
         )
         self._offline = OfflineLogs(self.broker, self.quorum)
         partitions.on_state = self._offline.noted
-        self._leaderless = Leaderless(self.broker, self.quorum)
+        self._leaderless = LeaderlessLogs(self.broker, self.quorum)
         self.access = SharedAccess(access, self.quorum, config.topic_timeout)
         self._describing = Describing(self.broker, self.quorum, config.topic_timeout)
         self._view = TopicsView()

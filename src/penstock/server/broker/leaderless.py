@@ -17,7 +17,7 @@ from typing import Final
 from penstock.cluster.controller import Image, Place, UncleanRecovery
 from penstock.cluster.replica import LogEnd
 from penstock.core.errors import PenstockError
-from penstock.server.broker.offline_logs import Registered
+from penstock.server.broker.offline_logs import RegisteredBroker
 from penstock.server.quorum.controller_requests import LogEnds
 
 logger = logging.getLogger("penstock.cluster")
@@ -28,10 +28,10 @@ TELL_PAUSE: Final = 0.02
 TELL_AGAIN: Final = 1.0
 
 
-class Leaderless:
+class LeaderlessLogs:
     """See the module. Made in the node's loop."""
 
-    def __init__(self, broker: int, quorum: Registered) -> None:
+    def __init__(self, broker: int, quorum: RegisteredBroker) -> None:
         self._broker = broker
         self._quorum = quorum
         self._ends: dict[Place, LogEnd] = {}

@@ -28,7 +28,7 @@ TELL_PAUSE: Final = 0.1
 """Seconds until the controller's word is compared again: it may still be on its way."""
 
 
-class Registered(Asked, Protocol):
+class RegisteredBroker(Asked, Protocol):
     """The quorum, and with which epoch this broker is registered there."""
 
     @property
@@ -38,7 +38,7 @@ class Registered(Asked, Protocol):
 class OfflineLogs:
     """See the module. Made in the node's loop."""
 
-    def __init__(self, broker: int, quorum: Registered) -> None:
+    def __init__(self, broker: int, quorum: RegisteredBroker) -> None:
         self._broker = broker
         self._quorum = quorum
         self._offline: dict[Place, str] = {}

@@ -35,14 +35,14 @@ STATUS: Final = {
 TEXT: Final = "text/plain; charset=utf-8"
 
 
-class Reply(NamedTuple):
+class HttpReply(NamedTuple):
     status: int
     body: bytes
     content_type: str = TEXT
 
 
-def plain(status: int, text: str) -> Reply:
-    return Reply(status, text.encode() + b"\n")
+def plain(status: int, text: str) -> HttpReply:
+    return HttpReply(status, text.encode() + b"\n")
 
 
 class _Connection:
@@ -65,7 +65,7 @@ class HttpServer:
     def __init__(
         self,
         listener: socket.socket,
-        answer: Callable[[str], Reply],
+        answer: Callable[[str], HttpReply],
         *,
         hosts: Callable[[str], bool] | None = None,
         request_timeout: float = REQUEST_TIMEOUT,
@@ -149,7 +149,7 @@ class HttpServer:
         elif len(connection.head) > HEAD_BYTES_MAX:
             self._reply(connection, plain(431, f"a request has at most {HEAD_BYTES_MAX} bytes"))
 
-    def _answered(self, head: bytes) -> tuple[Reply, bool]:
+    def _answered(self, head: bytes) -> tuple[HttpReply, bool]:
         """The reply, and whether its body is left out."""
         words = head.split(b"\n", 1)[0].rstrip(b"\r").split(b" ")
         if len(words) != 3 or not words[2].startswith(b"HTTP/1.") or not words[1].startswith(b"/"):
@@ -164,7 +164,7 @@ class HttpServer:
         except UnicodeDecodeError:
             return plain(400, "a path has ASCII letters only"), False
 
-    def _reply(self, connection: _Connection, reply: Reply, headless: bool = False) -> None:
+    def _reply(self, connection: _Connection, reply: HttpReply, headless: bool = False) -> None:
         self.replies[reply.status] += 1
         lines = [
             f"HTTP/1.1 {reply.status} {STATUS[reply.status]}",

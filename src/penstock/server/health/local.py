@@ -12,14 +12,14 @@ from penstock.ipc import layout as lo
 from penstock.observe.ages import Ages, Log, Place
 from penstock.observe.processes import STOPPED, Process, uptime
 from penstock.observe.report import SILENT_AFTER
-from penstock.observe.sample import Observer, Partition, Sample, Writer
+from penstock.observe.sample import Observer, PartitionSample, Sample, WriterSample
 from penstock.server.health.page import Page, labels
 
 _ONLINE: Final = (lo.STATUS_ONLINE, lo.STATUS_FOLLOWING)
 _SYNC_BOUNDS: Final = [bound / 1e6 for bound in lo.SYNC_BOUNDS_US]
 
 
-def is_up(writer: Writer) -> bool:
+def is_up(writer: WriterSample) -> bool:
     """Whether a writer lives, is not stopped and has given a sign of life lately."""
     process = writer.process
     return process is not None and process.state != STOPPED and writer.silent_for <= SILENT_AFTER
@@ -82,7 +82,7 @@ class LocalMetrics:
         for status, name in lo.STATUS_NAMES.items():
             page.add("penstock_partitions", statuses[status], labels(status=name))
 
-    def _where(self, part: Partition) -> str:
+    def _where(self, part: PartitionSample) -> str:
         known = self._wheres.get(part.page)
         if known is None or known[:2] != (part.topic, part.partition):
             text = labels(topic=part.topic, partition=part.partition)
@@ -134,7 +134,7 @@ class LocalMetrics:
                 page.add("penstock_consumer_lag_records", records, where)
                 page.add("penstock_consumer_lag_seconds", seconds, where)
 
-    def place(self, who: int, part: Partition, offset: int) -> Place:
+    def place(self, who: int, part: PartitionSample, offset: int) -> Place:
         """Where somebody stands in a partition, for `ages`."""
         log = part.topic_id, part.partition
         return Place(who, log, self._observer.folder(part), max(offset, part.log_start))

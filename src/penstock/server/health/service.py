@@ -27,7 +27,7 @@ from penstock.observe.sample import Observer, Sample
 from penstock.server.health import wire
 from penstock.server.health.address import HttpAddress, allowed_hosts, listen
 from penstock.server.health.groups import GroupMetrics
-from penstock.server.health.http import HttpServer, Reply, plain
+from penstock.server.health.http import HttpReply, HttpServer, plain
 from penstock.server.health.local import LocalMetrics
 from penstock.server.health.page import Page, labels
 from penstock.server.health.ready import missing
@@ -95,13 +95,13 @@ class HealthService:
         self._session = self._observer = None
 
     # --- answers ---
-    def _answer(self, path: str) -> Reply:
+    def _answer(self, path: str) -> HttpReply:
         makers = {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
         make = makers.get(path)
         if make is None:
             return plain(404, f"there are {', '.join(makers)}")
         try:
-            reply: Reply = self._kept(path, make)
+            reply: HttpReply = self._kept(path, make)
             return reply
         except Exception:
             logger.exception("%s failed", path)
@@ -115,13 +115,13 @@ class HealthService:
             found = self._seen[what] = time.monotonic(), made
         return found[1]
 
-    def _healthz(self) -> Reply:
+    def _healthz(self) -> HttpReply:
         found = self._kept("node", self._describe)
         if isinstance(found, PenstockError):
             return plain(503, f"the node does not answer: {found}")
         return plain(200, "alive")
 
-    def _readyz(self) -> Reply:
+    def _readyz(self) -> HttpReply:
         found = self._kept("node", self._describe)
         sample = self._kept("sample", self._look)
         for error in (found, sample):
@@ -130,7 +130,7 @@ class HealthService:
         lacks = missing(sample, found)
         return plain(503, "\n".join(["not ready", *lacks])) if lacks else plain(200, "ready")
 
-    def _metrics(self) -> Reply:
+    def _metrics(self) -> HttpReply:
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
         began = time.monotonic()
@@ -156,7 +156,7 @@ class HealthService:
         page.add("penstock_omitted_series", page.omitted)
         page.add("penstock_sampling_seconds", round(time.monotonic() - began, 6))
         body = page.text() + generate_latest(self._own)
-        return Reply(200, body, CONTENT_TYPE_LATEST)
+        return HttpReply(200, body, CONTENT_TYPE_LATEST)
 
     def _write_groups(self, page: Page, sample: Sample) -> None:
         try:

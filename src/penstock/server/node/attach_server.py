@@ -45,15 +45,15 @@ Answer = Reply | Coroutine[Any, Any, "ms.NodeMessage | Reply"]
 class Service(Protocol):
     """What stands behind the sessions."""
 
-    def hello(self, session: Session, peer: Peer, hello: ms.Hello) -> Reply: ...
+    def hello(self, session: AttachSession, peer: Peer, hello: ms.Hello) -> Reply: ...
 
-    def request(self, session: Session, message: ms.ClientMessage) -> Answer: ...
+    def request(self, session: AttachSession, message: ms.ClientMessage) -> Answer: ...
 
-    def ended(self, session: Session, *, goodbye: bool) -> None:
+    def ended(self, session: AttachSession, *, goodbye: bool) -> None:
         """The connection is over: the client took its leave, or either side just hung up."""
 
 
-class Session:
+class AttachSession:
     """One connection, from accept to close."""
 
     def __init__(self, server: AttachServer, sock: socket.socket, hello_timeout: float) -> None:
@@ -234,7 +234,7 @@ class AttachServer:
         self._hello_timeout = hello_timeout
         self._loop = asyncio.get_running_loop()
         self._listeners: dict[str, socket.socket] = {}
-        self.sessions: set[Session] = set()
+        self.sessions: set[AttachSession] = set()
         self.refusals = 0
         self.drops = 0
 
@@ -266,7 +266,7 @@ class AttachServer:
             self.drops += 1
             sock.close()
             return
-        session = Session(self, sock, self._hello_timeout)
+        session = AttachSession(self, sock, self._hello_timeout)
         self.sessions.add(session)
         session.check_user()
 

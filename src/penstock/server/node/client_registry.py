@@ -61,7 +61,7 @@ ABSENT_INTERVAL: Final = 5.0
 """Seconds between two looks whether absent producers have closed their lanes."""
 
 
-class Attached:
+class ClientRegistry:
     """All clients. Told by sessions and pidfds; tells writers about consumers."""
 
     def __init__(

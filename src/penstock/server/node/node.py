@@ -35,9 +35,9 @@ from penstock.ipc.paths import remember_folder, socket_in, socket_path
 from penstock.server.cleaner.orders import Cleaning
 from penstock.server.config import NodeConfig
 from penstock.server.coordinator.coordinator import Coordinator
-from penstock.server.node.attach_server import Answer, AttachServer, Reply, Session
+from penstock.server.node.attach_server import Answer, AttachServer, AttachSession, Reply
 from penstock.server.node.attached_client import OF_THE_NODE, Client
-from penstock.server.node.client_registry import Attached
+from penstock.server.node.client_registry import ClientRegistry
 from penstock.server.node.disk_guard import DiskGuard, space_of
 from penstock.server.node.host_check import remove_ipc_warning
 from penstock.server.node.lane_grants import Grants
@@ -191,7 +191,7 @@ class Node:
             lambda: self._topics.are_cleaned,
             self._cleaner_command,
         )
-        self._attached = Attached(
+        self._attached = ClientRegistry(
             config,
             ground.folder,
             ground.tables,
@@ -379,7 +379,7 @@ class Node:
                 self._attached.dropped(report)
 
     # --- clients ---
-    def hello(self, session: Session, peer: Peer, hello: ms.Hello) -> Reply:
+    def hello(self, session: AttachSession, peer: Peer, hello: ms.Hello) -> Reply:
         """Admit a client: what it is, what it may map, and its doorbell."""
         self._check_running()
         if hello.kind != lo.KIND_REPLICATOR:
@@ -412,7 +412,7 @@ class Node:
             welcome, [tables.state_fd, tables.clients_fd, client.doorbell.fileno(), *bells]
         )
 
-    def request(self, session: Session, message: ms.ClientMessage) -> Answer:
+    def request(self, session: AttachSession, message: ms.ClientMessage) -> Answer:
         """Answer at once, or by a coroutine where writers or the device are waited for."""
         self._check_running()
         client = session.client
@@ -466,7 +466,7 @@ class Node:
             self._cleaner.ensure()
         return done
 
-    def ended(self, session: Session, *, goodbye: bool) -> None:
+    def ended(self, session: AttachSession, *, goodbye: bool) -> None:
         client = session.client
         assert isinstance(client, Client)
         if client.connection is session:

@@ -27,7 +27,7 @@ from penstock.ipc.lane import Ack
 from penstock.server.replicator import protocol
 from penstock.server.replicator.counts import Counts
 from penstock.server.replicator.lanes import Lanes
-from penstock.server.replicator.leader_connection import Link
+from penstock.server.replicator.leader_connection import LeaderLink
 from penstock.server.replicator.partition import Partition, name_of
 
 logger = logging.getLogger("penstock.replicator")
@@ -52,7 +52,7 @@ class Copy:
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
-        self.asked: Link | None = None
+        self.asked: LeaderLink | None = None
         self.asked_at = 0.0
         self.role: Follower | None = None
         self.is_busy = False
@@ -72,7 +72,7 @@ class Copying:
         self,
         lanes: Lanes,
         counts: Counts,
-        link_to: Callable[[int], Link | None],
+        link_to: Callable[[int], LeaderLink | None],
         epoch: Callable[[], int],
         later: Callable[[float, Callable[[], None]], object],
     ) -> None:
@@ -152,7 +152,7 @@ class Copying:
                     copy.sync_until = 0.0
                 self.want(copy)
 
-    def lost(self, link: Link) -> None:
+    def lost(self, link: LeaderLink) -> None:
         """A link is down: what was asked by it is asked again."""
         self._counts.connections_lost += 1
         for copy in list(self._copies.values()):
@@ -185,7 +185,7 @@ class Copying:
         self._later(seconds, again)
 
     # --- what comes ---
-    def receive(self, link: Link, now: float) -> None:
+    def receive(self, link: LeaderLink, now: float) -> None:
         """Take in what a leader said, as long as there is room for it."""
         for _ in range(MESSAGES_PER_TURN):
             if self._lanes.are_full:
@@ -200,7 +200,7 @@ class Copying:
                 link.fail(now, str(error))
                 return
 
-    def _take(self, link: Link, message: protocol.Answers, frames: list[zmq.Frame]) -> None:
+    def _take(self, link: LeaderLink, message: protocol.Answers, frames: list[zmq.Frame]) -> None:
         self._counts.answers_in += 1
         at = 0
         for page, count, fetched in message.fetched:
@@ -218,7 +218,7 @@ class Copying:
             if copy is not None:
                 self._refused(copy, refused)
 
-    def _due(self, link: Link, page: int, number: int) -> Copy | None:
+    def _due(self, link: LeaderLink, page: int, number: int) -> Copy | None:
         """What that answers; None if it is of another time."""
         copy = self._copies.get(page)
         role = None if copy is None else copy.partition.follower

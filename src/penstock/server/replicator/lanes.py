@@ -37,7 +37,7 @@ class Addressed(Protocol):
     partition: int
 
 
-class Lane:
+class FollowerLane:
     """One of them."""
 
     def __init__(self, sender: LaneSender, doorbell: Doorbell) -> None:
@@ -130,13 +130,13 @@ class Lanes:
     def __init__(self, writers: int, open_lane: Open) -> None:
         self._writers = writers
         self._open = open_lane
-        self._lanes: dict[int, Lane] = {}
+        self._lanes: dict[int, FollowerLane] = {}
 
-    def of_page(self, page: int) -> Lane:
+    def of_page(self, page: int) -> FollowerLane:
         writer = page % self._writers
         lane = self._lanes.get(writer)
         if lane is None:
-            lane = self._lanes[writer] = Lane(*self._open(writer))
+            lane = self._lanes[writer] = FollowerLane(*self._open(writer))
         return lane
 
     def order(self, to: Addressed, order: RoleOrder, done: Answered) -> None:

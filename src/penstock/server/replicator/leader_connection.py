@@ -41,7 +41,7 @@ Secure = Callable[["zmq.Socket[bytes]", int], None]
 """(a socket that is to connect, how many attempts failed before)"""
 
 
-class Link:
+class LeaderLink:
     """See the module. `hello` makes the greeting, which names this broker's present epoch."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Link:
         bytes_max: int,
         secure: Secure,
         hello: Callable[[int], protocol.Hello],
-        lost: Callable[[Link], None],
+        lost: Callable[[LeaderLink], None],
         watch: Callable[[int, Callable[[], None]], None],
         unwatch: Callable[[int], None],
     ) -> None:

@@ -61,7 +61,7 @@ READERS_MAX: Final = 256
 class Parked(NamedTuple):
     """A request without an answer: its follower has all that there is."""
 
-    peer: Peer
+    peer: FetchPeer
     number: int
     offset: int
     since: float
@@ -84,7 +84,7 @@ class Run(NamedTuple):
     read_at: float
 
 
-class Peer:
+class FetchPeer:
     """A follower's connection after its hello."""
 
     def __init__(self, identity: bytes, broker: int, epoch: int, now: float) -> None:
@@ -181,7 +181,7 @@ class Serving:
         served.parked.clear()
 
     # --- requests ---
-    def take(self, peer: Peer, message: protocol.Fetch, now: float) -> None:
+    def take(self, peer: FetchPeer, message: protocol.Fetch, now: float) -> None:
         """A follower asks."""
         peer.serial = message.serial
         self._counts.fetches_in += len(message.requests)
@@ -196,7 +196,9 @@ class Serving:
                 continue
             self._fetch(peer, partition, request, now)
 
-    def _fetch(self, peer: Peer, partition: Partition, request: FetchRequest, now: float) -> None:
+    def _fetch(
+        self, peer: FetchPeer, partition: Partition, request: FetchRequest, now: float
+    ) -> None:
         partition.look()
         assert partition.replica is not None
         answer = partition.replica.fetch(now, request)
@@ -217,11 +219,11 @@ class Serving:
         if served.told.get(peer.broker) != log.high_watermark:
             self._uninformed[served] = None
 
-    def _refuse(self, peer: Peer, page: int, refused: FetchRefused) -> None:
+    def _refuse(self, peer: FetchPeer, page: int, refused: FetchRefused) -> None:
         self._counts.refused_in += 1
         peer.refused.append((page, refused))
 
-    def _make_ready(self, served: Served, peer: Peer, ready: Ready) -> None:
+    def _make_ready(self, served: Served, peer: FetchPeer, ready: Ready) -> None:
         if not peer.is_gone:
             (peer.fresh if peer.broker in ready.leader.isr else peer.behind)[served] = ready
 
@@ -262,7 +264,7 @@ class Serving:
                 if now - parked.since > (PARK if is_in else PARK_OUTSIDE):
                     self._unpark(served, parked)
 
-    def forget(self, peer: Peer) -> None:
+    def forget(self, peer: FetchPeer) -> None:
         """Its connection has ended."""
         peer.is_gone = True
         for served in self._served.values():
@@ -271,7 +273,7 @@ class Serving:
                 del served.parked[peer.broker]
 
     # --- answers ---
-    def compose(self, peer: Peer, now: float) -> tuple[protocol.Answers, list[memoryview]]:
+    def compose(self, peer: FetchPeer, now: float) -> tuple[protocol.Answers, list[memoryview]]:
         """What goes to that follower now."""
         fetched: list[tuple[int, int, Fetched]] = []
         pieces: list[memoryview] = []
@@ -293,7 +295,7 @@ class Serving:
 
     def _add(
         self,
-        peer: Peer,
+        peer: FetchPeer,
         served: Served,
         ready: Ready,
         fetched: list[tuple[int, int, Fetched]],

@@ -19,7 +19,7 @@ from penstock.server.config import NodeConfig
 from penstock.server.gateway.listener import NO_FD, Frames, Listener, descriptor_of
 from penstock.server.replicator import protocol
 from penstock.server.replicator.counts import Counts
-from penstock.server.replicator.leader_fetch import Peer, Serving
+from penstock.server.replicator.leader_fetch import FetchPeer, Serving
 
 logger = logging.getLogger("penstock.replicator")
 
@@ -60,9 +60,9 @@ class Port:
         )  # fmt: skip
         self._line.socket.setsockopt(zmq.SNDHWM, SNDHWM)
         self._url = url
-        self._peers: dict[bytes, Peer] = {}
-        self._by_fd: dict[int, Peer] = {}
-        self._by_broker: dict[int, Peer] = {}
+        self._peers: dict[bytes, FetchPeer] = {}
+        self._by_fd: dict[int, FetchPeer] = {}
+        self._by_broker: dict[int, FetchPeer] = {}
         self.is_blocked = False
         """Whether a follower's queue was full at the last `flush`."""
         self._has_rung = True
@@ -135,7 +135,7 @@ class Port:
         for older in (self._peers.get(identity), self._by_broker.get(hello.broker)):
             if older is not None:
                 self._drop(older)
-        peer = Peer(identity, hello.broker, hello.broker_epoch, now)
+        peer = FetchPeer(identity, hello.broker, hello.broker_epoch, now)
         peer.fd = fd
         self._peers[identity] = self._by_broker[hello.broker] = peer
         if fd != NO_FD:
@@ -155,7 +155,7 @@ class Port:
         if self.is_blocked:
             self.is_pending = False  # it is tried again soon
 
-    def _answer(self, peer: Peer, now: float) -> None:
+    def _answer(self, peer: FetchPeer, now: float) -> None:
         socket = self._line.socket
         try:
             socket.send(peer.identity, _MORE)
@@ -204,7 +204,7 @@ class Port:
     def _turned_away(self, reason: str) -> None:
         logger.info("a connection ended before its hello: %s", reason)
 
-    def _drop(self, peer: Peer) -> None:
+    def _drop(self, peer: FetchPeer) -> None:
         self._peers.pop(peer.identity, None)
         if self._by_broker.get(peer.broker) is peer:
             del self._by_broker[peer.broker]

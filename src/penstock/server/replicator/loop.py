@@ -33,7 +33,7 @@ from penstock.server.replicator.counts import Counts
 from penstock.server.replicator.curve import Secured
 from penstock.server.replicator.follower_fetch import Copying
 from penstock.server.replicator.lanes import Lanes
-from penstock.server.replicator.leader_connection import Link
+from penstock.server.replicator.leader_connection import LeaderLink
 from penstock.server.replicator.leader_fetch import ANSWER_BYTES, NEWS_AFTER, Serving
 from penstock.server.replicator.listener import Port
 from penstock.server.replicator.partition import Partition
@@ -92,7 +92,7 @@ class Replicator:
         )  # fmt: skip
         self._message_bytes_max = 2 * ANSWER_BYTES + config.batch_bytes_max
         self._cluster = rm.Cluster(b"", -1, 0, {})
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, LeaderLink] = {}
         self._is_stopping = False
         self._turned_at = time.monotonic()
         self._has_orders = self._is_spoken_to = True
@@ -234,13 +234,13 @@ class Replicator:
                 self._copying.lost(link)
         self._copying.links_changed()
 
-    def _link_to(self, broker: int) -> Link | None:
+    def _link_to(self, broker: int) -> LeaderLink | None:
         epoch, url = self._cluster.brokers.get(broker, (0, ""))
         if not url or broker == self._cluster.broker:
             return None
         link = self._links.get(broker)
         if link is None:
-            link = self._links[broker] = Link(
+            link = self._links[broker] = LeaderLink(
                 self._context, broker, epoch, url, bytes_max=self._message_bytes_max,
                 secure=self._secured.connecting, hello=self._hello, lost=self._copying.lost,
                 watch=self._events.watch, unwatch=self._events.unwatch,

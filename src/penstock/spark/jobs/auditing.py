@@ -66,7 +66,7 @@ class PartitionAudit:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AuditFinding:
     """One record that is not as it should be."""
 
     kind: str
@@ -84,7 +84,7 @@ class Audit:
 
     partitions: list[PartitionAudit]
     failed: int
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[AuditFinding] = field(default_factory=list)
 
     def total(self, name: str) -> int:
         """The sum of one of the counts of `PartitionAudit`."""
@@ -288,7 +288,7 @@ def _with_kinds(both: DataFrame, sent: DataFrame) -> DataFrame:
 
 def _findings(
     judged: DataFrame, partitions: Sequence[PartitionAudit], samples: int
-) -> list[Finding]:
+) -> list[AuditFinding]:
     found = []
     for kind in KINDS:
         if samples and any(getattr(partition, kind) for partition in partitions):
@@ -297,10 +297,10 @@ def _findings(
     return found
 
 
-def _finding(kind: str, row: dict[str, Any]) -> Finding:
+def _finding(kind: str, row: dict[str, Any]) -> AuditFinding:
     length, _, parts = row["id"].partition(":")
     key, value = parts[: int(length)], parts[int(length) :]
-    return Finding(
+    return AuditFinding(
         kind=kind,
         topic=row["topic"],
         partition=row["partition"],

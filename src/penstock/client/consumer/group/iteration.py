@@ -13,7 +13,7 @@ from typing import Final
 from penstock.client.consumer.group.at_most_once import Claims
 from penstock.client.consumer.group.consumed import GroupBatch, Ownership
 from penstock.client.consumer.group.reader import GroupReader
-from penstock.client.consumer.group.run_length import Pace
+from penstock.client.consumer.group.run_length import RunPace
 from penstock.client.consumer.partition_cursor import AssignedPartition
 from penstock.client.consumer.records import Chunk, Record
 
@@ -32,7 +32,7 @@ class Looping:
     def __init__(self, reader: GroupReader, is_due: Callable[[float], bool]) -> None:
         self._reader = reader
         self._is_due = is_due
-        self.pace = Pace()
+        self.pace = RunPace()
 
     def begin(self, batch: GroupBatch, now: Ownership) -> list[tuple[AssignedPartition, Chunk]]:
         """What `runs` is to hand out: not what was given to others since it was brought, or sought.

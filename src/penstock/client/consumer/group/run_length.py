@@ -14,7 +14,7 @@ GROWTH: Final = 4
 RECORDS_MAX: Final = 1 << 20
 
 
-class Pace:
+class RunPace:
     """See the module. `records` is the length of the next run."""
 
     __slots__ = ("records",)
