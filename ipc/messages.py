@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.ipc import accessing, clustering, coordination, lookups
+from penstock.ipc import accessing, clustering, coordination, lookups, operating
 from penstock.ipc.names import PartitionName
 
 PROTOCOL_VERSION: Final = 1
@@ -167,7 +167,7 @@ class Bye(msgspec.Struct, frozen=True, tag="bye"):
 ClientMessage = (
     Hello | OpenLane | FindTopic | ListTopics | CreateTopic | AlterTopic | DeleteTopic
     | TrimPartition | SwapSegments | DescribeNode | Bye | coordination.Request
-    | lookups.Request | accessing.Request | clustering.Request
+    | lookups.Request | accessing.Request | clustering.Request | operating.Request
 )  # fmt: skip
 
 
@@ -244,6 +244,7 @@ class NodeDescription(msgspec.Struct, frozen=True, tag="node"):
     controller: dict[str, int] = {}
     clock: dict[str, int] = {}
     keys: dict[str, str] = {}
+    attach: dict[str, int] = {}
 
 
 class Cleaned(msgspec.Struct, frozen=True, tag="cleaned"):
@@ -270,6 +271,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 NodeMessage = (
     Welcome | LaneOpened | TopicFound | Topics | NodeDescription | Cleaned | Done | Refused
     | coordination.Reply | lookups.Reply | accessing.Reply | clustering.Reply
+    | operating.Reply
 )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from penstock.ipc import coordination as co
 from penstock.ipc import layout as lo
 from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
+from penstock.ipc import operating as op
 
 NOBODY, READER, WRITER, OTHER = "nobody", "reader", "writer", "other"
 PRINCIPALS = (NOBODY, READER, WRITER, OTHER)
@@ -105,6 +106,8 @@ ROWS: dict[type, Row] = {
     cg.ElectLeaders: Row(lambda it: cg.ElectLeaders(it.name)),
     cg.ReassignPartition: Row(lambda it: cg.ReassignPartition(it.name, 0, [1])),
     cg.RemoveBroker: Row(lambda _: cg.RemoveBroker(1)),
+    op.ListClients: Row(lambda _: op.ListClients()),
+    op.KickClient: Row(lambda _: op.KickClient(1)),
 }
 LOCAL: dict[type, Callable[[Thing], msgspec.Struct]] = {
     ms.Hello: lambda _: ms.Hello(1, lo.KIND_ADMIN, 0, "x"),

@@ -91,6 +91,30 @@ def reading(consumer: Any, count: int) -> Iterator[Reading]:
     assert set(reader.seen.values()) == {1}
 
 
+# --- who is attached ---
+def test_clients_of_all_brokers_are_listed_and_kicked(
+    cluster: Cluster, client: penstock.Client
+) -> None:
+    topic = cluster.create_topic(partitions=3)
+    with client.admin() as admin, client.producer(client_id="everywhere", acks="all") as producer:
+
+        def attached() -> dict[str, str]:
+            found = admin.list_clients()
+            return {one.id.split("-")[0]: one.id for one in found if one.client_id == "everywhere"}
+
+        for partition in range(3):
+            producer.send_and_wait(topic, b"x", partition=partition, timeout=WITHIN)
+        assert set(attached()) == {"1", "2", "3"}
+        assert {each.transport for each in admin.list_clients()} == {"tcp"}  # no gateway's own
+        for broker in ("1", "2", "3"):
+            kicked = attached()[broker]
+            assert kicked in [one.id for one in admin.list_clients(int(broker))]
+            admin.kick_client(kicked)
+            for partition in range(3):
+                producer.send_and_wait(topic, b"y", partition=partition, timeout=WITHIN)
+            assert attached()[broker] != kicked
+
+
 # --- one way to it ---
 @pytest.mark.rule(25)
 def test_shm_urls_of_a_broker_lead_to_its_tcp_address(cluster: Cluster) -> None:

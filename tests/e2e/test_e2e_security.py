@@ -27,6 +27,7 @@ from penstock.ipc import coordination as co
 from penstock.ipc import layout as lo
 from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
+from penstock.ipc import operating as op
 from penstock.security import keys
 
 
@@ -157,6 +158,8 @@ DENIED: list[ms.ClientMessage] = [
     cg.ElectLeaders("secret"),
     cg.ReassignPartition("secret", 0, [1]),
     cg.RemoveBroker(1),
+    op.ListClients(),
+    op.KickClient(1),
 ]
 
 

@@ -30,6 +30,7 @@ COMMANDS: Final = {
 GROUPS: Final = {
     "topic": "topics",
     "group": "groups",
+    "client": "clients",
     "log": "logs",
     "node": "node",
     "transaction": "transactions",

@@ -16,6 +16,7 @@ from penstock.ipc import coordination as co
 from penstock.ipc import layout as lo
 from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
+from penstock.ipc import operating as op
 from penstock.ipc.channel import FDS_MAX, MESSAGE_BYTES_MAX, Channel, ChannelError
 
 U64 = (1 << 64) - 1
@@ -56,6 +57,10 @@ PLACE = cg.PartitionPlace(
     [65_535] * cg.REPLICAS_MAX, [65_535] * 2 * cg.REPLICAS_MAX,
     cg.UncleanRecovery(65_535, U32, U64, U64, 1.5),
 )  # fmt: skip
+
+CLIENT_INFO = op.ClientInfo(
+    "65535-" + "9" * 20, "producer", "\N{SNOWMAN}" * 100, NAME, "tcp", "a" * 100, U32, 1.5
+)
 
 
 def topic(pages):
@@ -116,6 +121,8 @@ CLIENT = [
     cg.ElectLeaders(NAME, 4095, True),
     cg.ReassignPartition(NAME, 4095, [65_535] * cg.REPLICAS_MAX, cg.REPLICAS_MAX),
     cg.RemoveBroker(65_535),
+    op.ListClients(NUMBER, 65_535),
+    op.KickClient(NUMBER, 65_535),
 ]  # fmt: skip
 NODE = [
     ms.Welcome(1, b"\xff" * 16, "b" * 36, "/" + "d" * 4095, 1023, lo.WRITERS_MAX, U64, U64,
@@ -157,6 +164,7 @@ NODE = [
     ),
     cg.PartitionPlaces([PLACE] * cg.PARTITIONS_PER_PAGE, True),
     cg.LeadersElected(4095),
+    op.Clients([CLIENT_INFO] * op.CLIENTS_PER_PAGE, U64, True),
     ms.Refused("RecordTooLargeError", "\N{SNOWMAN}" * 4000),
 ]  # fmt: skip
 ORDERS = [
@@ -203,14 +211,14 @@ TAGS = {
                        "look_up_segments", "look_up_pages", "look_up_positions", "list_access",
                        "add_access", "remove_access", "set_quota", "set_limits",
                        "describe_cluster", "describe_partitions", "elect_leaders",
-                       "reassign_partition", "remove_broker"],
+                       "reassign_partition", "remove_broker", "list_clients", "kick_client"],
     "node to client": ["welcome", "lane_opened", "topic_found", "topics", "node", "cleaned",
                        "done", "group_assignment", "committed", "claimed", "groups",
                        "group_description", "transaction_ready", "transaction_ended",
                        "transactions", "time_looked_up", "appends_looked_up",
                        "segments_looked_up", "pages_looked_up", "positions_looked_up",
                        "access_list", "access_changed", "cluster", "partition_places",
-                       "leaders_elected", "refused"],
+                       "leaders_elected", "clients", "refused"],
     "node to writer": ["open_partition", "close_partition", "add_lane", "retire_lane",
                        "add_client", "remove_client", "trim_log", "swap_log", "stop_writer"],
     "writer to node": ["partition_opened", "partition_failed", "partition_offline",

@@ -17,6 +17,7 @@ from penstock.client.admin.access import (
     LimitUse,
     QuotaSetting,
 )
+from penstock.client.admin.clients import ClientAdmin, ClientInfo
 from penstock.client.admin.cluster import (
     ClusterAdmin,
     ClusterDescription,
@@ -43,6 +44,7 @@ from penstock.ipc.waits import run
 __all__ = [
     "AccessEntry",
     "Admin",
+    "ClientInfo",
     "ClusterDescription",
     "GroupDescription",
     "GroupListing",
@@ -362,6 +364,24 @@ class Admin(Closing):
     def set_limits(self, limits: LimitSetting) -> None:
         """Put limits in the place of those of the same namespace."""
         AccessAdmin(self._ask).set_limits(limits)
+
+    # --- the node ---
+    def list_clients(self, broker: int | None = None) -> list[ClientInfo]:
+        """The producers, consumers and admins that are attached to a node, and since when; this
+        admin too. Of a cluster: those of each broker that is up, or of `broker` alone. One client
+        there has an attachment at each broker that it uses."""
+        clients = ClientAdmin(self._ask)
+        if broker is not None or self._session.far is None or not self._session.is_clustered:
+            return clients.listed(broker)
+        up = [each.broker for each in self.describe_cluster().brokers if each.state == "up"]
+        return [client for each in up for client in clients.listed(each)]
+
+    def kick_client(self, client: str) -> None:
+        """End the connection of the client with this id (`ClientInfo.id`). It hears who did that,
+        and may connect again: revoke its key or its access to keep it away. What it has sent and
+        committed stays; a member of a group keeps its partitions for its session timeout. Raises
+        `ConfigError` for an id that there is not (any more)."""
+        ClientAdmin(self._ask).kick(client)
 
     def describe_node(self) -> ms.NodeDescription:
         """The node's process, its writers and how much is attached to it."""

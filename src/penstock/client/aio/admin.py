@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from penstock.client.admin.admin import (
     AccessEntry,
+    ClientInfo,
     ClusterDescription,
     GroupDescription,
     GroupListing,
@@ -218,6 +219,14 @@ class Admin(AsyncClosing):
     async def set_limits(self, limits: LimitSetting) -> None:
         """Put limits in the place of those of the same namespace."""
         await self._do(partial(self._core.set_limits, limits))
+
+    async def list_clients(self, broker: int | None = None) -> list[ClientInfo]:
+        """Who is attached, and since when. See `penstock.Admin.list_clients`."""
+        return await self._do(partial(self._core.list_clients, broker))
+
+    async def kick_client(self, client: str) -> None:
+        """End a client's connection. See `penstock.Admin.kick_client`."""
+        await self._do(partial(self._core.kick_client, client))
 
     async def describe_node(self) -> NodeDescription:
         """The node's process, its writers and how much is attached to it."""

@@ -30,6 +30,7 @@ from penstock.ipc import coordination as co
 from penstock.ipc import layout as lo
 from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
+from penstock.ipc import operating as op
 
 REQUESTS_MAX: Final = 256
 """Requests of one attachment that wait for the one before."""
@@ -44,6 +45,8 @@ NOT_HOME: Final = 0.1
 TOPICS_KEPT: Final = 64
 HOME: Final = -2
 """In the place of a page: whoever the attachment is at home with."""
+BROKERS: Final = -10
+"""In the place of a page: the broker whose number, taken from this, makes it."""
 
 _DECODER: Final = msgspec.msgpack.Decoder(ms.NodeMessage)
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -143,6 +146,8 @@ class RequestRouter:
             return _Round(wanted, make, at_once=at_once, until=until)
         if isinstance(message, (co.Request, lk.LookUpPositions)):
             wanted = {0: COORDINATOR}
+        elif isinstance(message, op.Request) and message.broker is not None:
+            wanted = {0: BROKERS - message.broker}
         elif isinstance(message, lk.LookUpTime):
             wanted = {0: message.page}
         elif isinstance(message, lk.LookUpSegments):
@@ -173,6 +178,8 @@ class RequestRouter:
         """Who answers for it; None while nobody is known to."""
         if what == HOME:
             return self._home
+        if what < BROKERS:
+            return BROKERS - what
         brokers = self._view.brokers
         if what == COORDINATOR and brokers.leader(what) == fr.NOBODY:
             return self._home  # which makes it come to be
@@ -346,7 +353,7 @@ class RequestRouter:
         what = next(iter(round_.wanted.values()))
         leader = self._view.brokers.leader(what) if what != HOME else fr.NOBODY
         name = {HOME: "the cluster", COORDINATOR: "the coordinator"}.get(
-            what, f"the partition on page {what}"
+            what, f"broker {BROKERS - what}" if what < BROKERS else f"the partition on page {what}"
         )
         return ms.Refused(
             NotConnectedError.__name__,

@@ -95,6 +95,10 @@ FAMILIES: Final = _named({
         COUNTER, _PRODUCER, "Records that the producer's own on_full gave up.",
     ),
     "clients": (GAUGE, ("kind",), "Attached producers and consumers, remote ones included."),
+    "attach_events_total": (
+        COUNTER, ("event",),
+        "Requests refused, connections dropped as broken, and clients that an operator kicked.",
+    ),
     # --- processes ---
     "node_up": (GAUGE, (), "1 if the node's process lives and is not stopped, else 0."),
     "node_answers": (GAUGE, (), "1 if the node answers requests, else 0."),

@@ -205,6 +205,8 @@ def _write_node(page: Page, node: ms.NodeDescription) -> None:
     page.add("penstock_node_info", 1, labels(**versions))
     page.add("penstock_clock_ahead_seconds", node.clock.get("ahead", 0))
     page.add("penstock_clock_jumps_total", node.clock.get("jumps", 0))
+    for event, count in sorted(node.attach.items()):
+        page.add("penstock_attach_events_total", count, labels(event=event))
     counts = dict(node.coordinator)
     if counts:
         page.add("penstock_coordinator_serving", counts.pop("serving", 0))

@@ -238,6 +238,10 @@ class AttachServer:
         self.refusals = 0
         self.drops = 0
 
+    def counts(self) -> dict[str, int]:
+        """What was refused, and how many connections were given up."""
+        return {"refusals": self.refusals, "drops": self.drops}
+
     def listen(self, path: str) -> None:
         """Take an address. Who connects waits in the kernel until `admit`."""
         self._listeners[path] = listen(path)

@@ -70,6 +70,10 @@ class Client:
         self.connection: Connection | None = None
         self.permits: Permits = EVERYTHING
         self.remote = remote
+        self.number = 0
+        """Of this attachment: it has another one when it comes back."""
+        self.since = 0.0
+        """When it was attached, in seconds since 1970."""
 
     @property
     def owner(self) -> Owner:

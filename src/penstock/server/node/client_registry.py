@@ -20,8 +20,10 @@ for its transactions. Owns pidfds, doorbells, slots and producer ids. Speaks to 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
@@ -85,6 +87,7 @@ class ClientRegistry:
         self._replicator_pid = replicator_pid
         self._loop = asyncio.get_running_loop()
         self._absence: asyncio.TimerHandle | None = None
+        self._numbers = itertools.count(1)
         self._producers: dict[int, Client] = {}
         self.clients: set[Client] = set()
 
@@ -95,6 +98,11 @@ class ClientRegistry:
             client.connection is not None and client.kind not in OF_THE_NODE
             for client in self.clients
         )
+
+    def is_of_the_node(self, client: Client) -> bool:
+        """Whether a process of the node attached it for its own ends."""
+        is_gateways = client.remote is None and client.pid == self._gateway_pid()
+        return is_gateways or client.kind in OF_THE_NODE
 
     @property
     def are_gone(self) -> bool:
@@ -175,6 +183,7 @@ class ClientRegistry:
             raise
         client.connection = connection
         client.name = hello.client_id[:100]
+        client.number, client.since = next(self._numbers), time.time()
         if client.kind in WATCH_PAGES:
             self._supervisor.post_running(ms.AddClient(client.slot), client.doorbell)
         return client

@@ -27,6 +27,7 @@ from penstock.ipc import coordination as co
 from penstock.ipc import layout as lo
 from penstock.ipc import lookups
 from penstock.ipc import messages as ms
+from penstock.ipc import operating as op
 from penstock.ipc.channel import FDS_MAX, Peer
 from penstock.ipc.hostslots import DiskSlot, FullPages
 from penstock.ipc.liveness import raise_descriptor_limit
@@ -43,6 +44,7 @@ from penstock.server.node.host_check import remove_ipc_warning
 from penstock.server.node.lane_grants import Grants
 from penstock.server.node.namespace_bytes import NamespaceBytes
 from penstock.server.node.namespace_use import NamespaceUse, uses
+from penstock.server.node.operator_requests import OperatorRequests
 from penstock.server.node.partitions import Partitions
 from penstock.server.node.startup import Ground, acquire_lock, settle, take_over
 from penstock.server.node.topic_catalog import check_not_internal
@@ -201,6 +203,7 @@ class Node:
             lambda: self._gateway.pid,
             lambda: self._broker.replicator.pid if self._broker is not None else 0,
         )
+        self._operating = OperatorRequests(self._attached, config.node_id, self._sent_away)
         self._limit_namespaces(ground)
         self._gateway = GatewayProcess(
             config,
@@ -451,6 +454,8 @@ class Node:
                 return self._accessing.change(message, str(client.permits))
             case _ if isinstance(message, cg.Request):
                 return self._of_cluster(client, message)
+            case _ if isinstance(message, op.Request):
+                return Reply(self._operating.answer(client, message))
             case _ if isinstance(message, lookups.Request):
                 raise ConfigError(
                     f"{type(message).__name__} is for clients on other hosts, whose gateway "
@@ -475,6 +480,10 @@ class Node:
                 self._attached.closed(client)
             else:
                 self._attached.hung_up(client)
+
+    def _sent_away(self, client: Client) -> None:
+        self._coordinator.client_ended(client, goodbye=False)
+        self._attached.hung_up(client)
 
     async def _open_lane_after(self, client: Client, request: ms.OpenLane) -> Reply:
         """For a producer that may have been here by another connection before."""
@@ -545,5 +554,6 @@ class Node:
             gateway=self._gateway.counts(),
             metrics=self._gateway.metrics,
             keys=fingerprints(self.config, self._ground.access.keys),
+            attach={**self._server.counts(), "kicked": self._operating.kicked},
             **(self._broker.described() if self._broker is not None else {}),
         )

@@ -21,6 +21,7 @@ from penstock.ipc import clustering as cg
 from penstock.ipc import coordination as co
 from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
+from penstock.ipc import operating as op
 from penstock.ipc.names import is_internal
 from penstock.server.security.access_store import Access
 from penstock.server.security.audit import ACTIONS_PER_SECOND, NAME_SHOWN, Audit
@@ -87,6 +88,8 @@ _OF_CLUSTER: Final[dict[type, Operation]] = {
     cg.ElectLeaders: ALTER,
     cg.ReassignPartition: ALTER,
     cg.RemoveBroker: ALTER,
+    op.ListClients: DESCRIBE,
+    op.KickClient: ALTER,
 }
 # What nobody needs leave for. Lists and positions show only what the principal may describe.
 FREE: Final = (

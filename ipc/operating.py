@@ -1,0 +1,59 @@
+"""What an operator asks of one node: who is attached to it, and to send one of them away.
+
+These travel as the messages of `ipc.messages` do. In a cluster each broker knows its own clients:
+`broker` names the one that is meant, and None whoever is asked. Lists come in pages.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+
+CLIENTS_PER_PAGE: Final = 40
+
+Broker = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+ClientNumber = Annotated[int, msgspec.Meta(ge=0, lt=(1 << 63) - 1)]
+
+
+class ClientInfo(msgspec.Struct, frozen=True):
+    """A producer, consumer or admin that is attached. `id`: its number, which this run of the node
+    gives once, in a cluster behind its broker's number: `2-17`. `pid` 0 and `address`: of one on
+    another host; else `address` is empty. `since`: seconds since 1970."""
+
+    id: str
+    kind: str  # "producer" | "consumer" | "admin"
+    client_id: str
+    principal: str
+    transport: str  # "shm" | "tcp"
+    address: str
+    pid: int
+    since: float
+
+
+# --- client -> node -----------------------------------------------------------------------------
+class ListClients(msgspec.Struct, frozen=True, tag="list_clients"):
+    """Those whose numbers are above `after`, in their order."""
+
+    after: ClientNumber = 0
+    broker: Broker | None = None
+
+
+class KickClient(msgspec.Struct, frozen=True, tag="kick_client"):
+    """End the connection of the client with this number, and tell it that."""
+
+    number: ClientNumber
+    broker: Broker | None = None
+
+
+# --- node -> client -----------------------------------------------------------------------------
+class Clients(msgspec.Struct, frozen=True, tag="clients"):
+    """`last`: the number of the last one, to go on after."""
+
+    clients: list[ClientInfo]
+    last: int
+    more: bool
+
+
+Request = ListClients | KickClient
+Reply = Clients

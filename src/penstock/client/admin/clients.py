@@ -1,0 +1,40 @@
+"""The verbs of `penstock.Admin` about who is attached: list them, send one away."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from penstock.core.errors import ConfigError
+from penstock.ipc import messages as ms
+from penstock.ipc import operating as op
+
+ClientInfo = op.ClientInfo
+
+
+class ClientAdmin:
+    """`ask` is a request of an admin to the node, or to the broker that the request names."""
+
+    def __init__(self, ask: Callable[[Any, Any], Any]) -> None:
+        self._ask = ask
+
+    def listed(self, broker: int | None) -> list[ClientInfo]:
+        """Of that broker; None: of whoever is asked."""
+        clients: list[ClientInfo] = []
+        last = 0
+        while True:
+            answer: op.Clients = self._ask(op.ListClients(last, broker), op.Clients)
+            clients += answer.clients
+            last = answer.last
+            if not answer.more:
+                return clients
+
+    def kick(self, client: str) -> None:
+        found = re.fullmatch(r"(?:([0-9]{1,5})-)?([0-9]{1,18})", client)
+        broker = int(found[1]) if found and found[1] else None
+        if found is None or (broker is not None and not 1 <= broker <= 65_535):
+            raise ConfigError(
+                f"{client!r:.100} is no id of a client: take one that `penstock client list` shows"
+            )
+        self._ask(op.KickClient(int(found[2]), broker), ms.Done)

@@ -1,0 +1,98 @@
+"""What operators ask of this node: who is attached, and to send one of them away.
+
+A client that is sent away hears why, and may come back: to keep it away is the access list's and
+the keys' affair. What it had stays as after a broken connection: lanes are drained or resumed,
+members of groups have their session timeout. The node's own processes are no clients here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from penstock.core.errors import ConfigError
+from penstock.ipc import messages as ms
+from penstock.ipc import operating as op
+from penstock.server.node.attached_client import KINDS, Client
+from penstock.server.node.client_registry import Attached
+
+logger = logging.getLogger("penstock.node")
+
+
+class OperatorRequests:
+    """`lost` is told of a client whose connection was ended. `broker`: this one's number, None for
+    a node that is alone."""
+
+    def __init__(
+        self, attached: Attached, broker: int | None, lost: Callable[[Client], None]
+    ) -> None:
+        self._attached = attached
+        self._broker = broker
+        self._lost = lost
+        self.kicked = 0
+
+    def answer(self, asker: Client, request: op.Request) -> ms.NodeMessage:
+        if request.broker not in (None, self._broker):
+            here = "this node is alone" if self._broker is None else f"this is {self._broker}"
+            raise ConfigError(
+                f"broker {request.broker} knows its own clients, and {here}: connect to the "
+                "cluster by tcp://HOST:PORT, which finds each of its brokers"
+            )
+        match request:
+            case op.ListClients():
+                return self._listed(request)
+            case op.KickClient():
+                return self._kick(asker, request.number)
+
+    def _listed(self, request: op.ListClients) -> op.Clients:
+        numbers = sorted(number for number in self._clients() if number > request.after)
+        page = numbers[: op.CLIENTS_PER_PAGE]
+        known = self._clients()
+        return op.Clients(
+            [self._info(known[number]) for number in page],
+            page[-1] if page else request.after,
+            len(numbers) > len(page),
+        )
+
+    def _clients(self) -> dict[int, Client]:
+        return {
+            client.number: client
+            for client in self._attached.clients
+            if client.connection is not None and not self._attached.is_of_the_node(client)
+        }
+
+    def _id(self, number: int) -> str:
+        return str(number) if self._broker is None else f"{self._broker}-{number}"
+
+    def _info(self, client: Client) -> op.ClientInfo:
+        remote = client.remote
+        return op.ClientInfo(
+            id=self._id(client.number),
+            kind=KINDS[client.kind],
+            client_id=client.name,
+            principal=str(client.permits),
+            transport="shm" if remote is None else "tcp",
+            address="" if remote is None else remote.address[:100],
+            pid=client.pid if remote is None else 0,
+            since=client.since,
+        )
+
+    def _kick(self, asker: Client, number: int) -> ms.Done:
+        client = self._clients().get(number)
+        if client is None:
+            raise ConfigError(
+                f"no client {self._id(number)} is attached: `penstock client list` shows those "
+                "that are, and a client that comes back has another id"
+            )
+        if client is asker:
+            raise ConfigError(f"client {self._id(number)} is the one that asks: close it instead")
+        assert client.connection is not None
+        self.kicked += 1
+        logger.info("%s sends %s away", asker.permits, client, extra=client.log_fields)
+        client.connection.refuse(
+            "NotConnectedError",
+            f"{asker.permits} sent this {KINDS[client.kind]} away (`penstock client kick "
+            f"{self._id(number)}`): connect again if that is right",
+        )
+        self._lost(client)
+        return ms.Done()
