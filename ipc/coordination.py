@@ -134,12 +134,13 @@ class OffsetSeek(msgspec.Struct, frozen=True, array_like=True):
 class SeekGroup(msgspec.Struct, frozen=True, tag="seek_group"):
     """Set committed offsets, also under the feet of members: they get new grants. A group that is
     at-most-once goes backwards only with `allow_redelivery`. With `is_report` whoever works for a
-    group tells how far it is, which is refused while it has members."""
+    group tells how far it is, which is refused while it has members; so is `only_empty`."""
 
     group: str
     offsets: list[OffsetSeek]
     allow_redelivery: bool = False
     is_report: bool = False
+    only_empty: bool = False
 
 
 class DeleteGroup(msgspec.Struct, frozen=True, tag="delete_group"):

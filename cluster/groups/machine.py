@@ -280,10 +280,10 @@ class Groups:
     # --- administration ---
     def seek(
         self, now: float, group: str, offsets: Sequence[OffsetSeek], allow_redelivery: bool,
-        *, is_report: bool = False,
+        *, is_report: bool = False, only_empty: bool = False,
     ) -> Decision[None]:  # fmt: skip
-        """Set offsets. Members keep their partitions, under new grants; a report is refused while
-        there are any. Makes a group that is not there."""
+        """Set offsets. Members keep their partitions, under new grants; a report, and what is for
+        an empty group, is refused while there are any. Makes a group that is not there."""
         requests.check_name("the group", group)
         requests.check_places(group, offsets)
         there = self._groups.get(group) or Group(group)
@@ -291,6 +291,11 @@ class Groups:
             raise GroupError(
                 f"how far group {group!r} is was not taken from outside: it has "
                 f"{len(there.members)} members, who say so themselves; report under another name"
+            )
+        if only_empty and there.members:
+            raise GroupError(
+                f"offsets of group {group!r} were not set: it has {len(there.members)} members; "
+                "stop them first, or move it while they are there by seek (`penstock group seek`)"
             )
         if there.meta is None:
             admission.check_room(there, len(self._groups), self._limits)

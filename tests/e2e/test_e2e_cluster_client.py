@@ -115,6 +115,27 @@ def test_clients_of_all_brokers_are_listed_and_kicked(
             assert attached()[broker] != kicked
 
 
+def test_offsets_of_a_group_are_exported_and_imported(
+    cluster: Cluster, client: penstock.Client
+) -> None:
+    topic = cluster.create_topic(partitions=3)
+    with client.admin() as admin, client.producer(acks="all") as producer:
+        for partition in range(3):
+            for _ in range(partition + 1):
+                producer.send_and_wait(topic, b"x", partition=partition, timeout=WITHIN)
+        seen = 0
+        with client.consumer(topic, group=f"{topic}.g", start="earliest") as member:
+            while seen < 6:
+                seen += len(member.poll(timeout=WITHIN))
+            member.commit()
+        exported = admin.export_offsets(f"{topic}.g")
+        admin.import_offsets(f"{topic}.again", exported)
+        again = admin.describe_group(f"{topic}.again").partitions
+        assert [(one.partition, one.committed, one.lag) for one in again] == [
+            (0, 1, 0), (1, 2, 0), (2, 3, 0),
+        ]  # fmt: skip
+
+
 # --- one way to it ---
 @pytest.mark.rule(25)
 def test_shm_urls_of_a_broker_lead_to_its_tcp_address(cluster: Cluster) -> None:

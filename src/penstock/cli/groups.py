@@ -1,8 +1,9 @@
-"""`penstock group ...`: list, describe, seek, delete."""
+"""`penstock group ...`: list, describe, seek, export-offsets, import-offsets, delete."""
 
 from __future__ import annotations
 
 import fnmatch
+import sys
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,11 +18,16 @@ from penstock.core import errors as er
 
 if TYPE_CHECKING:
     from penstock.client.admin.admin import Admin
+    from penstock.client.admin.exported_offsets import ExportedOffsets
     from penstock.client.admin.groups import GroupDescription, GroupPartition, OffsetReset
     from penstock.client.consumer.offsets import Offset
 
 Names = Annotated[list[str], typer.Argument(metavar="GROUP", help="One or more groups.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")]
+AllowRedelivery = Annotated[
+    bool,
+    typer.Option("--allow-redelivery", help="Let an at-most-once group go back all the same."),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
@@ -31,6 +37,8 @@ def make(settings: dict[str, Any]) -> typer.Typer:
     command(app, "list")(list_groups)
     command(app, "describe")(describe)
     command(app, "seek")(seek)
+    command(app, "export-offsets")(export_offsets)
+    command(app, "import-offsets")(import_offsets)
     command(app, "delete")(delete)
     return app
 
@@ -145,10 +153,7 @@ def seek(
         list[int] | None,
         typer.Option("-p", "--partition", min=0, help="Only this one; may be repeated."),
     ] = None,
-    allow_redelivery: Annotated[
-        bool,
-        typer.Option("--allow-redelivery", help="Let an at-most-once group go back all the same."),
-    ] = False,
+    allow_redelivery: AllowRedelivery = False,
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
@@ -167,14 +172,72 @@ def seek(
             if dry_run:
                 _show(env, "would go", foretold)
                 return
-            again = sum(one.redelivers for one in foretold)
-            past = sum(one.skips for one in foretold)
-            confirm(
-                f"Let group {group} go on elsewhere in "
-                f"{output.counted(len(foretold), 'partition')} of {topic} "
-                f"({output.counted(again, 'record')} again, {past} passed over)?"
-            )
+            confirm(_question(group, foretold, f" of {topic}"))
         _show(env, "goes", reset(admin, dry_run=False))
+
+
+def export_offsets(env: Env, group: Annotated[str, typer.Argument(metavar="GROUP")]) -> None:
+    """Write what a group has committed as JSON, for `import-offsets`."""
+    with env.admin() as admin:
+        output.write_line(admin.export_offsets(group).to_json())
+
+
+def import_offsets(
+    env: Env,
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="It may have another name.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="What `export-offsets` wrote; - is stdin.")
+    ],
+    by_name: Annotated[
+        bool,
+        typer.Option("--by-name", help="Topics made anew, or of another node, are the same."),
+    ] = False,
+    clamp: Annotated[
+        bool,
+        typer.Option("--clamp", help="Outside its log an offset becomes the nearest there is."),
+    ] = False,
+    allow_redelivery: AllowRedelivery = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
+    """Set what a group without members has committed to what was exported."""
+    given = _read_export(file)
+
+    def move(admin: Admin, *, dry_run: bool) -> list[OffsetReset]:
+        return admin.import_offsets(
+            group, given, dry_run=dry_run, by_name=by_name, clamp=clamp,
+            allow_redelivery=allow_redelivery,
+        )  # fmt: skip
+
+    with env.admin() as admin:
+        if dry_run or not yes:
+            foretold = move(admin, dry_run=True)
+            if dry_run:
+                _show(env, "would go", foretold)
+                return
+            confirm(_question(group, foretold, ""))
+        _show(env, "goes", move(admin, dry_run=False))
+
+
+def _read_export(file: str) -> ExportedOffsets:
+    from penstock.client.admin.exported_offsets import EXPORT_BYTES_MAX, ExportedOffsets
+
+    if file == "-":
+        return ExportedOffsets.from_json(sys.stdin.buffer.read(EXPORT_BYTES_MAX + 1))
+    try:
+        with open(file, "rb") as opened:
+            return ExportedOffsets.from_json(opened.read(EXPORT_BYTES_MAX + 1))
+    except OSError as error:
+        raise er.ConfigError(f"cannot read {file}: {error.strerror}") from error
+
+
+def _question(group: str, foretold: list[OffsetReset], of: str) -> str:
+    again = sum(one.redelivers for one in foretold)
+    past = sum(one.skips for one in foretold)
+    return (
+        f"Let group {group} go on elsewhere in {output.counted(len(foretold), 'partition')}{of} "
+        f"({output.counted(again, 'record')} again, {past} passed over)?"
+    )
 
 
 def _place(to: str | None, by: int | None) -> Offset:

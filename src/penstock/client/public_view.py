@@ -23,8 +23,9 @@ PUBLIC_NAMES: Final = {
         "transport url",
         "Admin": "add_access add_partitions alter_topic close create_topic delete_group "
         "delete_topic describe_cluster describe_group describe_node describe_partitions "
-        "describe_topic elect_leaders kick_client list_access list_clients list_groups "
-        "list_limits list_quotas list_topics list_transactions list_uses reassign_partition "
+        "describe_topic elect_leaders export_offsets import_offsets kick_client list_access "
+        "list_clients list_groups list_limits list_quotas list_topics list_transactions "
+        "list_uses reassign_partition "
         "reassign_topic remove_access remove_broker report_offsets reset_offsets set_limits "
         "set_quota trim",
         "Producer": _PRODUCER,

@@ -422,6 +422,8 @@ def test_a_report_is_taken_while_a_group_has_no_members():
     shell.join()
     with pytest.raises(GroupError, match="1 members, who say so themselves"):
         shell.machine.seek(shell.now, "g", [OffsetSeek(T, 0, 5)], False, is_report=True)
+    with pytest.raises(GroupError, match="it has 1 members; stop them first"):
+        shell.machine.seek(shell.now, "g", [OffsetSeek(T, 0, 5)], False, only_empty=True)
     assert set(shell.offsets().values()) == {10}
 
 

@@ -93,7 +93,7 @@ CLIENT = [
     ),
     co.ListGroups(NAME),
     co.DescribeGroup(NAME, 4095),
-    co.SeekGroup(NAME, [co.OffsetSeek(ID, 4095, U64, U32)] * co.PARTITIONS_MAX, True, True),
+    co.SeekGroup(NAME, [co.OffsetSeek(ID, 4095, U64, U32)] * co.PARTITIONS_MAX, True, True, True),
     co.DeleteGroup(NAME, [(ID, 4095)] * co.PARTITIONS_MAX),
     co.InitTransactions(NAME, 1.5),
     co.AddPartitions(NAME, U64, U32, [(ID, 4095)] * co.PARTITIONS_MAX),

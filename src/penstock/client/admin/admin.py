@@ -24,6 +24,7 @@ from penstock.client.admin.cluster import (
     PartitionPlace,
     UncleanRecovery,
 )
+from penstock.client.admin.exported_offsets import ExportedOffsets
 from penstock.client.admin.groups import GroupAdmin, GroupDescription, GroupListing, OffsetReset
 from penstock.client.admin.topic_config import SETTABLE, TopicConfig, altered, config_of
 from penstock.client.admin.trim import Trim, TrimResult, chosen
@@ -46,6 +47,7 @@ __all__ = [
     "Admin",
     "ClientInfo",
     "ClusterDescription",
+    "ExportedOffsets",
     "GroupDescription",
     "GroupListing",
     "LimitSetting",
@@ -314,6 +316,34 @@ class Admin(Closing):
         Like a commit it takes `read` of the group and the topic. Raises `GroupError` while the
         group has members."""
         self._groups().report(group, topic, offsets)
+
+    def export_offsets(self, group: str) -> ExportedOffsets:
+        """What a group has committed at this moment; `to_json` of it is a document. Raises
+        `GroupError` where that is nothing."""
+        return self._groups().exported(group)
+
+    def import_offsets(
+        self,
+        group: str,
+        offsets: ExportedOffsets,
+        *,
+        dry_run: bool = False,
+        by_name: bool = False,
+        clamp: bool = False,
+        allow_redelivery: bool = False,
+    ) -> list[OffsetReset]:
+        """Set what a group without members has committed, to what was exported; partitions that
+        were not stay as they are. All is checked before anything is set, and once more by the
+        coordinator, 1000 partitions at a time: interrupted, do it again.
+
+        `by_name`: topics that were made anew, or are on another node, count as the same. `clamp`:
+        an offset outside its log becomes the nearest one there is. `dry_run` only tells what would
+        change. Raises `GroupError` while the group has members, and for an at-most-once group that
+        would go back without `allow_redelivery`; `OffsetOutOfRangeError`, `UnknownTopicError`."""
+        return self._groups().imported(
+            group, offsets, dry_run=dry_run, by_name=by_name, clamp=clamp,
+            allow_redelivery=allow_redelivery,
+        )  # fmt: skip
 
     def delete_group(self, group: str, *, topic: str | None = None) -> None:
         """Forget what a group has committed (of `topic`: only there). Raises `GroupError` while it

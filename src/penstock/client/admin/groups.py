@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.client.admin.exported_offsets import ExportedOffset, ExportedOffsets
 from penstock.client.admin.trim import chosen
 from penstock.client.consumer.group.options import check_group_name
 from penstock.client.consumer.logs import Log, PollAge
@@ -28,6 +29,9 @@ if TYPE_CHECKING:  # it needs numpy, which administration does without
 
 AGES_BUDGET = 1.0
 """Seconds that may be spent on looking up when records were appended."""
+
+NAMED_MAX = 5
+"""Partitions that a refusal names."""
 
 Ask = Callable[[Any, type[Any]], Any]
 
@@ -251,21 +255,100 @@ class GroupAdmin:
             offset = known.get(number, co.NO_OFFSET)
             epoch = self._session.page(info.pages[number]).leader_epoch
             after = self._resolved(info, number, to, offset)
-            before = None if offset == co.NO_OFFSET else offset
-            moved = 0 if before is None else after - before
-            resets.append(OffsetReset(topic, number, before, after, max(0, -moved), max(0, moved)))
+            resets.append(_reset(topic, number, offset, after))
             seeks.append(co.OffsetSeek(info.topic_id, number, after, epoch))
-        back = [one for one in resets if one.redelivers]
-        if back and asked.info.guarantee == "at-most-once" and not allow_redelivery:
-            raise er.GroupError(
-                f"group {group!r} is at-most-once: going back in {topic}-{back[0].partition} from "
-                f"{back[0].before} to {back[0].after} would deliver {back[0].redelivers} records "
-                "twice; say allow_redelivery (--allow-redelivery) if that is wanted"
-            )
+        self._check_redelivery(asked, resets, allow_redelivery)
         if not dry_run:
             for part in _parts(seeks):
                 self._ask(co.SeekGroup(group, part, allow_redelivery), ms.Done)
         return resets
+
+    def exported(self, group: str) -> ExportedOffsets:
+        asked = self._asked(group)
+        offsets = [
+            ExportedOffset(
+                one.topic, one.topic_id.hex(), one.partition, one.offset, one.leader_epoch
+            )
+            for one in asked.partitions
+            if one.offset != co.NO_OFFSET
+        ]
+        if not offsets:
+            raise er.GroupError(
+                f"group {group!r} has committed nothing: there is nothing to export"
+            )
+        offsets.sort(key=lambda one: (one.topic, one.partition))
+        return ExportedOffsets(group, asked.info.guarantee, time.time(), offsets)
+
+    def imported(
+        self,
+        group: str,
+        given: ExportedOffsets,
+        *,
+        dry_run: bool,
+        by_name: bool,
+        clamp: bool,
+        allow_redelivery: bool,
+    ) -> list[OffsetReset]:
+        asked = self._asked(group)
+        if asked.members:
+            raise er.GroupError(
+                f"offsets of group {group!r} were not set: it has {len(asked.members)} members; "
+                "stop them first"
+            )
+        known = {(one.topic_id, one.partition): one.offset for one in asked.partitions}
+        topics: dict[str, ms.TopicInfo] = {}
+        resets, seeks, outside = [], [], []
+        for each in given.offsets:
+            info = topics.get(each.topic)
+            if info is None:
+                info = topics[each.topic] = self._same(each, by_name=by_name)
+            [number] = chosen(info, each.partition)
+            page = self._session.page(info.pages[number])
+            start, end = page.log_start, page.high_watermark
+            after = min(max(each.offset, start), end)
+            if after != each.offset:
+                outside.append(f"{each.topic}-{number} {each.offset} ({start} to {end})")
+            is_as_it_was = after == each.offset and info.topic_id.hex() == each.topic_id
+            epoch = each.leader_epoch if is_as_it_was else page.leader_epoch
+            offset = known.get((info.topic_id, number), co.NO_OFFSET)
+            resets.append(_reset(each.topic, number, offset, after))
+            seeks.append(co.OffsetSeek(info.topic_id, number, after, epoch))
+        if outside and not clamp:
+            more = f" and {len(outside) - NAMED_MAX} more" if len(outside) > NAMED_MAX else ""
+            raise er.OffsetOutOfRangeError(
+                f"offsets of group {group!r} lie outside the logs as they are now: "
+                f"{', '.join(outside[:NAMED_MAX])}{more}. Say clamp (--clamp) to go on at the "
+                "nearest record that there is"
+            )
+        self._check_redelivery(asked, resets, allow_redelivery)
+        if not dry_run:
+            for part in _parts(seeks):
+                self._ask(co.SeekGroup(group, part, allow_redelivery, only_empty=True), ms.Done)
+        return resets
+
+    def _same(self, each: ExportedOffset, *, by_name: bool) -> ms.TopicInfo:
+        """The topic that an exported offset is of, or `by_name` another one of its name."""
+        info = self._find(each.topic)
+        if info.topic_id.hex() != each.topic_id and not by_name:
+            raise er.UnknownTopicError(
+                f"topic {each.topic!r} is another one than the exported offsets are of (its id is "
+                f"{info.topic_id.hex()}, not {each.topic_id}): offsets mean other records there. "
+                "Say by_name (--by-name) if it has the same records in the same order"
+            )
+        return info
+
+    @staticmethod
+    def _check_redelivery(
+        asked: co.GroupDescription, resets: Sequence[OffsetReset], allowed: bool
+    ) -> None:
+        back = next((one for one in resets if one.redelivers), None)
+        if back is not None and asked.info.guarantee == "at-most-once" and not allowed:
+            raise er.GroupError(
+                f"group {asked.info.group!r} is at-most-once: going back in "
+                f"{back.topic}-{back.partition} from {back.before} to {back.after} would deliver "
+                f"{back.redelivers} records twice; say allow_redelivery (--allow-redelivery) if "
+                "that is wanted"
+            )
 
     def report(self, group: str, topic: str, offsets: Mapping[int, tuple[int, int]]) -> None:
         info = self._find(topic)
@@ -288,6 +371,14 @@ class GroupAdmin:
         places = [(info.topic_id, number) for number in range(len(info.pages))]
         for part in _parts(places):
             self._ask(co.DeleteGroup(group, part), ms.Done)
+
+
+def _reset(topic: str, partition: int, before: int, after: int) -> OffsetReset:
+    if before == co.NO_OFFSET:
+        return OffsetReset(topic, partition, None, after, 0, 0)
+    return OffsetReset(
+        topic, partition, before, after, max(0, before - after), max(0, after - before)
+    )
 
 
 def _positions(

@@ -15,6 +15,7 @@ from penstock.client.admin.admin import (
     AccessEntry,
     ClientInfo,
     ClusterDescription,
+    ExportedOffsets,
     GroupDescription,
     GroupListing,
     LimitSetting,
@@ -178,6 +179,28 @@ class Admin(AsyncClosing):
     ) -> None:
         """Let a group without members say how far it is. See `penstock.Admin.report_offsets`."""
         await self._do(partial(self._core.report_offsets, group, topic, offsets))
+
+    async def export_offsets(self, group: str) -> ExportedOffsets:
+        """What a group has committed at this moment."""
+        return await self._do(partial(self._core.export_offsets, group))
+
+    async def import_offsets(
+        self,
+        group: str,
+        offsets: ExportedOffsets,
+        *,
+        dry_run: bool = False,
+        by_name: bool = False,
+        clamp: bool = False,
+        allow_redelivery: bool = False,
+    ) -> list[OffsetReset]:
+        """Set what a group without members has committed. See `penstock.Admin.import_offsets`."""
+        return await self._do(
+            partial(
+                self._core.import_offsets, group, offsets, dry_run=dry_run, by_name=by_name,
+                clamp=clamp, allow_redelivery=allow_redelivery,
+            )
+        )  # fmt: skip
 
     async def delete_group(self, group: str, *, topic: str | None = None) -> None:
         """Forget what a group has committed (of `topic`: only there)."""

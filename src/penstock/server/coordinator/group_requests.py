@@ -223,8 +223,9 @@ class GroupRequests:
         def decide(now: float) -> Decision[None]:
             self._checks.within_logs(client, request.group, offsets)
             return self._groups.seek(
-                now, request.group, offsets, request.allow_redelivery, is_report=request.is_report
-            )
+                now, request.group, offsets, request.allow_redelivery,
+                is_report=request.is_report, only_empty=request.only_empty,
+            )  # fmt: skip
 
         return Plan(decide, _done)
 
