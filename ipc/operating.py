@@ -1,4 +1,4 @@
-"""What an operator asks of one node: who is attached to it, and to send one of them away.
+"""What an operator asks of one node: who is attached to it, to send one of them away, its settings.
 
 These travel as the messages of `ipc.messages` do. In a cluster each broker knows its own clients:
 `broker` names the one that is meant, and None whoever is asked. Lists come in pages.
@@ -11,8 +11,11 @@ from typing import Annotated, Final
 import msgspec
 
 CLIENTS_PER_PAGE: Final = 40
+CHANGES_MAX: Final = 100
+"""Settings that one request changes."""
 
 Broker = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+SettingValue = str | int | float | bool | None
 ClientNumber = Annotated[int, msgspec.Meta(ge=0, lt=(1 << 63) - 1)]
 
 
@@ -31,6 +34,19 @@ class ClientInfo(msgspec.Struct, frozen=True):
     since: float
 
 
+class SettingInfo(msgspec.Struct, frozen=True):
+    """A setting of the node. `source`: "default", "start" (the command line or a file said so) or
+    "live" (changed since, and kept). `is_live`: it can be changed while the node runs. `allowed`:
+    its range in words, empty where there is none."""
+
+    name: str
+    value: SettingValue
+    default: SettingValue
+    source: str
+    is_live: bool
+    allowed: str
+
+
 # --- client -> node -----------------------------------------------------------------------------
 class ListClients(msgspec.Struct, frozen=True, tag="list_clients"):
     """Those whose numbers are above `after`, in their order."""
@@ -46,6 +62,18 @@ class KickClient(msgspec.Struct, frozen=True, tag="kick_client"):
     broker: Broker | None = None
 
 
+class DescribeSettings(msgspec.Struct, frozen=True, tag="describe_settings"):
+    broker: Broker | None = None
+
+
+class ChangeSettings(msgspec.Struct, frozen=True, tag="change_settings"):
+    """All of these at once, or none. None gives a setting back to what the node was started
+    with."""
+
+    changes: Annotated[dict[str, SettingValue], msgspec.Meta(max_length=CHANGES_MAX)]
+    broker: Broker | None = None
+
+
 # --- node -> client -----------------------------------------------------------------------------
 class Clients(msgspec.Struct, frozen=True, tag="clients"):
     """`last`: the number of the last one, to go on after."""
@@ -55,5 +83,11 @@ class Clients(msgspec.Struct, frozen=True, tag="clients"):
     more: bool
 
 
-Request = ListClients | KickClient
-Reply = Clients
+class Settings(msgspec.Struct, frozen=True, tag="settings"):
+    """All of them, in the order in which the node has them."""
+
+    settings: list[SettingInfo]
+
+
+Request = ListClients | KickClient | DescribeSettings | ChangeSettings
+Reply = Clients | Settings

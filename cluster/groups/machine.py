@@ -91,6 +91,13 @@ class Groups:
         self._unsettled: dict[str, None] = {}  # groups that have not followed the catalogue yet
         self._counts: dict[str, Counter[str]] = {}
 
+    def limit(self, now: float, limits: GroupLimits) -> None:
+        """Other bounds from now on. Nothing is decided by that: what expires earlier by them does
+        so with the next tick."""
+        self._limits = limits
+        for group in self._groups.values():
+            self._watch_expiry(group, now)
+
     def replay(self, record: Record) -> None:
         """The only mutator of groups. Records of other machines are passed over."""
         kind, *rest = records.decode_key(record.key)

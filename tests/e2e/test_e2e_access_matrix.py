@@ -108,6 +108,8 @@ ROWS: dict[type, Row] = {
     cg.RemoveBroker: Row(lambda _: cg.RemoveBroker(1)),
     op.ListClients: Row(lambda _: op.ListClients()),
     op.KickClient: Row(lambda _: op.KickClient(1)),
+    op.DescribeSettings: Row(lambda _: op.DescribeSettings()),
+    op.ChangeSettings: Row(lambda _: op.ChangeSettings({})),
 }
 LOCAL: dict[type, Callable[[Thing], msgspec.Struct]] = {
     ms.Hello: lambda _: ms.Hello(1, lo.KIND_ADMIN, 0, "x"),

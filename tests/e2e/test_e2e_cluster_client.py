@@ -115,6 +115,18 @@ def test_clients_of_all_brokers_are_listed_and_kicked(
             assert attached()[broker] != kicked
 
 
+def test_settings_are_those_of_each_broker(cluster: Cluster, client: penstock.Client) -> None:
+    with client.admin() as admin:
+        [changed] = admin.alter_settings({"topics_max": 500}, broker=2)
+        assert (changed.value, changed.source) == (500, "live")
+        found = {
+            broker: next(o.value for o in admin.list_settings(broker) if o.name == "topics_max")
+            for broker in (1, 2, 3)
+        }
+        assert found == {1: 1000, 2: 500, 3: 1000}
+        admin.alter_settings({"topics_max": None}, broker=2)
+
+
 def test_offsets_of_a_group_are_exported_and_imported(
     cluster: Cluster, client: penstock.Client
 ) -> None:

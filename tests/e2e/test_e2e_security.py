@@ -160,6 +160,8 @@ DENIED: list[ms.ClientMessage] = [
     cg.RemoveBroker(1),
     op.ListClients(),
     op.KickClient(1),
+    op.DescribeSettings(),
+    op.ChangeSettings({}),
 ]
 
 

@@ -1,5 +1,5 @@
-"""`penstock node`: what a node is, what it has, and how near it is to its bounds; an identity of
-its own for a copy of a data folder."""
+"""`penstock node`: what a node is, what it has, and how near it is to its bounds; its settings; an
+identity of its own for a copy of a data folder."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 from penstock.cli import output
 from penstock.cli.asking import confirm
 from penstock.cli.command import Env, command
+from penstock.cli.node_settings import config
 
 if TYPE_CHECKING:
     from penstock.ipc.messages import NodeDescription
@@ -25,16 +26,14 @@ SHM: Final = "/dev/shm"
 def make(settings: dict[str, Any]) -> typer.Typer:
     """The command group."""
     app = typer.Typer(
-        help="Show what a node is and has; make a copied data folder a node of its own.", **settings
+        help="Show what a node is and has; change its settings; make a copied data folder a node "
+        "of its own.",
+        **settings,
     )
-    app.callback()(_nothing)
     command(app, "describe")(describe)
+    command(app, "config")(config)
     command(app, "adopt")(adopt)
     return app
-
-
-def _nothing() -> None:
-    """Show what a node is and has; make a copied data folder a node of its own."""
 
 
 def adopt(

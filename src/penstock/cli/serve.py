@@ -203,6 +203,21 @@ def node_config(settings: dict[str, Any]) -> NodeConfig:
     return NodeConfig(**found)
 
 
+def read_setting(name: str, text: str) -> float | str:
+    """A setting that is typed as a word: sizes and durations with their units."""
+    from dataclasses import fields
+
+    from penstock.server.config import NodeConfig
+
+    field = name.replace("-", "_")
+    kind = next((str(one.type) for one in fields(NodeConfig) if one.name == field), "str")
+    if kind.startswith("int") and field not in _SIZES:
+        if not (text.isascii() and text.isdigit() and len(text) <= 18):
+            raise ConfigError(f"{field} is {text!r:.100}: write a whole number")
+        return int(text)
+    return _read(field, text, kind) if kind.startswith(("int", "float")) else text
+
+
 def _read(field: str, text: str, kind: str) -> float:
     """A setting of that type that was written in quotes."""
     if kind == "bool" or (kind.startswith("int") and field not in _SIZES):

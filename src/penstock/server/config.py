@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -52,6 +53,7 @@ _SECONDS: Final = {
     "replica_lag_time": (0.1, 3600.0),
     "leader_balance_interval": (0.0, 7 * 86_400.0),
 }
+_ROOMS: Final = ("disk_warn", "disk_stop")
 DISK_BYTES_MAX: Final = 1 << 60
 
 
@@ -270,7 +272,7 @@ class NodeConfig:
             raise ConfigError(f"lane_capacity is {self.lane_capacity}: use a multiple of 4096")
         for field, (least, most) in _SECONDS.items():
             _check_seconds(field, getattr(self, field), least, most)
-        for field in ("disk_warn", "disk_stop"):
+        for field in _ROOMS:
             _check_room(field, getattr(self, field))
         if self.listen is not None:
             check_listen(self.listen)
@@ -318,6 +320,22 @@ class NodeConfig:
     def batch_bytes_max(self) -> int:
         """The largest batch that fits a lane of this node."""
         return min(self.lane_capacity // lo.FRAME_SHARE - lo.FRAME_BYTES, BATCH_BYTES_MAX)
+
+
+def put_in_place(config: NodeConfig, checked: NodeConfig, names: Iterable[str]) -> None:
+    """Let these settings of `config` be those of `checked`. Whoever reads them at each use has them
+    from now on; whatever was made of the old ones stays (`node.live_settings`)."""
+    for name in names:
+        object.__setattr__(config, name, getattr(checked, name))
+
+
+def allowed_of(name: str) -> str:
+    """The range of a setting in words; empty where it has none."""
+    if name in _WHOLE:
+        return "{}..{}".format(*_WHOLE[name])
+    if name in _SECONDS:
+        return "{:g}..{:g} s".format(*_SECONDS[name])
+    return "a share of the disk below 1, or bytes" if name in _ROOMS else ""
 
 
 def check_listen(url: str) -> tuple[str, int]:

@@ -350,6 +350,20 @@ def test_offsets_stay_longer_while_the_clock_is_in_doubt():
     assert shell.machine.deadline() is None
 
 
+def test_offsets_expire_by_the_bounds_of_now():
+    shell = Shell(GroupLimits(offsets_retention=100.0), t=1)
+    told = shell.join()
+    shell.take(shell.machine.commit(shell.now, "g", "m1", commits(told, 5)))
+    shell.take(shell.machine.leave(shell.now, "g", "m1"))
+    shell.machine.limit(shell.now, GroupLimits(offsets_retention=1000.0))
+    shell.tick(999.0)
+    assert shell.offsets() == {("t", 0): 5}
+    shell.machine.limit(shell.now, GroupLimits(offsets_retention=10.0))
+    assert shell.machine.deadline() is not None
+    shell.tick(0.0)
+    assert shell.machine.list_groups("").groups == []
+
+
 def test_offsets_of_an_at_most_once_group_never_expire():
     shell = Shell(GroupLimits(offsets_retention=100.0), t=1)
     told = shell.join(guarantee="at-most-once")

@@ -123,6 +123,8 @@ CLIENT = [
     cg.RemoveBroker(65_535),
     op.ListClients(NUMBER, 65_535),
     op.KickClient(NUMBER, 65_535),
+    op.DescribeSettings(65_535),
+    op.ChangeSettings({f"{NAME}{at}": NUMBER for at in range(op.CHANGES_MAX)}, 65_535),
 ]  # fmt: skip
 NODE = [
     ms.Welcome(1, b"\xff" * 16, "b" * 36, "/" + "d" * 4095, 1023, lo.WRITERS_MAX, U64, U64,
@@ -165,6 +167,7 @@ NODE = [
     cg.PartitionPlaces([PLACE] * cg.PARTITIONS_PER_PAGE, True),
     cg.LeadersElected(4095),
     op.Clients([CLIENT_INFO] * op.CLIENTS_PER_PAGE, U64, True),
+    op.Settings([op.SettingInfo(NAME, NAME, NAME, "live", True, NAME)] * 50),
     ms.Refused("RecordTooLargeError", "\N{SNOWMAN}" * 4000),
 ]  # fmt: skip
 ORDERS = [
@@ -211,14 +214,15 @@ TAGS = {
                        "look_up_segments", "look_up_pages", "look_up_positions", "list_access",
                        "add_access", "remove_access", "set_quota", "set_limits",
                        "describe_cluster", "describe_partitions", "elect_leaders",
-                       "reassign_partition", "remove_broker", "list_clients", "kick_client"],
+                       "reassign_partition", "remove_broker", "list_clients", "kick_client",
+                       "describe_settings", "change_settings"],
     "node to client": ["welcome", "lane_opened", "topic_found", "topics", "node", "cleaned",
                        "done", "group_assignment", "committed", "claimed", "groups",
                        "group_description", "transaction_ready", "transaction_ended",
                        "transactions", "time_looked_up", "appends_looked_up",
                        "segments_looked_up", "pages_looked_up", "positions_looked_up",
                        "access_list", "access_changed", "cluster", "partition_places",
-                       "leaders_elected", "clients", "refused"],
+                       "leaders_elected", "clients", "settings", "refused"],
     "node to writer": ["open_partition", "close_partition", "add_lane", "retire_lane",
                        "add_client", "remove_client", "trim_log", "swap_log", "stop_writer"],
     "writer to node": ["partition_opened", "partition_failed", "partition_offline",

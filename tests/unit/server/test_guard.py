@@ -39,7 +39,7 @@ def guard(tmp_path):
 
 
 ANYTHING: tuple[object, ...] = (
-    "orders", 1, 1.0, True, ORDERS, None, [], lk.LogPlace(0, ORDERS, 0, 0)
+    "orders", 1, 1.0, True, ORDERS, None, [], {}, lk.LogPlace(0, ORDERS, 0, 0)
 )  # fmt: skip
 
 

@@ -17,7 +17,6 @@ from penstock.client.admin.access import (
     LimitUse,
     QuotaSetting,
 )
-from penstock.client.admin.clients import ClientAdmin, ClientInfo
 from penstock.client.admin.cluster import (
     ClusterAdmin,
     ClusterDescription,
@@ -26,6 +25,7 @@ from penstock.client.admin.cluster import (
 )
 from penstock.client.admin.exported_offsets import ExportedOffsets
 from penstock.client.admin.groups import GroupAdmin, GroupDescription, GroupListing, OffsetReset
+from penstock.client.admin.node import ClientInfo, NodeAdmin, SettingInfo, SettingValue
 from penstock.client.admin.topic_config import SETTABLE, TopicConfig, altered, config_of
 from penstock.client.admin.trim import Trim, TrimResult, chosen
 from penstock.client.closing import Closing
@@ -56,6 +56,7 @@ __all__ = [
     "PartitionDescription",
     "PartitionPlace",
     "QuotaSetting",
+    "SettingInfo",
     "TopicConfig",
     "TopicDescription",
     "TransactionDescription",
@@ -400,7 +401,7 @@ class Admin(Closing):
         """The producers, consumers and admins that are attached to a node, and since when; this
         admin too. Of a cluster: those of each broker that is up, or of `broker` alone. One client
         there has an attachment at each broker that it uses."""
-        clients = ClientAdmin(self._ask)
+        clients = NodeAdmin(self._ask)
         if broker is not None or self._session.far is None or not self._session.is_clustered:
             return clients.listed(broker)
         up = [each.broker for each in self.describe_cluster().brokers if each.state == "up"]
@@ -411,7 +412,21 @@ class Admin(Closing):
         and may connect again: revoke its key or its access to keep it away. What it has sent and
         committed stays; a member of a group keeps its partitions for its session timeout. Raises
         `ConfigError` for an id that there is not (any more)."""
-        ClientAdmin(self._ask).kick(client)
+        NodeAdmin(self._ask).kick(client)
+
+    def list_settings(self, broker: int | None = None) -> list[SettingInfo]:
+        """All settings of the node, or of that broker: values, where they come from, and which
+        can be changed while it runs."""
+        return NodeAdmin(self._ask).settings(broker)
+
+    def alter_settings(
+        self, changes: Mapping[str, SettingValue], *, broker: int | None = None
+    ) -> list[SettingInfo]:
+        """Change settings of the node, or of that broker, while it runs: all of these or none.
+        They hold at once, and after a restart they count more than its command line; None gives a
+        setting back. Durations are seconds, sizes bytes. Raises `ConfigError` for a value out of
+        range, and for a setting that needs a restart. How the changed settings are now."""
+        return NodeAdmin(self._ask).alter(changes, broker)
 
     def describe_node(self) -> ms.NodeDescription:
         """The node's process, its writers and how much is attached to it."""

@@ -23,12 +23,14 @@ from penstock.client.admin.admin import (
     OffsetReset,
     PartitionPlace,
     QuotaSetting,
+    SettingInfo,
     TopicConfig,
     TopicDescription,
     TransactionDescription,
     TrimResult,
 )
 from penstock.client.admin.admin import Admin as BlockingAdmin
+from penstock.client.admin.node import SettingValue
 from penstock.client.aio.waits import in_thread
 from penstock.client.closing import AsyncClosing
 from penstock.client.consumer.offsets import Offset
@@ -250,6 +252,16 @@ class Admin(AsyncClosing):
     async def kick_client(self, client: str) -> None:
         """End a client's connection. See `penstock.Admin.kick_client`."""
         await self._do(partial(self._core.kick_client, client))
+
+    async def list_settings(self, broker: int | None = None) -> list[SettingInfo]:
+        """All settings of the node. See `penstock.Admin.list_settings`."""
+        return await self._do(partial(self._core.list_settings, broker))
+
+    async def alter_settings(
+        self, changes: Mapping[str, SettingValue], *, broker: int | None = None
+    ) -> list[SettingInfo]:
+        """Change settings of the node while it runs. See `penstock.Admin.alter_settings`."""
+        return await self._do(partial(self._core.alter_settings, changes, broker=broker))
 
     async def describe_node(self) -> NodeDescription:
         """The node's process, its writers and how much is attached to it."""

@@ -292,6 +292,12 @@ class Coordinator:
             raise PenstockTimeout("the node's coordinator lost its log just now; ask again")
         return self._life
 
+    def limits_changed(self) -> None:
+        """Settings of groups are others now."""
+        if self._life is not None:
+            self._life.machines.groups.limit(self._now(), self._opening.group_limits())
+            self._life.plan_tick()
+
     # --- what happens to clients ---
     def client_ended(self, client: Client, *, goodbye: bool) -> None:
         """Its connection is over: members that took their leave have left, others may be back."""

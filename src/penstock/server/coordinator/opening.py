@@ -93,14 +93,16 @@ class Opening:
 
     def machines(self) -> Machines:
         """Fresh ones."""
-        groups = Groups(
-            GroupLimits(
-                offsets_retention=self._config.offsets_retention,
-                decision_bytes=self._config.batch_bytes_max // 2,
-            )
-        )
+        groups = Groups(self.group_limits())
         limits = TransactionLimits(stage_timeout=self._config.stage_timeout)
         return Machines(groups, Transactions(groups, limits))
+
+    def group_limits(self) -> GroupLimits:
+        """As they are now."""
+        return GroupLimits(
+            offsets_retention=self._config.offsets_retention,
+            decision_bytes=self._config.batch_bytes_max // 2,
+        )
 
     async def open(self, topic: ms.TopicInfo) -> Opened:
         """A new epoch: the fence, and the replay of what stands below it."""

@@ -43,8 +43,8 @@ class DiskGuard:
     """One for a node, on its event loop."""
 
     def __init__(self, config: NodeConfig, slot: DiskSlot, space: Space = space_of) -> None:
+        self._config = config
         self._folder = config.data_folder
-        self._warn, self._stop = config.disk_warn, config.disk_stop
         self._slot = slot
         self._space = space
         self._level = lo.DISK_OK
@@ -66,7 +66,8 @@ class DiskGuard:
         except OSError as error:
             logger.error("the room on the disk of %s is unknown: %s", self._folder, error)
             return LOOK_MAX
-        warn, stop = _bytes(self._warn, total), _bytes(self._stop, total)
+        config = self._config
+        warn, stop = _bytes(config.disk_warn, total), _bytes(config.disk_stop, total)
         level = self._judge(free, warn, stop)
         self._slot.publish(Disk(level, free, total, warn, stop))
         if level != self._level:

@@ -42,6 +42,7 @@ from penstock.server.node.client_registry import ClientRegistry
 from penstock.server.node.disk_guard import DiskGuard, space_of
 from penstock.server.node.host_check import remove_ipc_warning
 from penstock.server.node.lane_grants import Grants
+from penstock.server.node.live_settings import LiveSettings
 from penstock.server.node.namespace_bytes import NamespaceBytes
 from penstock.server.node.namespace_use import NamespaceUse, uses
 from penstock.server.node.operator_requests import OperatorRequests
@@ -106,8 +107,10 @@ class Node:
             logger.warning("%s", warning)
         if (lock := await acquire_lock(self.config, self._stop)) is None:
             return
+        self._settings = LiveSettings(self.config)
         self._server = AttachServer(self, self.config.hello_timeout)
         try:
+            self.config = self._settings.read()
             self._server.listen(os.fspath(socket_in(self.config.data_folder)))
             if self.config.name is not None:
                 self._server.listen(os.fspath(socket_path(self.config.name)))
@@ -145,6 +148,7 @@ class Node:
                 await self._broker.close()
             await self._topics.close()
             await self._accessing.close()
+            await self._settings.close()
             self._attached.close()
             self._gateway.close()
             self._cleaner.close()
@@ -203,7 +207,10 @@ class Node:
             lambda: self._gateway.pid,
             lambda: self._broker.replicator.pid if self._broker is not None else 0,
         )
-        self._operating = OperatorRequests(self._attached, config.node_id, self._sent_away)
+        self._operating = OperatorRequests(
+            self._attached, self._settings, config.node_id, self._sent_away
+        )
+        self._settings.applied = self._settings_changed
         self._limit_namespaces(ground)
         self._gateway = GatewayProcess(
             config,
@@ -224,10 +231,23 @@ class Node:
             cluster=self._broker,
         )
 
+    def _settings_changed(self, names: frozenset[str]) -> None:
+        """What was made of the values before is made anew; who reads at each use has them."""
+        if {"disk_warn", "disk_stop"} & names:
+            self._guard.look()
+        if {"cleaner_interval", "cleaner_rate"} & names:
+            self._cleaner.renew()
+        if "offsets_retention" in names:
+            self._coordinator.limits_changed()
+        self._share_out()
+
+    def _share_out(self) -> None:
+        _, disk_bytes = space_of(self.config.data_folder)
+        self._ground.access.share(shares_of(self.config, disk_bytes))
+
     def _limit_namespaces(self, ground: Ground) -> None:
         config, access, tables = self.config, ground.access, ground.tables
-        _, disk_bytes = space_of(config.data_folder)
-        access.share(shares_of(config, disk_bytes))
+        self._share_out()
         self._bytes = NamespaceBytes(
             config.data_folder, self._partitions.live, tables.page, access,
             FullPages(tables.state),
@@ -455,7 +475,7 @@ class Node:
             case _ if isinstance(message, cg.Request):
                 return self._of_cluster(client, message)
             case _ if isinstance(message, op.Request):
-                return Reply(self._operating.answer(client, message))
+                return self._operating.answer(client, message)
             case _ if isinstance(message, lookups.Request):
                 raise ConfigError(
                     f"{type(message).__name__} is for clients on other hosts, whose gateway "

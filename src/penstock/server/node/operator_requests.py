@@ -1,4 +1,4 @@
-"""What operators ask of this node: who is attached, and to send one of them away.
+"""What operators ask of this node: who is attached, to send one of them away, its settings.
 
 A client that is sent away hears why, and may come back: to keep it away is the access list's and
 the keys' affair. What it had stays as after a broken connection: lanes are drained or resumed,
@@ -13,8 +13,10 @@ from collections.abc import Callable
 from penstock.core.errors import ConfigError
 from penstock.ipc import messages as ms
 from penstock.ipc import operating as op
+from penstock.server.node.attach_server import Answer, Reply
 from penstock.server.node.attached_client import KINDS, Client
 from penstock.server.node.client_registry import Attached
+from penstock.server.node.live_settings import LiveSettings
 
 logger = logging.getLogger("penstock.node")
 
@@ -24,25 +26,34 @@ class OperatorRequests:
     a node that is alone."""
 
     def __init__(
-        self, attached: Attached, broker: int | None, lost: Callable[[Client], None]
+        self,
+        attached: Attached,
+        settings: LiveSettings,
+        broker: int | None,
+        lost: Callable[[Client], None],
     ) -> None:
         self._attached = attached
+        self._settings = settings
         self._broker = broker
         self._lost = lost
         self.kicked = 0
 
-    def answer(self, asker: Client, request: op.Request) -> ms.NodeMessage:
+    def answer(self, asker: Client, request: op.Request) -> Answer:
         if request.broker not in (None, self._broker):
             here = "this node is alone" if self._broker is None else f"this is {self._broker}"
             raise ConfigError(
-                f"broker {request.broker} knows its own clients, and {here}: connect to the "
+                f"broker {request.broker} answers for itself, and {here}: connect to the "
                 "cluster by tcp://HOST:PORT, which finds each of its brokers"
             )
         match request:
             case op.ListClients():
-                return self._listed(request)
+                return Reply(self._listed(request))
             case op.KickClient():
-                return self._kick(asker, request.number)
+                return Reply(self._kick(asker, request.number))
+            case op.DescribeSettings():
+                return Reply(self._settings.described())
+            case op.ChangeSettings():
+                return self._settings.change(request.changes, str(asker.permits))
 
     def _listed(self, request: op.ListClients) -> op.Clients:
         numbers = sorted(number for number in self._clients() if number > request.after)

@@ -54,6 +54,7 @@ class ChildProcess(ABC):
         self._backoff = config.restart_backoff
         self._started_at = 0.0
         self._is_closed = False
+        self._is_renewed = False
         self._gone = asyncio.Event()
         self.restarts = 0
 
@@ -121,6 +122,10 @@ class ChildProcess(ABC):
         if self._is_closed:
             logger.info("%s ended: %s", self.name, describe_exit(status))
             return
+        if self._is_renewed:
+            self._is_renewed = False
+            self._start()
+            return
         if time.monotonic() - self._started_at >= self._config.restart_healthy_after:
             self._backoff = self._config.restart_backoff
         logger.warning(
@@ -135,6 +140,12 @@ class ChildProcess(ABC):
             self.restarts += 1
             self._timer = self._loop.call_later(self._backoff, self._start)
             self._backoff = min(self._backoff * 2, self._config.restart_backoff_max)
+
+    def renew(self) -> None:
+        """Have one in its place that starts with today's arguments: it sees its lifeline end."""
+        if self._process is not None:
+            self._is_renewed = True
+            self._close_lifeline()
 
     def kill(self) -> None:
         """SIGKILL: its successor starts as after any death."""

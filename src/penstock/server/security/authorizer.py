@@ -90,6 +90,8 @@ _OF_CLUSTER: Final[dict[type, Operation]] = {
     cg.RemoveBroker: ALTER,
     op.ListClients: DESCRIBE,
     op.KickClient: ALTER,
+    op.DescribeSettings: DESCRIBE,
+    op.ChangeSettings: ALTER,
 }
 # What nobody needs leave for. Lists and positions show only what the principal may describe.
 FREE: Final = (

@@ -1,9 +1,9 @@
-"""The verbs of `penstock.Admin` about who is attached: list them, send one away."""
+"""The verbs of `penstock.Admin` about one node: who is attached, and its settings."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.core.errors import ConfigError
@@ -11,9 +11,11 @@ from penstock.ipc import messages as ms
 from penstock.ipc import operating as op
 
 ClientInfo = op.ClientInfo
+SettingInfo = op.SettingInfo
+SettingValue = op.SettingValue
 
 
-class ClientAdmin:
+class NodeAdmin:
     """`ask` is a request of an admin to the node, or to the broker that the request names."""
 
     def __init__(self, ask: Callable[[Any, Any], Any]) -> None:
@@ -38,3 +40,17 @@ class ClientAdmin:
                 f"{client!r:.100} is no id of a client: take one that `penstock client list` shows"
             )
         self._ask(op.KickClient(int(found[2]), broker), ms.Done)
+
+    def settings(self, broker: int | None) -> list[SettingInfo]:
+        answer: op.Settings = self._ask(op.DescribeSettings(broker), op.Settings)
+        return answer.settings
+
+    def alter(self, changes: Mapping[str, SettingValue], broker: int | None) -> list[SettingInfo]:
+        for name, value in changes.items():
+            if value is not None and not isinstance(value, (str, int, float)):
+                kind = type(value).__name__
+                raise ConfigError(f"{name} is {value!r:.100}: a setting is no {kind}")
+        if len(changes) > op.CHANGES_MAX:
+            raise ConfigError(f"{len(changes)} settings at once: {op.CHANGES_MAX} at most")
+        answer: op.Settings = self._ask(op.ChangeSettings(dict(changes), broker), op.Settings)
+        return [one for one in answer.settings if one.name in changes]
