@@ -112,7 +112,24 @@ class RemoveBroker(msgspec.Struct, frozen=True, tag="remove_broker"):
     broker: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 
 
-Request = DescribeCluster | DescribePartitions | ElectLeaders | ReassignPartition | RemoveBroker
+class DrainBroker(msgspec.Struct, frozen=True, tag="drain_broker"):
+    """Have other in-sync replicas lead what this broker leads, until it comes back from a restart,
+    or this is undone."""
+
+    broker: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+    undo: bool = False
+
+
+class DescribeDrain(msgspec.Struct, frozen=True, tag="describe_drain"):
+    """How far that is."""
+
+    broker: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+
+
+Request = (
+    DescribeCluster | DescribePartitions | ElectLeaders | ReassignPartition | RemoveBroker
+    | DrainBroker | DescribeDrain
+)  # fmt: skip
 
 
 # --- node -> client -----------------------------------------------------------------------------
@@ -120,7 +137,8 @@ class ClusterDescription(msgspec.Struct, frozen=True, tag="cluster"):
     """The cluster as `broker` sees it. `controller`: the broker whose controller is active.
     `ill_partitions` counts those that have no leader, replicas out of sync, or fewer in sync than
     `min_insync_replicas`; `ill` names the first of them. `unclean_partitions` counts those that had
-    an election without a clean replica within the last day; `unclean` names the first of them."""
+    an election without a clean replica within the last day; `unclean` names the first of them.
+    `drained`: which of `brokers` are to lead nothing that another one could."""
 
     cluster_id: bytes
     broker: int
@@ -137,6 +155,7 @@ class ClusterDescription(msgspec.Struct, frozen=True, tag="cluster"):
     more: bool = False
     unclean_partitions: int = 0
     unclean: list[PartitionPlace] = []
+    drained: list[int] = []
 
 
 class PartitionPlaces(msgspec.Struct, frozen=True, tag="partition_places"):
@@ -150,4 +169,15 @@ class LeadersElected(msgspec.Struct, frozen=True, tag="leaders_elected"):
     changed: int
 
 
-Reply = ClusterDescription | PartitionPlaces | LeadersElected
+class DrainStatus(msgspec.Struct, frozen=True, tag="drain_status"):
+    """`leads`: how many partitions that broker still leads; of them `stuck_partitions` have no
+    other replica that could lead now, and `stuck` names the first ones."""
+
+    broker: int
+    is_drained: bool
+    leads: int
+    stuck_partitions: int
+    stuck: list[PartitionPlace] = []
+
+
+Reply = ClusterDescription | PartitionPlaces | LeadersElected | DrainStatus

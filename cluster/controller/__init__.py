@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.cluster.controller.elections import successors
 from penstock.cluster.controller.image import Image, Place
 from penstock.cluster.controller.machine import Controller, ControllerConfig, Heard, Registered
 from penstock.cluster.controller.records import (
@@ -25,5 +26,6 @@ __all__ = [
     "Topic",
     "UncleanRecovery",
     "pack",
+    "successors",
     "unpack",
 ]

@@ -8,6 +8,7 @@ controller looks for partitions whose first replica could lead and does not:
 | whose first replica is in the ISR, and has been up for a while | yes |
 | the same, but its broker came back just now, or leaves | no: it may go again, or is busy |
 | that is being reassigned | no: who is to lead changes anyhow |
+| whose first replica is drained | no |
 
 One round moves at most `MOVES_MAX` of them, since each makes its clients turn to another broker;
 what is left has its turn `PAUSE` later. (Kafka's `auto.leader.rebalance.enable` has the idea, and
@@ -50,7 +51,7 @@ class Balancer:
         self._up = {
             number: (broker.epoch, self._since(now, number, broker.epoch))
             for number, broker in image.brokers.items()
-            if image.may_lead(number)
+            if image.may_lead(number) and not image.is_drained(number)
         }
         if self._next is None:
             self._next = now + self._interval

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from penstock.cluster.controller import elections as el
 from penstock.cluster.controller import records as rec
 from penstock.cluster.controller.image import Image, Place
 from penstock.cluster.controller.records import Broker, Partition
@@ -17,6 +18,7 @@ class Draft:
         self._image = image
         self._brokers: dict[int, Broker] = {}
         self._partitions: dict[Place, Partition] = {}
+        self._drained: dict[int, bool] = {}
         self._others: list[Record] = []
 
     def add(self, record: Record) -> None:
@@ -35,6 +37,14 @@ class Draft:
         known = self._brokers.get(broker) or self._image.brokers.get(broker)
         return known is not None and not known.is_fenced and not known.is_leaving
 
+    def is_drained(self, broker: int) -> bool:
+        return self._drained.get(broker, self._image.is_drained(broker))
+
+    def drain(self, broker: int, *, is_drained: bool) -> None:
+        self._drained[broker] = is_drained
+        value = b"" if is_drained else None
+        self.add(rec.record(rec.SETTING, rec.DRAINED, str(broker), value=value))
+
     def each(self, broker: int, step: Callable[[Partition], Partition | None]) -> None:
         """Do that with every partition that has a replica there."""
         for at in sorted(self._image.places.get(broker, ())):
@@ -43,8 +53,12 @@ class Draft:
     def change(self, at: Place, step: Callable[[Partition], Partition | None]) -> bool:
         now = step(self.partition(at))
         if now is not None:
-            self._partitions[at] = now
+            self._partitions[at] = self.relieved(at, now)
         return now is not None
+
+    def relieved(self, at: Place, now: Partition) -> Partition:
+        """As it is to become, but led by one that is not drained, where there is one."""
+        return el.relieved(self.partition(at), now, self.may_lead, self.is_drained) or now
 
     def count(self, name: str, count: int = 1) -> int:
         first = self._image.counters.get(name, 1)

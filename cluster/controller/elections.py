@@ -11,6 +11,7 @@
 | all of a reassignment's target are in it, and there | those of the target | one of the target |
 | nobody is in it, and all of the last ISR are back | the one who leads | the one with most |
 | an unclean election, and nobody leads | the one who leads | the one with most that is there |
+| its leader is drained | the same | another of the ISR that could lead and is not drained |
 
 Each change makes the partition epoch one more, and each election the leader epoch. While nobody of
 the ISR is there it stays as it is: each of them has all that counts, and may lead when it is back.
@@ -21,6 +22,9 @@ register one by one, and each of them may have what the others lost. Where all h
 none could be trusted, the one with the highest leader epoch and then the longest log leads. That is
 all that an operator could do, and what may be missing is noted (`UncleanRecovery`). One that has
 nothing any more (`blank`) does not count as back: then it is for the operator to go on without.
+
+A broker that is *drained* leads nothing that another in-sync replica could lead. It stays in the
+ISR, and leads what nobody else could: a drain loses no record, and no partition its leader.
 
 An offline log elects nobody to it. Its broker goes on leading only while nobody else of the ISR is
 there: then it can still be read, and others that catch up from it join the ISR, which it leaves.
@@ -133,6 +137,38 @@ def preferred(partition: Partition, may_lead: MayLead) -> Partition | None:
         leader=first,
         leader_epoch=partition.leader_epoch + 1,
         partition_epoch=partition.partition_epoch + 1,
+    )
+
+
+def successors(
+    partition: Partition, may_lead: MayLead, is_drained: Callable[[int], bool]
+) -> list[int]:
+    """Who could lead it in the place of a leader that is drained, the first replica first."""
+    return [
+        broker
+        for broker in partition.replicas
+        if broker in partition.isr
+        and broker not in partition.offline
+        and may_lead(broker)
+        and not is_drained(broker)
+    ]
+
+
+def relieved(
+    before: Partition, now: Partition, may_lead: MayLead, is_drained: Callable[[int], bool]
+) -> Partition | None:
+    """Have another one lead instead of one that is drained; None: it is not, or nobody could.
+    `before`: as it was before this change, of which this is a part."""
+    if now.leader is None or not is_drained(now.leader):
+        return None
+    fit = successors(now, may_lead, is_drained)
+    if not fit:
+        return None
+    return replace(
+        now,
+        leader=fit[0],
+        leader_epoch=before.leader_epoch + 1,
+        partition_epoch=before.partition_epoch + 1,
     )
 
 

@@ -110,6 +110,10 @@ class Image:
         known = self.brokers.get(broker)
         return known is not None and not known.is_fenced and not known.is_leaving
 
+    def is_drained(self, broker: int) -> bool:
+        """Whether it is to lead nothing that another one could."""
+        return (rec.DRAINED, str(broker)) in self.settings
+
     def topic(self, name: str) -> tuple[bytes, Topic]:
         topic_id = self.ids.get(name)
         if topic_id is None:

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from penstock.cluster.controller import elections as el
 from penstock.cluster.controller import records as rec
-from penstock.cluster.controller.balance import Balancer
+from penstock.cluster.controller.balance import MOVES_MAX, Balancer
 from penstock.cluster.controller.draft import Draft
 from penstock.cluster.controller.image import Image, Place
 from penstock.cluster.controller.placement import place
@@ -249,6 +249,7 @@ class Controller:
         self._fence_silent(now, draft)
         self._recovery.recover(self.image, draft, self._clock)
         self._recovery.settle(now, draft, self._heard_at, self.config.session_timeout)
+        self._relieve(draft)
         return Decision(draft.records(), None)
 
     def _fence_silent(self, now: float, draft: Draft) -> None:
@@ -263,6 +264,42 @@ class Controller:
             draft.put_broker(broker, replace(self.image.brokers[broker], is_fenced=True))
         for broker in silent:
             draft.each(broker, lambda it, b=broker: el.without(it, b, draft.may_lead))  # type: ignore[misc]
+
+    # --- maintenance ---
+    def drain(self, broker: int, *, undo: bool = False) -> Decision[None]:
+        """Have other in-sync replicas lead what it leads, `MOVES_MAX` partitions at a time, and let
+        it lead nothing that they could until this is undone. Raises `ConfigError`."""
+        if broker not in self.image.brokers:
+            raise ConfigError(f"there is no broker {broker}")
+        if self.image.is_drained(broker) != undo:
+            return _NOTHING
+        draft = Draft(self.image)
+        others = [b for b in self.image.brokers if b != broker and draft.may_lead(b)]
+        if not undo and all(draft.is_drained(b) for b in others):
+            raise ConfigError(
+                f"broker {broker} cannot be drained: no other broker is up and not drained itself, "
+                "so nobody could take over what it leads"
+            )
+        draft.drain(broker, is_drained=not undo)
+        self.counts["undrained" if undo else "drained"] += 1
+        self._relieve(draft)
+        return Decision(draft.records(), None)
+
+    def _relieve(self, draft: Draft) -> None:
+        """Give away what drained brokers lead, some at a time."""
+        moved = 0
+        for broker in self.image.brokers:
+            if not draft.is_drained(broker):
+                continue
+            for at in sorted(self.image.places.get(broker, ())):
+                it = draft.partition(at)
+                if it.leader != broker or moved == MOVES_MAX:
+                    continue
+                now = draft.relieved(at, it)
+                if now is not it:
+                    draft.put(at, now)
+                    moved += 1
+        self.counts["relieved"] += moved
 
     def deadline(self) -> float:
         """When `tick` is due."""
@@ -283,7 +320,11 @@ class Controller:
                 + ("nobody knows it" if known is None else f"it has {len(held or ())} replicas")
                 + "; stop it, and reassign its partitions first"
             )
-        return Decision((rec.record(rec.BROKER, broker, value=None),), None)
+        draft = Draft(self.image)
+        draft.add(rec.record(rec.BROKER, broker, value=None))
+        if self.image.is_drained(broker):
+            draft.drain(broker, is_drained=False)
+        return Decision(draft.records(), None)
 
     # --- topics ---
     def create_topic(
@@ -374,7 +415,8 @@ class Controller:
         for number, replicas in zip(
             numbers, place(living, len(numbers), factor, first), strict=True
         ):
-            draft.put((topic_id, number), Partition(replicas, replicas, replicas[0]))
+            leader = next((b for b in replicas if not self.image.is_drained(b)), replicas[0])
+            draft.put((topic_id, number), Partition(replicas, replicas, leader))
 
     # --- partitions ---
     def change_isr(self, at: Place, asked: IsrChange) -> Decision[IsrChanged]:
@@ -395,7 +437,7 @@ class Controller:
         isr = [member for member, _ in asked.isr]
         # All copy from the leader:
         wanted = el.changed(it, draft.may_lead, isr=isr, last_isr=(), blank=())
-        now = el.progressed(wanted, draft.may_lead)
+        now = draft.relieved(at, el.progressed(wanted, draft.may_lead))
         draft.put(at, now)
         return Decision(draft.records(), IsrChanged(now.partition_epoch, now.isr))
 
@@ -417,12 +459,14 @@ class Controller:
         what it does not have is lost. The answer is how many changed, of those that are there."""
         draft = Draft(self.image)
         known = [at for at in places if at in self.image.partitions]
+
+        def may_be_given(broker: int) -> bool:
+            return draft.may_lead(broker) and not draft.is_drained(broker)
+
         if is_unclean:
             count = self._recovery.elect(self.image, draft, known, self._clock)
         else:
-            count = sum(
-                draft.change(at, lambda it: el.preferred(it, draft.may_lead)) for at in known
-            )
+            count = sum(draft.change(at, lambda it: el.preferred(it, may_be_given)) for at in known)
         self.counts["unclean_elections" if is_unclean else "preferred_elections"] += count
         return Decision(draft.records(), count)
 

@@ -5,7 +5,7 @@
 | `("broker", id)` | `Broker` |
 | `("topic", topic id)` | `Topic` |
 | `("partition", topic id, number)` | `Partition` |
-| `("setting", kind, name)` | bytes, of whoever the kind belongs to (access, quotas, limits) |
+| `("setting", kind, name)` | bytes, of whoever the kind belongs to (access, limits, `DRAINED`) |
 | `("counter", name)` | the next number of that kind that nobody has |
 
 Keys and values are msgpack; structs are array-like, and fields are only ever added at their ends.
@@ -29,6 +29,8 @@ TOPIC: Final = "topic"
 PARTITION: Final = "partition"
 SETTING: Final = "setting"
 COUNTER: Final = "counter"
+DRAINED: Final = "drained"
+"""The kind of a setting, of a broker by its number: it leads nothing that another one could."""
 BROKER_EPOCHS: Final = "broker epochs"
 PRODUCER_IDS: Final = "producer ids"
 """Blocks of them: a block is the upper 24 bits of 2**40 ids, and 0 is none."""

@@ -106,6 +106,8 @@ ROWS: dict[type, Row] = {
     cg.ElectLeaders: Row(lambda it: cg.ElectLeaders(it.name)),
     cg.ReassignPartition: Row(lambda it: cg.ReassignPartition(it.name, 0, [1])),
     cg.RemoveBroker: Row(lambda _: cg.RemoveBroker(1)),
+    cg.DrainBroker: Row(lambda _: cg.DrainBroker(1)),
+    cg.DescribeDrain: Row(lambda _: cg.DescribeDrain(1)),
     op.ListClients: Row(lambda _: op.ListClients()),
     op.KickClient: Row(lambda _: op.KickClient(1)),
     op.DescribeSettings: Row(lambda _: op.DescribeSettings()),

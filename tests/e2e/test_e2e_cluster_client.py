@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from cli_runner import call_cli
 
 import penstock
 from penstock import aio
@@ -146,6 +147,60 @@ def test_offsets_of_a_group_are_exported_and_imported(
         assert [(one.partition, one.committed, one.lag) for one in again] == [
             (0, 1, 0), (1, 2, 0), (2, 3, 0),
         ]  # fmt: skip
+
+
+# --- maintenance ---
+def leads(admin: penstock.Admin, broker: int) -> int:
+    [found] = [each for each in admin.describe_cluster().brokers if each.broker == broker]
+    return found.leads
+
+
+def test_a_drained_broker_leads_nothing_until_it_is_back(
+    cluster: Cluster, client: penstock.Client
+) -> None:
+    topic = cluster.create_topic(partitions=6)
+    with client.admin() as admin, client.producer(acks="all") as producer:
+        with reading(client.consumer(topic, start="earliest"), 120):
+            said = [producer.send(topic, value) for value in numbers(60)]
+            ran = call_cli("cluster", "drain", "2", url=cluster.url)
+            assert (ran.code, ran.err) == (0, "broker 2 leads nothing: stop it, or --undo\n")
+            said += [producer.send(topic, b"again " + value) for value in numbers(60)]
+            assert {one.result(WITHIN).durability for one in said} == {"committed"}
+        places = admin.describe_partitions(topic)
+        assert {place.leader for place in places} == {1, 3}
+        assert {tuple(sorted(place.isr)) for place in places} == {(1, 2, 3)}
+        assert admin.elect_leaders() == 0
+        described = call_cli("cluster", "describe", url=cluster.url).lines
+        assert any(line.split()[:2] == ["2", "drained"] for line in described)
+        health = call_cli("cluster", "health", url=cluster.url)
+        assert (health.code, "broker 2 is drained for maintenance" in health.lines[-1]) == (0, True)
+        cluster.broker(2).restart()
+        wait_until(lambda: not admin.describe_drain(2).is_drained, timeout=WITHIN)
+        wait_until(lambda: admin.elect_leaders() or leads(admin, 2) > 1, timeout=WITHIN)
+        wait_until(lambda: leads(admin, 2) > 1, timeout=WITHIN)
+
+
+def test_what_nobody_else_could_lead_stays_and_is_named(
+    cluster: Cluster, client: penstock.Client
+) -> None:
+    topic = cluster.create_topic(partitions=3, replication_factor=1)
+    with client.admin() as admin:
+        [number] = [one.partition for one in admin.describe_partitions(topic) if one.leader == 3]
+        ran = call_cli("cluster", "drain", "3", url=cluster.url)
+        assert ran.code == 4
+        assert ran.lines == [
+            f"{topic}-{number} has no other replica: `penstock cluster reassign {topic} {number} "
+            "--replication-factor 2`, or it is away with its broker"
+        ]
+        assert "broker 3 still leads 1 partition, of which nobody else could lead 1" in ran.err
+        admin.reassign_topic(topic, replication_factor=2)
+        wait_until(lambda: not admin.describe_drain(3).leads, timeout=WITHIN)
+        admin.reassign_topic(topic, replication_factor=1)
+        assert call_cli("cluster", "drain", "3", "--undo", url=cluster.url).code == 0
+        assert not admin.describe_drain(3).is_drained
+        for broker in ("0", "9", "x"):
+            assert call_cli("cluster", "drain", broker, url=cluster.url).code == 2
+        assert call_cli("cluster", "drain", "3", "--wait", "soon", url=cluster.url).code == 2
 
 
 # --- one way to it ---

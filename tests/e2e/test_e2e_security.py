@@ -158,6 +158,8 @@ DENIED: list[ms.ClientMessage] = [
     cg.ElectLeaders("secret"),
     cg.ReassignPartition("secret", 0, [1]),
     cg.RemoveBroker(1),
+    cg.DrainBroker(1),
+    cg.DescribeDrain(1),
     op.ListClients(),
     op.KickClient(1),
     op.DescribeSettings(),

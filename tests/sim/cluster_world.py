@@ -26,7 +26,7 @@ from penstock.testing.sim import FAIR, FOUL, Network, Simulation
 KINDS = (
     *("kill", "kill", "power", "stop", "stop", "cut", "cut", "cut", "leave"),
     *("kill all", "kill all", "power all", "power all"),
-    *("prefer", "reassign", "resize"),
+    *("prefer", "reassign", "resize", "drain", "undrain"),
     *("disk", "disk", "disk", "folder"),
     *("renew", "copy", "copy", "back", "back", "new folder", "insync", "forget"),
 )
@@ -283,6 +283,10 @@ class ClusterWorld:
                 broker.is_leaving = True
             case "prefer":
                 self.decide(lambda controller: controller.elect(self.places))
+            case "drain":
+                self.decide(lambda controller: controller.drain(broker.number))
+            case "undrain":
+                self.decide(lambda controller: controller.drain(broker.number, undo=True))
             case "reassign":
                 place = draw.choice(self.places)
                 target = tuple(draw.sample(list(self.numbers), draw.choice([1, 2, 3, 3])))

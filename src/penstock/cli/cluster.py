@@ -1,23 +1,33 @@
-"""`penstock cluster ...`: describe, health, elect, reassign, remove."""
+"""`penstock cluster ...`: describe, health, elect, reassign, drain, remove."""
 
 from __future__ import annotations
 
 import re
+import time
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
 
-from penstock.cli import output
+from penstock.cli import output, values
 from penstock.cli.asking import confirm
 from penstock.cli.command import Env, ExitCode, command
 from penstock.cli.describe import numbers
+from penstock.cli.progress import ProgressBar
 from penstock.core import errors as er
 
 if TYPE_CHECKING:
-    from penstock.client.admin.admin import ClusterDescription, PartitionPlace, UncleanRecovery
+    from penstock.client.admin.admin import (
+        ClusterDescription,
+        DrainStatus,
+        PartitionPlace,
+        UncleanRecovery,
+    )
+    from penstock.client.admin.cluster import BrokerInfo
 
 ALL: Final = "all"
+LOOK_EVERY: Final = 0.2
+"""Seconds between two looks how far a drain is."""
 _PLACES = ("topic", "partition", "leader", "epoch", "replicas", "in_sync", "target", "offline")
 
 
@@ -28,6 +38,7 @@ def make(settings: dict[str, Any]) -> typer.Typer:
     command(app, "health")(health)
     command(app, "elect")(elect)
     command(app, "reassign")(reassign)
+    command(app, "drain")(drain)
     command(app, "remove")(remove)
     return app
 
@@ -59,7 +70,7 @@ def describe(
     output.write_columns(
         ["BROKER", "STATE", "EPOCH", "LEADS", "REPLICAS", "IN-SYNC", "RACK", "URL"],
         [
-            [each.broker, each.state, each.epoch, each.leads, each.replicas, each.in_sync,
+            [each.broker, _state(found, each), each.epoch, each.leads, each.replicas, each.in_sync,
              each.rack or "-", each.url]
             for each in found.brokers
         ],
@@ -93,6 +104,12 @@ def health(env: Env) -> int:
         _write_ill(found)
     if not env.is_json:
         _write_unclean(found.unclean, found.unclean_partitions)
+        for each in found.brokers:
+            if each.broker in found.drained:
+                output.write_line(
+                    f"broker {each.broker} is drained for maintenance, and leads "
+                    f"{output.counted(each.leads, 'partition')}"
+                )
     return ExitCode.FAILED if said else ExitCode.DONE
 
 
@@ -177,6 +194,77 @@ def remove(
     with env.admin() as admin:
         admin.remove_broker(broker)
     env.say(f"broker {broker} is out of the quorum")
+
+
+def drain(
+    env: Env,
+    broker: Annotated[int, typer.Argument(metavar="BROKER", min=1, max=65_535)],
+    undo: Annotated[bool, typer.Option("--undo", help="Let it lead again.")] = False,
+    wait: Annotated[
+        str, typer.Option(metavar="TIME", help="How long to wait until it leads nothing.")
+    ] = "30s",
+) -> int:
+    """Before maintenance: have other in-sync replicas lead what a broker leads, and keep it so
+    until it comes back from its restart, or --undo."""
+    until = time.monotonic() + values.seconds(wait)
+    with env.admin() as admin:
+        found = admin.drain_broker(broker, undo=undo)
+        if undo:
+            env.say(
+                f"broker {broker} may lead again: partitions come back to it by themselves "
+                "(leader_balance_interval), or at once by `penstock cluster elect`"
+            )
+            return ExitCode.DONE
+        before = found.leads
+        with ProgressBar(env, "partitions", before) as progress:
+            while found.leads and time.monotonic() < until and not _is_hopeless(found):
+                time.sleep(LOOK_EVERY)
+                found = admin.describe_drain(broker)
+                progress.at(before - found.leads)
+    if env.is_json:
+        output.write_json(msgspec.structs.asdict(found))
+    elif found.leads:
+        for place in found.stuck:
+            output.write_line(_why_stuck(place))
+        if found.stuck_partitions > len(found.stuck):
+            output.write_line(f"and {found.stuck_partitions - len(found.stuck)} more")
+    if not found.leads:
+        env.say(f"broker {broker} leads nothing: stop it, or --undo")
+        return ExitCode.DONE
+    env.say(
+        f"broker {broker} still leads {output.counted(found.leads, 'partition')}, of which nobody "
+        f"else could lead {found.stuck_partitions}. The drain goes on: each moves once another "
+        "replica of it is in sync"
+    )
+    return ExitCode.PARTLY
+
+
+def _is_hopeless(found: DrainStatus) -> bool:
+    """Whether waiting brings nothing: what is left has no other replica at all."""
+    is_all_shown = found.stuck_partitions == len(found.stuck) == found.leads
+    return is_all_shown and all(len(place.replicas) == 1 for place in found.stuck)
+
+
+def _why_stuck(place: PartitionPlace) -> str:
+    name = f"{place.topic}-{place.partition}"
+    if len(place.replicas) == 1:
+        return (
+            f"{name} has no other replica: `penstock cluster reassign {place.topic} "
+            f"{place.partition} --replication-factor 2`, or it is away with its broker"
+        )
+    others = [broker for broker in place.replicas if broker != place.leader]
+    in_sync = [broker for broker in place.isr if broker != place.leader]
+    if not in_sync:
+        return f"{name}: none of its other replicas ({numbers(others)}) is in sync"
+    return (
+        f"{name}: its other replicas in sync ({numbers(in_sync)}) are down, drained too, or their "
+        "logs are offline"
+    )
+
+
+def _state(found: ClusterDescription, each: BrokerInfo) -> str:
+    is_drained = each.broker in found.drained and each.state == "up"
+    return "drained" if is_drained else each.state
 
 
 def _partition(text: str) -> int:

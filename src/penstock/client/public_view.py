@@ -22,12 +22,12 @@ PUBLIC_NAMES: Final = {
         "Client": "admin close commit_transaction consumer end_stages metrics producer stage "
         "transport url",
         "Admin": "add_access add_partitions alter_settings alter_topic close create_topic "
-        "delete_group delete_topic describe_cluster describe_group describe_node "
-        "describe_partitions describe_topic elect_leaders export_offsets import_offsets "
-        "kick_client list_access list_clients list_groups list_limits list_quotas "
-        "list_settings list_topics list_transactions list_uses reassign_partition "
-        "reassign_topic remove_access remove_broker report_offsets reset_offsets "
-        "set_limits set_quota trim",
+        "delete_group delete_topic describe_cluster describe_drain describe_group "
+        "describe_node describe_partitions describe_topic drain_broker elect_leaders "
+        "export_offsets import_offsets kick_client list_access list_clients list_groups "
+        "list_limits list_quotas list_settings list_topics list_transactions list_uses "
+        "reassign_partition reassign_topic remove_access remove_broker report_offsets "
+        "reset_offsets set_limits set_quota trim",
         "Producer": _PRODUCER,
         "TransactionalProducer": f"{_PRODUCER} abort_transaction begin_transaction "
         "commit_transaction epoch transaction transactional_id",

@@ -20,6 +20,7 @@ from penstock.client.admin.access import (
 from penstock.client.admin.cluster import (
     ClusterAdmin,
     ClusterDescription,
+    DrainStatus,
     PartitionPlace,
     UncleanRecovery,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "Admin",
     "ClientInfo",
     "ClusterDescription",
+    "DrainStatus",
     "ExportedOffsets",
     "GroupDescription",
     "GroupListing",
@@ -274,6 +276,17 @@ class Admin(Closing):
         """Take a broker that is stopped for good out of the quorum, and off the list if it has no
         replicas any more. Raises `ConfigError` while it is up."""
         ClusterAdmin(self._ask).remove(broker)
+
+    def drain_broker(self, broker: int, *, undo: bool = False) -> DrainStatus:
+        """Before maintenance: have other in-sync replicas lead what this broker leads, 100
+        partitions at a time, and let it lead nothing that they could until it comes back from a
+        restart, or `undo`. It stays in sync meanwhile. Ask `describe_drain` how far that is; what
+        has no other replica in sync stays where it is until it has. Raises `ConfigError`."""
+        return ClusterAdmin(self._ask).drain(broker, undo=undo)
+
+    def describe_drain(self, broker: int) -> DrainStatus:
+        """How much a broker still leads, and which of it nobody else could lead now."""
+        return ClusterAdmin(self._ask).drain_status(broker)
 
     # --- groups ---
     def list_groups(self) -> list[GroupListing]:

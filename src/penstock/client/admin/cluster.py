@@ -15,6 +15,7 @@ BrokerInfo = cg.BrokerInfo
 ClusterDescription = cg.ClusterDescription
 PartitionPlace = cg.PartitionPlace
 UncleanRecovery = cg.UncleanRecovery
+DrainStatus = cg.DrainStatus
 QuorumMember = cg.QuorumMember
 
 
@@ -31,6 +32,7 @@ class ClusterAdmin:
             page: ClusterDescription = self._ask(cg.DescribeCluster(skip), cg.ClusterDescription)
             found.brokers.extend(page.brokers)
             found.quorum.extend(page.quorum)
+            found.drained.extend(page.drained)
             skip, more = skip + cg.BROKERS_PER_PAGE, page.more
         return replace(found, more=False)
 
@@ -71,6 +73,14 @@ class ClusterAdmin:
             topic, partition, list(replicas or ()), replication_factor or 0
         )
         self._ask(request, ms.Done)
+
+    def drain(self, broker: int, *, undo: bool) -> DrainStatus:
+        answer: DrainStatus = self._ask(cg.DrainBroker(broker, undo), cg.DrainStatus)
+        return answer
+
+    def drain_status(self, broker: int) -> DrainStatus:
+        answer: DrainStatus = self._ask(cg.DescribeDrain(broker), cg.DrainStatus)
+        return answer
 
     def remove(self, broker: int) -> None:
         self._ask(cg.RemoveBroker(broker), ms.Done)

@@ -15,6 +15,7 @@ from penstock.client.admin.admin import (
     AccessEntry,
     ClientInfo,
     ClusterDescription,
+    DrainStatus,
     ExportedOffsets,
     GroupDescription,
     GroupListing,
@@ -147,6 +148,14 @@ class Admin(AsyncClosing):
     async def remove_broker(self, broker: int) -> None:
         """Take a broker that is stopped for good out. See `penstock.Admin.remove_broker`."""
         await self._do(partial(self._core.remove_broker, broker))
+
+    async def drain_broker(self, broker: int, *, undo: bool = False) -> DrainStatus:
+        """Have other brokers lead what this one leads. See `penstock.Admin.drain_broker`."""
+        return await self._do(partial(self._core.drain_broker, broker, undo=undo))
+
+    async def describe_drain(self, broker: int) -> DrainStatus:
+        """How much a broker still leads."""
+        return await self._do(partial(self._core.describe_drain, broker))
 
     # --- groups ---
     async def list_groups(self) -> list[GroupListing]:

@@ -10,7 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol, TypeVar
 
-from penstock.cluster.controller import Broker, Image, Partition, Place, UncleanRecovery
+from penstock.cluster.controller import (
+    Broker,
+    Image,
+    Partition,
+    Place,
+    UncleanRecovery,
+    successors,
+)
 from penstock.core.errors import ConfigError, PenstockTimeout, UnknownTopicError
 from penstock.ipc import clustering as cg
 from penstock.ipc import messages as ms
@@ -64,6 +71,11 @@ class Describing:
                 return await self._reassign(request)
             case cg.RemoveBroker():
                 return await self._remove(request.broker)
+            case cg.DrainBroker():
+                await self._quorum.ask(cr.Drain(request.broker, request.undo), self._timeout)
+                return self._drain_of(request.broker, sees)
+            case cg.DescribeDrain():
+                return self._drain_of(request.broker, sees)
 
     # --- looks ---
     async def _of_the_quorum(self) -> dict[str, Any]:
@@ -101,6 +113,7 @@ class Describing:
             more=upto < max(len(brokers), len(members)),
             unclean_partitions=len(unclean),
             unclean=[_described(image, place, it) for place, it in news[: cg.ILL_MAX]],
+            drained=[it.broker for it in brokers[first:upto] if image.is_drained(it.broker)],
         )
 
     def _partitions(self, request: cg.DescribePartitions) -> cg.PartitionPlaces:
@@ -113,6 +126,22 @@ class Describing:
             for number in range(first, upto)
         ]
         return cg.PartitionPlaces(found, more=upto < topic.partitions)
+
+    def _drain_of(self, broker: int, sees: Callable[[str], bool]) -> cg.DrainStatus:
+        image = self._quorum.image
+        if broker not in image.brokers:
+            raise ConfigError(f"there is no broker {broker}")
+        led = [
+            (at, image.partitions[at])
+            for at in sorted(image.places.get(broker, ()))
+            if image.partitions[at].leader == broker
+        ]
+        stuck = [(at, it) for at, it in led if not successors(it, image.may_lead, image.is_drained)]
+        shown = [(at, it) for at, it in stuck if sees(image.topics[at[0]].name)]
+        return cg.DrainStatus(
+            broker, image.is_drained(broker), len(led), len(stuck),
+            [_described(image, at, it) for at, it in shown[: cg.ILL_MAX]],
+        )  # fmt: skip
 
     # --- orders ---
     async def _elect(self, request: cg.ElectLeaders) -> cg.LeadersElected:

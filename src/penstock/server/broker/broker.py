@@ -35,6 +35,7 @@ from penstock.server.node.data_folder import DataFolder
 from penstock.server.node.partitions import Partitions
 from penstock.server.process.replicator import REPLICATOR_COMMAND, ReplicatorProcess
 from penstock.server.quorum import Quorum
+from penstock.server.quorum.controller_requests import Drain
 from penstock.server.replicator import messages as rm
 from penstock.server.security.access_store import Access
 
@@ -131,10 +132,24 @@ class ClusterBroker:
         finally:
             telling.cancel()
         self.is_ready = True
+        await self._end_drain()
         logger.info(
             "broker %d of cluster %s is ready, with epoch %s", self.broker,
             self.quorum.cluster_id.hex(), self.quorum.broker_epoch,
         )  # fmt: skip
+
+    async def _end_drain(self) -> None:
+        """It is back from the maintenance that it was drained for."""
+        if not self.quorum.image.is_drained(self.broker):
+            return
+        try:
+            await self.quorum.ask(Drain(self.broker, undo=True), self._config.topic_timeout)
+            logger.info("broker %d is back, and drained no more: it may lead", self.broker)
+        except PenstockError as error:
+            logger.warning(
+                "broker %d stays drained (`penstock cluster drain %d --undo` ends that): %s",
+                self.broker, self.broker, error,
+            )  # fmt: skip
 
     def waits_for(self) -> str:
         """What is missing before it may serve; empty when nothing is."""

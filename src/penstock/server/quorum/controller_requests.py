@@ -109,6 +109,14 @@ class Forget(ControllerRequest[None], frozen=True):
         return controller.forget(self.broker)
 
 
+class Drain(ControllerRequest[None], frozen=True):
+    broker: NodeId
+    undo: bool = False
+
+    def decide(self, controller: Controller, now: float) -> Decision[None]:
+        return controller.drain(self.broker, undo=self.undo)
+
+
 class CreateTopic(ControllerRequest[bytes], frozen=True):
     """The asker gives the id, so that asking again is known by it."""
 
@@ -220,6 +228,7 @@ NAMES: Final[dict[type[QuorumRequest[Any]], str]] = {
     Logs: "logs",
     LogEnds: "log_ends",
     Forget: "forget",
+    Drain: "drain",
     CreateTopic: "create_topic",
     AddPartitions: "add_partitions",
     ConfigureTopic: "configure_topic",

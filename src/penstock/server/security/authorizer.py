@@ -88,6 +88,8 @@ _OF_CLUSTER: Final[dict[type, Operation]] = {
     cg.ElectLeaders: ALTER,
     cg.ReassignPartition: ALTER,
     cg.RemoveBroker: ALTER,
+    cg.DrainBroker: ALTER,
+    cg.DescribeDrain: DESCRIBE,
     op.ListClients: DESCRIBE,
     op.KickClient: ALTER,
     op.DescribeSettings: DESCRIBE,
