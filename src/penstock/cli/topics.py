@@ -1,4 +1,4 @@
-"""`penstock topic ...`: create, list, describe, config, add-partitions, trim, delete."""
+"""`penstock topic ...`: create, list, describe, config, add-partitions, copy, trim, delete."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from penstock.cli import output, values
 from penstock.cli.asking import confirm
 from penstock.cli.command import Env, ExitCode, code_of, command, complain
+from penstock.cli.topic_copy import copy
 from penstock.cli.trim import trim
 from penstock.core import errors as er
 
@@ -40,6 +41,7 @@ def make(settings: dict[str, Any]) -> typer.Typer:
     command(app, "describe")(describe)
     command(app, "config")(config)
     command(app, "add-partitions")(add_partitions)
+    command(app, "copy")(copy)
     command(app, "trim")(trim)
     command(app, "delete")(delete)
     return app

@@ -1,0 +1,250 @@
+"""`penstock topic copy`: the records of a topic into another one, each once, however it ends.
+
+    committed batch of FROM ──> one transaction: its records into TO, how far it is into progress
+
+How far a copy is stands in a compacted topic beside TO, as records of the same transactions: what
+was copied and how far that is count together or not, whatever ends the copy, and wherever FROM is.
+A copy that runs again fences the one before, writes a record of its own there and reads until it
+sees that: all that counted stands before it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+import typer
+
+from penstock.cli import output
+from penstock.cli.command import Env, ExitCode
+from penstock.cli.consume import OnOutOfRange
+from penstock.cli.progress import ProgressBar
+from penstock.core import errors as er
+
+if TYPE_CHECKING:
+    from penstock.cli.stopping import Stopper
+    from penstock.client.admin.admin import Admin
+    from penstock.client.admin.topic_config import TopicConfig
+    from penstock.client.client import Client
+    from penstock.client.consumer.consumer import Consumer
+    from penstock.client.consumer.records import RecordBatch
+    from penstock.client.transactions.producer import TransactionalProducer
+
+PROGRESS: Final = ".copy"
+"""Behind the name of the topic that is copied to: the topic with how far copies to it are."""
+FENCE: Final = b"fence"
+"""The key of what a copy that begins writes there."""
+READ_WITHIN: Final = 30.0
+"""Seconds without a record for which the reading of that topic waits."""
+_KeyFile = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Key for that node. Default: $PENSTOCK_KEY.")
+]
+
+
+class _Place(msgspec.Struct, frozen=True):
+    """How far a copy is in a partition: its next offset, the leader epoch of what is before it."""
+
+    offset: int
+    leader_epoch: int
+
+
+_place: Final = msgspec.json.Decoder(_Place)
+
+
+def copy(
+    env: Env,
+    source: Annotated[str, typer.Argument(metavar="FROM")],
+    target: Annotated[str, typer.Argument(metavar="TO", help="Made like FROM if it is not there.")],
+    from_url: Annotated[
+        str | None, typer.Option("--from", metavar="URL", help="Where FROM is. Default: as -b.")
+    ] = None,
+    to_url: Annotated[
+        str | None, typer.Option("--to", metavar="URL", help="Where TO is. Default: as -b.")
+    ] = None,
+    from_key: _KeyFile = None,
+    to_key: _KeyFile = None,
+    by_key: Annotated[
+        bool,
+        typer.Option("--by-key", help="Choose partitions by keys, instead of keeping them."),
+    ] = False,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Of the copy: the topic with how far it is, and its transactional id. Default: "
+            f"TO{PROGRESS}",
+        ),
+    ] = None,
+    batch: Annotated[
+        int, typer.Option(min=1, max=100_000, help="Most records of a transaction.")
+    ] = 5000,
+    on_out_of_range: Annotated[
+        OnOutOfRange,
+        typer.Option(help="Where to go on when retention took the next record; or fail."),
+    ] = OnOutOfRange.error,
+) -> int:
+    """Copy records with keys, headers and timestamps, up to the end that FROM has now. Run again,
+    it goes on where it was; each record is copied once."""
+    from penstock.cli.stopping import Stopper
+    from penstock.client.client import connect
+
+    timeout = env.given_timeout
+    begun = time.monotonic()
+    with (
+        Stopper() as stopper,
+        connect(from_url or env.url, client_id="penstock-cli", timeout=timeout, keys=from_key) as a,
+        connect(to_url or env.url, client_id="penstock-cli", timeout=timeout, keys=to_key) as b,
+    ):
+        the_name = name or f"{target}{PROGRESS}"
+        topic_id = _prepare(env, a, b, source, target, the_name, by_key=by_key)
+        with b.producer(transactional_id=the_name, compression="lz4") as producer:
+            it = TopicCopy(producer, source, target, topic_id, the_name, keeps=not by_key)
+            reader = a.consumer(
+                source, start="earliest", follow=False, isolation="read-committed",
+                on_out_of_range=on_out_of_range.value,
+            )  # fmt: skip
+            it.go_on(b, reader)
+            is_whole = _run(env, it, reader, stopper, batch)
+    told = {"from": source, "to": target, "name": the_name, "records": it.records,
+            "seconds": round(time.monotonic() - begun, 6), "is_whole": is_whole}  # fmt: skip
+    if env.is_json:
+        output.write_json(told)
+    env.say(
+        f"{it.records:,} records copied from {source} to {target} in "
+        f"{output.human_seconds(time.monotonic() - begun)}"
+        + ("" if is_whole else "; stopped by a signal: the same command goes on there")
+    )
+    return ExitCode.DONE if is_whole else ExitCode.PARTLY
+
+
+def _run(env: Env, it: TopicCopy, reader: Consumer, stopper: Stopper, batch: int) -> bool:
+    """Whether all is copied; else a signal came."""
+    from penstock.cli.stopping import Stopped
+
+    left = it.left(reader)
+    batches = reader.batches(batch)
+    with ProgressBar(env, "offsets", left) as progress:
+        while True:
+            try:
+                with stopper.interruptible():
+                    found = next(batches, None)
+            except Stopped:
+                return False
+            if found is None:
+                return True
+            it.take(found)
+            progress.at(left - it.left(reader))
+
+
+def _prepare(
+    env: Env, a: Client, b: Client, source: str, target: str, name: str, *, by_key: bool
+) -> str:
+    """See to the topics; the id of FROM."""
+    from penstock.client.admin.topic_config import TopicConfig
+
+    with a.admin(timeout=env.timeout) as here, b.admin(timeout=env.timeout) as there:
+        known = here.describe_topic(source)
+        number = output.counted(len(known.partitions), "partition")
+        settings: dict[str, Any] = {**known.settings, "replication_factor": None}
+        config = TopicConfig(**{**settings, "min_insync_replicas": None})
+        if _is_made(there, target, config):
+            env.say(f"created topic {target} with {number}, like {source}")
+        found = there.describe_topic(target)
+        if found.topic_id == known.topic_id:
+            raise er.ConfigError(f"{source} would be copied to itself: name another topic for TO")
+        if name in (source, target):
+            raise er.ConfigError(f"--name {name} is a topic that is copied: choose another name")
+        if not by_key and len(found.partitions) != len(known.partitions):
+            raise er.ConfigError(
+                f"{source} has {number} and {target} has {len(found.partitions)}: they are kept "
+                "one by one only where they are equally many; --by-key chooses partitions by keys"
+            )
+        _is_made(there, name, TopicConfig(cleanup="compact"))
+    return known.topic_id
+
+
+def _is_made(admin: Admin, name: str, config: TopicConfig) -> bool:
+    """Whether the topic was not there, so that it is made; who may not make it may use it."""
+    try:
+        admin.describe_topic(name)
+    except er.UnknownTopicError:
+        return admin.create_topic(name, config, if_not_exists=True)
+    return False
+
+
+@dataclass(slots=True)
+class TopicCopy:
+    """One run of a copy. `keeps`: each record stays in the partition of its number."""
+
+    producer: TransactionalProducer
+    source: str
+    target: str
+    topic_id: str
+    name: str
+    keeps: bool
+    records: int = 0
+
+    def go_on(self, there: Client, reader: Consumer) -> None:
+        """Have the reader begin where the copy was ended."""
+        for number, place in self._places(there).items():
+            if (self.source, number) in reader.assignment():
+                epoch = place.leader_epoch if place.leader_epoch >= 0 else None
+                reader.seek(self.source, number, place.offset, leader_epoch=epoch)
+
+    def left(self, reader: Consumer) -> int:
+        """Offsets before it."""
+        return sum(lag for lag in reader.lag().values())
+
+    def take(self, batch: RecordBatch) -> None:
+        """Copy it, or, where that raises, nothing of it."""
+        send, target = self.producer.send, self.target
+        with self.producer.transaction():
+            for record in batch:
+                send(
+                    target, record.value, key=record.key, headers=record.headers,
+                    timestamp=record.timestamp,
+                    partition=record.partition if self.keeps else None,
+                )  # fmt: skip
+            ends = {chunk.partition: chunk for chunk in batch.chunks}
+            for number, chunk in ends.items():
+                place = _Place(chunk.next_offset, chunk.leader_epoch)
+                send(self.name, msgspec.json.encode(place), key=self._key(number))
+        self.records += len(batch)
+
+    def _key(self, partition: int) -> bytes:
+        return f"{self.topic_id}-{partition}".encode()
+
+    def _places(self, there: Client) -> dict[int, _Place]:
+        """How far the copy is, by partition."""
+        token = os.urandom(16)
+        with self.producer.transaction():
+            self.producer.send(self.name, token, key=FENCE, partition=0)
+        found: dict[int, _Place] = {}
+        for key, value in self._progress(there, token):
+            topic_id, _, number = key.decode("ascii", "replace").rpartition("-")
+            if topic_id == self.topic_id and number.isdecimal() and value is not None:
+                try:
+                    found[int(number)] = _place.decode(value)
+                except msgspec.MsgspecError as error:
+                    raise er.ConfigError(
+                        f"topic {self.name!r} does not say how far a copy is ({error}): choose "
+                        "another --name"
+                    ) from error
+        return found
+
+    def _progress(self, there: Client, token: bytes) -> Iterator[tuple[bytes, bytes | None]]:
+        """What stands in the topic before that token, oldest first."""
+        with there.consumer(self.name, start="earliest", isolation="read-committed") as consumer:
+            while batch := consumer.poll(timeout=READ_WITHIN):
+                for record in batch:
+                    if record.key == FENCE and record.value == token:
+                        return
+                    yield record.key or b"", record.value
+        raise er.PenstockTimeout(
+            f"topic {self.name!r} did not show within {READ_WITHIN:g} s what was written to it: "
+            "a transaction that is open holds it back (`penstock transaction list --open`)"
+        )
