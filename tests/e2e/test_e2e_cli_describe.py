@@ -50,12 +50,12 @@ def test_sizes_segments_and_times_are_those_of_the_files(node, client):
     assert filled["earliest"] == 1_372_939_200_000_000
     assert filled["latest"] == 1_372_939_219_000_000
     assert (empty["segments"], empty["earliest"], empty["latest"]) == (1, None, None)
-    assert (found["records"], found["disk_bytes"]) == (
+    assert (found["offsets"], found["disk_bytes"]) == (
         20,
         filled["disk_bytes"] + empty["disk_bytes"],
     )
     shown = call_cli("topic", "describe", "files", url=node.url).lines
-    assert "20 records" in shown[0]
+    assert "20 offsets" in shown[0]
     assert "2013-07-04T12:00:00Z  2013-07-04T12:00:19Z" in shown[3]
     assert shown[4].endswith("-")
 

@@ -50,7 +50,7 @@ def test_a_topic_from_its_creation_to_its_end(node):
 
     assert cli("topic", "add-partitions", "life", "3").code == 0
     [summary] = cli("topic", "list", "lif?", "--format", "json").objects
-    assert (summary["name"], summary["partitions"], summary["records"]) == ("life", 3, 0)
+    assert (summary["name"], summary["partitions"], summary["offsets"]) == ("life", 3, 0)
 
     assert cli("topic", "delete", "life", "--yes").code == 0
     assert "life" not in names_of(cli)
@@ -149,7 +149,7 @@ def test_deleting_asks_or_wants_a_yes(node, cli):
     run_cli("produce", "precious", url=node.url, stdin=b"one\ntwo\n")
     dry = cli("topic", "delete", "precious", "--dry-run")
     assert dry.code == 0
-    assert "2 records" in dry.lines[0]
+    assert "2 offsets" in dry.lines[0]
     refused = run_cli("topic", "delete", "precious", url=node.url)
     assert refused.code == 2
     assert "--yes" in refused.err

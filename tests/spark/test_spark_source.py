@@ -42,6 +42,16 @@ def batches_of(folder: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
+def test_explain_names_the_format_and_an_alias_as_the_guide_says(spark, broker, capsys):
+    topic = filled(broker, 1, 1)
+    loaded(spark, given(broker, topic)).alias("orders_from_100").explain(True)
+    said = capsys.readouterr().out
+    assert "SubqueryAlias orders_from_100" in said
+    assert "BatchScan penstock[key#" in said
+    assert "(Python)" in said
+    assert topic not in said, "Spark lets a source say more now: have it name topic and offsets"
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_table(spark, broker, way):
     topic = filled(broker, 300, 3)

@@ -114,7 +114,7 @@ def list_topics(
                 output.write_line(name)
             return
         rows = [_summary(admin.describe_topic(name)) for name in names]
-    env.write_rows(("name", "partitions", "records", "bytes", "durability", "offline"), rows)
+    env.write_rows(("name", "partitions", "offsets", "bytes", "durability", "offline"), rows)
 
 
 def _summary(topic: TopicDescription) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _summary(topic: TopicDescription) -> dict[str, Any]:
         "name": topic.name,
         "topic_id": topic.topic_id,
         "partitions": len(topic.partitions),
-        "records": sum(part.high_watermark - part.log_start for part in topic.partitions),
+        "offsets": sum(part.high_watermark - part.log_start for part in topic.partitions),
         "bytes": sum(part.counters["bytes"] for part in topic.partitions),
         "durability": topic.settings["durability"],
         "offline": sum(part.status != "online" for part in topic.partitions),
@@ -202,7 +202,7 @@ def _show_deletion(env: Env, admin: Admin, name: str) -> None:
         return
     output.write_line(
         f"would delete topic {name}: {output.counted(summary['partitions'], 'partition')}, "
-        f"{output.counted(summary['records'], 'record')}"
+        f"{output.counted(summary['offsets'], 'offset')}"
     )
 
 
