@@ -229,3 +229,59 @@ def test_run_says_which_app_there_is_not(tmp_path, node):
     ]:
         ran = run_cli("run", target, url=node.url, env={"PYTHONPATH": str(tmp_path)})
         assert (ran.code, said in ran.err) == (2, True), ran.err
+
+
+def test_at_most_once_is_committed_before_it_is_handled(node, app, topic):
+    target = node.create_topic()
+    before: list[int] = []
+
+    @app.consumer(topic, group=topic, guarantee="at-most-once")
+    def handle(number: int) -> None:
+        if number == 150:
+            before.append(committed(node, topic))
+        app.send(target, b"%d" % number)
+
+    produce(node, topic, numbers(300))
+    with app:
+        wait_until(lambda: app.metrics()["handled"] == 300)
+        assert before[0] >= 1
+    with node.connect() as client, client.admin() as admin:
+        assert admin.describe_group(topic).guarantee == "at-most-once"
+    assert values(node, target) == Counter(range(300))
+    assert committed(node, topic) == 300
+
+
+def test_at_most_once_a_record_that_fails_does_not_come_again(node, app):
+    topic = node.create_topic()
+    seen: list[int] = []
+
+    @app.consumer(topic, group=topic, guarantee="at_most_once")
+    def fail(number: int) -> None:
+        seen.append(number)
+        if number == 5:
+            raise ValueError("five")
+
+    produce(node, topic, numbers(6))
+    with pytest.raises(ValueError, match="five"):
+        app.run()
+    assert seen == list(range(6))
+    produce(node, topic, numbers(3, first=6))
+    with app:
+        wait_until(lambda: seen[-1] == 8)
+    assert seen == list(range(9))
+
+
+def test_at_most_once_what_was_claimed_is_worked_off_at_a_stop(node, app):
+    topic = node.create_topic()
+    seen: list[int] = []
+
+    @app.consumer(topic, group=topic, guarantee="at-most-once")
+    def handle(number: int) -> None:
+        seen.append(number)
+        if number == 700:
+            app.stop()
+
+    produce(node, topic, numbers(1000))
+    app.run()
+    assert seen == list(range(committed(node, topic)))
+    assert len(seen) > 700

@@ -137,5 +137,9 @@ def test_an_app_that_cannot_start_says_why():
         app.start()
     with pytest.raises(ConfigError, match="name topics, or give pattern="):
         app.consumer(group="g")(plain)
-    with pytest.raises(TypeError, match="has no option 'guarantee'"):
-        app.consumer("t", group="g", guarantee="manual")(plain)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="guarantee='manual' must be one of 'at-least-once'"):
+        app.consumer("t", group="g", guarantee="manual")(plain)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="retries=1 would handle a record more than once"):
+        app.consumer("t", group="g", guarantee="at-most-once", retries=1)(plain)
+    with pytest.raises(TypeError, match="has no option 'instance_id'"):
+        app.consumer("t", group="g", instance_id="a")(plain)  # type: ignore[call-arg]

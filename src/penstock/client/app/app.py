@@ -8,7 +8,8 @@
 
     app.run()
 
-At least once: a record is committed after its handler has returned and what that sent is delivered.
+At least once, unless told otherwise: a record is committed after its handler has returned and what
+that sent is delivered.
 SIGTERM and SIGINT end it in order: no further records, what is in hand is finished and committed.
 
 Owns the workers' life. Reading and committing are in `worker`, decoding in `handler`.
@@ -27,14 +28,14 @@ from types import FrameType
 from typing import Any, Final, TypeVar, Unpack
 
 from penstock.client.app.handler import Handler, place_of
-from penstock.client.app.worker import OnError, Subscription, Worker
+from penstock.client.app.worker import AppGuarantee, OnError, Subscription, Worker
 from penstock.client.client import Client, connect
 from penstock.client.closing import Closing
 from penstock.client.options import AppOptions
 from penstock.client.producer.delivery import Delivery
 from penstock.client.producer.producer import Producer
 from penstock.client.transport import Keys, Transport
-from penstock.client.validation import check_names, check_range
+from penstock.client.validation import as_spelt, check_names, check_range
 from penstock.core import errors as er
 
 logger = logging.getLogger("penstock.app")
@@ -42,6 +43,7 @@ logger = logging.getLogger("penstock.app")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+GUARANTEES: Final = ("at-least-once", "at-most-once")
 STOP_TIMEOUT: Final = 25.0
 """Below the 30 s that Kubernetes waits before it kills."""
 
@@ -90,6 +92,7 @@ class App(Closing):
         retry_backoff: float = 0.1,
         retry_backoff_max: float = 10.0,
         commit_interval: float = 1.0,
+        guarantee: AppGuarantee = "at-least-once",
         **options: Unpack[AppOptions],
     ) -> Callable[[Function], Function]:
         """Register a handler of these topics' records, which stays the function it is.
@@ -104,6 +107,8 @@ class App(Closing):
             retry_backoff, retry_backoff_max: seconds of the first wait, doubled up to the latter;
                 the wait is a random part of that.
             commit_interval: seconds between commits, at most.
+            guarantee: "at-most-once": no record is handled twice, whatever fails; those in hand
+                when a process dies are lost, as is one whose handler fails. It has no retries.
             options: further ones of a group's consumer: `start`, `pattern`, ...
 
         The handler's annotations say what it takes: see `penstock.client.app.handler`. It may be
@@ -116,7 +121,8 @@ class App(Closing):
                 raise er.ConfigError("the app runs: register handlers before it starts")
             told = Subscription(
                 Handler(function), topics, group, concurrency, on_error, retries, retry_backoff,
-                retry_backoff_max, commit_interval, options,
+                retry_backoff_max, commit_interval, as_spelt("guarantee", guarantee, GUARANTEES),
+                options,
             )  # fmt: skip
             self._subscriptions.append(told)
             return function

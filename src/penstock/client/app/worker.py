@@ -7,6 +7,10 @@ A commit covers the handled records alone: one whose handler failed, or that a s
 it waited for its next try, is sought again first. What the handler sent is flushed before, so that
 a commit never stands for records that are nowhere.
 
+At most once a record is committed before its handler is called, which has no second try. As few
+are claimed at a time as a tenth of a second of work takes, since those are lost with their process;
+a stop works them off.
+
 Owns that order. Never touches signals or other workers.
 """
 
@@ -36,11 +40,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.app")
 
 OnError = Literal["stop", "skip"]
+AppGuarantee = Literal["at-least-once", "at-most-once"]
 
 POLL_SECONDS: Final = 0.2
 """Between two looks whether to stop, while nothing comes."""
 CONCURRENCY_MAX: Final = 256
 RETRIES_MAX: Final = 1_000_000
+CLAIM_SECONDS: Final = 0.1
+"""Of work that is claimed at a time at most once."""
+CLAIM_RECORDS_MAX: Final = 10_000
 FLUSH_TIMEOUT: Final = 30.0
 """Seconds for what handlers sent to be delivered, before a commit."""
 
@@ -58,6 +66,7 @@ class Subscription:
     retry_backoff: float
     retry_backoff_max: float
     commit_interval: float
+    guarantee: AppGuarantee
     options: Mapping[str, Any]
 
     def __post_init__(self) -> None:
@@ -70,8 +79,17 @@ class Subscription:
         check_range("retry_backoff", self.retry_backoff, 0.0, 3600.0)
         check_range("retry_backoff_max", self.retry_backoff_max, 0.0, 86_400.0)
         check_range("commit_interval", self.commit_interval, 0.001, 3600.0)
+        if self.is_at_most_once and self.retries:
+            raise er.ConfigError(
+                f"consumer of group {self.group!r}: retries={self.retries} would handle a record "
+                "more than once, and it is at-most-once: leave retries out"
+            )
         if not self.topics and self.options.get("pattern") is None:
             raise er.ConfigError(f"consumer of group {self.group!r}: name topics, or give pattern=")
+
+    @property
+    def is_at_most_once(self) -> bool:
+        return self.guarantee == "at-most-once"
 
 
 class Worker:
@@ -98,6 +116,8 @@ class Worker:
         self._runner: asyncio.Runner | None = None
         self._is_committing = True
         self._commit_at = 0.0
+        self._claim = 1
+        """Records to claim next, at most once."""
         name = f"penstock-{subscription.group}-{subscription.handler.name}"
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -127,11 +147,15 @@ class Worker:
         self._commit_at = time.monotonic() + told.commit_interval
         try:
             self._consumer = consumer = self._client.consumer(
-                *told.topics, group=told.group, guarantee="manual",
+                *told.topics, group=told.group,
+                guarantee="at-most-once" if told.is_at_most_once else "manual",
                 on_assigned=self._on_change, on_revoked=self._on_change, **told.options,
             )  # fmt: skip
             try:
-                self._read(consumer)
+                if told.is_at_most_once:
+                    self._read_claimed(consumer)
+                else:
+                    self._read(consumer)
             finally:
                 try:
                     self._commit()  # closing would only log what it raises
@@ -152,6 +176,33 @@ class Worker:
                     self._commit()
             if time.monotonic() >= self._commit_at:
                 self._commit()
+
+    def _read_claimed(self, consumer: GroupConsumer) -> None:
+        """At most once: a stop waits for what was claimed, for it does not come again."""
+        while not self._stopping.is_set() and not consumer.is_at_end():
+            batch = consumer.poll(self._claim, POLL_SECONDS)
+            left, begun = len(batch), time.monotonic()
+            for record in batch:
+                left -= 1
+                try:
+                    self._handle(record)
+                except BaseException:
+                    self._lose(left)
+                    raise
+            if batch:
+                each = max((time.monotonic() - begun) / len(batch), 1e-9)
+                self._claim = max(1, min(int(CLAIM_SECONDS / each), CLAIM_RECORDS_MAX))
+            if time.monotonic() >= self._commit_at:
+                self._commit()
+
+    def _lose(self, left: int) -> None:
+        """These were claimed with a record that ends the app."""
+        self.counts["skipped"] += left
+        if left:
+            logger.error(
+                "group %s: %d records that were claimed with it are lost",
+                self.subscription.group, left,
+            )  # fmt: skip
 
     # --- one record ------------------------------------------------------------------------------
     def _handle(self, record: Record) -> None:
@@ -200,6 +251,8 @@ class Worker:
 
     def _leave(self, record: Record) -> None:
         """What is committed from here on does not cover it."""
+        if self.subscription.is_at_most_once:
+            return  # it is committed
         try:
             self._consumer.seek(record.topic, record.partition, record.offset)
         except er.PenstockError:
@@ -213,15 +266,16 @@ class Worker:
         self._commit()
 
     def _commit(self) -> None:
-        """Commit what is handled. Without an answer it is tried again; at worst records come again.
-        Raises `DeliveryError` where what was sent is lost."""
+        """Commit what is handled, unless it is. Without an answer it is tried again; at worst
+        records come again. Raises `DeliveryError` where what was sent is lost."""
         self._commit_at = time.monotonic() + self.subscription.commit_interval
         if not self._is_committing:
             return
         try:
             if self._producer is not None:
                 self._producer.flush(FLUSH_TIMEOUT)
-            self._consumer.commit()
+            if not self.subscription.is_at_most_once:
+                self._consumer.commit()
         except er.StaleGenerationError as error:
             logger.warning("%s", error)
         except er.DeliveryError:
