@@ -42,7 +42,8 @@ def offered(line, url="shm:///nowhere", shell="bash"):
         ("penstock topic describe --sam", ["--sample"]),
         ("penstock topic describe --format ", ["text", "json", "wide"]),
         ("penstock produce t --acks ", ["0", "1", "all"]),
-        ("penstock completion ", ["bash", "zsh", "fish"]),
+        ("penstock completion ", ["bash", "zsh", "fish", "install"]),
+        ("penstock completion install ", ["bash", "zsh", "fish"]),
         ("penstock top --interval ", []),
         ("penstock nosuch ", []),
         ("penstock topic nosuch ", []),
@@ -142,3 +143,67 @@ def test_the_scripts_are_good_syntax(shell, tmp_path):
 
 def test_a_shell_without_a_script_is_a_usage_error():
     assert call_cli("completion", "powershell").code == 2
+
+
+@pytest.mark.parametrize(
+    ("shell", "place", "more"),
+    [
+        ("bash", ".local/share/bash-completion/completions/penstock", "bash-completion"),
+        ("zsh", ".local/share/zsh/site-functions/_penstock", "fpath=("),
+        ("fish", ".config/fish/completions/penstock.fish", "a new shell has it"),
+    ],
+)
+def test_a_script_is_installed_for_the_user_and_kept_up_to_date(shell, place, more, tmp_path):
+    env = {"HOME": str(tmp_path), "SHELL": f"/usr/bin/{shell}", "XDG_DATA_HOME": "",
+           "XDG_CONFIG_HOME": "", "BASH_COMPLETION_USER_DIR": ""}  # fmt: skip
+    path = tmp_path / place
+    first = call_cli("completion", "install", env=env)
+    assert (first.code, first.out) == (0, b"")
+    said, step = first.err.splitlines()
+    assert (said, more in step) == (f"{path} is written", True)
+    assert path.read_bytes() == call_cli("completion", shell).out
+    again = call_cli("completion", "install", shell, env={**env, "SHELL": "/bin/sh"})
+    assert again.err.splitlines()[0] == f"{path} is there already"
+    path.write_text(f"# Completion of penstock for {shell}, of an older release")
+    renewed = call_cli("completion", "install", env=env)
+    assert renewed.err.splitlines()[0] == f"{path} is renewed"
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    path.write_text("of somebody else")
+    refused = call_cli("completion", "install", env=env)
+    assert (refused.code, "is not ours: move it away first" in refused.err) == (2, True)
+    assert path.read_text() == "of somebody else"
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "said"),
+    [
+        (("install",), {"SHELL": "/bin/sh"}, "$SHELL is sh: say which one of bash, zsh, fish"),
+        (("install",), {"SHELL": ""}, "$SHELL is not set"),
+        (("install", "csh"), {}, "csh"),
+        (("bash", "zsh"), {}, "say `penstock completion bash`"),
+        (("install", "fish"), {"XDG_CONFIG_HOME": "/dev/null/x"}, "cannot write"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_installed_is_wrong_usage(words, env, said):
+    ran = call_cli("completion", *words, env=env)
+    assert (ran.code, said in ran.err) == (2, True), ran.err
+
+
+def test_bash_loads_what_was_installed(tmp_path):
+    program = tmp_path / "penstock"
+    program.write_text(f'#!/bin/sh\nexec {" ".join(COMMAND)} "$@"\n')
+    program.chmod(0o755)
+    env = {"HOME": str(tmp_path), "XDG_DATA_HOME": "", "BASH_COMPLETION_USER_DIR": ""}
+    call_cli("completion", "install", "bash", env=env)
+    script = """
+    . ~/.local/share/bash-completion/completions/penstock
+    COMP_LINE="penstock client " COMP_POINT=16 COMP_WORDS=(penstock client '') COMP_CWORD=2
+    _penstock; printf '%s\\n' "${COMPREPLY[@]}"
+    """
+    places = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **env}
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script], env=environment("shm:///nowhere", places),
+        capture_output=True,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == (b"list\nkick\n", b"")
