@@ -49,7 +49,7 @@ INTERRUPTS ?= 100000
 MODELS := $(addprefix tests/unit/,core/test_core_histories.py core/test_core_cleaning_model.py \
 	client/test_client_isolation.py server/test_gateway_fetching_model.py)
 
-.PHONY: help run test check bench crash fuzz netns cluster sim mutants settings interrupts outdated constraints clean FORCE
+.PHONY: help run test check bench crash fuzz attacks netns cluster sim mutants settings interrupts outdated constraints clean FORCE
 .DELETE_ON_ERROR:
 
 help:
@@ -59,6 +59,7 @@ help:
 	@echo "make bench   measure this machine; table and plots go to docs/benchmarks"
 	@echo "make crash   the crash tests: CRASH_ROUNDS=$(CRASH_ROUNDS) rounds, CRASH_SEEDS=$(CRASH_SEEDS) histories in all"
 	@echo "make fuzz    hostile clients at the gateway for FUZZ_SECONDS=$(FUZZ_SECONDS)"
+	@echo "make attacks how long another tenant waits beside each attack; ARGS=--rounds=9, ARGS='patterns --brokers 3'"
 	@echo "make netns   two hosts in network namespaces (root): NETNS_SECONDS=$(NETNS_SECONDS) each guarantee"
 	@echo "make cluster three brokers under faults: CLUSTER_SECONDS=$(CLUSTER_SECONDS) of histories, and as many of cuts"
 	@echo "make sim     the simulator with SIM_ROUNDS=$(SIM_ROUNDS) seeds"
@@ -88,6 +89,9 @@ crash: $(VENV)/.test
 
 fuzz: $(VENV)/.test
 	@PENSTOCK_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest --timeout=0 $(ARGS) tests/fuzz
+
+attacks: $(VENV)/.test
+	@PYTHONPATH=tests $(BIN)/python -m attacks.measure $(ARGS)
 
 netns: $(VENV)/.test
 	@PENSTOCK_NETNS_SECONDS=$(NETNS_SECONDS) PENSTOCK_NETNS_ROUNDS=12 \

@@ -64,7 +64,7 @@ def connects(dealer: Dealer, within: float = 0.5) -> bool:
     return bool(dealer.socket.poll(int(within * 1000)))
 
 
-def dealer_of(url: str, file: Path, *, hello: bool = True) -> Dealer:
+def dealer_of(url: str, file: Path, *, hello: bool = True, **options: Any) -> Dealer:
     """A connection with that key. A new key is looked for a few times a second at most, so a
     flood of others may be in its way."""
     key = keys.load_client_key(file)
@@ -76,6 +76,7 @@ def dealer_of(url: str, file: Path, *, hello: bool = True) -> Dealer:
             curve_serverkey=key.server.encode(),
             curve_publickey=key.public.encode(),
             curve_secretkey=key.secret.encode(),
+            **options,
         )
         if not hello:
             return dealer

@@ -35,10 +35,19 @@ def batch_of(
 
 
 class Dealer:
-    """A connection; `with` closes it. What it hears is waited for by its type."""
+    """A connection; `with` closes it. What it hears is waited for by its type. Many share a
+    `context`, which they do not end."""
 
-    def __init__(self, url: str, *, hello: bool = True, **options: int | bytes) -> None:
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    def __init__(
+        self,
+        url: str,
+        *,
+        hello: bool = True,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        **options: int | bytes,
+    ) -> None:
+        self._owns_context = context is None
+        self.context = context or zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
         for name, value in options.items():
@@ -119,7 +128,8 @@ class Dealer:
 
     def close(self) -> None:
         self.socket.close(0)
-        self.context.term()
+        if self._owns_context:
+            self.context.term()
 
     def __enter__(self) -> Dealer:
         return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -104,13 +104,14 @@ def limit_of(limits: Iterable[NamespaceLimits], namespace: str | None, limit: st
 
 
 def check_one_more(
-    limits: Iterable[NamespaceLimits], what: str, name: str, there: Collection[str]
+    limits: Iterable[NamespaceLimits], what: str, name: str, inside: Callable[[str], int]
 ) -> None:
-    """The same for one more of the names that are `there`. `what`: groups or transactional_ids."""
+    """The same for one more name, which is not there yet. `what`: groups or transactional_ids;
+    `inside`: how many of these a namespace has."""
     for limit in limits:
         most = getattr(limit, f"{what}_max")
-        if most is not None and names_in(limit.namespace, [name]) and name not in there:
-            _check(limit, what, len(names_in(limit.namespace, there)), 1, most)
+        if most is not None and names_in(limit.namespace, [name]):
+            _check(limit, what, inside(limit.namespace), 1, most)
 
 
 def _check(limit: NamespaceLimits, what: str, there: int, more: int, most: int | None) -> None:

@@ -50,6 +50,7 @@ from penstock.cluster.transactions.answers import (
     OffsetKeeper,
     StagesDecided,
 )
+from penstock.cluster.transactions.ids import Ids
 from penstock.cluster.transactions.limits import TransactionLimits
 from penstock.cluster.transactions.records import Ending, Outcome, Place, Stage, Transactional
 from penstock.cluster.transactions.stages import Stages
@@ -279,9 +280,9 @@ class Transactions:
     ) -> Decision[StagesDecided]:
         return self._stages.decide(now, transactional_id, epoch, stages, commit, is_last)
 
-    def ids(self) -> set[str]:
+    def ids(self) -> Ids:
         """All ids there are."""
-        return self._state.ids()
+        return self._state.ids
 
     # --- time -------------------------------------------------------------------------------------
     def tick(self, now: float) -> Decision[None]:
@@ -368,7 +369,7 @@ class Transactions:
 
     def list(self, after: str = "") -> Iterator[Listed]:
         """All ids that sort after this one, in order."""
-        for name in sorted(name for name in self._state.ids() if name > after):
+        for name in self._state.ids.after(after):
             known = self._state.transactional.get(name)
             if known is None:
                 yield self._stages.listed(name)

@@ -260,12 +260,12 @@ class Stages:
     def check_room(self, transactional_id: str, of_stages: bool) -> None:
         """An id is one producer's or that of stages, never both; and there is a bound for them."""
         state = self._state
-        if transactional_id in (state.transactional if of_stages else state.ids()):
+        if transactional_id in (state.transactional if of_stages else state.ids):
             user = "a transactional producer" if of_stages else "stages"
             self._refuse(
                 TransactionError(f"{transactional_id!r} is the id of {user}: take another one")
             )
-        ids = state.ids()
+        ids = state.ids
         if transactional_id not in ids and len(ids) >= self._limits.transactions_max:
             self._counts["limited"] += 1
             raise ResourceLimitError(

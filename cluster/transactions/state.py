@@ -8,11 +8,12 @@ may not be on the device. A power cut takes that knowledge along with them.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from penstock.cluster.decisions import Record
 from penstock.cluster.transactions import records as rec
 from penstock.cluster.transactions.answers import Marking
+from penstock.cluster.transactions.ids import Ids
 from penstock.cluster.transactions.limits import TransactionLimits
 from penstock.cluster.transactions.records import Decided, Key, Place, Stage, Transactional, Value
 
@@ -23,7 +24,9 @@ class State:
         self.transactional: dict[str, Transactional] = {}
         self.stages: dict[str, dict[str, Stage]] = {}
         self.decided: dict[str, Decided] = {}
-        # Derived. An id whose epochs ran out has several producer ids while it misses markers.
+        self.ids = Ids()
+        """All there are. Derived, as what follows is."""
+        # An id whose epochs ran out has several producer ids while it misses markers.
         self._owners: dict[int, Key] = {}
         self._unmarked: dict[Key, None] = {}
         self._due: list[tuple[float, Key]] = []
@@ -69,22 +72,33 @@ class State:
         return None
 
     def _set(self, key: Key, value: Value | None) -> None:
+        name = key[1]
+        was_there = self._is_named(key)
         match key:
-            case (rec.STAGE, name, stage):
+            case (rec.STAGE, _, stage):
                 stages = self.stages.setdefault(name, {})
                 stages.pop(stage, None)
                 if isinstance(value, Stage):
                     stages[stage] = value
                 if not stages:
                     del self.stages[name]
-            case (rec.TRANSACTION, name):
+            case (rec.TRANSACTION, _):
                 self.transactional.pop(name, None)
                 if isinstance(value, Transactional):
                     self.transactional[name] = value
-            case (rec.DECIDED, name):
+            case (rec.DECIDED, _):
                 self.decided.pop(name, None)
                 if isinstance(value, Decided):
                     self.decided[name] = value
+        if (is_there := self._is_named(key)) != was_there:
+            (self.ids.add if is_there else self.ids.remove)(name)
+
+    def _is_named(self, key: Key) -> bool:
+        """Whether the table of that key has anything of its id."""
+        tables: dict[str, Collection[str]] = {
+            rec.TRANSACTION: self.transactional, rec.STAGE: self.stages, rec.DECIDED: self.decided
+        }  # fmt: skip
+        return key[1] in tables.get(key[0], ())
 
     # --- indexes ----------------------------------------------------------------------------------
     def _index(self, key: Key, value: Value) -> None:
@@ -155,9 +169,6 @@ class State:
             if ready := missing - older:
                 yield Marking(*who, commit, ready)
             older |= missing
-
-    def ids(self) -> set[str]:
-        return self.transactional.keys() | self.stages.keys() | self.decided.keys()
 
     def values(self) -> dict[Key, Value]:
         """All there is, by key: what compaction leaves of the log."""

@@ -63,7 +63,9 @@ def test_no_key_a_wrong_key_and_a_wrong_server_do_not_come_in(world: World) -> N
         (key.public.encode(), stranger[1], key.server.encode()),
         (key.public.encode(), key.secret.encode(), zmq.curve_keypair()[0]),
     ):
-        options = {"curve_publickey": public, "curve_secretkey": secret, "curve_serverkey": server}
+        options: dict[str, Any] = {
+            "curve_publickey": public, "curve_secretkey": secret, "curve_serverkey": server
+        }  # fmt: skip
         with Dealer(world.broker.tcp_url, hello=False, **options) as dealer:
             assert not connects(dealer)
             if public == stranger[0]:

@@ -400,3 +400,12 @@ def test_an_id_is_one_producers_or_that_of_stages(world):
         world.commit_stages(1, name="a")
     with pytest.raises(TransactionError, match="take another"):
         world.init("s")
+
+
+def test_ids_are_counted_by_namespace(world):
+    for name in ("acme.a", "acme.eu.b", "acme-x", "acme", "acme/y", "acmf.a"):
+        world.init(name)
+    ids = world.machine.ids()
+    assert [ids.in_namespace(each) for each in ("acme", "acme.eu", "acmf", "other")] == [2, 1, 1, 0]
+    assert ids.after("acme.a") == ["acme.eu.b", "acme/y", "acmf.a"]
+    assert ids.after("acme.b")[0] == "acme.eu.b"

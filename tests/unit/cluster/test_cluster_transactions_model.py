@@ -336,6 +336,11 @@ class TransactionsModel(RuleBasedStateMachine):
                 assert value.epoch > max(self.decided, default=-1)
 
     @invariant()
+    def ids_are_those_that_any_table_names(self) -> None:
+        machine = self.world.machine
+        assert list(machine.ids()) == sorted({key[1] for key in machine.state()})
+
+    @invariant()
     def one_outcome_each(self) -> None:
         self.learn_markers()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from penstock.cluster.access import NamespaceLimits, check_one_more
 from penstock.ipc import coordination as co
@@ -18,9 +18,17 @@ def check_namespaces(
         return
     match request:
         case co.JoinGroup() | co.SeekGroup():
-            check_one_more(limits, "groups", request.group, machines.groups.names())
+            groups = machines.groups.names()
+            if request.group not in groups:
+                check_one_more(limits, "groups", request.group, lambda it: _inside(groups, it))
         case co.InitTransactions() | co.BeginStage() | co.CommitTransaction():
-            there = machines.transactions.ids()
-            check_one_more(limits, "transactional_ids", request.transactional_id, there)
+            name, ids = request.transactional_id, machines.transactions.ids()
+            if name not in ids:
+                check_one_more(limits, "transactional_ids", name, ids.in_namespace)
         case _:
             pass
+
+
+def _inside(groups: Collection[str], namespace: str) -> int:
+    """By a look at all of them: there are `groups_max` at most."""
+    return sum(1 for each in groups if each.startswith(f"{namespace}."))
