@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import zmq
@@ -101,10 +102,17 @@ def gateways(world: World) -> list[int]:
 
 class KeyedCluster:
     """Three brokers that have the same keys: one for `admin`, who may do everything, and one for
-    each of `principals`, who may do what `lines` say."""
+    each of `principals`, who may do what `lines` say, and anything in their `namespaces`."""
 
-    def __init__(self, folder: Path, principals: Sequence[str], lines: Sequence[str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        principals: Sequence[str],
+        lines: Sequence[str],
+        namespaces: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.folder = folder
+        self._namespaces = namespaces
         keys.create_cluster_key(folder / "cluster.key")
         options = {"cluster_key": str(folder / "cluster.key")}
         self.cluster = Cluster(brokers=3, writers=2, options=options)
@@ -125,7 +133,8 @@ class KeyedCluster:
     def _make_keys(self, names: Sequence[str]) -> None:
         first, *others = self.cluster.brokers
         for name in names:
-            keys.create_key(first.data, name, self.file(name))
+            space = self._namespaces.get(name)
+            keys.create_key(first.data, name, self.file(name), namespace=space)
         for other in others:
             shutil.copytree(Path(first.data, "keys"), Path(other.data, "keys"))
         logs = [each.log_path for each in self.cluster.brokers]

@@ -4,7 +4,9 @@
     full  --deleted, trimmed, cleaned, or another limit--> below
 
 Files are measured now and then, in a thread; between two looks counts what writers say they have
-appended, so nothing is done for a record. Looks are the closer together the less is left: a
+appended, so nothing is done for a record. A follower's grow by what its open segment does, and are
+measured once there is another one: it takes what its leader has, also where its namespace is full
+here, but it may lead at any moment. Looks are the closer together the less is left: a
 namespace that grows at `GROWTH` is met in time. Owns who is full; deletes nothing.
 """
 
@@ -16,8 +18,9 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
+from penstock.ipc import layout as lo
 from penstock.ipc.hostslots import FullPages
 from penstock.ipc.state import StatePage
 from penstock.server.node.partitions import Partition
@@ -33,13 +36,20 @@ MEASURE_EVERY: Final = 10.0
 """Seconds between two looks at the files of a namespace; of one that is full, `LOOK_MAX`."""
 
 
+class Stand(NamedTuple):
+    """Bytes that producers had appended, and the open segment with its bytes."""
+
+    appended: int
+    segment: tuple[int, int] | None
+
+
 @dataclass(slots=True)
 class Measured:
-    """A partition's files had that many bytes when its writer had appended `appended`."""
+    """A partition's files had that many bytes when it stood at `at`."""
 
     topic_id: str
     nbytes: int
-    appended: int
+    at: Stand
 
 
 class NamespaceBytes:
@@ -124,10 +134,15 @@ class NamespaceBytes:
         known = self._measured.get(page)
         if known is None or known.topic_id != self._live[page].topic.topic_id:
             return 0
-        return known.nbytes + max(0, self._appended(page) - known.appended)
+        now, before = self._stand(page), known.at
+        grown = max(0, now.appended - before.appended)
+        if now.segment and before.segment and now.segment[0] == before.segment[0]:
+            grown = max(grown, now.segment[1] - before.segment[1])
+        return known.nbytes + grown
 
-    def _appended(self, page: int) -> int:
-        return self._page(page).counters()["bytes"]
+    def _stand(self, page: int) -> Stand:
+        state = self._page(page)
+        return Stand(state.counters()["bytes"], state.segment_now())
 
     def _tell(self, namespace: str, used: int, most: int) -> None:
         told = {"namespace": namespace, "bytes": used, "bound": most}
@@ -162,13 +177,19 @@ class NamespaceBytes:
             for page in new
             if (one := self._live[page]) is not None
         ]
-        before = {page: self._appended(page) for page in new}
+        before = {page: self._stand(page) for page in new}
         self._job = asyncio.get_running_loop().run_in_executor(None, _measure, places, before)
         self._job.add_done_callback(self._done)
 
     def _is_known(self, page: int) -> bool:
         known = self._measured.get(page)
-        return known is not None and known.topic_id == self._live[page].topic.topic_id
+        if known is None or known.topic_id != self._live[page].topic.topic_id:
+            return False
+        state = self._page(page)
+        if state.status != lo.STATUS_FOLLOWING:
+            return True
+        was, now = known.at.segment, state.segment_now()
+        return was is None or now is None or was[0] == now[0]
 
     def _done(self, job: asyncio.Future[dict[int, Measured]]) -> None:
         self._job = None
@@ -177,11 +198,10 @@ class NamespaceBytes:
 
 
 def _measure(
-    places: Iterable[tuple[int, str, str]], appended: Mapping[int, int]
+    places: Iterable[tuple[int, str, str]], stood: Mapping[int, Stand]
 ) -> dict[int, Measured]:
     return {
-        page: Measured(topic_id, bytes_in(folder), appended[page])
-        for page, topic_id, folder in places
+        page: Measured(topic_id, bytes_in(folder), stood[page]) for page, topic_id, folder in places
     }
 
 
