@@ -21,6 +21,7 @@ from penstock.cluster.frames import messages as fr
 from penstock.ipc import layout as lo
 from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
+from penstock.server.gateway.fetch import FetchLimits
 from penstock.testing import Broker
 
 
@@ -117,6 +118,32 @@ def test_who_does_not_read_is_dropped_and_holds_nobody_up(broker: Broker) -> Non
         well(broker)
     assert resident(pid) - before < 200 << 20
     assert gateway(broker) == pid
+
+
+def test_connections_of_one_principal_that_do_not_read_have_a_bound_together(
+    broker: Broker,
+) -> None:
+    """Each asks for all of a topic, and could have `connection_bytes` of it under way."""
+    topic, pid = broker.create_topic(), gateway(broker)
+    with broker.connect() as client, client.producer() as producer:
+        producer.send_batch(topic, values=[bytes(1000)] * 34_000)
+        producer.flush(45)
+    with contextlib.ExitStack() as stack:
+        before = resident(pid)
+        readers = [
+            stack.enter_context(Dealer(broker.tcp_url, rcvhwm=1, rcvbuf=4096)) for _ in range(16)
+        ]
+        for reader in readers:
+            reader.attach(1, lo.KIND_CONSUMER)
+            info = reader.find(1, topic)
+            ask = fr.Fetch(1, 1, info.pages[0], info.topic_id, 0, 0, -1, False, fr.CREDIT_MAX)
+            reader.say(ask)
+        most = 0
+        for _ in range(20):  # until it has sent what it may
+            well(broker)
+            most = max(most, resident(pid) - before)
+        assert most < FetchLimits().principal_bytes + (96 << 20)
+        well(broker)
 
 
 def test_a_producer_over_its_window_is_dropped(broker: Broker) -> None:

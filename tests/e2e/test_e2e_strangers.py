@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import zmq
-from node_helpers import NodeProcess, RawClient
+from node_helpers import NodeProcess, RawClient, owner_of, uuid_of
 from quorum_fixture import free_port
 
 from penstock.ipc import clustering as cg
-from penstock.ipc import paths
+from penstock.ipc import paths, shm
 from penstock.security import keys
 from penstock.server.quorum import messages as qm
 from penstock.server.replicator import protocol
@@ -98,3 +98,29 @@ def test_a_broker_with_client_keys_does_not_start_without_the_clusters(tmp_path:
         with pytest.raises(AssertionError):
             node.start()
         assert "cluster_key" in node.log
+
+
+def test_names_in_shared_memory_that_somebody_took_keep_no_node_from_starting(
+    tmp_path: Path,
+) -> None:
+    """Nobody knows those of the next start."""
+    with NodeProcess(tmp_path / "data") as node:
+        node.start()
+        first, names = owner_of(node.folder), shm.listing(f"/penstock-{uuid_of(node.folder)}-")
+        assert names
+        assert node.stop() == 0
+        taken = [Path(f"/dev/shm{name}") for name in names]
+        try:
+            for number, place in enumerate(taken):
+                if number % 2:
+                    place.symlink_to(place)
+                else:
+                    place.touch()
+                    if os.getuid() == 0:
+                        os.chown(place, 65534, 65534)
+            node.start()
+            with node.attach():
+                assert owner_of(node.folder) != first
+        finally:
+            for place in taken:
+                place.unlink(missing_ok=True)
