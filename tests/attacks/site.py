@@ -64,8 +64,9 @@ def served(folder: Path, brokers: int = 1) -> Iterator[Site]:
     with Cluster(brokers=brokers, writers=2, options=options) as cluster:
         with cluster.connect(timeout=WITHIN) as client:
             _furnish(client, brokers)
-        _make_keys(folder, cluster.brokers)
+            client.consumer(f"{VICTIM}.own", group=f"{VICTIM}.group").close()
         first = coordinator_of(cluster)
+        _make_keys(folder, cluster.brokers)
         urls = sorted((each.tcp_url for each in cluster.brokers), key=lambda url: url != first)
         yield Site(tuple(urls), str(folder))
 

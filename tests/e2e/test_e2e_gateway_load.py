@@ -120,32 +120,6 @@ def test_who_does_not_read_is_dropped_and_holds_nobody_up(broker: Broker) -> Non
     assert gateway(broker) == pid
 
 
-def test_connections_of_one_principal_that_do_not_read_have_a_bound_together(
-    broker: Broker,
-) -> None:
-    """Each asks for all of a topic, and could have `connection_bytes` of it under way."""
-    topic, pid = broker.create_topic(), gateway(broker)
-    with broker.connect() as client, client.producer() as producer:
-        producer.send_batch(topic, values=[bytes(1000)] * 34_000)
-        producer.flush(45)
-    with contextlib.ExitStack() as stack:
-        before = resident(pid)
-        readers = [
-            stack.enter_context(Dealer(broker.tcp_url, rcvhwm=1, rcvbuf=4096)) for _ in range(16)
-        ]
-        for reader in readers:
-            reader.attach(1, lo.KIND_CONSUMER)
-            info = reader.find(1, topic)
-            ask = fr.Fetch(1, 1, info.pages[0], info.topic_id, 0, 0, -1, False, fr.CREDIT_MAX)
-            reader.say(ask)
-        most = 0
-        for _ in range(20):  # until it has sent what it may
-            well(broker)
-            most = max(most, resident(pid) - before)
-        assert most < FetchLimits().principal_bytes + (96 << 20)
-        well(broker)
-
-
 def test_a_producer_over_its_window_is_dropped(broker: Broker) -> None:
     topic = broker.create_topic()
     with Dealer(broker.tcp_url) as dealer:
@@ -240,9 +214,11 @@ def test_without_descriptors_connections_wait_and_are_served_later(broker: Broke
     bounds = resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 6, 20_000))
     try:
         dealers = [Dealer(broker.tcp_url, hello=False) for _ in range(12)]
-        eventually(lambda: "no connection accepted" in broker.log_tail(100), "that it is told")
-        for dealer in dealers:
-            dealer.close()
+        try:
+            eventually(lambda: "no connection accepted" in broker.log_tail(100), "that it is told")
+        finally:
+            for dealer in dealers:
+                dealer.close()
     finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, bounds)
     well(broker)
@@ -281,3 +257,29 @@ def test_a_connection_that_floods_is_read_slowly_and_others_are_served(broker: B
             well(broker)
         flood.hear(fr.Pong)  # it is served on
     assert gateway(broker) == pid
+
+
+def test_connections_of_one_principal_that_do_not_read_have_a_bound_together(
+    broker: Broker,
+) -> None:
+    """Each asks for all of a topic, and could have `connection_bytes` of it under way."""
+    topic, pid = broker.create_topic(), gateway(broker)
+    with broker.connect() as client, client.producer() as producer:
+        producer.send_batch(topic, values=[bytes(1000)] * 34_000)
+        producer.flush(45)
+    with contextlib.ExitStack() as stack:
+        before = resident(pid)
+        readers = [
+            stack.enter_context(Dealer(broker.tcp_url, rcvhwm=1, rcvbuf=4096)) for _ in range(16)
+        ]
+        for reader in readers:
+            reader.attach(1, lo.KIND_CONSUMER)
+            info = reader.find(1, topic)
+            ask = fr.Fetch(1, 1, info.pages[0], info.topic_id, 0, 0, -1, False, fr.CREDIT_MAX)
+            reader.say(ask)
+        most = 0
+        for _ in range(20):  # until it has sent what it may
+            well(broker)
+            most = max(most, resident(pid) - before)
+        assert most < FetchLimits().principal_bytes + (96 << 20)
+        well(broker)
