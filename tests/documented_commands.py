@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ from penstock.cli.app import make_app
 
 PROGRAM: Final = re.compile(r"(?:\.venv/bin/|/opt/penstock/bin/)?penstock")
 FENCED: Final = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+LISTED: Final = re.compile(r'(?:CMD|\s+command:) (\["serve".*\])$')
+"""What goes behind the entry point of an image, in JSON."""
 SHELLS: Final = ("", "console", "sh")
 _ENDS: Final = frozenset("|;&()<>")
 _BEFORE: Final = frozenset(("do", "then", "until", "while", "if", "!", "ExecStart="))
@@ -39,11 +42,18 @@ class Shown(NamedTuple):
 
 
 def shown_in(page: Path) -> Iterator[Shown]:
-    """All of a page: Markdown, or a unit of systemd."""
+    """All of a page: Markdown, or what runs Penstock elsewhere: a unit of systemd, a Dockerfile, a
+    file of compose, a script."""
     if page.suffix != ".md":
-        for number, line in enumerate(page.read_text().splitlines(), 1):
+        lines = page.read_text().splitlines()
+        for number, line in enumerate(lines, 1):
+            where = f"{page.name}:{number}"
             if line.startswith("ExecStart="):
-                yield from _of_line(line.replace("=", "= ", 1), f"{page.name}:{number}")
+                yield from _of_line(line.replace("=", "= ", 1), where)
+            elif listed := LISTED.match(line):
+                yield Shown(where, tuple(json.loads(listed[1])), True)
+            elif lines[0].startswith("#!") and not line.startswith("#"):
+                yield from _of_line(line, where)
         return
     for block in blocks(page):
         if block.language in SHELLS:

@@ -8,17 +8,20 @@ from pathlib import Path
 
 import pytest
 from documented_commands import Shown, complaint, leaves, options_known, shown_in, spans
-from guide_blocks import GUIDE, ROOT
+from guide_blocks import ROOT
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
-    *sorted((ROOT / "docs").rglob("*.md")), *sorted(GUIDE.glob("*.service")),
+    *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "deploy").iterdir()),
 ]  # fmt: skip
 OF_OTHERS = {
-    "--dist": "pytest-xdist", "--ipc": "docker", "--no-block": "systemctl", "--no-deps": "pip",
-    "--pid": "docker", "--py-files": "spark-submit", "--seed": "make mutants",
-    "--shm-size": "docker", "--strict": "mypy", "--svg": "tests/import_graph.py",
-    "--write": "tests/rules_table.py",
+    **dict.fromkeys(
+        ("--build-arg", "--ipc", "--network", "--pid", "--shm-size", "--start-period",
+         "--volumes-from", "--wait"), "docker",
+    ),
+    "--dist": "pytest-xdist", "--no-block": "systemctl", "--no-deps": "pip",
+    "--py-files": "spark-submit", "--seed": "make mutants", "--strict": "mypy",
+    "--svg": "tests/import_graph.py", "--write": "tests/rules_table.py",
 }  # fmt: skip
 """Options that pages name alone, and whose they are."""
 

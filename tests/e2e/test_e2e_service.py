@@ -23,7 +23,7 @@ from node_helpers import NodeProcess, eventually, shared_objects
 from quorum_fixture import free_port
 
 WITHIN = 45.0
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide"
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 
 
 def is_clean(data: Path) -> bool:
@@ -209,10 +209,10 @@ def test_a_service_manager_gets_the_signs_of_life_that_it_asks_for(tmp_path: Pat
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
-def test_the_unit_of_the_guide_is_one(tmp_path: Path) -> None:
+def test_the_unit_is_one(tmp_path: Path) -> None:
     """systemd ignores what it cannot read, and says so."""
     program = "/opt/penstock/bin/penstock"
-    unit = (GUIDE / "penstock.service").read_text()
+    unit = (DEPLOY / "penstock.service").read_text()
     assert f"ExecStart={program} serve" in unit
     (tmp_path / "penstock.service").write_text(unit.replace(program, sys.executable))
     checked = subprocess.run(
