@@ -8,7 +8,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.cluster.decisions import Decision, Record
-from penstock.cluster.transactions import Ended, StagesDecided, TransactionLimits, Transactions
+from penstock.cluster.transactions import (
+    Ended,
+    Listed,
+    StagesDecided,
+    TransactionLimits,
+    Transactions,
+)
 from penstock.core.errors import StaleGenerationError
 
 D = TypeVar("D")
@@ -92,6 +98,11 @@ class World:
         self.now = self.now if to is None else to
         while (deadline := self.machine.deadline()) is not None and deadline <= self.now:
             self.run(self.machine.tick(self.now))
+
+    def listed(self, after: str = "") -> list[Listed]:
+        """All ids that sort after this one, in order."""
+        names = self.machine.ids().after(after)
+        return [row for name in names if (row := self.machine.listed(name)) is not None]
 
     def mark_all(self) -> dict[tuple[int, int], bool]:
         """Every missing marker is written; what they said, by (producer id, epoch)."""

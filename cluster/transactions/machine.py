@@ -367,14 +367,13 @@ class Transactions:
             return True
         return any((e.producer_id, e.epoch) == (producer_id, epoch) for e in value.endings)
 
-    def list(self, after: str = "") -> Iterator[Listed]:
-        """All ids that sort after this one, in order."""
-        for name in self._state.ids.after(after):
-            known = self._state.transactional.get(name)
-            if known is None:
-                yield self._stages.listed(name)
-            else:
-                yield _listed(name, known, self._state.is_marking(known))
+    def listed(self, transactional_id: str) -> Listed | None:
+        """How that id stands; None: there is none."""
+        known = self._state.transactional.get(transactional_id)
+        if known is not None:
+            return _listed(transactional_id, known, self._state.is_marking(known))
+        is_there = transactional_id in self._state.ids
+        return self._stages.listed(transactional_id) if is_there else None
 
     def state(self) -> dict[tuple[str, ...], object]:
         """Everything the records said, by key: what is the same after a replay."""

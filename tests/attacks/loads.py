@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 import zmq
-from attacks.site import Site
+from attacks.site import NEIGHBOUR, Site
 from keyed_fixture import connects, dealer_of
 from wire import Dealer, batch_of
 
@@ -40,6 +40,7 @@ FAR: Final = 1_000_000_000
 """An offset that no log reaches."""
 HELD: Final = 300
 """Connections that stay: more than the share of a namespace."""
+IDS: Final = 2400
 READERS: Final = 16
 UNREAD: Final = 64 << 20
 """Bytes in the topics that are read slowly."""
@@ -172,6 +173,19 @@ def inits(name: str) -> msgspec.Struct:
 
 def leave(who: str, members: Iterator[str], number: int) -> msgspec.Struct:
     return co.LeaveGroup(f"{who}.{number % 2}", next(members))
+
+
+def lists(site: Site, who: str) -> Load:
+    """Lists of transactional ids, of which the neighbour has many, and nobody else any."""
+    crowd = Crowd(site, NEIGHBOUR)
+    with contextlib.closing(crowd):
+        for _ in range(IDS // CROWD):
+            crowd.ask(lambda number: inits(f"{NEIGHBOUR}.{number}"))
+    crowd = Crowd(site, who)
+    with contextlib.closing(crowd):
+        yield 0
+        while True:
+            yield len(crowd.ask(lambda _: co.ListTransactions()))
 
 
 # --- topics --------------------------------------------------------------------------------------
@@ -421,6 +435,7 @@ PAIRS: Final[dict[str, tuple[Loader, Loader]]] = {
     "commits for others, far beyond": (commits(FAR, False), commits(0, True)),
     "a flood of groups": (named(new, seeks), named(few, seeks)),
     "a flood of transactional ids": (named(new, inits), named(few, inits)),
+    "lists among many of others": (lists, lists),
     "a flood of topics": (many_topics, few_topics),
     "costly look-ups": (look_ups(bombs=True), look_ups(bombs=False)),
     "big requests": (asking(big, 4), asking(ordinary, 4)),

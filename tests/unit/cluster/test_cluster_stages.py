@@ -106,7 +106,7 @@ def test_rule_20_the_last_decided_epoch_never_expires(world):
     world.commit_stages(4)
     world.init()
     world.tick(world.now + 1000 * 86_400)
-    assert [row.transactional_id for row in world.machine.list()] == ["s"]
+    assert [row.transactional_id for row in world.listed()] == ["s"]
     assert world.commit_stages(4) == (True, 4)
 
 

@@ -86,7 +86,7 @@ def test_a_marker_that_is_written_lets_others_follow_and_is_kept_until_it_is_mar
     world.machine.wrote(*later, (T, 0))
     assert list(world.machine.unmarked()) == []
     assert not world.machine.is_marking("a")
-    assert [each.state for each in world.machine.list()] == ["ready"]
+    assert [each.state for each in world.listed()] == ["ready"]
     assert world.machine.is_open(*who), "a power cut may bring it back: it is not a hung one"
     assert [m.epoch for m in world.replayed(world.log).unmarked()] == [who[1]]
     world.run(world.machine.marked(*who, [(T, 0)]))
@@ -252,10 +252,10 @@ def test_an_id_that_nobody_uses_is_forgotten(world):
     world.add(who, (T, 0))
     world.end(who)
     world.tick(world.now + 30 * 86_400)
-    assert [row.transactional_id for row in world.machine.list()] == ["a"]  # a marker is missing
+    assert [row.transactional_id for row in world.listed()] == ["a"]  # a marker is missing
     world.mark_all()
     world.tick()
-    assert list(world.machine.list()) == []
+    assert world.listed() == []
     with pytest.raises(TransactionError, match="not known"):
         world.add(who, (T, 0))
     assert world.init()[0] != who[0]
@@ -270,11 +270,11 @@ def test_an_id_stays_longer_while_the_clock_is_in_doubt(world):
     assert who[1] == 1, "it was known"
     world.add(who, (T, 0))
     world.tick(world.machine.deadline())
-    assert [row.state for row in world.machine.list()] == ["aborting"]
+    assert [row.state for row in world.listed()] == ["aborting"]
     world.mark_all()
     assert world.machine.deadline() > world.now + 1e9
     world.tick(world.machine.deadline())
-    assert list(world.machine.list()) == []
+    assert world.listed() == []
 
 
 def test_a_new_producer_id_is_taken_when_epochs_run_out(world):
@@ -300,11 +300,11 @@ def test_listing_goes_by_name(world):
         world.init(name)
     world.begin_stage(3, "one", name="bb")
     world.add((101, 0), (T, 0), (T, 1), name="c")
-    rows = [(row.transactional_id, row.state, row.partitions) for row in world.machine.list("a")]
+    rows = [(row.transactional_id, row.state, row.partitions) for row in world.listed("a")]
     assert rows == [("b", "ready", 0), ("bb", "staged", 0), ("c", "open", 2)]
     world.end((101, 0), commit=False, name="c")
     world.commit_stages(3, "one", name="bb")
-    rows = [(row.transactional_id, row.state, row.epoch) for row in world.machine.list("b")]
+    rows = [(row.transactional_id, row.state, row.epoch) for row in world.listed("b")]
     assert rows == [("bb", "ready", 3), ("c", "aborting", 1)]
 
 
@@ -362,7 +362,7 @@ def test_a_tick_of_large_transactions_fits_into_a_batch():
 
 
 def open_ids(world):
-    return [each for each in world.machine.list() if each.state == "open"]
+    return [each for each in world.listed() if each.state == "open"]
 
 
 def test_one_tick_does_a_bounded_part_of_what_is_due():

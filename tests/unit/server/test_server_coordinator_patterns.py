@@ -1,15 +1,24 @@
-"""Patterns that members bring: their form, and whose time matching them takes."""
+"""Patterns that members bring: their form, and whose time matching them takes. And ids that one may
+not see, which take time to be left out."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from event_loops import run
+from transaction_fixture import World
 
 from penstock.cluster.groups.patterns import check_pattern
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, ResourceLimitError
+from penstock.ipc import coordination as co
+from penstock.server.coordinator.patterns import learn
+from penstock.server.coordinator.transaction_requests import TransactionRequests
+from penstock.server.coordinator.turns import PrincipalTurns
 
 SLOW = "a*a*a*b"
 """A pattern that takes as long as any that is allowed, on names of these letters."""
@@ -49,29 +58,66 @@ def test_forms_that_users_write_are_allowed(pattern: str) -> None:
 
 
 def test_a_pattern_that_takes_long_lets_others_have_their_turn() -> None:
-    from penstock.server.coordinator.patterns import Patterns
-
-    turns = 0
-
-    async def scene() -> None:
-        nonlocal turns
-        patterns = Patterns()
-        names = [f"{'a' * 190}{number:04}" for number in range(60)]
-        learning = asyncio.ensure_future(patterns.learn("bob", SLOW, names))
-        while not learning.done():
-            await asyncio.sleep(0)
-            turns += 1
-        await learning
-
-    run(scene())
-    assert turns > 20
+    names = [f"{'a' * 190}{number:04}" for number in range(60)]
+    assert run(turns_beside(learning(SLOW, names))) > 20
 
 
 def test_what_a_pattern_may_take_is_bounded_and_named() -> None:
-    from penstock.core.errors import ResourceLimitError
-    from penstock.server.coordinator.patterns import Patterns
-
     names = [f"{'a' * 190}{number:04}b" for number in range(5000)]
     with pytest.raises(ResourceLimitError, match="PATTERN_SECONDS_MAX"):
-        run(Patterns().learn("bob", f"{SLOW}c", names))
-    run(Patterns().learn("bob", "orders.*", names))
+        run(learning(f"{SLOW}c", names))
+    run(learning("orders.*", names))
+
+
+async def learning(pattern: str, names: list[str]) -> None:
+    async with PrincipalTurns().of("bob") as turn:
+        await learn(turn, pattern, names)
+
+
+async def turns_beside(work: Coroutine[Any, Any, Any]) -> int:
+    """How often others have their turn while that goes on."""
+    turns, task = 0, asyncio.ensure_future(work)
+    while not task.done():
+        await asyncio.sleep(0)
+        turns += 1
+    await task
+    return turns
+
+
+def test_ids_that_one_may_not_see_are_looked_through_in_turns() -> None:
+    """There may be thousands of others; a look at each takes a while, and shows nothing."""
+    world = World()
+    for number in range(500):
+        world.init(f"acme.{number}")
+    world.init("bob.own")
+
+    def sees(_kind: str, name: str) -> bool:
+        return sum(range(2000)) > 0 and name.startswith("bob.")
+
+    life: Any = SimpleNamespace(machines=SimpleNamespace(transactions=world.machine), markers=None)
+    nothing: Any = None
+    requests = TransactionRequests(
+        life, nothing, nothing, lambda: 0.0, 1.0, nothing, PrincipalTurns()
+    )
+    client: Any = SimpleNamespace(permits=SimpleNamespace(sees=sees))
+    answers: list[Any] = []
+
+    async def listing() -> None:
+        answers.append(await requests.answer(client, co.ListTransactions()))
+
+    assert run(turns_beside(listing())) > 5
+    [answer] = answers
+    assert [each.transactional_id for each in answer.transactions] == ["bob.own"]
+
+
+def test_requests_of_one_principal_wait_for_each_other() -> None:
+    async def scene() -> None:
+        turns = PrincipalTurns()
+        async with turns.of("bob"):
+            second = asyncio.ensure_future(turns.of("bob").__aenter__())
+            async with turns.of("ann"):
+                await asyncio.sleep(0)
+            assert not second.done()
+        await second
+
+    run(scene())

@@ -45,11 +45,12 @@ from penstock.server.coordinator.namespaces import check_namespaces
 from penstock.server.coordinator.offset_checks import OffsetChecks
 from penstock.server.coordinator.opening import CLUSTER_SETTINGS, SETTINGS, TOPIC, Opening
 from penstock.server.coordinator.orphan_transactions import Suspecting
-from penstock.server.coordinator.patterns import Patterns
+from penstock.server.coordinator.patterns import learn
 from penstock.server.coordinator.port import ControlPort
 from penstock.server.coordinator.producer_holders import Holders
 from penstock.server.coordinator.transaction_requests import REQUESTS as OF_TRANSACTIONS
 from penstock.server.coordinator.transaction_requests import TransactionRequests
+from penstock.server.coordinator.turns import PrincipalTurns
 from penstock.server.node.attached_client import Client, Owner
 from penstock.server.node.data_folder import DataFolder
 from penstock.server.node.lane_grants import Grants
@@ -115,7 +116,7 @@ class Coordinator:
         self._complaint = ""
         self._stopping = False
         self._pages: dict[bytes, list[int]] = {}
-        self._patterns = Patterns()
+        self._turns = PrincipalTurns()
         self._checks = OffsetChecks(lambda: self._pages, tables.page)
         self._holders = Holders(grants, self._abandon)
         self._members = Members(
@@ -253,13 +254,14 @@ class Coordinator:
         until = time.monotonic() + self._config.coordinator_timeout
         if isinstance(request, co.JoinGroup) and request.pattern is not None:
             names = (info.name for info in self._infos())
-            await self._patterns.learn(str(client.permits), request.pattern, names)
+            async with self._turns.of(str(client.permits)) as turn:
+                await learn(turn, request.pattern, names)
         life = await self._serving(until)
         if client.connection is None:
             raise NotConnectedError(f"{client} has gone before its request was decided")
         check_namespaces(self._topics.limits(), life.machines, request)
         if isinstance(request, OF_TRANSACTIONS):
-            parts = (self._folder, self._holders, self._now, until, self._checks)
+            parts = (self._folder, self._holders, self._now, until, self._checks, self._turns)
             return await TransactionRequests(life, *parts).answer(client, request)
         known = (life.machines.groups, self._members, self._pages, self._checks)
         plan = GroupRequests(*known).plan(client, request)

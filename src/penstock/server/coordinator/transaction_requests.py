@@ -29,6 +29,7 @@ from penstock.server.coordinator.epoch import Life
 from penstock.server.coordinator.group_requests import check_count, commits, fitting
 from penstock.server.coordinator.offset_checks import OffsetChecks
 from penstock.server.coordinator.producer_holders import Holders
+from penstock.server.coordinator.turns import PrincipalTurns
 from penstock.server.node.attached_client import Client
 from penstock.server.node.data_folder import DataFolder
 
@@ -59,6 +60,7 @@ class TransactionRequests:
         now: Callable[[], float],
         until: float,
         checks: OffsetChecks,
+        turns: PrincipalTurns,
     ) -> None:
         self._life = life
         self._transactions = life.machines.transactions
@@ -68,6 +70,7 @@ class TransactionRequests:
         self._now = now
         self._until = until
         self._checks = checks
+        self._turns = turns
 
     async def _carry(self, decide: Callable[[float], Decision[_T]]) -> _T:
         """Have something decided, and wait until it may be told."""
@@ -88,7 +91,7 @@ class TransactionRequests:
             case co.CommitTransaction():
                 return await self._commit(request)
             case co.ListTransactions():
-                return self._listed(client, request)
+                return await self._listed(client, request)
             case _:
                 raise AssertionError(f"{type(request).__name__} is not of transactions")
 
@@ -215,15 +218,21 @@ class TransactionRequests:
         """Wait a while for markers; it is decided all the same."""
         await self._markers.until(condition, min(MARKED_WITHIN, self._left))
 
-    def _listed(self, client: Client, request: co.ListTransactions) -> co.Transactions:
+    async def _listed(self, client: Client, request: co.ListTransactions) -> co.Transactions:
+        """Who sees few ids among many of others is a long look, which others do not wait for."""
         now = self._now()
         infos: list[co.TransactionInfo] = []
-        for each in self._transactions.list(request.after):
-            if not client.permits.sees(Kind.transactional_id, each.transactional_id):
-                continue
-            infos.append(_info(each, now))
-            if len(infos) > _PAGE:
-                break
+        async with self._turns.of(str(client.permits)) as turn:
+            for name in self._transactions.ids().after(request.after):
+                await turn.rest()
+                if not client.permits.sees(Kind.transactional_id, name):
+                    continue
+                listed = self._transactions.listed(name)
+                if listed is None:
+                    continue  # it went in a pause
+                infos.append(_info(listed, now))
+                if len(infos) > _PAGE:
+                    break
         fits = min(fitting(infos), _PAGE)
         return co.Transactions(infos[:fits], fits < len(infos))
 
