@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from penstock.cluster.access import NamespaceLimits, check_one_more
+from penstock.cluster.access import NamespaceLimits, check_one_more, names_in
 from penstock.ipc import coordination as co
 from penstock.server.coordinator.epoch import Machines
 
@@ -31,4 +31,4 @@ def check_namespaces(
 
 def _inside(groups: Collection[str], namespace: str) -> int:
     """By a look at all of them: there are `groups_max` at most."""
-    return sum(1 for each in groups if each.startswith(f"{namespace}."))
+    return len(names_in(namespace, groups))

@@ -15,7 +15,7 @@ from penstock.ipc import messages as ms
 from penstock.ipc import operating as op
 from penstock.server.node.attach_server import Answer, Reply
 from penstock.server.node.attached_client import KINDS, Client
-from penstock.server.node.client_registry import Attached
+from penstock.server.node.client_registry import ClientRegistry
 from penstock.server.node.live_settings import LiveSettings
 
 logger = logging.getLogger("penstock.node")
@@ -27,7 +27,7 @@ class OperatorRequests:
 
     def __init__(
         self,
-        attached: Attached,
+        attached: ClientRegistry,
         settings: LiveSettings,
         broker: int | None,
         lost: Callable[[Client], None],
