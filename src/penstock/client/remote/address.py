@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,11 +59,13 @@ class RemoteAddress:
         """A new attachment's link to the carrier, which is started if need be. Never blocks."""
         ours, theirs = pair()
         link = Link(ours)
+        ends = [theirs]
         try:
-            self._running().serve(link, theirs)
+            self._running().serve(link, ends)
         except BaseException:
             ours.close()
-            theirs.close()
+            with suppress(IndexError):
+                ends.pop().close()
             raise
         return link
 

@@ -61,9 +61,18 @@ class Carrier:
         if self._thread.ident is None:
             threads.start(self._thread)
 
-    def serve(self, link: Link, end: socket.socket) -> None:
-        """Attach what speaks at the other end of that socket."""
-        self._loop.post(lambda: self._attachments.admit(link, end))
+    def serve(self, link: Link, ends: list[socket.socket]) -> None:
+        """Attach what speaks at the other end of that socket. Who takes it from `ends` owns it: the
+        carrier, or a caller that an exception ended before."""
+
+        def admit() -> None:
+            try:
+                end = ends.pop()
+            except IndexError:
+                return
+            self._attachments.admit(link, end)
+
+        self._loop.post(admit)
 
     def finish(self) -> None:
         """End once nothing uses it."""
