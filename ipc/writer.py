@@ -49,6 +49,8 @@ BUSY_PASSES: Final = 32
 """Orders and timers are looked at at least every so many busy passes."""
 ORDERS_MAX: Final = 32
 """Orders taken between two passes: opening a thousand partitions must not hold lanes up."""
+SLOW_ORDERS: Final = (ms.OpenPartition, ms.ClosePartition)
+"""One of these, while frames wait."""
 RETRY_MAX: Final = 1.0
 _LEADER_EPOCH_NONE: Final = 0
 
@@ -94,6 +96,8 @@ class Writer:
         self._asleep = False
         self._stopping = False
         self._orphaned = False
+        self._has_orders = False
+        """There may be more, which wait for a pass."""
         self._slot = WriterSlot(state, index)
         self._idle = Backoff()
         self._next_tick = self._next_restore = 0.0
@@ -110,7 +114,7 @@ class Writer:
                 self._wake_up()
             self._slot.beat()
             busy = busy + 1 if worked else 0
-            if not worked or busy % BUSY_PASSES == 0:
+            if not worked or busy % BUSY_PASSES == 0 or self._has_orders:
                 worked = self._read_orders() or worked
                 now = time.monotonic()
                 if now >= self._next_tick:
@@ -350,7 +354,9 @@ class Writer:
             self._orphaned = True  # as reading would have said next
 
     def _read_orders(self) -> bool:
-        worked = False
+        """Whether there were any. What makes or deletes files takes milliseconds: between two of
+        these, frames that came have their turn."""
+        worked = self._has_orders = False
         for _ in range(ORDERS_MAX):
             try:
                 received = self._channel.recv_nowait()
@@ -363,6 +369,11 @@ class Writer:
             order, fds = received
             self._obey(order, [Doorbell.from_fd(fd) for fd in fds])
             self._slot.beat()
+            if isinstance(order, SLOW_ORDERS) and any(
+                lane.receiver.has_frames for lane in self._drained
+            ):
+                self._has_orders = True
+                break
         return worked
 
     def _obey(self, order: ms.WriterOrder, bells: list[Doorbell]) -> None:

@@ -357,6 +357,23 @@ def test_rule_4_a_full_disk_of_one_partition_holds_no_other_lane_up(world, stora
     assert first.sender.is_idle
 
 
+def test_partitions_that_are_opened_let_the_frames_of_others_pass(world: World) -> None:
+    """Whoever makes many partitions holds up no record of another one for longer than one takes."""
+    world.open(2)
+    lane = world.add_lane()
+    world.writer._read_orders()
+    world.open(3, 4, 5)
+    lane.send(2)
+    opened = []
+    while world.writer._read_orders():
+        opened.append(sum(page in world.writer._roles for page in (3, 4, 5)))
+        world.writer._pass()
+        if lane.sender.is_idle and opened[-1] < 3:
+            lane.send(2)
+    assert opened == [1, 2, 3]
+    assert world.end(2) == 3
+
+
 @pytest.mark.rule(9)
 def test_rule_9_a_writer_leaves_when_its_node_is_gone_and_keeps_the_lanes(world):
     world.open(2)
