@@ -1,7 +1,7 @@
 """The tree of errors that a caller can act on, and the numbers they travel as in acknowledgements.
 
-Owns the names and the one bit that matters to a caller, `retriable`. Knows nothing of where errors
-arise.
+Owns the names and the one bit that matters to a caller, `retriable`. What a producer itself sends
+again is `SENT_BACK`. Knows nothing of where errors arise.
 A message says what was tried, on which topic, partition and node, and what to do.
 """
 

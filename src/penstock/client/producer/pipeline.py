@@ -1,7 +1,8 @@
 """The way of a producer's records: from `send` to the lane, and their outcomes back.
 
-    Pipeline ──> Boxes ──> batch_builder ──> Outbox ──> lane
-       room: Pressure       answers, time and sleep: Minder       what became of them: Outcomes
+    Pipeline ──> Boxes (accumulator) ──> batch_builder ──> Outbox (sender) ──> lane
+       room: Pressure (backpressure)     answers, time and sleep: Minder (io_thread)
+       what became of them: Outcomes (callbacks)
 
 Each part knows those behind it in this line, and none the pipeline. A call that has to wait gives
 the lock back first, and begins again after that.

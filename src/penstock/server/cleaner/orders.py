@@ -1,8 +1,8 @@
 """Orders about old records on their way to the writers and back.
 
 A request becomes an order with a ticket; its answer is the report that carries the ticket. A writer
-that dies in between is told again, since every such order may be repeated. Owns the tickets, and
-knows nothing of who asks or why.
+that dies in between is told again, since every such order may be repeated. Runs in the node. Owns
+the tickets, and knows nothing of who asks or why.
 """
 
 from __future__ import annotations
