@@ -26,8 +26,8 @@ class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
     A further field also goes into `client.admin.topic_config`, `server.node.topic_catalog` (its
     bounds), `cli.topics`, and where it counts: `ipc.logrole` (`log_config`), `server.cleaner`, or
-    `server.broker.topics` in a cluster; into `docs/limits.md`, `docs/protocol.md` and the guide; and
-    into a test with the marker `setting`. An older node refuses a field that it does not know.
+    `server.broker.topics` in a cluster; into `docs/limits.md`, `docs/protocol.md` and the guide;
+    and into a test with the marker `setting`. An older node refuses a field that it does not know.
     """
 
     partitions: int = 1
