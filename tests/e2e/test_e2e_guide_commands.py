@@ -17,7 +17,7 @@ PAGES = [
 OF_OTHERS = {
     **dict.fromkeys(
         ("--build-arg", "--ipc", "--network", "--pid", "--shm-size", "--start-period",
-         "--volumes-from", "--wait"), "docker",
+         "--volumes-from"), "docker",
     ),
     "--dist": "pytest-xdist", "--no-block": "systemctl", "--no-deps": "pip",
     "--py-files": "spark-submit", "--seed": "make mutants", "--strict": "mypy",
