@@ -57,6 +57,18 @@ def test_records_are_copied_with_all_they_have(node: Broker) -> None:
         assert read(client, to) == read(client, topic)
 
 
+def test_a_target_that_is_made_again_gets_all_again(node: Broker) -> None:
+    topic = node.create_topic()
+    to, other = f"{topic}-2", f"{topic}-3"
+    fill(node, topic, 0, 10)
+    for words in ((topic, to), (topic, other, "--name", f"{to}.copy")):
+        assert call_cli("topic", "copy", *words, url=node.url).code == 0
+    with node.connect() as client, client.admin() as admin:
+        admin.delete_topic(to)
+        assert call_cli("topic", "copy", topic, to, url=node.url).code == 0
+        assert read(client, to) == read(client, other) == read(client, topic)
+
+
 def test_a_copy_that_is_killed_goes_on_without_loss_or_double(node: Broker) -> None:
     topic = node.create_topic(partitions=3)
     to = f"{topic}-2"
@@ -121,10 +133,15 @@ def test_what_cannot_be_copied_is_refused(node: Broker) -> None:
     ):
         ran = call_cli("topic", "copy", *words, url=node.url)
         assert (ran.code in (1, 2), said in ran.err) == (True, True), ran.err
-    other = node.create_topic()
+    many = node.create_topic(partitions=2, cleanup="compact")
+    for kept in (many, node.create_topic()):
+        ran = call_cli("topic", "copy", topic, f"{topic}-2", "--name", kept, url=node.url)
+        assert (ran.code, "needs one partition and cleanup=compact" in ran.err) == (2, True)
+    other = node.create_topic(cleanup="compact")
     with node.connect() as client, client.producer() as producer:
         with client.admin() as admin:
-            key = f"{admin.describe_topic(topic).topic_id}-0".encode()
+            ids = (admin.describe_topic(name).topic_id for name in (topic, f"{topic}-2"))
+            key = f"{'-'.join(ids)}-0".encode()
         producer.send_and_wait(other, b"hello", key=key)
     ran = call_cli("topic", "copy", topic, f"{topic}-2", "--name", other, url=node.url)
     assert (ran.code, "does not say how far a copy is" in ran.err) == (2, True)

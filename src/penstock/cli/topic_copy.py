@@ -100,9 +100,9 @@ def copy(
         connect(to_url or env.url, client_id="penstock-cli", timeout=timeout, keys=to_key) as b,
     ):
         the_name = name or f"{target}{PROGRESS}"
-        topic_id = _prepare(env, a, b, source, target, the_name, by_key=by_key)
+        pair = _prepare(env, a, b, source, target, the_name, by_key=by_key)
         with b.producer(transactional_id=the_name, compression="lz4") as producer:
-            it = TopicCopy(producer, source, target, topic_id, the_name, keeps=not by_key)
+            it = TopicCopy(producer, source, target, pair, the_name, keeps=not by_key)
             reader = a.consumer(
                 source, start="earliest", follow=False, isolation="read-committed",
                 on_out_of_range=on_out_of_range.value,
@@ -143,7 +143,7 @@ def _run(env: Env, it: TopicCopy, reader: Consumer, stopper: Stopper, batch: int
 def _prepare(
     env: Env, a: Client, b: Client, source: str, target: str, name: str, *, by_key: bool
 ) -> str:
-    """See to the topics; the id of FROM."""
+    """See to the topics; their two ids, in one word."""
     from penstock.client.admin.topic_config import TopicConfig
 
     with a.admin(timeout=env.timeout) as here, b.admin(timeout=env.timeout) as there:
@@ -164,7 +164,13 @@ def _prepare(
                 "one by one only where they are equally many; --by-key chooses partitions by keys"
             )
         _is_made(there, name, TopicConfig(cleanup="compact"))
-    return known.topic_id
+        kept = there.describe_topic(name)
+        if len(kept.partitions) != 1 or kept.settings["cleanup"] != "compact":
+            raise er.ConfigError(
+                f"topic {name!r} cannot tell how far a copy is: it needs one partition and "
+                "cleanup=compact; make it anew, or choose another --name"
+            )
+    return f"{known.topic_id}-{found.topic_id}"
 
 
 def _is_made(admin: Admin, name: str, config: TopicConfig) -> bool:
@@ -178,12 +184,13 @@ def _is_made(admin: Admin, name: str, config: TopicConfig) -> bool:
 
 @dataclass(slots=True)
 class TopicCopy:
-    """One run of a copy. `keeps`: each record stays in the partition of its number."""
+    """One run of a copy. `pair`: ids of both topics, since one that is made anew under its name is
+    another. `keeps`: each record stays in the partition of its number."""
 
     producer: TransactionalProducer
     source: str
     target: str
-    topic_id: str
+    pair: str
     name: str
     keeps: bool
     records: int = 0
@@ -216,7 +223,7 @@ class TopicCopy:
         self.records += len(batch)
 
     def _key(self, partition: int) -> bytes:
-        return f"{self.topic_id}-{partition}".encode()
+        return f"{self.pair}-{partition}".encode()
 
     def _places(self, there: Client) -> dict[int, _Place]:
         """How far the copy is, by partition."""
@@ -225,8 +232,8 @@ class TopicCopy:
             self.producer.send(self.name, token, key=FENCE, partition=0)
         found: dict[int, _Place] = {}
         for key, value in self._progress(there, token):
-            topic_id, _, number = key.decode("ascii", "replace").rpartition("-")
-            if topic_id == self.topic_id and number.isdecimal() and value is not None:
+            pair, _, number = key.decode("ascii", "replace").rpartition("-")
+            if pair == self.pair and number.isdecimal() and value is not None:
                 try:
                     found[int(number)] = _place.decode(value)
                 except msgspec.MsgspecError as error:
