@@ -50,7 +50,7 @@ BUSY_PASSES: Final = 32
 ORDERS_MAX: Final = 32
 """Orders taken between two passes: opening a thousand partitions must not hold lanes up."""
 SLOW_ORDERS: Final = (ms.OpenPartition, ms.ClosePartition)
-"""One of these, while frames wait."""
+"""Between two of these, frames that wait have their turn: each makes or deletes files."""
 RETRY_MAX: Final = 1.0
 _LEADER_EPOCH_NONE: Final = 0
 
@@ -228,8 +228,8 @@ class Writer:
 
     def _find(self, page: int) -> PartitionRole | None:
         """A role that is here, or is by orders that were not read yet."""
-        if page not in self._roles:
-            self._read_orders()
+        while page not in self._roles and self._read_orders() and self._has_orders:
+            pass
         return self._roles.get(page)
 
     def _answer(

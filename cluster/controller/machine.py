@@ -293,13 +293,13 @@ class Controller:
                 continue
             for at in sorted(self.image.places.get(broker, ())):
                 it = draft.partition(at)
-                if it.leader != broker or moved == MOVES_MAX:
-                    continue
-                now = draft.relieved(at, it)
+                now = draft.relieved(at, it) if it.leader == broker else it
                 if now is not it:
                     draft.put(at, now)
                     moved += 1
-        self.counts["relieved"] += moved
+                    self.counts["relieved"] += 1
+                if moved == MOVES_MAX:
+                    return
 
     def deadline(self) -> float:
         """When `tick` is due."""

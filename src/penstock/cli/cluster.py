@@ -217,7 +217,9 @@ def drain(
             return ExitCode.DONE
         before = found.leads
         with ProgressBar(env, "partitions", before) as progress:
-            while found.leads and time.monotonic() < until and not _is_hopeless(found):
+            while not found.is_drained or (found.leads and not _is_hopeless(found)):
+                if time.monotonic() >= until:
+                    break
                 time.sleep(LOOK_EVERY)
                 found = admin.describe_drain(broker)
                 progress.at(before - found.leads)
@@ -228,6 +230,9 @@ def drain(
             output.write_line(_why_stuck(place))
         if found.stuck_partitions > len(found.stuck):
             output.write_line(f"and {found.stuck_partitions - len(found.stuck)} more")
+    if not found.is_drained:
+        env.say(f"broker {broker} is drained no more: it came back from a restart, or by --undo")
+        return ExitCode.PARTLY
     if not found.leads:
         env.say(f"broker {broker} leads nothing: stop it, or --undo")
         return ExitCode.DONE

@@ -31,6 +31,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
+# In a forked child, copies of the parent's connections are let go of before `_open` is emptied,
+# which keeps some producers alive: hooks run in the order in which modules were loaded.
+import penstock.client.fork_safety  # noqa: F401
 from penstock.client.producer.config import ProducerConfig
 from penstock.core.errors import DeliveryError, PenstockError, PenstockTimeout
 from penstock.ipc.waits import Waits, run

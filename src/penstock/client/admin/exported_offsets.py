@@ -26,7 +26,8 @@ class ExportedOffset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     topic_id: str
     partition: _Number
     offset: _Number
-    leader_epoch: _Number
+    leader_epoch: Annotated[int, msgspec.Meta(ge=-1)]
+    """-1: whoever committed it did not know."""
 
 
 class ExportedOffsets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

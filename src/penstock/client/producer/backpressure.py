@@ -63,7 +63,7 @@ class Pressure:
         return self._outbox.buffered >= self._bytes_max
 
     def must_wait(self) -> bool:
-        """Whether records that come have to `wait` first. Raises `BufferFullError` where the policy
+        """Whether records that come have to wait first. Raises `BufferFullError` where the policy
         is to refuse them."""
         if not self.is_full:
             if self._refused:

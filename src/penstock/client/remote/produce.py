@@ -84,6 +84,7 @@ class ProduceSender:
                     count, is_held = self._drain(endpoint, lane, now)
                 except LaneCorruptError as error:
                     self._broken(endpoint, lane, error)
+                    held = False
                     break
                 sent += count
                 held = held or is_held

@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.core.errors import ConfigError, DataFolderError, NotConnectedError
+from penstock.core.errors import ConfigError, DataFolderError, NotConnectedError, PenstockError
 from penstock.core.storage import Storage
 from penstock.ipc import operating as op
 from penstock.server.config import NodeConfig, allowed_of, put_in_place
@@ -117,7 +117,10 @@ class LiveSettings:
                 self._kept = kept
             if changed:
                 put_in_place(self.config, after, changed)
-                self.applied(changed)
+                try:
+                    self.applied(changed)
+                except (PenstockError, OSError):  # they count, and the next start has all of them
+                    logger.exception("settings are changed, and not all of them took effect")
                 logger.info(
                     "%s changed settings of the node: %s", who,
                     _listed({name: getattr(after, name) for name in changed}),

@@ -239,7 +239,8 @@ class Node:
             self._cleaner.renew()
         if "offsets_retention" in names:
             self._coordinator.limits_changed()
-        self._share_out()
+        if "lanes_max" in names:
+            self._share_out()
 
     def _share_out(self) -> None:
         _, disk_bytes = space_of(self.config.data_folder)
