@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from cli_runner import cli_process, run_cli
 
-from penstock import App, DecodeError, DeliveryError, PenstockTimeout, Record
+from penstock import App, DecodeError, DeliveryError, PenstockTimeout, Record, UnknownTopicError
 from penstock.testing import drain, produce, wait_until
 
 PROGRAM = """
@@ -141,6 +141,26 @@ def test_what_a_handler_sent_in_vain_is_not_committed(node, app, topic):
     with pytest.raises(DeliveryError):
         app.run()
     assert committed(node, topic) == 0
+
+
+def test_errors_of_the_app_itself_stop_it_and_skip_no_record(node, app, topic, caplog):
+    missing = "not-there-" + topic
+
+    @app.consumer(topic, group=topic, on_error="skip", follow=False)
+    def send(value: str) -> None:
+        app.send(
+            topic if value == "large" else missing, b"x" * (2 << 20 if value == "large" else 1)
+        )
+
+    produce(node, topic, [(b"k", b"large"), (b"k", b"good"), (b"k", b"good")])
+    with pytest.raises(UnknownTopicError, match=missing) as caught:
+        app.run()
+    assert "offset 1" in caught.value.__notes__[0]
+    assert (
+        "offset 1 by no fault of the record, and the app stops: UnknownTopicError(" in caplog.text
+    )
+    assert app.metrics() == {"handled": 0, "retried": 0, "skipped": 1}
+    assert committed(node, topic) == 1
 
 
 def test_a_record_that_is_none_is_not_tried_again(node, app, topic):

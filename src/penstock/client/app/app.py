@@ -102,7 +102,8 @@ class App(Closing):
             concurrency: how many workers this process has for it. More than the topics have
                 partitions wait.
             on_error: once a handler has failed and its retries are used up: "stop" ends the app
-                with the error, and the record comes again; "skip" logs it and goes on.
+                with the error, and the record comes again; "skip" logs it and goes on, but
+                stops, too, at an error of Penstock that is no record's fault: no such topic, ...
             retries: how often it is tried again. A value that cannot be decoded is not.
             retry_backoff, retry_backoff_max: seconds of the first wait, doubled up to the latter;
                 the wait is a random part of that.

@@ -51,6 +51,10 @@ CLAIM_SECONDS: Final = 0.1
 CLAIM_RECORDS_MAX: Final = 10_000
 FLUSH_TIMEOUT: Final = 30.0
 """Seconds for what handlers sent to be delivered, before a commit."""
+OF_RECORDS: Final = (DecodeError, er.RecordTooLargeError, er.OffsetOutOfRangeError)
+"""Errors of Penstock that a record may cause. All others are the app's or its node's: by them each
+record would fail, and skipped they would be lost."""
+REFUSED_BATCHES: Final = (er.ErrorCode.BATCH_TOO_LARGE, er.ErrorCode.INVALID_TIMESTAMP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +244,12 @@ class Worker:
                 return False
             if told.on_error == "stop":
                 raise
+            if not _is_records(error):
+                logger.error(
+                    "group %s: %s failed at %s by no fault of the record, and the app stops: %r",
+                    told.group, told.handler.name, place_of(record), error,
+                )  # fmt: skip
+                raise
             self.counts["skipped"] += 1
             logger.error(
                 "group %s: %s failed at %s, which is skipped",
@@ -285,3 +295,10 @@ class Worker:
             if not error.retriable:
                 raise
             logger.warning("group %s: a commit failed: %s", self.subscription.group, error)
+
+
+def _is_records(error: Exception) -> bool:
+    """Whether a handler failed by its own code or by the record, and not by the app or its node."""
+    if isinstance(error, er.ProduceError):
+        return error.code in REFUSED_BATCHES
+    return not isinstance(error, er.PenstockError) or isinstance(error, OF_RECORDS)
