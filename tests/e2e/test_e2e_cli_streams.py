@@ -64,7 +64,7 @@ def test_nothing_on_stdin_is_nothing_sent(produce, consume):
 def test_keys_nulls_headers_and_compression(produce, consume):
     sent = produce(
         *("--key-separator", r"\t", "--null", "-", "-H", "a=1", "-H", "b=", "-z", "lz4", "-p", "1"),
-        *("--acks", "all", "--durability", "fsynced", "--format", "json"),
+        *("--acks", "-1", "--durability", "fsynced", "--format", "json"),
         stdin=b"k\tv\nplain\nk2\t-\n-\tx\n",
     )
     assert sent.code == 0

@@ -52,7 +52,7 @@ def test_a_topic_that_is_there_stays_as_it_is(admin):
         ((penstock.TopicConfig(),), {"partitions": 4}, TypeError, "not of both"),
         (("3",), {}, TypeError, "a TopicConfig, or a number of partitions, not str"),
         ((True,), {}, TypeError, "not bool"),
-        ((), {"num_partitions": 3}, penstock.ConfigError, "no setting num_partitions; there are"),
+        ((), {"num_partitions": 3}, penstock.ConfigError, "num_partitions; what Kafka calls"),
     ],
 )
 def test_a_topic_of_what_it_cannot_be_made_of(admin, arguments, settings, error, says):

@@ -178,3 +178,23 @@ def test_connect_without_a_url_reads_the_environment(node, monkeypatch):
     assert asyncio.run(in_a_loop()) == node.url
     with pytest.raises(TypeError, match="url=5 must be str"):
         penstock.connect(5)  # type: ignore[arg-type]
+
+
+TCP = r"is the URL of connect\(\) and App\(\): connect\('tcp://HOST:PORT'\)"
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (lambda: penstock.connect(bootstrap_servers="a:9092"), TCP),  # type: ignore[call-arg]
+        (lambda: aio.connect(bootstrap_servers="a:9092"), TCP),  # type: ignore[call-arg]
+        (lambda: penstock.App(bootstrap_servers="a:9092"), TCP),  # type: ignore[call-arg]
+        (lambda: penstock.connect(timeouts=1), "did you mean timeout"),  # type: ignore[call-arg]
+        (lambda: penstock.TopicConfig(num_partitions=3), "is partitions= here"),  # type: ignore[call-arg]
+        (lambda: penstock.App().consumer("o", group="g", max_retries=3), "did you mean retries"),  # type: ignore[call-arg]
+        (lambda: penstock.App().consumer("o", group="g", zzz=3), "group, concurrency, on_error, r"),  # type: ignore[call-arg]
+    ],
+)
+def test_words_of_others_at_the_first_calls(made, says):
+    with pytest.raises(TypeError, match=says):
+        made()

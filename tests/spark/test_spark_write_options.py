@@ -63,6 +63,7 @@ def test_the_source_lets_options_of_the_sink_be():
     ("options", "message"),
     [
         ({"topc": "o"}, r"no option 'topc': did you mean topic\?"),
+        ({"transactionalId": "o"}, r"no option 'transactionalid': did you mean txnId\?"),
         ({"zzzzzz": "o"}, r"no option 'zzzzzz': it has topic, txnId, txnEpoch"),
         ({"txnEpoch": "1"}, "txnEpoch needs txnId"),
         ({"txnId": "job", "txnEpoch": "-1"}, "txnEpoch is '-1': it is a number from 0 on"),

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from penstock.cli.command import Env, ExitCode, Format, command, merge
-from penstock.cli.output import write_json, write_line
+from penstock.cli.output import narrate, write_json, write_line
 
 COMMANDS: Final = {
     "serve": "serve",
@@ -155,5 +155,16 @@ def run(arguments: Sequence[str]) -> int:
     try:
         app(args=list(arguments), prog_name="penstock")
     except SystemExit as left:
+        if left.code == ExitCode.USAGE:
+            _tell_flags(arguments)
         return left.code if isinstance(left.code, int) else ExitCode.DONE
     return ExitCode.DONE
+
+
+def _tell_flags(arguments: Sequence[str]) -> None:
+    """What options of Kafka's commands are called here."""
+    from penstock.client.kafka_words import KAFKA_FLAGS
+
+    for word in arguments:
+        if word in KAFKA_FLAGS:
+            narrate(f"what Kafka calls {word} is here {KAFKA_FLAGS[word]}")

@@ -101,7 +101,13 @@ def produce(
         Compression, typer.Option("-z", "--compression", help="Of each batch.")
     ] = Compression.none,
     acks: Annotated[
-        Acks, typer.Option("--acks", help="0: in shared memory; 1: appended; all: on all replicas.")
+        Acks,
+        typer.Option(
+            "--acks",
+            parser=lambda text: Acks("all" if text == "-1" else text),
+            metavar="|".join(Acks),
+            help="0: in shared memory; 1: appended; all (or -1): on all replicas.",
+        ),
     ] = Acks.appended,
     durability: Annotated[
         Durability | None, typer.Option("--durability", help="Wait until it is on the device.")

@@ -25,6 +25,7 @@ from penstock.client.session import default_url
 from penstock.client.transactions.producer import TransactionalProducer
 from penstock.client.transactions.stages import Stage, StagesOutcome, commit_stages, end_stages
 from penstock.client.transport import Keys, Transport, reaching
+from penstock.client.validation import telling_options
 from penstock.core import errors as er
 from penstock.ipc.waits import run
 
@@ -171,6 +172,7 @@ class Client(Closing):
             raise failure
 
 
+@telling_options("connect()")
 def connect(
     url: str | None = None,
     *,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import wraps
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from penstock.core import errors as er
 
@@ -19,16 +20,36 @@ SPIN_MAX: Final = 0.1
 PREFETCH_MIN: Final = 4 << 10
 ISOLATIONS: Final = ("read_uncommitted", "read_committed")
 Word = TypeVar("Word", bound=str)
+P = ParamSpec("P")
+Made = TypeVar("Made")
 
 
 def check_names(verb: str, given: Iterable[str], known: Collection[str]) -> None:
     """Raises TypeError naming the option that there is not, and those like it."""
     for name in given:
         if name not in known:
-            raise TypeError(f"{verb} has no option {name!r}; {_meant(name, known)}")
+            raise TypeError(f"{verb} has no option {name!r}; {meant(name, known)}")
 
 
-def _meant(name: str, known: Collection[str]) -> str:
+def telling_options(verb: str) -> Callable[[Callable[P, Made]], Callable[P, Made]]:
+    """Of a function, whose error for an option that there is not tells what is meant."""
+
+    def decorated(function: Callable[P, Made]) -> Callable[P, Made]:
+        code = function.__code__
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        known = [name for name in names if name != "self"]
+
+        @wraps(function)
+        def called(*given: P.args, **options: P.kwargs) -> Made:
+            check_names(verb, options, known)
+            return function(*given, **options)
+
+        return called
+
+    return decorated
+
+
+def meant(name: str, known: Collection[str]) -> str:
     """What to write instead. Loads what only mistyped options need."""
     import difflib
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 SPARKS_OWN: Final = ("checkpointlocation", "queryname", "path")
 """Spark's own options for writers, which it hands on to formats."""
 
+KAFKAS: Final = {"transactionalid": "txnid"}
+"""Options that people know by Kafka's words, in lower case, and ours."""
+
 PASSED_OVER: Final = ("offset", "timestamp", "timestampType")
 """Columns of the source that say where a record was: what is read can be written as it is."""
 _TYPES: Final = {
@@ -90,7 +93,7 @@ def _check_names(given: Mapping[str, str]) -> None:
     """Options of the source are let be: programs keep one set for both."""
     for name in given:
         if name not in NAMES and name not in SPARKS_OWN and "." not in name:
-            near = get_close_matches(name, NAMES, 1)
+            near = [KAFKAS[name]] if name in KAFKAS else get_close_matches(name, NAMES, 1)
             hint = f"did you mean {NAMES[near[0]]}?" if near else f"it has {', '.join(SINK)}"
             raise ConfigError(f"the sink of penstock has no option {name!r}: {hint}")
 

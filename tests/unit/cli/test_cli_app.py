@@ -69,3 +69,9 @@ def test_a_reassignment_that_says_nothing_is_refused_before_anybody_is_asked(lin
     ran = call_cli("cluster", "reassign", *line.split())
     assert ran.code != 0
     assert complaint in ran.err
+
+
+def test_an_option_of_kafkas_commands_is_answered_with_ours():
+    ran = call_cli("consume", "orders", "--from-beginning")
+    assert ran.code == 2
+    assert "what Kafka calls --from-beginning is here -o start, where consume begins any" in ran.err

@@ -48,6 +48,14 @@ def test_a_value_of_the_wrong_type_is_refused_by_name(name, value, advice):
         altered(TopicConfig().settings(), {name: value})
 
 
-def test_a_setting_that_there_is_not_is_refused_with_those_that_there_are():
-    with pytest.raises(ConfigError, match=r"no setting retention_ms.*retention_bytes"):
-        altered(TopicConfig().settings(), {"retention_ms": 1})
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("zzz", "there are partitions, .*retention_bytes"),
+        ("retention_byte", "did you mean retention_bytes"),
+        ("retention_ms", r"what Kafka calls so is retention= \(seconds\) here"),
+    ],
+)
+def test_a_setting_that_there_is_not_is_refused_with_what_is_meant(name, says):
+    with pytest.raises(ConfigError, match=rf"^a topic has no setting {name}; {says}"):
+        altered(TopicConfig().settings(), {name: 1})

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, Final, Literal
 
+from penstock.client.validation import meant, telling_options
 from penstock.core.errors import ConfigError
 from penstock.ipc.messages import TopicSettings
 
@@ -74,6 +75,9 @@ class TopicConfig:
         return TopicSettings(**travelling({name: getattr(self, name) for name in SETTABLE}))
 
 
+TopicConfig.__init__ = telling_options("TopicConfig()")(TopicConfig.__init__)  # type: ignore[method-assign]
+
+
 def config_of(given: TopicConfig | int | None, settings: Mapping[str, Any]) -> TopicConfig:
     """What a topic is made of, from a config, a number of partitions, or settings by name.
 
@@ -101,7 +105,7 @@ def _check_settable(names: Iterable[str]) -> None:
     unknown = sorted(set(names) - set(SETTABLE))
     if unknown:
         raise ConfigError(
-            f"a topic has no setting {', '.join(unknown)}; there are {', '.join(SETTABLE)}"
+            f"a topic has no setting {', '.join(unknown)}; {meant(unknown[0], SETTABLE)}"
         )
 
 

@@ -28,6 +28,7 @@ from penstock.client.remote.address import Place, RemoteAddress
 from penstock.client.session import default_url
 from penstock.client.transactions.stages import StagesOutcome, commit_stages, end_stages
 from penstock.client.transport import Keys, Transport, reaching
+from penstock.client.validation import telling_options
 from penstock.core import errors as er
 
 M = TypeVar("M", Producer, TransactionalProducer, Stage, Consumer, GroupConsumer, Admin)
@@ -181,6 +182,7 @@ class Client(AsyncClosing):
             raise failure
 
 
+@telling_options("connect()")
 def connect(
     url: str | None = None,
     *,

@@ -35,7 +35,7 @@ from penstock.client.options import AppOptions
 from penstock.client.producer.delivery import Delivery
 from penstock.client.producer.producer import Producer
 from penstock.client.transport import Keys, Transport
-from penstock.client.validation import as_spelt, check_names, check_range
+from penstock.client.validation import as_spelt, check_names, check_range, telling_options
 from penstock.core import errors as er
 
 logger = logging.getLogger("penstock.app")
@@ -58,6 +58,7 @@ class App(Closing):
     `client_id`, `transport` and `keys` are those of `penstock.connect`.
     """
 
+    @telling_options("App()")
     def __init__(
         self,
         url: str | None = None,
@@ -115,7 +116,7 @@ class App(Closing):
         The handler's annotations say what it takes: see `penstock.client.app.handler`. It may be
         `async`; a worker has an event loop of its own, and handles one record after the other.
         """
-        check_names("App.consumer()", options, AppOptions.__annotations__)
+        check_names("App.consumer()", options, OPTIONS)
 
         def register(function: Function) -> Function:
             if self._client is not None:
@@ -272,3 +273,9 @@ def _works(worker: Worker) -> str:
     record, told = worker.in_hand, worker.subscription
     where = "its last commit" if record is None else place_of(record)
     return f"{told.handler.name} of group {told.group} at {where}"
+
+
+OPTIONS: Final = (
+    "group", *(App.consumer.__kwdefaults__ or ()), *AppOptions.__annotations__,
+)  # fmt: skip
+"""All of `App.consumer`. What it has by name itself never comes wrong: it is listed for hints."""
