@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock import aio
+from penstock import ConfigError, aio
 
 
 @pytest.fixture(scope="module")
@@ -198,3 +198,10 @@ TCP = r"is the URL of connect\(\) and App\(\): connect\('tcp://HOST:PORT'\)"
 def test_words_of_others_at_the_first_calls(made, says):
     with pytest.raises(TypeError, match=says):
         made()
+
+
+def test_a_commit_for_a_topic_that_is_not_read(client, topic):
+    with client.consumer(topic, group=topic) as consumer:
+        consumer.assignment()
+        with pytest.raises(ConfigError, match=f"does not read 'clicks', but {topic}"):
+            consumer.commit({("clicks", 0): 1})

@@ -371,8 +371,8 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
         that of the next record wanted.
 
         Raises `StaleGenerationError` naming the partitions that others own by now; the rest is
-        committed. `ConfigError` where the guarantee commits otherwise, and for an offset beyond
-        what was handed out: `seek` leaves records out.
+        committed. `ConfigError` where the guarantee commits otherwise, for a topic that it does
+        not read, and for an offset beyond what was handed out: `seek` leaves records out.
         """
         run(self.committing(what))
 

@@ -63,6 +63,16 @@ class Membership:
     def member_id(self) -> str:
         return self.ownership.member_id
 
+    def check_reads(self, topics: Iterable[str]) -> None:
+        """Raises `ConfigError` for one that it never gets, which those by a pattern may be."""
+        for topic in topics:
+            if self._join.pattern is None and topic not in self._join.topics:
+                raise er.ConfigError(
+                    f"commit: this consumer of group {self.group!r} does not read {topic!r}, but "
+                    f"{', '.join(self._join.topics)}; offsets of other topics are set by "
+                    "Admin.reset_offsets()"
+                )
+
     def own(self, owned: Iterable[co.Owned]) -> None:
         """From now on these, and no others."""
         named = {(one.topic, one.partition): one for one in owned}

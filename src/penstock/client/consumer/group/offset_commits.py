@@ -216,6 +216,7 @@ class Commits:
             if isinstance(given, Record)
             else given
         )
+        self._member.check_reads(topic for topic, _ in places)
         owned, handed = self._member.ownership.owned, self._handed()
         wanted: Offsets = {}
         stale = []
