@@ -418,7 +418,7 @@ def connecting(path: str | os.PathLike[str], timeout: float) -> Waits[socket.soc
         try:
             place = _Address(path)
         except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
-            raise _no_node(path, error) from error
+            raise _no_node(path, error) from None
         with place as address:
             yield from _connect(sock, address, path, timeout)
     except BaseException:
@@ -440,7 +440,7 @@ def _connect(sock: socket.socket, address: str, path: str, timeout: float) -> Wa
                 "that runs it; others connect by tcp://"
             ) from error
         except OSError as error:
-            raise _no_node(path, error) from error
+            raise _no_node(path, error) from None
         if time.monotonic() >= deadline:
             raise NotConnectedError(
                 f"the node at {path} has not accepted a connection for {timeout:g} s: it is "

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock import ConfigError, aio
+from penstock import ConfigError, NotConnectedError, UnknownTopicError, aio
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +198,15 @@ TCP = r"is the URL of connect\(\) and App\(\): connect\('tcp://HOST:PORT'\)"
 def test_words_of_others_at_the_first_calls(made, says):
     with pytest.raises(TypeError, match=says):
         made()
+
+
+def test_what_is_not_there_is_told_without_what_was_looked_up(client, tmp_path):
+    with client.producer() as producer, pytest.raises(UnknownTopicError) as caught:
+        producer.send("orders2", b"x")
+    assert caught.value.__context__ is None
+    with pytest.raises(NotConnectedError) as lost:
+        penstock.connect(f"shm://{tmp_path}", timeout=0.05)
+    assert lost.value.__suppress_context__
 
 
 def test_a_commit_for_a_topic_that_is_not_read(client, topic):

@@ -119,6 +119,8 @@ class Worker:
         self._producer: Producer | None = None
         self._runner: asyncio.Runner | None = None
         self._is_committing = True
+        self._told: set[object] = set()
+        """Errors that were skipped with a traceback: as many as lines fail."""
         self._commit_at = 0.0
         self._claim = 1
         """Records to claim next, at most once."""
@@ -251,13 +253,26 @@ class Worker:
                 )  # fmt: skip
                 raise
             self.counts["skipped"] += 1
+            shows = self._is_new(error) or logger.isEnabledFor(logging.INFO)
             logger.error(
-                "group %s: %s failed at %s, which is skipped",
-                told.group, told.handler.name, place_of(record), exc_info=error,
+                "group %s: %s failed at %s, which is skipped: %r",
+                told.group, told.handler.name, place_of(record), error,
+                exc_info=error if shows else None,
             )  # fmt: skip
             return True
         self.counts["handled"] += 1
         return True
+
+    def _is_new(self, error: Exception) -> bool:
+        """Whether no error of this kind was told of this line: a traceback each is a flood."""
+        place = error.__traceback__
+        while place is not None and place.tb_next is not None:
+            place = place.tb_next
+        where = None if place is None else (place.tb_frame.f_code.co_filename, place.tb_lineno)
+        known, name = self._told, (type(error).__qualname__, where)
+        is_new = name not in known
+        known.add(name)
+        return is_new
 
     def _leave(self, record: Record) -> None:
         """What is committed from here on does not cover it."""

@@ -20,7 +20,7 @@ from penstock.client.arrow.intake import Wanted
 from penstock.client.arrow.send import ended, sending
 from penstock.client.producer.batch_builder import Rows
 from penstock.client.producer.config import ProducerConfig
-from penstock.client.producer.delivery import BatchDelivery, Delivery, Receipt
+from penstock.client.producer.delivery import BatchDelivery, Box, Delivery, Receipt
 from penstock.client.producer.hooks import hooked
 from penstock.client.producer.pipeline import Pipeline, SendPolicy
 from penstock.client.producer.state import ProducerState
@@ -85,12 +85,14 @@ class Producer(Elsewhere, Shown):
         without one the record carries the time its box was opened, at most `linger` ago.
         Raises `UnknownTopicError`, `RecordTooLargeError`, `BufferFullError`, `ClosedError`,
         TypeError for a value or key that is not bytes."""
+        box: Box | None
         try:
             box = self._open[topic]
         except KeyError:
+            box = None
+        if box is None:
             self._ready()
-            return self._pipeline.send_slowly(topic, value, key, headers, timestamp, partition)
-        if value.__class__ is bytes and headers is None and timestamp is partition is None:
+        elif value.__class__ is bytes and headers is None and timestamp is partition is None:
             room = box.room - len(value) - 24
             if key is not None:
                 room = room - len(key) if key.__class__ is bytes else -1
