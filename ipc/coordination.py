@@ -331,12 +331,15 @@ class TransactionEnded(msgspec.Struct, frozen=True, tag="transaction_ended"):
 
 
 class TransactionInfo(msgspec.Struct, frozen=True):
+    """`topics`: the first of those that it writes to and the asker may describe, by name."""
+
     transactional_id: str
     state: str  # "ready" | "open" | "committing" | "aborting" | "staged"
     producer_id: int
     producer_epoch: int
     partitions: int
     open_for: float
+    topics: list[str] = []
 
 
 class Transactions(msgspec.Struct, frozen=True, tag="transactions"):

@@ -68,7 +68,8 @@ class Marking(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """`state`: ready, open, committing, aborting or staged. `opened_at`: of the oldest open one."""
+    """`state`: ready, open, committing, aborting or staged. `opened_at`: of the oldest open one.
+    `topics`: by id, those of its partitions."""
 
     transactional_id: str
     state: str
@@ -76,6 +77,7 @@ class Listed(NamedTuple):
     epoch: int
     partitions: int
     opened_at: float | None
+    topics: frozenset[bytes]
 
 
 class ConsumedOffsets(NamedTuple):

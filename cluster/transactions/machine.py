@@ -400,7 +400,9 @@ def _listed(name: str, known: Transactional, is_marking: bool) -> Listed:
         state = "open"
     elif is_marking:
         state = "committing" if known.endings[0].commit else "aborting"
-    partitions = rec.count_of(known.places)
+    all_places = [known.places]
     if is_marking:
-        partitions += sum(rec.count_of(each.places) for each in known.endings)
-    return Listed(name, state, known.producer_id, known.epoch, partitions, known.opened_at)
+        all_places += [each.places for each in known.endings]
+    partitions = sum(map(rec.count_of, all_places))
+    topics = rec.topics_of(all_places)
+    return Listed(name, state, known.producer_id, known.epoch, partitions, known.opened_at, topics)

@@ -163,3 +163,7 @@ def unpack(places: Places) -> frozenset[Place]:
 
 def count_of(places: Places) -> int:
     return sum(len(numbers) for _, numbers in places)
+
+
+def topics_of(every: Iterable[Places]) -> frozenset[bytes]:
+    return frozenset(topic for places in every for topic, _ in places)

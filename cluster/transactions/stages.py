@@ -238,16 +238,18 @@ class Stages:
             if stage.commit is None or self._state.is_marking(stage)
         ]
         partitions = sum(rec.count_of(stage.places) for stage in stages)
+        topics = rec.topics_of(stage.places for stage in stages)
         undecided = [stage for stage in stages if stage.commit is None]
         if undecided:
             oldest = min(undecided, key=lambda stage: stage.begun_at)
-            shown = (oldest.producer_id, oldest.epoch, partitions, oldest.begun_at)
+            shown = (oldest.producer_id, oldest.epoch, partitions, oldest.begun_at, topics)
             return Listed(name, "staged", *shown)
         decided = self._state.decided.get(name)
         state = "ready"
         if stages:
             state = "committing" if any(stage.commit for stage in stages) else "aborting"
-        return Listed(name, state, -1, -1 if decided is None else decided.epoch, partitions, None)
+        epoch = -1 if decided is None else decided.epoch
+        return Listed(name, state, -1, epoch, partitions, None, topics)
 
     # --- checks -----------------------------------------------------------------------------------
     def check_name(self, what: str, name: str) -> None:

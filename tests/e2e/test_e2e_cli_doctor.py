@@ -13,12 +13,13 @@ from group_fixture import fill
 
 from penstock.cli import diagnosis
 from penstock.client.admin.groups import GroupDescription
+from penstock.client.transactions.listing import TransactionDescription
 from penstock.testing.waiting import wait_until
 
 pytestmark = pytest.mark.local("the doctor looks at the host of the node")
 
 LOOKS = {"node", "versions", "clock", "processes, partitions and disk", "open files",
-         "shared memory", "leftovers", "groups"}  # fmt: skip
+         "shared memory", "leftovers", "transactions", "groups"}  # fmt: skip
 
 
 @pytest.fixture
@@ -97,3 +98,43 @@ def test_a_member_that_polls_and_does_not_commit(group):
 def test_a_group_that_is_behind_without_members(group):
     [found] = diagnosis.judge_group(replace(group, members=[]))
     assert (found.what, found.is_wrong) == ("lag 10, and no member works on it", False)
+
+
+def test_stages_and_transactions_that_hold_readers_back(node, monkeypatch):
+    monkeypatch.setattr(diagnosis, "HELD_MIN", 0.0)
+    topic = node.create_topic()
+    fill(node, topic, 0, 3)
+    with (
+        node.connect() as client,
+        client.stage(f"{topic}-job", 7) as stage,
+        client.producer(transactional_id=f"{topic}-id") as producer,
+    ):
+        stage.send(topic, b"1", partition=0)
+        stage.flush(20)
+        producer.begin_transaction()
+        producer.send_and_wait(topic, b"2", partition=0, timeout=20)
+        held = json.loads(call_cli("doctor", "--json", url=node.url).out)["findings"]
+        described = call_cli("topic", "describe", topic, url=node.url)
+        opened = call_cli("transaction", "list", "--open", "--format", "json", url=node.url).objects
+        producer.abort_transaction()
+    said = {each["what"]: each for each in held if each["subject"] == "transactions"}
+    first = next(what for what in said if f"a stage of '{topic}-job' (epoch 7)" in what)
+    second = next(what for what in said if f"a transaction of '{topic}-id'" in what)
+    for what in (first, second):
+        assert f" s in {topic}; offsets above the last stable one: {topic}-0 " in what
+        assert not said[what]["is_wrong"]
+    assert "run its job again" in said[first]["advice"]
+    assert {each["transactional_id"]: each["topics"] for each in opened} == {
+        f"{topic}-job": [topic], f"{topic}-id": [topic],
+    }  # fmt: skip
+    heads, row, *_ = (line.split() for line in described.lines[2:])
+    shown = dict(zip(heads, row, strict=False))
+    assert (shown["STABLE"], int(shown["END"]) > 3) == ("3", True)
+    assert "penstock transaction list --open" in described.err
+
+
+def test_a_transaction_that_is_open_for_long_is_wrong():
+    opened = TransactionDescription("payments", "open", 1, 0, 1, 61.0)
+    found = diagnosis.judge_transaction(opened, [])
+    assert found.is_wrong
+    assert found.what.endswith("has held readers of committed records back for 61 s")

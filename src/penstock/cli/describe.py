@@ -97,6 +97,7 @@ def _write(
         "  " + "  ".join(f"{key}={values.setting(key, value)}" for key, value in known.items())
     )
     heads = ["partition", "status", "writer", "start", "end", "durable", "epoch"]
+    is_held = any(part.last_stable != part.high_watermark for part in topic.partitions)
     rows: list[list[object]] = [
         [
             part.partition,
@@ -109,6 +110,10 @@ def _write(
         ]
         for part in topic.partitions
     ]
+    if is_held:
+        heads.insert(heads.index("end"), "stable")
+        for row, part in zip(rows, topic.partitions, strict=True):
+            row.insert(heads.index("stable"), part.last_stable)
     if any(part.replicas for part in topic.partitions):
         heads += ["leader", "replicas", "in-sync"]
         for row, part in zip(rows, topic.partitions, strict=True):
@@ -129,6 +134,11 @@ def _write(
         for row, part in zip(rows, topic.partitions, strict=True):
             row += part.counters.values()
     output.write_columns([head.upper() for head in heads], rows)
+    if is_held:
+        env.say(
+            "readers of committed records get as far as STABLE: an open transaction holds them back"
+            " (`penstock transaction list --open`)"
+        )
     room = topic.disk
     if room["level"] != "ok":
         stopped = "writing has stopped, " if room["level"] == "full" else ""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.cli.command import Env
     from penstock.client.admin.admin import Admin
     from penstock.client.admin.groups import GroupDescription, GroupPartition
+    from penstock.client.transactions.listing import TransactionDescription
     from penstock.ipc.messages import NodeDescription
 
 SHM: Final = "/dev/shm"
@@ -37,6 +38,13 @@ POLL_AGE_MAX: Final = 30.0
 """Seconds without a poll after which a member with lag counts as stuck."""
 COMMIT_AGE_MAX: Final = 300.0
 """Seconds without a commit after which a member that polls, and has records in hand, does."""
+HELD_MIN: Final = 10.0
+"""Seconds from which on an open transaction is told of."""
+HELD_MAX: Final = 60.0
+"""Seconds for which one may hold readers back before that counts as wrong."""
+PARTITIONS_SHOWN: Final = 5
+TRANSACTIONS_MAX: Final = 20
+"""Transactions that are told of, the oldest; how many more there are is said."""
 GROUPS_MAX: Final = 200
 """Groups that are looked at; how many more there are is said."""
 
@@ -107,6 +115,7 @@ def diagnose(env: Env) -> Diagnosis:
             ))  # fmt: skip
         if node.cluster:
             found.look("cluster", lambda: _cluster(admin))
+        found.look("transactions", lambda: _transactions(admin))
         found.look("groups", lambda: _groups(admin))
     return found
 
@@ -216,6 +225,60 @@ def _cluster(admin: Admin) -> Complaints:
             "cluster", trouble, "start the brokers that are away; `penstock cluster describe` "
             "shows who lacks what",
         )  # fmt: skip
+
+
+def _transactions(admin: Admin) -> Complaints:
+    held = [each for each in admin.list_transactions() if each.open_for >= HELD_MIN]
+    held.sort(key=lambda each: -each.open_for)
+    shown = held[:TRANSACTIONS_MAX]
+    topics = {name for each in shown for name in each.topics}
+    waiting = {name: _waiting(admin, name) for name in sorted(topics)}
+    for each in shown:
+        yield judge_transaction(each, [part for name in each.topics for part in waiting[name]])
+    if len(held) > len(shown):
+        yield Complaint(
+            "transactions", f"{len(held) - len(shown)} more hold readers back",
+            "`penstock transaction list --open` shows them", is_wrong=False,
+        )  # fmt: skip
+
+
+def _waiting(admin: Admin, topic: str) -> list[str]:
+    """What readers of committed records do not get of it, by partition."""
+    try:
+        found = admin.describe_topic(topic)
+    except er.UnknownTopicError:
+        return []  # it went meanwhile
+    return [
+        f"{topic}-{part.partition} {part.high_watermark - part.last_stable}"
+        for part in found.partitions
+        if part.high_watermark > part.last_stable
+    ]
+
+
+def judge_transaction(each: TransactionDescription, waiting: list[str]) -> Complaint:
+    """One that is open for long; `waiting`: partitions and how much of them it holds back."""
+    if each.state == "staged":
+        what = f"a stage of {each.transactional_id!r} (epoch {each.producer_epoch})"
+        advice = (
+            "run its job again: a new attempt replaces the stage; or wait: the node gives it up "
+            "after stage_timeout (15 minutes by default)"
+        )
+    else:
+        what = f"a transaction of {each.transactional_id!r}"
+        advice = (
+            "see whether its producer hangs; started again, it aborts what was open; else the node "
+            "does, after the producer's transaction_timeout"
+        )
+    where = f" in {', '.join(each.topics)}" if each.topics else ""
+    more = f" and {len(waiting) - PARTITIONS_SHOWN} more" if len(waiting) > PARTITIONS_SHOWN else ""
+    behind = f"; offsets above the last stable one: {', '.join(waiting[:PARTITIONS_SHOWN])}{more}"
+    return Complaint(
+        "transactions",
+        f"{what} has held readers of committed records back for {each.open_for:.0f} s{where}"
+        + (behind if waiting else ""),
+        advice,
+        is_wrong=each.open_for > HELD_MAX,
+    )
 
 
 def _groups(admin: Admin) -> Complaints:

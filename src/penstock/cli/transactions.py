@@ -39,6 +39,9 @@ def list_transactions(
         return
     heads = ("transactional_id", "state", "producer_id", "producer_epoch", "partitions")
     output.write_columns(
-        [*(head.upper().replace("_", " ") for head in heads), "OPEN FOR"],
-        [[*(row[head] for head in heads), f"{row['open_for']:.1f} s"] for row in rows],
+        [*(head.upper().replace("_", " ") for head in heads), "OPEN FOR", "TOPICS"],
+        [
+            [*(row[head] for head in heads), f"{row['open_for']:.1f} s", ",".join(row["topics"])]
+            for row in rows
+        ],
     )

@@ -153,7 +153,7 @@ NODE = [
     ),
     co.TransactionReady(U64, U32, NAME),
     co.TransactionEnded(True, U32, U64),
-    co.Transactions([co.TransactionInfo(NAME, "committing", U64, U32, 4095, 1.5)] * 170, True),
+    co.Transactions([co.TransactionInfo(NAME, "committing", U64, U32, 4095, 1.5, [])] * 170, True),
     lk.TimeLookedUp(NUMBER),
     lk.AppendsLookedUp([1.5] * lk.PLACES_AT_ONCE),
     lk.SegmentsLookedUp(U64, U64),

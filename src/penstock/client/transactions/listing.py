@@ -13,7 +13,8 @@ class TransactionDescription:
     """A transactional id. `state`: "ready", "open", "committing" or "aborting" (decided, but not
     every partition has heard of it), or "staged" (undecided stages). `producer_epoch`: of the open
     or next transaction; of stages, their epoch. `open_for`: seconds, 0 if nothing is open: so long
-    readers of committed records have been held back.
+    readers of committed records have been held back. `topics`: the first 20 of those that it writes
+    to, without those that the asker may not describe.
     """
 
     transactional_id: str
@@ -22,6 +23,7 @@ class TransactionDescription:
     producer_epoch: int
     partitions: int
     open_for: float
+    topics: tuple[str, ...] = ()
 
 
 def listed(ask: Callable[[co.ListTransactions], co.Transactions]) -> list[TransactionDescription]:
@@ -37,6 +39,7 @@ def listed(ask: Callable[[co.ListTransactions], co.Transactions]) -> list[Transa
                 each.producer_epoch,
                 each.partitions,
                 each.open_for,
+                tuple(each.topics),
             )
             for each in answer.transactions
         ]

@@ -262,7 +262,8 @@ class Coordinator:
         check_namespaces(self._topics.limits(), life.machines, request)
         if isinstance(request, OF_TRANSACTIONS):
             parts = (self._folder, self._holders, self._now, until, self._checks, self._turns)
-            return await TransactionRequests(life, *parts).answer(client, request)
+            requests = TransactionRequests(life, *parts, self._topic_names)
+            return await requests.answer(client, request)
         known = (life.machines.groups, self._members, self._pages, self._checks)
         plan = GroupRequests(*known).plan(client, request)
         return await life.carried_out(plan.decide, until, plan.say)
@@ -369,6 +370,9 @@ class Coordinator:
 
     def _pages_now(self) -> dict[bytes, list[int]]:
         return {info.topic_id: info.pages for info in self._infos()}
+
+    def _topic_names(self) -> dict[bytes, str]:
+        return {info.topic_id: info.name for info in self._infos()}
 
     def _learn_topics(self, life: Life) -> None:
         infos = self._infos()

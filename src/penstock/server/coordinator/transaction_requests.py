@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Final, TypeVar
 
 from penstock.cluster.access import Kind
@@ -46,6 +47,8 @@ NOBODY: Final = ""
 _T = TypeVar("_T")
 _PAGE: Final = 500
 """Transactional ids of one answer, at most."""
+_TOPICS_SHOWN: Final = 20
+"""Topics that are named of one transactional id, at most."""
 
 
 class TransactionRequests:
@@ -61,6 +64,7 @@ class TransactionRequests:
         until: float,
         checks: OffsetChecks,
         turns: PrincipalTurns,
+        names: Callable[[], Mapping[bytes, str]],
     ) -> None:
         self._life = life
         self._transactions = life.machines.transactions
@@ -71,6 +75,7 @@ class TransactionRequests:
         self._until = until
         self._checks = checks
         self._turns = turns
+        self._names = names
 
     async def _carry(self, decide: Callable[[float], Decision[_T]]) -> _T:
         """Have something decided, and wait until it may be told."""
@@ -220,7 +225,7 @@ class TransactionRequests:
 
     async def _listed(self, client: Client, request: co.ListTransactions) -> co.Transactions:
         """Who sees few ids among many of others is a long look, which others do not wait for."""
-        now = self._now()
+        now, names = self._now(), self._names()
         infos: list[co.TransactionInfo] = []
         async with self._turns.of(str(client.permits)) as turn:
             for name in self._transactions.ids().after(request.after):
@@ -230,7 +235,9 @@ class TransactionRequests:
                 listed = self._transactions.listed(name)
                 if listed is None:
                     continue  # it went in a pause
-                infos.append(_info(listed, now))
+                topics = sorted(names[each] for each in listed.topics if each in names)
+                seen = (each for each in topics if client.permits.sees(Kind.topic, each))
+                infos.append(_info(listed, now, [*islice(seen, _TOPICS_SHOWN)]))
                 if len(infos) > _PAGE:
                     break
         fits = min(fitting(infos), _PAGE)
@@ -241,7 +248,7 @@ def _same(answer: _T) -> _T:
     return answer
 
 
-def _info(listed: Listed, now: float) -> co.TransactionInfo:
+def _info(listed: Listed, now: float, topics: list[str]) -> co.TransactionInfo:
     return co.TransactionInfo(
         listed.transactional_id,
         listed.state,
@@ -249,4 +256,5 @@ def _info(listed: Listed, now: float) -> co.TransactionInfo:
         listed.epoch,
         listed.partitions,
         0.0 if listed.opened_at is None else max(0.0, now - listed.opened_at),
+        topics,
     )
