@@ -10,6 +10,7 @@ from cli_runner import call_cli
 from group_fixture import fill
 
 from penstock import Offset
+from penstock.cli.diagnosis import judge_group
 from penstock.core import errors as er
 from penstock.testing import wait_until
 
@@ -83,6 +84,17 @@ def test_what_a_member_has_in_hand_and_when_it_polled(node):
     ):
         begun = time.monotonic()
         batch = consumer.poll(4, timeout=25)
+        consumer.poll(1, timeout=25)
+
+        def has_read() -> bool:
+            return bool(admin.describe_group("hands").partitions[0].in_hand == 4)
+
+        wait_until(has_read, what="its position, with nothing committed")
+        text = call_cli("group", "describe", "hands", url=node.url).lines
+        assert ", lag unknown (" in text[0]
+        assert text[2].split()[2:7] == ["-", "10", "-", "-", "4"]
+        [found] = judge_group(admin.describe_group("hands"))
+        assert "has read 4 records, counted from the log's start, and committed none" in found.what
         consumer.commit(batch[0])
         consumer.poll(3, timeout=25)
 
@@ -92,7 +104,7 @@ def test_what_a_member_has_in_hand_and_when_it_polled(node):
 
         wait_until(is_told, what="its poll")  # over tcp: in a while
         wait_until(
-            lambda: admin.describe_group("hands").partitions[0].position == 4, what="its position"
+            lambda: admin.describe_group("hands").partitions[0].position == 5, what="its position"
         )
         group = admin.describe_group("hands")
         assert 0 <= group.members[0].poll_seconds <= time.monotonic() - begun
@@ -100,7 +112,7 @@ def test_what_a_member_has_in_hand_and_when_it_polled(node):
         assert text[1].split() == ["TOPIC", "PARTITION", "COMMITTED", "END", "LAG", "AGE",
                                    "IN-HAND", "COMMIT", "POLL", "MEMBER"]  # fmt: skip
         assert text[2].split()[:5] == [topic, "0", "1", "10", "9"]
-        assert text[2].split()[6] == "3"
+        assert text[2].split()[6] == "4"
 
 
 def test_reset_to_each_kind_of_place(node):

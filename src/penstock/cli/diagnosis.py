@@ -23,7 +23,7 @@ from penstock.version import __version__
 if TYPE_CHECKING:
     from penstock.cli.command import Env
     from penstock.client.admin.admin import Admin
-    from penstock.client.admin.groups import GroupDescription, GroupPartition
+    from penstock.client.admin.groups import GroupDescription, GroupMember, GroupPartition
     from penstock.client.transactions.listing import TransactionDescription
     from penstock.ipc.messages import NodeDescription
 
@@ -302,11 +302,12 @@ def judge_group(group: GroupDescription) -> Complaints:
         )  # fmt: skip
         return
     for member in group.members:
+        who = f"member {member.member_id} (pid {member.pid or 'of another host'})"
+        yield from _uncommitted(group, member, who)
         own = [one for one in behind if one.member_id == member.member_id]
         if not own:
             continue
-        lag, hand = sum(one.lag or 0 for one in own), sum(map(_in_hand, own))
-        who = f"member {member.member_id} (pid {member.pid or 'of another host'})"
+        lag, hand = sum(one.lag or 0 for one in own), sum(one.in_hand or 0 for one in own)
         if member.poll_seconds is not None and member.poll_seconds > POLL_AGE_MAX:
             yield Complaint(
                 f"group {group.group}",
@@ -323,10 +324,20 @@ def judge_group(group: GroupDescription) -> Complaints:
             )
 
 
-def _in_hand(one: GroupPartition) -> int:
-    if one.position is None or one.committed is None:
-        return 0
-    return max(0, one.position - one.committed)
+def _uncommitted(group: GroupDescription, member: GroupMember, who: str) -> Complaints:
+    """Other guarantees commit by themselves. Only a note: it may have begun later than its log,
+    or be about to commit for the first time."""
+    if group.guarantee != "manual":
+        return
+    parts = [one for one in group.partitions if one.member_id == member.member_id]
+    read = sum(one.in_hand or 0 for one in parts if one.committed is None)
+    if read:
+        yield Complaint(
+            f"group {group.group}",
+            f"{who} has read {read} records, counted from the log's start, and committed none",
+            "call commit(), or read with guarantee='at-least-once', which does: else all come "
+            "again after a restart", is_wrong=False,
+        )  # fmt: skip
 
 
 def _commit_age(own: list[GroupPartition]) -> float:

@@ -19,7 +19,7 @@ from penstock.core import errors as er
 if TYPE_CHECKING:
     from penstock.client.admin.admin import Admin
     from penstock.client.admin.exported_offsets import ExportedOffsets
-    from penstock.client.admin.groups import GroupDescription, GroupPartition, OffsetReset
+    from penstock.client.admin.groups import GroupDescription, OffsetReset
     from penstock.client.consumer.offsets import Offset
 
 Names = Annotated[list[str], typer.Argument(metavar="GROUP", help="One or more groups.")]
@@ -94,7 +94,7 @@ def _write(env: Env, group: GroupDescription) -> None:
         return
     output.write_line(
         f"{group.group}: {group.guarantee or 'no guarantee yet'}, {group.state}, generation "
-        f"{group.generation}, {output.counted(len(group.members), 'member')}, lag {group.lag} "
+        f"{group.generation}, {output.counted(len(group.members), 'member')}, lag {_lag(group)} "
         f"({output.human_age(group.lag_seconds)}), drained in {drain}, skipped {group.skipped}"
     )
     polled = {one.member_id: one.poll_seconds for one in group.members}
@@ -103,7 +103,7 @@ def _write(env: Env, group: GroupDescription) -> None:
              "MEMBER"]  # fmt: skip
     rows = [
         [one.topic, one.partition, one.committed, one.high_watermark, one.lag,
-         output.human_age(one.lag_seconds), _in_hand(one),
+         output.human_age(one.lag_seconds), one.in_hand,
          output.human_age(None if one.committed_at is None else max(0, now - one.committed_at)),
          output.human_age(polled.get(one.member_id)), one.member_id]
         for one in group.partitions
@@ -126,11 +126,14 @@ def _write(env: Env, group: GroupDescription) -> None:
         )  # fmt: skip
 
 
-def _in_hand(one: GroupPartition) -> int | None:
-    """Offsets that its owner was handed, or asked for, and has not committed."""
-    if one.position is None or one.committed is None:
-        return None
-    return max(0, one.position - one.committed)
+def _lag(group: GroupDescription) -> str:
+    """Where nothing is committed, only the members know how far the group is behind."""
+    unknown = sum(one.lag is None for one in group.partitions)
+    if not unknown:
+        return str(group.lag)
+    if unknown == len(group.partitions):
+        return "unknown"
+    return f"{group.lag}, unknown in {output.counted(unknown, 'partition')}"
 
 
 def seek(

@@ -22,6 +22,7 @@ from penstock.client.session import Session
 from penstock.core import errors as er
 from penstock.ipc import coordination as co
 from penstock.ipc import messages as ms
+from penstock.ipc.state import StatePage
 from penstock.ipc.waits import run
 
 if TYPE_CHECKING:  # it needs numpy, which administration does without
@@ -67,7 +68,9 @@ class GroupMember:
 class GroupPartition:
     """Where a group stands in a partition. `committed` and `committed_at` (seconds since the epoch)
     are None where nothing is; `position` is what its owner has asked beyond. `lag` counts records
-    between what is committed and the high watermark, `lag_seconds` is the age of the first one."""
+    between what is committed and the high watermark, `lag_seconds` is the age of the first one.
+    `in_hand` counts offsets below the position that are not committed: from the log's start where
+    nothing is (a member that began later has fewer)."""
 
     topic: str
     partition: int
@@ -78,13 +81,14 @@ class GroupPartition:
     high_watermark: int
     lag: int | None
     lag_seconds: float | None
+    in_hand: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """A group with all of it. `skipped`: records that an at-most-once group knows it never handed
-    out. `drain_seconds`: when its lag is gone if it goes on as during the sample; None: never, or
-    no sample was taken."""
+    """A group with all of it. `lag` counts partitions of which something is committed. `skipped`:
+    records that an at-most-once group knows it never handed out. `drain_seconds`: when its lag is
+    gone if it goes on as during the sample; None: never, or no sample was taken."""
 
     group: str
     guarantee: str
@@ -159,12 +163,15 @@ class GroupAdmin:
             lag = max(0, end - one.offset) if is_set else None
             at = ages.get(name)
             seconds = 0.0 if lag == 0 else None if at is None else max(0.0, now - at)
+            position = positions.get(name)
+            done = one.offset if is_set else self._start_of(one)
             partitions.append(
                 GroupPartition(
                     one.topic, one.partition, one.member_id,
                     one.offset if is_set else None,
                     one.committed_at / 1e6 if is_set else None,
-                    positions.get(name), end, lag, seconds,
+                    position, end, lag, seconds,
+                    None if position is None else max(0, position - done),
                 )
             )  # fmt: skip
         members = [
@@ -217,10 +224,18 @@ class GroupAdmin:
 
     def _end_of(self, one: co.GroupPartition) -> int:
         """Its high watermark; 0 before its page is its own."""
+        page = self._page_of(one)
+        return 0 if page is None else page.high_watermark
+
+    def _start_of(self, one: co.GroupPartition) -> int:
+        page = self._page_of(one)
+        return 0 if page is None else page.log_start
+
+    def _page_of(self, one: co.GroupPartition) -> StatePage | None:
         if one.page < 0:
-            return 0
+            return None
         page = self._session.page(one.page)
-        return page.high_watermark if page.identity == (one.topic_id, one.partition) else 0
+        return page if page.identity == (one.topic_id, one.partition) else None
 
     def _ages(self, asked: co.GroupDescription) -> dict[TopicPartition, float]:
         """When the first record that is not committed was appended, by the time index."""
