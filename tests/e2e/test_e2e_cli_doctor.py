@@ -8,7 +8,7 @@ import signal
 from dataclasses import replace
 
 import pytest
-from cli_runner import call_cli
+from cli_runner import call_cli, cli_process
 from group_fixture import fill
 
 from penstock.cli import diagnosis
@@ -96,8 +96,35 @@ def test_a_member_that_polls_and_does_not_commit(group):
 
 
 def test_a_group_that_is_behind_without_members(group):
-    [found] = diagnosis.judge_group(replace(group, members=[]))
+    alone = replace(group, members=[])
+    [found] = diagnosis.judge_group(alone)
     assert (found.what, found.is_wrong) == ("lag 10, and no member works on it", False)
+    assert "delete" not in found.advice
+    [found] = diagnosis.judge_group(alone, {17: {(group.group, 0)}})
+    assert found.what.endswith("; pid 17, which reads from its partitions, is stopped")
+    assert "`kill -CONT 17`" in found.advice
+
+
+def test_a_consumer_that_is_stopped(node):
+    topic = node.create_topic()
+    fill(node, topic, 0, 3)
+    with (
+        node.connect() as client,
+        client.admin() as admin,
+        cli_process("consume", topic, "--group", topic, url=node.url) as process,
+    ):
+        for _ in range(3):
+            process.stdout.readline()
+        os.kill(process.pid, signal.SIGSTOP)
+        fill(node, topic, 3, 4)
+        found = json.loads(call_cli("doctor", "--json", url=node.url).out)["findings"]
+        top = call_cli("top", "--once", "-i", "0.1", "--format", "json", url=node.url).objects[0]
+        assert admin.describe_group(topic).lag >= 4
+    [said] = [each for each in found if each["subject"] == f"group {topic}"]
+    assert f"(pid {process.pid}) is stopped: lag " in said["what"]
+    assert f"`kill -CONT {process.pid}`" in said["advice"]
+    [row] = [row for row in top["consumers"] if row["pid"] == process.pid]
+    assert row["state"] == "stopped"
 
 
 def test_stages_and_transactions_that_hold_readers_back(node, monkeypatch):

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -59,6 +59,7 @@ class Complaint(msgspec.Struct, frozen=True):
 
 
 Complaints = Iterator[Complaint]
+_NOBODY: Final[Mapping[int, Collection[tuple[str, int]]]] = {}
 
 
 class Diagnosis(msgspec.Struct):
@@ -116,7 +117,7 @@ def diagnose(env: Env) -> Diagnosis:
         if node.cluster:
             found.look("cluster", lambda: _cluster(admin))
         found.look("transactions", lambda: _transactions(admin))
-        found.look("groups", lambda: _groups(admin))
+        found.look("groups", lambda: _groups(admin, node if is_near(admin) else None))
     return found
 
 
@@ -281,10 +282,12 @@ def judge_transaction(each: TransactionDescription, waiting: list[str]) -> Compl
     )
 
 
-def _groups(admin: Admin) -> Complaints:
+def _groups(admin: Admin, node: NodeDescription | None) -> Complaints:
+    """`node`: where it is on this host."""
     listed = admin.list_groups()
+    stopped = _stopped_readers(node) if node is not None and listed else {}
     for each in listed[:GROUPS_MAX]:
-        yield from judge_group(admin.describe_group(each.group))
+        yield from judge_group(admin.describe_group(each.group), stopped)
     if len(listed) > GROUPS_MAX:
         yield Complaint(
             "groups", f"{len(listed) - GROUPS_MAX} more groups were not looked at",
@@ -292,14 +295,35 @@ def _groups(admin: Admin) -> Complaints:
         )  # fmt: skip
 
 
-def judge_group(group: GroupDescription) -> Complaints:
-    """What hinders a group that is behind."""
+def _stopped_readers(node: NodeDescription) -> dict[int, set[tuple[str, int]]]:
+    """Consumers on this host whose process is stopped: what each reads, by pid."""
+    from penstock.observe.place import find_node
+    from penstock.observe.sample import Observer
+
+    with closing(Observer(find_node(f"shm://{node.data_folder}"))) as observer:
+        sample = observer.sample()
+    found: dict[int, set[tuple[str, int]]] = {}
+    for each in sample.consumers:
+        if each.stopped:
+            parts = [sample.partitions.get(page) for page, _ in each.positions]
+            reads = {(part.topic, part.partition) for part in parts if part is not None}
+            found[each.pid] = found.get(each.pid, set()) | reads
+    return found
+
+
+def judge_group(
+    group: GroupDescription, stopped: Mapping[int, Collection[tuple[str, int]]] = _NOBODY
+) -> Complaints:
+    """What hinders a group that is behind. `stopped`: what consumers read whose process is."""
     behind = [one for one in group.partitions if one.lag]
     if behind and not group.members:
-        yield Complaint(
-            f"group {group.group}", f"lag {group.lag}, and no member works on it",
-            f"start its consumers, or `penstock group delete {group.group}`", is_wrong=False,
-        )  # fmt: skip
+        names = {(one.topic, one.partition) for one in behind}
+        former = [pid for pid, reads in stopped.items() if not names.isdisjoint(reads)]
+        what, advice = f"lag {group.lag}, and no member works on it", "start its consumers"
+        if former:
+            what += f"; pid {former[0]}, which reads from its partitions, is stopped"
+            advice = f"`kill -CONT {former[0]}` lets it join again; or start other consumers"
+        yield Complaint(f"group {group.group}", what, advice, is_wrong=bool(former))
         return
     for member in group.members:
         who = f"member {member.member_id} (pid {member.pid or 'of another host'})"
@@ -308,7 +332,12 @@ def judge_group(group: GroupDescription) -> Complaints:
         if not own:
             continue
         lag, hand = sum(one.lag or 0 for one in own), sum(one.in_hand or 0 for one in own)
-        if member.poll_seconds is not None and member.poll_seconds > POLL_AGE_MAX:
+        if member.pid in stopped:
+            yield Complaint(
+                f"group {group.group}", f"{who} is stopped: lag {lag}, {hand} in hand",
+                f"`kill -CONT {member.pid}` lets it go on",
+            )  # fmt: skip
+        elif member.poll_seconds is not None and member.poll_seconds > POLL_AGE_MAX:
             yield Complaint(
                 f"group {group.group}",
                 f"{who} has not polled for {member.poll_seconds:.0f} s: lag {lag}, {hand} in hand",

@@ -299,7 +299,7 @@ class Reporter:
         return ConsumerRow(
             pid=consumer.pid,
             command=self._observer.command(consumer.pid, consumer.start_time),
-            state="dead" if not consumer.alive else "waiting" if consumer.asleep else "busy",
+            state=_consumer_state(consumer),
             topics=sorted({standing.topic for standing in standings}),
             assigned=consumer.assigned,
             records_per_second=moved / seconds,
@@ -409,6 +409,14 @@ def _sum(topic: str, rows: list[LogRow]) -> LogRow:
         refusals=sum(row.refusals for row in rows),
         throttles=sum(row.throttles for row in rows),
     )
+
+
+def _consumer_state(consumer: ConsumerSample) -> str:
+    if not consumer.alive:
+        return "dead"
+    if consumer.stopped:
+        return "stopped"
+    return "waiting" if consumer.asleep else "busy"
 
 
 def _since(polled: int, now: float) -> float | None:

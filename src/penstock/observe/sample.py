@@ -16,7 +16,7 @@ from penstock.ipc.hostslots import CleanerSlot, CleanerState, Disk, DiskSlot
 from penstock.ipc.names import is_internal
 from penstock.ipc.state import WriterSlot
 from penstock.observe.place import Place, find_node
-from penstock.observe.processes import Process, command_of, look_at
+from penstock.observe.processes import STOPPED, Process, command_of, look_at
 from penstock.observe.shared import Shared
 
 _PAGE_WORDS: Final = lo.PAGE_BYTES // 8
@@ -69,7 +69,7 @@ class PartitionSample(NamedTuple):
 class ConsumerSample(NamedTuple):
     """A consumer's slot. `positions`: page and next offset wanted; `skipped`: records that its
     `latest_only` left out; `polled`: when it last looked for records (microseconds of the monotonic
-    clock, 0: not known)."""
+    clock, 0: not known); `stopped`: its process, by a signal."""
 
     slot: int
     pid: int
@@ -80,6 +80,7 @@ class ConsumerSample(NamedTuple):
     positions: list[tuple[int, int]]
     skipped: int
     polled: int = 0
+    stopped: bool = False
 
 
 class LaneSample(NamedTuple):
@@ -252,11 +253,12 @@ class Observer:
                 sample.dropped[slot.producer_id] = slot.dropped
             elif slot.kind == lo.KIND_CONSUMER:
                 pid, start_time = slot.pid, slot.start_time
-                alive = look_at(pid, start_time) is not None
+                process = look_at(pid, start_time)
+                stopped = process is not None and process.state == STOPPED
                 sample.consumers.append(
                     ConsumerSample(
-                        index, pid, start_time, alive, bool(slot.ticket), slot.assigned,
-                        slot.positions(), slot.dropped, slot.polled,
+                        index, pid, start_time, process is not None, bool(slot.ticket),
+                        slot.assigned, slot.positions(), slot.dropped, slot.polled, stopped,
                     )
                 )  # fmt: skip
 
