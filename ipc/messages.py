@@ -6,7 +6,7 @@ Descriptors that travel with a message are named in its docstring, in their orde
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -99,8 +99,12 @@ class OpenLane(msgspec.Struct, frozen=True, tag="open_lane"):
     capacity: int | None = None
 
 
-class FindTopic(msgspec.Struct, frozen=True, tag="find_topic"):
+class FindTopic(msgspec.Struct, frozen=True, tag="find_topic", omit_defaults=True):
+    """`purpose`: what the topic is looked up for. It takes `describe`, which `read` and `write`
+    allow as well; a refusal names the right that the purpose needs."""
+
     name: str
+    purpose: Literal["describe", "read", "write"] = "describe"
 
 
 class ListTopics(msgspec.Struct, frozen=True, tag="list_topics"):

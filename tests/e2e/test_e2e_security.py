@@ -321,8 +321,13 @@ def test_the_real_clients_say_what_is_denied(world: World) -> None:
             pytest.raises(penstock.AccessDeniedError),
         ):
             consumer.poll(timeout=45)
-        with pytest.raises(penstock.AccessDeniedError):
+        with pytest.raises(penstock.AccessDeniedError, match="acl add reader read topic"):
             client.consumer("secret").poll(timeout=45)
+        with (
+            client.producer() as producer,
+            pytest.raises(penstock.AccessDeniedError, match="acl add reader write topic"),
+        ):
+            producer.send("secret", b"x").result(45)
         with client.admin() as admin, pytest.raises(penstock.AccessDeniedError):
             admin.describe_node()
     world.allow("reader allow all topic public.*")

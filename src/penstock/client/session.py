@@ -16,7 +16,7 @@ import re
 import select
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -25,6 +25,7 @@ from penstock.client.remote.address import Place, RemoteAddress
 from penstock.client.validation import check_text
 from penstock.core import errors as er
 from penstock.ipc import clients as client_table
+from penstock.ipc import layout as lo
 from penstock.ipc import liveness, paths
 from penstock.ipc import messages as ms
 from penstock.ipc import state as state_table
@@ -48,6 +49,10 @@ CONNECT_WITHIN: Final = 5.0
 """Seconds that a node has for its welcome, if nobody says otherwise."""
 LISTEN_WITHIN: Final = 0.8
 """Seconds, of these, after which a place where nothing listens and no node is starting has none."""
+_PURPOSES: Final[dict[int, Literal["read", "write"]]] = {
+    lo.KIND_PRODUCER: "write", lo.KIND_CONSUMER: "read",
+}  # fmt: skip
+"""What topics are looked up for, by the kind of client."""
 
 
 def default_url() -> str:
@@ -76,8 +81,11 @@ class Session:
         welcome: ms.Welcome,
         fds: list[int],
         far: Fetcher | None = None,
+        *,
+        kind: int = lo.KIND_ADMIN,
     ) -> None:
         self.socket = socket
+        self._kind = kind
         self.far = far
         self._channel = channel
         self.welcome = welcome
@@ -207,7 +215,8 @@ class Session:
         reply, fds = received
         if isinstance(reply, ms.Welcome) and len(fds) >= 3:
             try:
-                return cls(socket, channel, reply, fds, None if link is None else link.far)
+                far = None if link is None else link.far
+                return cls(socket, channel, reply, fds, far, kind=hello.kind)
             except BaseException:
                 channel.close()
                 raise
@@ -317,7 +326,7 @@ class Session:
 
     def finding_topic(self, name: str, timeout: float) -> Waits[ms.TopicInfo]:
         """`find_topic`, with the waiting left to another one."""
-        message = ms.FindTopic(as_topic(name))
+        message = ms.FindTopic(as_topic(name), _PURPOSES.get(self._kind, "describe"))
         return (yield from self.requesting(message, ms.TopicFound, timeout)).topic
 
     def page(self, index: int) -> StatePage:

@@ -71,7 +71,7 @@ def topic(pages):
 CLIENT = [
     ms.Hello(1, lo.KIND_PRODUCER, U64, NAME, U64),
     ms.OpenLane(63, lo.LANE_CAPACITY_MAX),
-    ms.FindTopic(NAME),
+    ms.FindTopic(NAME, "write"),
     ms.ListTopics(NAME, True),
     ms.CreateTopic(NAME, SETTINGS),
     ms.AlterTopic(NAME, SETTINGS),

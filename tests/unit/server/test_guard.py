@@ -47,7 +47,7 @@ def some(kind):
     """A request of that type, with something in each of its fields."""
     made = {}
     for field in msgspec.structs.fields(kind):
-        for value in ANYTHING:
+        for value in (*ANYTHING, "describe"):
             try:
                 made[field.name] = msgspec.convert(msgspec.to_builtins(value), field.type)
             except msgspec.ValidationError:
@@ -109,6 +109,9 @@ def test_there_and_not_there_read_alike_to_those_without_describe(guard):
     there = said(lambda: watch.check_request("ann", ms.FindTopic("orders")))
     gone = said(lambda: watch.check_request("ann", ms.FindTopic("ordesr")))
     assert there[0] is gone[0] is AccessDeniedError
+    wanted = said(lambda: watch.check_request("ann", ms.FindTopic("orders", "write")))
+    assert "may not write topic 'orders'" in wanted[1]
+    assert "acl add ann write topic" in wanted[1]
     assert there[1].replace("orders", "ordesr") == gone[1]
     add = [co.AddPartitions("t", 1, 1, [(topic_id, 0)]) for topic_id in (SECRET, GONE)]
     there, gone = (said(lambda ask=ask: watch.check_request("ann", ask)) for ask in add)

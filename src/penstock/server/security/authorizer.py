@@ -213,11 +213,14 @@ class Guard:
         """Whether lists show it to this principal."""
         return self.allows(principal, DESCRIBE, kind, name)
 
-    def check(self, principal: str, operation: str, kind: str, name: str) -> None:
-        """Raise AccessDeniedError, and audit it, unless the principal may do this."""
+    def check(
+        self, principal: str, operation: str, kind: str, name: str, purpose: str | None = None
+    ) -> None:
+        """Raise AccessDeniedError, and audit it, unless the principal may do this. `purpose`: the
+        operation that this one is for, which a refusal names, so that one entry is enough."""
         asked = (principal, operation, kind, name)
         if not self.allows(*asked) and self._really_denied(*asked):
-            raise self._refused(principal, operation, kind, name)
+            raise self._refused(principal, purpose or operation, kind, name)
 
     def check_topic(self, principal: str, operation: str, topic_id: bytes) -> str:
         """The same for a topic that is known by its id; its name. One that is not there and one
@@ -250,13 +253,14 @@ class Guard:
         needs = needs_of(message)
         if needs is None:
             raise self._refused(principal, ALTER, Kind.cluster, CLUSTER)
+        purpose = message.purpose if isinstance(message, ms.FindTopic) else None
         for need in needs:
             if need.topic_id:
                 self.check_topic(principal, need.operation, need.topic_id)
             elif need.all_from:
                 self._check_all(principal, need)
             else:
-                self.check(principal, need.operation, need.kind, need.name)
+                self.check(principal, need.operation, need.kind, need.name, purpose)
 
     def allowed(self, principal: str, message: ms.ClientMessage) -> None:
         """Note what an administrator, a super-user too, is about to do."""
