@@ -109,9 +109,14 @@ def test_dump_shows_batches_and_records_as_they_stand(data):
 def test_a_running_node_may_be_looked_at(tmp_path):
     with EmbeddedNode(tmp_path / "data") as node, node.connect() as client:
         client.admin().create_topic("live", TopicConfig(partitions=3))
-        client.producer().send_and_wait("live", b"x")
+        producer = client.producer()
+        producer.send_batch("live", [b"x"] * 10, partition=0).result(45)
         ran = call_cli("log", "verify", node.data)
         assert (ran.code, len(ran.lines)) == (0, 3)
+        client.admin().trim("live", 0, before=4)
+        ran = call_cli("log", "verify", node.data)
+        assert ran.code == 0
+        assert "offsets 4 to 10, 6 records in 1 batches" in ran.out.decode()
 
 
 def test_a_flipped_bit_in_a_body_is_found(data):

@@ -177,6 +177,7 @@ class _Check:
         except (CorruptBatchError, UnsupportedVersionError) as error:
             self.result.find("columns", file, at, str(error))
             return
+        result.records -= columns.first_at(result.log_start)  # a trim took those before it
         newest = int(stamps.max())
         if newest != batch_time(head):
             self.result.find(
