@@ -205,6 +205,8 @@ def test_cli_group_commands(node):
     ran = call_cli(*seek, "--by", "-3", "--yes", url=node.url)
     assert ran.lines == [f"{topic}-0 goes from 8 to 5: 3 records again, 0 passed over"]
     assert call_cli(*seek, url=node.url).code == 2
+    nobody = call_cli("group", "seek", "shwon", topic, "--to", "end", "--yes", url=node.url)
+    assert (nobody.code, "there is no group 'shwon'" in nobody.err) == (1, True)
     assert call_cli("consume", topic, "-g", "shown", "-n", "1", url=node.url).lines == ["5"]
 
     ran = call_cli("group", "delete", "shown", "--dry-run", url=node.url)

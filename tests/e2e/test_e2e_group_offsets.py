@@ -37,7 +37,7 @@ def test_a_group_goes_on_where_the_other_one_was(node: Broker, tmp_path: Path) -
         fill(node, topic, 10, 3)
         command = ("group", "import-offsets", f"{topic}.b", str(file))
         dry = call_cli(*command, "--dry-run", url=node.url)
-        told = "with nothing committed before"
+        told = "with nothing committed before: 10 passed over, from the log's start"
         assert dry.lines == [f"{topic}-0 would go to 10, {told}"]
         assert not admin.describe_group(f"{topic}.b").partitions
         asked = call_cli(*command, url=node.url)

@@ -89,7 +89,7 @@ def describe(
 
 def _write(env: Env, group: GroupDescription) -> None:
     drain = "-" if group.drain_seconds is None else output.human_age(group.drain_seconds)
-    if not group.generation and not group.partitions:
+    if not _is_there(group):
         output.write_line(f"{group.group}: empty, nobody has joined it yet")
         return
     output.write_line(
@@ -170,6 +170,7 @@ def seek(
         )  # fmt: skip
 
     with env.admin() as admin:
+        _check_is_there(admin.describe_group(group))
         if dry_run or not yes:
             foretold = reset(admin, dry_run=True)
             if dry_run:
@@ -264,7 +265,8 @@ def _show(env: Env, verb: str, resets: list[OffsetReset]) -> None:
 
 def _told(reset: OffsetReset) -> str:
     if reset.before is None:  # where it would have begun only its members know
-        return f"to {reset.after}, with nothing committed before"
+        past = f": {reset.skips} passed over, from the log's start" if reset.skips else ""
+        return f"to {reset.after}, with nothing committed before{past}"
     again = output.counted(reset.redelivers, "record")
     return f"from {reset.before} to {reset.after}: {again} again, {reset.skips} passed over"
 
@@ -295,8 +297,7 @@ def delete(
 
 def _show_deletion(env: Env, admin: Admin, name: str, topic: str | None) -> None:
     group = admin.describe_group(name)
-    if not group.generation and not group.partitions:
-        raise er.GroupError(f"there is no group {name!r}: one comes with its first member")
+    _check_is_there(group)
     gone = [one for one in group.partitions if topic in (None, one.topic)]
     committed = sum(one.committed is not None for one in gone)
     if env.is_json:
@@ -310,3 +311,12 @@ def _show_deletion(env: Env, admin: Admin, name: str, topic: str | None) -> None
         )
     of = f" of topic {topic}" if topic else ""
     output.write_line(f"would delete group {name}{of}: {offsets}")
+
+
+def _check_is_there(group: GroupDescription) -> None:
+    if not _is_there(group):
+        raise er.GroupError(f"there is no group {group.group!r}: one comes with its first member")
+
+
+def _is_there(group: GroupDescription) -> bool:
+    return bool(group.generation or group.partitions)

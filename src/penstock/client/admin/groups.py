@@ -106,7 +106,7 @@ class GroupDescription:
 @dataclass(frozen=True, slots=True)
 class OffsetReset:
     """What a reset did to a partition, or would do. `redelivers`: records that come once more;
-    `skips`: records that are passed over."""
+    `skips`: records that are passed over, from the log's start where nothing was committed."""
 
     topic: str
     partition: int
@@ -270,7 +270,8 @@ class GroupAdmin:
             offset = known.get(number, co.NO_OFFSET)
             epoch = self._session.page(info.pages[number]).leader_epoch
             after = self._resolved(info, number, to, offset)
-            resets.append(_reset(topic, number, offset, after))
+            start = self._session.page(info.pages[number]).log_start
+            resets.append(_reset(topic, number, offset, after, start))
             seeks.append(co.OffsetSeek(info.topic_id, number, after, epoch))
         self._check_redelivery(asked, resets, allow_redelivery)
         if not dry_run:
@@ -326,7 +327,7 @@ class GroupAdmin:
             is_as_it_was = after == each.offset and info.topic_id.hex() == each.topic_id
             epoch = each.leader_epoch if is_as_it_was else page.leader_epoch
             offset = known.get((info.topic_id, number), co.NO_OFFSET)
-            resets.append(_reset(each.topic, number, offset, after))
+            resets.append(_reset(each.topic, number, offset, after, start))
             seeks.append(co.OffsetSeek(info.topic_id, number, after, epoch))
         if outside and not clamp:
             more = f" and {len(outside) - NAMED_MAX} more" if len(outside) > NAMED_MAX else ""
@@ -388,9 +389,9 @@ class GroupAdmin:
             self._ask(co.DeleteGroup(group, part), ms.Done)
 
 
-def _reset(topic: str, partition: int, before: int, after: int) -> OffsetReset:
+def _reset(topic: str, partition: int, before: int, after: int, start: int) -> OffsetReset:
     if before == co.NO_OFFSET:
-        return OffsetReset(topic, partition, None, after, 0, 0)
+        return OffsetReset(topic, partition, None, after, 0, max(0, after - start))
     return OffsetReset(
         topic, partition, before, after, max(0, before - after), max(0, after - before)
     )
