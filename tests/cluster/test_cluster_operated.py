@@ -190,15 +190,15 @@ def test_a_broker_is_taken_out_of_the_cluster_and_comes_back_with_an_empty_folde
             ),
             "moved",
         )
-    refused = cluster.ask("cluster", "remove", "3")
+    refused = cluster.ask("cluster", "remove", "3", "--yes")
     assert (refused.code, "stop it before it is removed" in refused.err) == (2, True)
     assert third.stop() == 0
-    assert cluster.order("cluster", "remove", "3") == "broker 3 is out of the quorum"
+    assert cluster.order("cluster", "remove", "3", "--yes") == "broker 3 is out of the quorum"
     cluster.until_well(2)
     [told] = cluster.ask("cluster", "describe", "--format", "json").objects
     assert [each["broker"] for each in told["brokers"]] == [1, 2]
     assert [each["node"] for each in told["quorum"]] == [1, 2]
-    again = cluster.ask("cluster", "remove", "3")
+    again = cluster.ask("cluster", "remove", "3", "--yes")
     assert (again.code, "there is no broker 3" in again.err) == (2, True)
     shutil.rmtree(third.folder)
     cluster.copy_keys(3)

@@ -188,9 +188,12 @@ def reassign(
 def remove(
     env: Env,
     broker: Annotated[int, typer.Argument(metavar="BROKER", min=1)],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Take a broker that is stopped for good out of the quorum, and off the list if it has no
     replicas."""
+    if not yes:
+        confirm(f"Take broker {broker} out of the cluster's quorum for good?", tries=False)
     with env.admin() as admin:
         admin.remove_broker(broker)
     env.say(f"broker {broker} is out of the quorum")
@@ -303,15 +306,20 @@ def _summary(found: ClusterDescription) -> str:
 
 
 def troubles(found: ClusterDescription) -> list[str]:
-    """What is not well, one line each."""
+    """What is not well, one line each; the last one tells of partitions, where it is about them."""
     said = []
     if found.controller < 0:
         said.append("no controller is active: most brokers of controller_quorum must be up")
+    reasons = {member.node: f": {member.trouble}" for member in found.quorum if member.trouble}
+    away = {each.broker for each in found.brokers if each.state != "up"}
     for each in found.brokers:
-        if each.state != "up":
-            said.append(f"broker {each.broker} is {each.state} ({each.url})")
+        if each.broker in away:
+            why = reasons.get(each.broker, "")
+            said.append(f"broker {each.broker} is {each.state} ({each.url}){why}")
     registered = {each.broker for each in found.brokers}
     for member in found.quorum:
+        if member.node in away:
+            continue  # told of already
         if member.trouble:
             who = (
                 f"broker {member.node} does not hear the controller"

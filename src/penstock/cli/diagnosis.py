@@ -221,7 +221,11 @@ def _leftovers() -> Complaints:
 def _cluster(admin: Admin) -> Complaints:
     from penstock.cli.cluster import troubles
 
-    for trouble in troubles(admin.describe_cluster()):
+    found = admin.describe_cluster()
+    said = troubles(found)
+    if found.ill_partitions:
+        said[-2:] = ["; ".join(said[-2:])]  # what follows from a broker that is away, most often
+    for trouble in said:
         yield Complaint(
             "cluster", trouble, "start the brokers that are away; `penstock cluster describe` "
             "shows who lacks what",
