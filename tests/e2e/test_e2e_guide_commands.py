@@ -19,7 +19,8 @@ OF_OTHERS = {
         ("--build-arg", "--ipc", "--network", "--pid", "--shm-size", "--start-period",
          "--volumes-from"), "docker",
     ),
-    "--dist": "pytest-xdist", "--no-block": "systemctl", "--no-deps": "pip",
+    "--dist": "pytest-xdist", "--from-beginning": "Kafka", "--no-block": "systemctl",
+    "--no-deps": "pip",
     "--py-files": "spark-submit", "--seed": "make mutants", "--strict": "mypy",
     "--svg": "tests/import_graph.py", "--write": "tests/rules_table.py",
 }  # fmt: skip
