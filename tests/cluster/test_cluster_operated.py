@@ -171,7 +171,9 @@ def test_an_unclean_election_goes_on_with_what_a_broker_that_was_behind_has(clus
         assert cluster.places_of("u")[0]["leader"] == -1
         elected = cluster.order("cluster", "elect", "u", "--unclean", "--yes")
         assert elected == "1 partition got another leader: what it does not have is lost"
-        assert cluster.places_of("u")[0]["leader"] == behind.number
+        cluster.until(  # the broker that is asked may learn of it a moment later
+            lambda: cluster.places_of("u")[0]["leader"] == behind.number, "it leads"
+        )
         produce(client, "u", [b"after"])
         leader.start().ready()
         cluster.until_well()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -20,8 +21,9 @@ from penstock.testing import wait_until
 pytestmark = pytest.mark.over_tcp
 WITHIN = 45.0
 COUNT, VALUE = 3000, 1000
-CUT_TO = 1_500_000
-"""Bytes of the segment file that are left; about 3 MB are written."""
+CUT_TO = 366 * mmap.PAGESIZE
+"""Bytes of the segment file that are left, of about 3 MB. These are whole pages: the rest of a page
+in which a file ends reads as zeros, and a batch that ends there is damaged and not cut."""
 READS_ON = """
 import sys
 import penstock
