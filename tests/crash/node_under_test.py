@@ -96,6 +96,7 @@ class NodeUnderTest:
         self.config = config
         self._process: subprocess.Popen[bytes] | None = None
         self._state: tuple[int, Region] | None = None
+        self._uuids: set[str] = set()
         self.starts = 0
 
     @property
@@ -153,6 +154,7 @@ class NodeUnderTest:
             ready, _, _ = select.select([reader], [], [], READY_TIMEOUT)
             if not ready or not os.read(reader, 64):
                 raise AssertionError(f"the node did not start:\n{self.tail()}")
+            self._uuids.add(self.uuid)
         finally:
             os.close(reader)
 
@@ -262,11 +264,11 @@ class NodeUnderTest:
         assert not (self.data / "attach.sock").exists()
         assert list(self.data.rglob("*.tmp")) == []
 
-    def clear(self, *, keep: bool = False, uuid: str | None = None) -> None:
-        """Take away what a failed or finished test has left; `keep` leaves the files. `uuid`: the
-        folder's, where it cannot be read any more."""
+    def clear(self, *, keep: bool = False) -> None:
+        """Take away what a failed or finished test has left; `keep` leaves the files. The folder
+        may be another one by now, or on a disk that nobody can read."""
         with contextlib.suppress(OSError):
-            uuid = uuid or self.uuid
+            self._uuids.add(self.uuid)
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait(STOP_TIMEOUT)
@@ -274,7 +276,7 @@ class NodeUnderTest:
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if uuid is not None:
+        for uuid in self._uuids:
             for name in listing(f"/penstock-{uuid}-"):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink("/dev/shm" + name)

@@ -131,9 +131,8 @@ def read_and_cut(
         with contextlib.suppress(PenstockError):  # a busy machine
             producer.send("t", b"x").result(1.0)
             sent += 1
-    uuid = node.uuid
     disk.cut()
-    node.clear(uuid=uuid)
+    node.clear()
     for reader in readers:
         reader.stop.set()
         reader.join(WITHIN)

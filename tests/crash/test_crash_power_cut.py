@@ -118,9 +118,8 @@ def run_and_cut(
     for sender in senders:
         sender.start()
     time.sleep(after)
-    uuid = node.uuid
     disk.cut()
-    node.clear(uuid=uuid)
+    node.clear()
     for sender in senders:
         sender.stop.set()
         sender.join(45)

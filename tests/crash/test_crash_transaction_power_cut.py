@@ -36,9 +36,8 @@ def lose_power(
     disk: Device, node: NodeUnderTest, client: Client, producers: Sequence[TransactionalProducer]
 ) -> None:
     """Cut it under the node and its clients; the disk comes back with what it had."""
-    uuid = node.uuid
     disk.cut()
-    node.clear(uuid=uuid)
+    node.clear()
     for producer in producers:
         producer._leave()  # its host is gone
     client.close()

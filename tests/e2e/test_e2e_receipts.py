@@ -174,7 +174,6 @@ def test_what_waits_for_the_device_fails_when_another_node_takes_the_address(tmp
         node.kill()
         os.kill(writer, signal.SIGKILL)
         (tmp_path / faulty_writer.HOLD_SYNCS).unlink()
-        uuid = node.uuid
         node.data.rename(tmp_path / "old")
         node.start()
         with node.connect() as fresh:
@@ -183,7 +182,7 @@ def test_what_waits_for_the_device_fails_when_another_node_takes_the_address(tmp
         assert producer.send("t", b"B").result(WITHIN).durability == "fsynced"
         producer.close()
         client.close()
-        node.clear(keep=True, uuid=uuid)  # of the folder that nobody starts again
+        node.clear(keep=True)  # of the folder that nobody starts again
 
 
 def test_an_interrupt_within_send_harms_no_other_record(monkeypatch: pytest.MonkeyPatch):
