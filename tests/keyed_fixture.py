@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,13 +25,23 @@ IN_USE = "keys are in use from now on"
 
 
 class World:
-    """A node with keys, of which `key` makes more."""
+    """A node with keys, of which `key` makes more. In its block it runs, and asks for keys."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         # Raw connections say nothing of themselves, however long a test takes on a busy machine.
         self.broker = Broker(listen=True, options={"client_silence_max": 120.0})
         self.key("first")
+
+    def __enter__(self) -> World:
+        with ExitStack() as stack:
+            stack.enter_context(self.broker)
+            eventually(lambda: IN_USE in self.log)
+            self._running = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._running.close()
 
     def key(self, name: str, **options: Any) -> Path:
         file = self.folder / f"{name}.key"

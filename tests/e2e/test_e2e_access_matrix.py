@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from keyed_fixture import IN_USE, World
-from node_helpers import eventually
+from keyed_fixture import World
 from wire import Dealer, batch_of
 
 from penstock.cluster.frames import messages as fr
@@ -148,9 +147,7 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    world = World(tmp_path_factory.mktemp("matrix"))
-    with world.broker:
-        eventually(lambda: IN_USE in world.log)
+    with World(tmp_path_factory.mktemp("matrix")) as world:
         world.broker.create_topic("m.there")
         with world.broker.connect(client_id=MEMBER) as client, client.admin() as admin:
             info = admin._find("m.there")

@@ -6,8 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from keyed_fixture import IN_USE, World
-from node_helpers import eventually
+from keyed_fixture import World
 
 from penstock.ipc import accessing as ac
 from penstock.ipc import coordination as co
@@ -17,9 +16,7 @@ from penstock.ipc import messages as ms
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    world = World(tmp_path_factory.mktemp("audit"))
-    with world.broker:
-        eventually(lambda: IN_USE in world.log)
+    with World(tmp_path_factory.mktemp("audit")) as world:
         yield world
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 from intruder import Intruder, committed
-from keyed_fixture import IN_USE, World, gateways
+from keyed_fixture import World, gateways
 from node_helpers import eventually
 from wire import batch_of
 
@@ -27,9 +27,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    world = World(tmp_path_factory.mktemp("keys"))
-    with world.broker:
-        eventually(lambda: IN_USE in world.log)
+    with World(tmp_path_factory.mktemp("keys")) as world:
         world.allow(
             "teller allow all topic vault*", "teller allow all transactional_id till*",
             "robber allow all topic vault*", "robber allow all transactional_id loot*",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from keyed_fixture import IN_USE, World
+from keyed_fixture import World
 from node_helpers import eventually
 
 import penstock
@@ -22,9 +22,7 @@ from penstock.server.security.authorized_keys import WARN_WITHIN
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    world = World(tmp_path_factory.mktemp("expiry"))
-    with world.broker:
-        eventually(lambda: IN_USE in world.log)
+    with World(tmp_path_factory.mktemp("expiry")) as world:
         yield world
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from keyed_fixture import IN_USE, World
+from keyed_fixture import World
 from node_helpers import eventually
 
 import penstock
@@ -21,9 +21,7 @@ BATCHES = 4000
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    world = World(tmp_path_factory.mktemp("namespaces"))
-    with world.broker:
-        eventually(lambda: IN_USE in world.log)
+    with World(tmp_path_factory.mktemp("namespaces")) as world:
         yield world
 
 

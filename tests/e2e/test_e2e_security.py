@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
-from keyed_fixture import IN_USE, World, connects
+from keyed_fixture import World, connects
 from node_helpers import eventually
 from wire import Dealer, batch_of
 
@@ -33,9 +33,7 @@ from penstock.security import keys
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    world = World(tmp_path_factory.mktemp("keys"))
-    with world.broker:
-        eventually(lambda: IN_USE in world.log)
+    with World(tmp_path_factory.mktemp("keys")) as world:
         yield world
 
 

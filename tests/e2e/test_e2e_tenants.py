@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from keyed_fixture import IN_USE, World
+from keyed_fixture import World
 from node_helpers import eventually
 from wire import Dealer
 
@@ -26,9 +26,7 @@ GROUP = "ours"
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """`ann` and `bob` share the group, and read a topic each."""
-    world = World(tmp_path_factory.mktemp("tenants"))
-    with world.broker:
-        eventually(lambda: IN_USE in world.log)
+    with World(tmp_path_factory.mktemp("tenants")) as world:
         world.broker.create_topic("ann.orders")
         world.broker.create_topic("bob.orders")
         for name in ("ann", "bob"):

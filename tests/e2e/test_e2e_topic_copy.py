@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from cli_runner import call_cli, cli_process
 from group_fixture import fill
-from keyed_fixture import IN_USE, World
-from node_helpers import eventually
+from keyed_fixture import World
 
 import penstock
 from penstock.testing import Broker, wait_until
@@ -149,9 +148,7 @@ def test_what_cannot_be_copied_is_refused(node: Broker) -> None:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    made = World(tmp_path_factory.mktemp("copies"))
-    with made.broker:
-        eventually(lambda: IN_USE in made.log)
+    with World(tmp_path_factory.mktemp("copies")) as made:
         yield made
 
 
