@@ -24,7 +24,7 @@ class ShareLimits:
     delay_max: float = 365 * 86_400.0
     """Seconds that a worker may have a failed record wait."""
 
-    chunks_max: int = 256
+    blocks_max: int = 256
     """Blocks of 4,096 offsets in which some record is not done yet. Each takes 40 KB. Where there
     are so many, no further record is delivered before one of them is done."""
 

@@ -29,7 +29,6 @@ time.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -148,9 +147,9 @@ class SharePartition:
             )
         if end == window.frontier:
             return ShareDecision((), 0)
-        if window.blocks_with(end) > self.limits.chunks_max:
+        if window.blocks_with(end) > self.limits.blocks_max:
             raise ResourceLimitError(
-                f"chunks_max: {self.limits.chunks_max} blocks of records are begun and not done; "
+                f"blocks_max: {self.limits.blocks_max} blocks of records are begun and not done; "
                 f"the first record that is not is at offset {window.floor}"
             )
         fresh = end - window.frontier - count(left_out)
@@ -245,11 +244,8 @@ class SharePartition:
     # --- what time and operators do ---
     def wake(self, now_us: int) -> ShareDecision[int]:
         """What is due by now is ready. How many those are."""
-        due, waits = [], list(self._state.waits)
-        while waits and waits[0].due_us <= now_us:
-            due.append(heapq.heappop(waits))
         deltas, woken = [], 0
-        for wait in due:
+        for wait in self._state.due(now_us):
             runs = self._state.window.held(wait.runs, WAITING, wait.number)
             deltas.append(rec.Woken(wait.number, packed(runs)))
             woken += count(runs)

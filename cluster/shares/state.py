@@ -88,6 +88,17 @@ class ShareState:
             dict(self.failures),
         )
 
+    def due(self, now_us: int) -> list[Postponement]:
+        """The waits that are over by now, the soonest first. Looks at no others but those next to
+        them in the heap."""
+        found, places = [], [0]
+        while places:
+            at = places.pop()
+            if at < len(self.waits) and self.waits[at].due_us <= now_us:
+                found.append(self.waits[at])
+                places += (2 * at + 1, 2 * at + 2)
+        return sorted(found)
+
     def replay(self, delta: rec.Delta) -> None:
         """Apply what was decided. What replay does depends on nothing else."""
         window = self.window
@@ -104,7 +115,7 @@ class ShareState:
                 if delta.uncounted:
                     window.uncount(runs)
                 if delta.state < FINAL_FIRST:
-                    window.put_back(runs, delta.state)
+                    window.put(runs, delta.state)
                 else:
                     window.finish(runs, delta.state)
                     self._forget_failures(runs)
@@ -112,15 +123,15 @@ class ShareState:
             case rec.Postponed():
                 runs = unpacked(delta.runs)
                 self.numbers = max(self.numbers, delta.wait)
-                window.put_back(runs, WAITING, delta.wait)
+                window.put(runs, WAITING, delta.wait)
                 heapq.heappush(self.waits, Postponement(delta.due_us, delta.wait, runs))
                 self._answered(delta.lease, runs)
             case rec.DeliveryFailed():
                 self._failed(delta)
             case rec.Woken():
-                window.put_back(unpacked(delta.runs), READY)
-                self.waits = [wait for wait in self.waits if wait.number != delta.wait]
-                heapq.heapify(self.waits)
+                window.put(unpacked(delta.runs), READY)
+                over = heapq.heappop(self.waits)
+                assert over.number == delta.wait, "waits end in the order of `due`"
             case rec.Sought():
                 self._begin(delta.start)
 

@@ -121,18 +121,14 @@ class ShareWindow:
                 before = max(0, begun[0] - number * BLOCK)
                 block.states[:before] = bytes([SKIPPED]) * before
                 block.left -= before
-        self._put([begun], READY)
+        self.put([begun], READY)
         self.finish(skipped, SKIPPED)
 
     def lease(self, runs: Iterable[Run], lease: int) -> None:
         """Ready ones are delivered once more, by this lease."""
         runs = tuple(runs)
-        self._put(runs, LEASED, lease)
+        self.put(runs, LEASED, lease)
         self._translate_deliveries(runs, _ONE_MORE)
-
-    def put_back(self, runs: Iterable[Run], state: int, holder: int = 0) -> None:
-        """Ready, waiting for what is due by the wait `holder`, or condemned."""
-        self._put(runs, state, holder)
 
     def uncount(self, runs: Iterable[Run]) -> None:
         """Their last delivery was none."""
@@ -147,7 +143,8 @@ class ShareWindow:
             if not block.left:
                 del self._blocks[base // BLOCK]
 
-    def _put(self, runs: Iterable[Run], state: int, holder: int = 0) -> None:
+    def put(self, runs: Iterable[Run], state: int, holder: int = 0) -> None:
+        """In a state that is not final; `holder`: the lease or the wait that has them."""
         for _, block, first, end in self._pieces(runs):
             assert block is not None, "it is final already"
             block.states[first:end] = bytes([state]) * (end - first)

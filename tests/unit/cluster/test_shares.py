@@ -25,7 +25,7 @@ def begun(end: int, **limits) -> SharePartition:
 
 
 def test_a_job_that_takes_long_costs_one_block_whatever_is_done_behind_it():
-    machine = begun(1, chunks_max=3)
+    machine = begun(1, blocks_max=3)
     decided(machine, machine.lease(0, "slow", 1))
     for number in range(200):
         decided(machine, machine.begin(1 + (number + 1) * BLOCK))
@@ -39,8 +39,8 @@ def test_a_job_that_takes_long_costs_one_block_whatever_is_done_behind_it():
 
 
 def test_more_blocks_than_may_be_open_are_refused_by_name():
-    machine = begun(2 * BLOCK, chunks_max=2)
-    with pytest.raises(ResourceLimitError, match=r"chunks_max: 2 blocks .* is at offset 0"):
+    machine = begun(2 * BLOCK, blocks_max=2)
+    with pytest.raises(ResourceLimitError, match=r"blocks_max: 2 blocks .* is at offset 0"):
         machine.begin(2 * BLOCK + 1)
     assert machine.begin(2 * BLOCK).answer == 0
     lease = decided(machine, machine.lease(0, "ann", BLOCK))
@@ -146,7 +146,7 @@ def test_what_nobody_may_ask_is_named(call, said):
         {"max_deliveries": 256},
         {"backoff_min": -1.0},
         {"backoff_min": 9.0, "backoff_max": 8.0},
-        {"chunks_max": 0},
+        {"blocks_max": 0},
     ],
 )
 def test_limits_that_cannot_be_are_refused(limits):
