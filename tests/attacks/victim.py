@@ -16,6 +16,7 @@ from collections.abc import Callable
 from attacks.site import VICTIM, Site
 
 import penstock
+from penstock.testing import wait_until
 
 TOPIC = f"{VICTIM}.own"
 SEND_EVERY = 0.004
@@ -88,8 +89,7 @@ class Victim:
 def main(site: str) -> None:
     with Site(**json.loads(site)).connect(VICTIM) as client:
         victim = Victim(client)
-        while not victim.is_ready():
-            time.sleep(0.05)
+        wait_until(victim.is_ready, 60.0, "the victim's calls to begin")
         print("ready", flush=True)
         for line in sys.stdin:
             print(json.dumps(victim.measure(float(line))), flush=True)
