@@ -5,7 +5,7 @@
 | `("broker", id)` | `Broker` |
 | `("topic", topic id)` | `Topic` |
 | `("partition", topic id, number)` | `Partition` |
-| `("setting", kind, name)` | bytes, of whoever the kind belongs to (access, limits, `DRAINED`) |
+| `("setting", kind, name)` | bytes, whose meaning the kind decides (access, limits, `DRAINED`) |
 | `("counter", name)` | the next number of that kind that nobody has |
 
 Keys and values are msgpack; structs are array-like, and fields are only ever added at their ends.

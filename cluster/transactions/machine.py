@@ -368,7 +368,7 @@ class Transactions:
         return any((e.producer_id, e.epoch) == (producer_id, epoch) for e in value.endings)
 
     def listed(self, transactional_id: str) -> Listed | None:
-        """How that id stands; None: there is none."""
+        """The state of that id; None: there is none."""
         known = self._state.transactional.get(transactional_id)
         if known is not None:
             return _listed(transactional_id, known, self._state.is_marking(known))
