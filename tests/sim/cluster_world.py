@@ -376,7 +376,14 @@ class ClusterWorld:
                 continue
             if set(word.isr) != set(word.replicas):
                 found.append(f"{place}: ISR {word.isr} of {word.replicas}")
-            if self.controller_config.balance_interval and word.leader != word.replicas[0]:
+            drained = [it for it in word.replicas if leader.image.is_drained(it)]
+            if len(drained) < len(word.replicas) and word.leader in drained:
+                found.append(f"{place}: {word.leader} leads, and is drained: {drained}")
+            elif (
+                self.controller_config.balance_interval
+                and word.replicas[0] not in drained
+                and word.leader != word.replicas[0]
+            ):
                 found.append(f"{place}: {word.leader} leads, and not the first of {word.replicas}")
             there = Counter(entry.value for entry in log)
             if place not in self.was_unclean:
