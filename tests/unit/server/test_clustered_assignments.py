@@ -156,6 +156,7 @@ class Described:
     def __init__(self, quorum: Decided) -> None:
         self._quorum = quorum
         self.image = quorum.image
+        self.applied = 0
         self.leader: int | None = 2
         self.cluster_id = b"c" * 16
 

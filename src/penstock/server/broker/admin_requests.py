@@ -23,6 +23,7 @@ from penstock.ipc import clustering as cg
 from penstock.ipc import messages as ms
 from penstock.server.broker.metadata_view import Endpoints, is_below_min_insync
 from penstock.server.quorum import controller_requests as cr
+from penstock.server.quorum.read_barrier import read_barrier
 
 logger = logging.getLogger("penstock.cluster")
 
@@ -44,6 +45,8 @@ class Described(Protocol):
     @property
     def image(self) -> Image: ...
     @property
+    def applied(self) -> int: ...
+    @property
     def leader(self) -> int | None: ...
     @property
     def cluster_id(self) -> bytes: ...
@@ -62,8 +65,9 @@ class Describing:
     async def answer(self, request: cg.Request, sees: Callable[[str], bool]) -> ms.NodeMessage:
         match request:
             case cg.DescribeCluster():
-                return self._cluster(await self._of_the_quorum(), max(0, request.skip), sees)
+                return self._cluster(await self._catch_up(), max(0, request.skip), sees)
             case cg.DescribePartitions():
+                await self._catch_up()
                 return self._partitions(request)
             case cg.ElectLeaders():
                 return await self._elect(request)
@@ -73,15 +77,18 @@ class Describing:
                 return await self._remove(request.broker)
             case cg.DrainBroker():
                 await self._quorum.ask(cr.Drain(request.broker, request.undo), self._timeout)
+                await self._catch_up()
                 return self._drain_of(request.broker, sees)
             case cg.DescribeDrain():
+                await self._catch_up()
                 return self._drain_of(request.broker, sees)
 
     # --- looks ---
-    async def _of_the_quorum(self) -> dict[str, Any]:
-        """What its leader knows; where there is none, what is known here."""
+    async def _catch_up(self) -> dict[str, Any]:
+        """Who was told that something is done sees it, whichever broker is asked. The answer is
+        what the quorum's leader knows of it; where there is none, what is known here."""
         try:
-            return await self._quorum.ask(cr.Describe(), LEADER_TIMEOUT)
+            return await read_barrier(self._quorum, LEADER_TIMEOUT)
         except PenstockTimeout:
             return self._quorum.describe()
 

@@ -59,13 +59,13 @@ from penstock.server.node.topic_catalog import (
 )
 from penstock.server.node.topics import Topics, remove_folder
 from penstock.server.quorum import controller_requests as cr
+from penstock.server.quorum.read_barrier import read_barrier
 
 logger = logging.getLogger("penstock.cluster")
 
 PASS_RETRY: Final = 1.0
 """Seconds until a pass that failed (a full disk) is tried again."""
 PAGE_TRIES: Final = 100
-APPLIED_POLL: Final = 0.01
 
 
 R = TypeVar("R")
@@ -438,10 +438,7 @@ class ClusterTopics(Topics):
     async def _catch_up(self) -> None:
         """Have here what the controller decided up to now. Without one: what is here has to do."""
         with contextlib.suppress(PenstockTimeout, ClosedError, TimeoutError):
-            committed = (await self._ask(cr.Describe()))["committed"]
-            async with asyncio.timeout(self._config.topic_timeout):
-                while self._quorum.applied < committed:
-                    await asyncio.sleep(APPLIED_POLL)
+            await read_barrier(self._quorum, self._config.topic_timeout)
             wanted = self._wanted
             await self._carried_out(lambda: self._passes >= wanted, "what was decided")
 
