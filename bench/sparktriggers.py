@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.bench.errors import BenchTimeout
+from penstock.bench.sparktopics import SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -43,7 +44,7 @@ def measure(options: SparkOptions, topics: SparkTopics, folder: Path) -> dict[st
         ).write.parquet(files)
         streams = {
             "penstock": _topic(options, topics, source),
-            "parquet": topics.spark.readStream.schema("value BINARY")
+            "parquet": topics.spark.readStream.schema(SCHEMA)
             .option("maxFilesPerTrigger", 1)
             .parquet(files),
         }
@@ -64,7 +65,7 @@ def measure(options: SparkOptions, topics: SparkTopics, folder: Path) -> dict[st
 def _topic(options: SparkOptions, topics: SparkTopics, topic: str) -> DataFrame:
     reader = topics.spark.readStream.format("penstock").options(**topics.options, subscribe=topic)
     reader = reader.option("startingOffsets", "earliest")
-    return reader.option("maxOffsetsPerTrigger", options.rows).schema("value BINARY").load()
+    return reader.option("maxOffsetsPerTrigger", options.rows).schema(SCHEMA).load()
 
 
 def _measured(

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+Broker = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 BROKERS_PER_PAGE: Final = 40
 PARTITIONS_PER_PAGE: Final = 75
 ILL_MAX: Final = 25
@@ -109,21 +110,21 @@ class ReassignPartition(msgspec.Struct, frozen=True, tag="reassign_partition"):
 class RemoveBroker(msgspec.Struct, frozen=True, tag="remove_broker"):
     """Take a broker that is stopped out of the quorum, and off the list if it has no replicas."""
 
-    broker: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+    broker: Broker
 
 
 class DrainBroker(msgspec.Struct, frozen=True, tag="drain_broker"):
     """Have other in-sync replicas lead what this broker leads, until it comes back from a restart,
     or this is undone."""
 
-    broker: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+    broker: Broker
     undo: bool = False
 
 
 class DescribeDrain(msgspec.Struct, frozen=True, tag="describe_drain"):
     """How far that is."""
 
-    broker: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+    broker: Broker
 
 
 Request = (

@@ -10,11 +10,12 @@ from typing import Annotated, Final
 
 import msgspec
 
+from penstock.ipc.clustering import Broker
+
 CLIENTS_PER_PAGE: Final = 40
 CHANGES_MAX: Final = 100
 """Settings that one request changes."""
 
-Broker = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 SettingValue = str | int | float | bool | None
 ClientNumber = Annotated[int, msgspec.Meta(ge=0, lt=(1 << 63) - 1)]
 

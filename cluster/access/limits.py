@@ -62,10 +62,13 @@ def check_limit_settings(limits: NamespaceLimits) -> None:
             raise ConfigError(f"{field} of namespace {limits.namespace!r} is {given}: 0 to {most}")
 
 
+def lies_in(namespace: str, name: str) -> bool:
+    return name.startswith(f"{namespace}.")
+
+
 def names_in(namespace: str, names: Iterable[str]) -> list[str]:
     """Those that lie in it."""
-    prefix = f"{namespace}."
-    return [name for name in names if name.startswith(prefix)]
+    return [name for name in names if lies_in(namespace, name)]
 
 
 def check_limits(
@@ -74,7 +77,7 @@ def check_limits(
     """Raise ResourceLimitError where a topic of that name asks for more than a namespace it lies in
     may have. `topics`: the partitions of each topic there is."""
     for limit in limits:
-        if not names_in(limit.namespace, [name]):
+        if not lies_in(limit.namespace, name):
             continue
         inside = names_in(limit.namespace, topics)
         there = sum(topics[topic] for topic in inside)
@@ -110,7 +113,7 @@ def check_one_more(
     `inside`: how many of these a namespace has."""
     for limit in limits:
         most = getattr(limit, f"{what}_max")
-        if most is not None and names_in(limit.namespace, [name]):
+        if most is not None and lies_in(limit.namespace, name):
             _check(limit, what, inside(limit.namespace), 1, most)
 
 

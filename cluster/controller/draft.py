@@ -40,6 +40,10 @@ class Draft:
     def is_drained(self, broker: int) -> bool:
         return self._drained.get(broker, self._image.is_drained(broker))
 
+    def may_be_given(self, broker: int) -> bool:
+        """Whether it may lead, and is not drained."""
+        return self.may_lead(broker) and not self.is_drained(broker)
+
     def drain(self, broker: int, *, is_drained: bool) -> None:
         self._drained[broker] = is_drained
         value = b"" if is_drained else None

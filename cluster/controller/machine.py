@@ -274,8 +274,8 @@ class Controller:
         if self.image.is_drained(broker) != undo:
             return _NOTHING
         draft = Draft(self.image)
-        others = [b for b in self.image.brokers if b != broker and draft.may_lead(b)]
-        if not undo and all(draft.is_drained(b) for b in others):
+        others = (b for b in self.image.brokers if b != broker)
+        if not undo and not any(map(draft.may_be_given, others)):
             raise ConfigError(
                 f"broker {broker} cannot be drained: no other broker is up and not drained itself, "
                 "so nobody could take over what it leads"
@@ -291,9 +291,10 @@ class Controller:
         for broker in self.image.brokers:
             if not draft.is_drained(broker):
                 continue
-            for at in sorted(self.image.places.get(broker, ())):
+            places = self.image.places.get(broker, ())
+            for at in sorted(at for at in places if draft.partition(at).leader == broker):
                 it = draft.partition(at)
-                now = draft.relieved(at, it) if it.leader == broker else it
+                now = draft.relieved(at, it)
                 if now is not it:
                     draft.put(at, now)
                     moved += 1
@@ -459,14 +460,11 @@ class Controller:
         what it does not have is lost. The answer is how many changed, of those that are there."""
         draft = Draft(self.image)
         known = [at for at in places if at in self.image.partitions]
-
-        def may_be_given(broker: int) -> bool:
-            return draft.may_lead(broker) and not draft.is_drained(broker)
-
         if is_unclean:
             count = self._recovery.elect(self.image, draft, known, self._clock)
         else:
-            count = sum(draft.change(at, lambda it: el.preferred(it, may_be_given)) for at in known)
+            may = draft.may_be_given
+            count = sum(draft.change(at, lambda it: el.preferred(it, may)) for at in known)
         self.counts["unclean_elections" if is_unclean else "preferred_elections"] += count
         return Decision(draft.records(), count)
 

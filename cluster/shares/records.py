@@ -29,7 +29,7 @@ class Leased(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Settled(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """What was leased (`lease`; 0: condemned, or waiting) has this state of the window now.
+    """What was leased (`lease`; 0: condemned) has this state of the window now.
     `uncounted`: its last delivery counts for nothing."""
 
     lease: int

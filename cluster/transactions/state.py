@@ -24,6 +24,9 @@ class State:
         self.transactional: dict[str, Transactional] = {}
         self.stages: dict[str, dict[str, Stage]] = {}
         self.decided: dict[str, Decided] = {}
+        self._tables: dict[str, Collection[str]] = {
+            rec.TRANSACTION: self.transactional, rec.STAGE: self.stages, rec.DECIDED: self.decided
+        }  # fmt: skip
         self.ids = Ids()
         """All there are. Derived, as what follows is."""
         # An id whose epochs ran out has several producer ids while it misses markers.
@@ -95,10 +98,7 @@ class State:
 
     def _is_named(self, key: Key) -> bool:
         """Whether the table of that key has anything of its id."""
-        tables: dict[str, Collection[str]] = {
-            rec.TRANSACTION: self.transactional, rec.STAGE: self.stages, rec.DECIDED: self.decided
-        }  # fmt: skip
-        return key[1] in tables.get(key[0], ())
+        return key[1] in self._tables.get(key[0], ())
 
     # --- indexes ----------------------------------------------------------------------------------
     def _index(self, key: Key, value: Value) -> None:

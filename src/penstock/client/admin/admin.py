@@ -412,8 +412,9 @@ class Admin(Closing):
     # --- the node ---
     def list_clients(self, broker: int | None = None) -> list[ClientInfo]:
         """The producers, consumers and admins that are attached to a node, and since when; this
-        admin too. Of a cluster: those of each broker that is up, or of `broker` alone. One client
-        there has an attachment at each broker that it uses."""
+        admin too. Of a cluster, by `tcp://`: those of each broker that is up, or of `broker` alone;
+        by the local socket those of that node. One client has an attachment at each broker that it
+        uses."""
         clients = NodeAdmin(self._ask)
         if broker is not None or self._session.far is None or not self._session.is_clustered:
             return clients.listed(broker)

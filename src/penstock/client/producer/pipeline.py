@@ -244,7 +244,6 @@ class Pipeline:
         """Ask the node of a topic. False while there is no node to ask."""
         with self._lock:
             self._books.open()
-            self.state.check_usable()
             if self.known(topic) is None:
                 info = self.io.find_topic(topic, left)
                 if info is not None:

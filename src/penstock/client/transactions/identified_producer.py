@@ -72,7 +72,7 @@ class TransactionPolicy:
         return self.sender
 
     def bind(self, state: ProducerState, outcomes: Outcomes, boxes: Boxes, io: Minder) -> None:
-        self._outcomes, self._boxes, self._io = outcomes, boxes, io
+        self._outcomes, self._boxes = outcomes, boxes
         self._registrar = Registrar(state, self.transactional_id, self.link, self.sender, io)
 
     def check_may_send(self) -> None:
@@ -98,8 +98,7 @@ class TransactionPolicy:
         self._boxes.drop(error)
         self.sender.end(error)
         self._outcomes.unseen()  # who wants to know has the error of the transaction itself
-        self._io.posted()
-        self._io.nudge()
+        self._registrar.awake()
 
     def metrics(self) -> dict[str, int]:
         """`requests_repeated`: to the coordinator, without an answer."""

@@ -104,16 +104,16 @@ class Registrar:
                 if epoch == self._outbox.epoch:
                     self._outbox.fail(self._told(routes, error))
                     self._outbox.sweep()
-                    self._awake()
+                    self.awake()
                 self._books.close()
             return
         with self._lock:
             self._books.open()
             self._outbox.admitted(routes, epoch)
-            self._awake()
+            self.awake()
             self._books.close()
 
-    def _awake(self) -> None:
+    def awake(self) -> None:
         """Something moved (lock held): whoever waits looks again."""
         self._io.posted()
         self._io.nudge()
