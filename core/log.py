@@ -1,60 +1,68 @@
 """The log of one partition: the only thing that appends to its segments.
 
-    append, roll, sync   see `logtail`
-    append_verbatim, lead, begin_anew   a replica's, see `verbatim`
+    append   verify each batch, judge its producer and sequence, stamp a private header copy;
+             one pwritev for all that were accepted; then indexes, state and answers
+    roll     close the active segment and begin the next, by size before an append or by age
+    sync     begin_sync (this thread) -> job.run (any thread) -> finish_sync (this thread)
     trim     the log start moves up: persisted, published, and only then are segments removed
     swap     a cleaned segment takes the place of those that it was made of
-    truncate the log ends earlier: synced, marked, published, cut
 
-Invariants: log_start <= durable <= log_end; the active segment is the last one.
+Invariants: log_start <= durable <= log_end; the active segment is the last one; one append lies in
+one segment; append timestamps never fall; nothing is visible to the caller's readers before the
+call returned. An append that raises has consumed nothing.
 
-Owns a log's life (open, close), what is taken away from it, and the state between all these steps.
-No threads, no sockets, no clock: time is an argument. File access only through `storage`, one open
-descriptor a partition.
+Owns a log's life (open, close), the order of these steps, and the state between them. What only a
+replicated log does is `logreplica`'s. No threads, no sockets, no clock: time is an argument. File
+access only through `storage`, one open descriptor a partition.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from itertools import pairwise
+from typing import NoReturn
 
 from penstock.core.aborted import AbortedWriter
-from penstock.core.admission import AppendResult
+from penstock.core.admission import AppendResult, Refusal, refused, verify
 from penstock.core.chain import Chain
 from penstock.core.cleanup import Cleanup
-from penstock.core.epochs import save_epochs
-from penstock.core.errors import LogOfflineError, StorageError
-from penstock.core.flush import SyncJob, Syncs, Writeback, flush_index
+from penstock.core.errors import ErrorCode, LogOfflineError, OffsetOutOfRangeError, StorageError
+from penstock.core.flush import WRITEBACK_BYTES, SyncJob, Syncs, Writeback, flush_index
+from penstock.core.header import FLAG_APPEND_TIME, HEADER_BYTES, BatchHeader, stamp
+from penstock.core.index import FLUSH_ENTRIES
 from penstock.core.indexrestoring import IndexRestoring
 from penstock.core.logconfig import LogConfig
+from penstock.core.lookup import find_timestamp, read_batches
+from penstock.core.opentransactions import OpenTransaction
+from penstock.core.producerexpiry import ProducerExpiry
+from penstock.core.producers import Answer
 from penstock.core.recovery import Recovered, Recovery, RecoveryReport
 from penstock.core.recoverypoint import RecoveryPoint
-from penstock.core.replay import rebuild_producers
-from penstock.core.snapshots import remove_useless_snapshots
+from penstock.core.segment import OpenSegment
 from penstock.core.storage import Storage
 from penstock.core.survey import OpenRequest
-from penstock.core.swapping import Prepared, SwapJob, forget_cleaned_to
-from penstock.core.verbatim import VerbatimLog
+from penstock.core.swapping import Prepared, SwapJob
 
 __all__ = ["AppendResult", "Log", "LogConfig", "RecoveryReport", "SyncJob", "Writeback"]
 
 logger = logging.getLogger("penstock.core.log")
 
 
-class Log(VerbatimLog):
-    """See the module. Make one by `Log.open`; one thread calls it."""
+class Log:
+    """See the module. Make one by `Log.open`; one thread calls it. Its attributes are set here and
+    by the `LogReplica` that has it, and read by everybody."""
 
-    def __init__(self, request: OpenRequest, recovered: Recovered) -> None:
-        self._storage = storage = request.storage
-        self._folder = folder = request.folder
-        self._config = request.config
-        self._topic_id, self._partition = request.owner
-        self._generation = request.generation
-        self._boot_id = request.boot_id
-        self._replicated = request.replicated
+    def __init__(self, request: OpenRequest, recovered: Recovered, expiry: ProducerExpiry) -> None:
+        self.storage = storage = request.storage
+        self.folder = folder = request.folder
+        self.config = request.config
+        self.owner = request.owner
+        self.generation = request.generation
+        self.boot_id = request.boot_id
+        self.replicated = request.replicated
         interval = request.config.index_interval_bytes
-        self._chain = Chain(
+        self.chain = Chain(
             storage,
             folder,
             request.owner,
@@ -63,34 +71,33 @@ class Log(VerbatimLog):
             recovered.active,
             IndexRestoring(storage, folder, recovered.unindexed, interval),
         )
-        self._log_end = recovered.log_end
-        self._order = recovered.order
-        self._append_timestamp = recovered.append_timestamp
-        self._producers = recovered.producers
-        self._epochs = recovered.epochs
-        self._leader_epoch = recovered.epochs.latest
-        self._aborted = AbortedWriter(storage, folder)
+        self.log_end = recovered.log_end
+        self.order = recovered.order
+        """Leader epoch and generation of the last batch: those of the next are not below."""
+        self.append_timestamp = recovered.append_timestamp
+        self.producers = recovered.producers
+        self.epochs = recovered.epochs
+        self.leader_epoch = recovered.epochs.latest
+        self.expiry = expiry
+        self.aborted = AbortedWriter(storage, folder)
         if recovered.producers.transactions.aborted_from is not None:
             # Who was killed may have noted some that no sync has taken to the device yet.
             ends = pairwise((*recovered.bases, recovered.log_end))
-            self._aborted.unsynced = {base for base, end in ends if end > recovered.durable}
-        self._syncs = Syncs(
+            self.aborted.unsynced = {base for base, end in ends if end > recovered.durable}
+        self.syncs = Syncs(
             storage,
             folder,
-            self._chain,
+            self.chain,
             recovered.point_file,
-            self._aborted,
+            self.aborted,
             durable=recovered.durable,
             point=recovered.point,
             is_settled=recovered.is_settled,
             batches=recovered.batches_above_point,
         )
-        self._cleanup = Cleanup(storage, folder, self._chain, self._syncs, recovered.log_start)
-        self._attached: Callable[[], Container[int]] | None = None
-        self._believed_us: Callable[[], int] | None = None
-        self._producers_due = request.config.producers_max
-        self.producers_expired = 0
-        self._offline = ""
+        self.cleanup = Cleanup(storage, folder, self.chain, self.syncs, recovered.log_start)
+        self.offline = ""
+        """Why the log takes nothing any more; empty while it does."""
 
     @classmethod
     def open(
@@ -116,8 +123,8 @@ class Log(VerbatimLog):
         not known; `node_clean` says that the node was shut down cleanly. `attached` gives the
         producers that have a lane: without it none is ever forgotten. `believed_us`: a time that
         append times may be ahead of, and before which none is. `replicated`: it leads in no epoch
-        before `lead` says so. Raises `LogOfflineError` if the log is damaged where it must not be,
-        with its files kept as they are.
+        before `LogReplica.lead` says so. Raises `LogOfflineError` if the log is damaged where it
+        must not be, with its files kept as they are.
         """
         request = OpenRequest(
             storage,
@@ -131,10 +138,10 @@ class Log(VerbatimLog):
             replicated,
         )
         recovered, report = Recovery(request).run()
-        log = cls(request, recovered)
-        log._attached, log._believed_us = attached, believed_us
+        expiry = ProducerExpiry(folder, config.producers_max, attached, believed_us)
+        log = cls(request, recovered, expiry)
         if replicated:
-            log.note_committed(log.log_start)
+            log.syncs.committed = log.log_start
         try:
             if log.needs_roll(now_us):
                 log.roll(now_us)
@@ -148,7 +155,337 @@ class Log(VerbatimLog):
     def configure(self, config: LogConfig) -> None:
         """Other settings from the next call on. `producer_batches_kept` and the index interval hold
         from the next open and the next segment on."""
-        self._config = config
+        self.config = config
+
+    # ---- what it is
+
+    @property
+    def log_start(self) -> int:
+        return self.cleanup.log_start
+
+    @property
+    def durable(self) -> int:
+        return self.syncs.durable
+
+    @property
+    def segment_base(self) -> int:
+        return self.chain.active.base_offset
+
+    @property
+    def segments(self) -> Sequence[int]:
+        """Where its segments begin, rising; the last one is active."""
+        return tuple(self.chain.bases)
+
+    @property
+    def valid_bytes(self) -> int:
+        return self.chain.active.valid
+
+    @property
+    def last_stable(self) -> int:
+        """Below it every transaction is decided, and readers can tell which were aborted: the first
+        offset of the oldest open one, or the log's end."""
+        transactions, aborted = self.producers.transactions, self.aborted
+        if not transactions and not aborted.pending:
+            return self.log_end
+        end, oldest, held = self.log_end, transactions.oldest, aborted.held
+        if oldest is not None:
+            end = oldest.first_offset
+        if held is not None:
+            end = min(end, held)
+        return max(end, self.log_start)
+
+    def stand(self) -> tuple[int, int, int, int, OpenTransaction | None]:
+        """`segment_base`, `valid_bytes`, `log_end`, `last_stable` and `oldest_open`, all that is
+        published after an append, in one call."""
+        active, end = self.chain.active, self.log_end
+        oldest = self.producers.transactions.oldest
+        stable = end if oldest is None and not self.aborted.pending else self.last_stable
+        return active.base_offset, active.valid, end, stable, oldest
+
+    @property
+    def oldest_open(self) -> OpenTransaction | None:
+        """The transaction that holds `last_stable` back."""
+        return self.producers.transactions.oldest
+
+    def point(self) -> RecoveryPoint:
+        """The recovery point of all that is appended."""
+        active = self.chain.active
+        return RecoveryPoint(
+            active.base_offset,
+            active.valid,
+            self.log_end,
+            *self.order,
+            self.append_timestamp,
+            self.boot_id,
+        )
+
+    # ---- reading, for tools and tests; consumers map the segments (`reader`)
+
+    def read(self, offset: int, max_bytes: int) -> list[tuple[BatchHeader, bytes]]:
+        """Whole batches from the one that holds `offset` on, up to `max_bytes` but at least one;
+        none at the log's end."""
+        self.check_offset(offset)
+        return read_batches(
+            self.storage, self.folder, self.chain.bases, self.log_end, offset, max_bytes
+        )
+
+    def check_offset(self, offset: int) -> None:
+        if not self.log_start <= offset <= self.log_end:
+            raise OffsetOutOfRangeError(
+                f"offset {offset} is not in the log in {self.folder}: it holds {self.log_start} "
+                f"to {self.log_end}"
+            )
+
+    def offset_for_timestamp(self, timestamp: int) -> int | None:
+        """The base offset of the first batch with a record at or after this time (microseconds);
+        None if there is none. Which record of the batch it is, only its columns tell."""
+        return find_timestamp(
+            self.storage, self.folder, self.chain.bases, self.log_start, self.log_end, timestamp
+        )
+
+    # ---- what an error means to it
+
+    def check_online(self) -> None:
+        if self.offline:
+            raise LogOfflineError(self.offline)
+
+    def judge(self, error: StorageError) -> NoReturn:
+        """Raise a retriable error as it is, its cause with it; any other takes the log offline."""
+        if error.retriable:
+            raise error
+        raise self.go_offline(error) from error
+
+    def go_offline(self, error: Exception) -> LogOfflineError:
+        if not self.offline:
+            self.offline = f"the log in {self.folder} is offline until it is recovered: {error}"
+            logger.error("%s", self.offline, extra={"folder": self.folder, "reason": str(error)})
+        return LogOfflineError(self.offline)
+
+    # ---- append
+
+    def append(self, batches: Sequence[memoryview], now_us: int) -> list[AppendResult]:
+        """Append the good ones of these batches, in order; one answer for each.
+
+        Raises a retriable `StorageError` with nothing consumed, or `LogOfflineError`.
+        """
+        if self.offline:
+            raise LogOfflineError(self.offline)
+        config, chain, producers = self.config, self.chain, self.producers
+        valid = chain.active.valid
+        if valid and (
+            valid + sum(map(len, batches)) > config.segment_bytes
+            or (config.segment_age is not None and self.needs_roll(now_us))
+        ):
+            self.roll(now_us)
+            valid = 0
+        if now_us < self.append_timestamp:
+            now_us = self.append_timestamp  # the clock was set back: the log's time stands still
+        topic_id, partition = self.owner
+        epoch, generation = order = self.leader_epoch, self.generation
+        append_time = config.timestamp_type == "append"
+        flags = FLAG_APPEND_TIME if append_time else 0
+        results: list[AppendResult] = []
+        buffers: list[bytearray | memoryview] = []
+        notes: list[tuple[int, int, int]] = []
+        offset, position = self.log_end, valid
+        for batch in batches:
+            verdict = verify(batch, topic_id, partition, config.batch_bytes_max)
+            if isinstance(verdict, Refusal):
+                results.append(self._refuse(verdict))
+                continue
+            private, head = verdict
+            answer = producers.admit(head, offset, now_us)
+            if answer is not None:
+                results.append(self._answered(answer, head))
+                continue
+            stamp(
+                private,
+                base_offset=offset,
+                leader_epoch=epoch,
+                generation=generation,
+                append_timestamp=now_us,
+                flags=flags,
+            )
+            buffers.append(private)
+            buffers.append(batch[HEADER_BYTES:])
+            notes.append((offset, position, now_us if append_time else head.max_timestamp))
+            following = offset + head.last_offset_delta + 1
+            result = (offset, following, now_us, 0, False, "")
+            results.append(tuple.__new__(AppendResult, result))  # `AppendResult()` is a call more
+            offset = following
+            position += head.length
+        if buffers:
+            try:
+                chain.write(buffers, position, config.preallocate_bytes)
+            except StorageError as error:
+                producers.rollback()
+                self.judge(error)
+            self.grow(offset, order, now_us, notes)
+        producers.commit()
+        if producers.transactions.aborted or len(producers) > self.expiry.due:
+            self.tend_producers()
+        return results
+
+    def grow(
+        self, end: int, order: tuple[int, int], now_us: int, notes: list[tuple[int, int, int]]
+    ) -> None:
+        """Batches were written, up to `end`. `notes`: offset, position and time of each."""
+        self.log_end = end
+        self.order = order
+        self.append_timestamp = now_us
+        syncs, active = self.syncs, self.chain.active
+        syncs.batches_above_point += len(notes)
+        syncs.batches_above_snapshot += len(notes)
+        if active.first_append is None:
+            active.first_append = now_us
+        index = active.index
+        grown = False
+        for note in notes:
+            grown = index.note(*note) or grown
+        if grown and index.pending >= FLUSH_ENTRIES:
+            flush_index(active, self.folder)
+
+    def tend_producers(self) -> None:
+        """Note the transactions that were aborted, and forget producers where there are too many.
+
+        Aborts come after the log and before anybody may read so far. What cannot be written now
+        holds the last stable offset back; the next sync or abort tries again.
+        """
+        producers = self.producers
+        if producers.transactions.aborted:
+            self.chain.folder_changed = True
+            taken = producers.transactions.take_aborted()
+            self.aborted.note(self.chain.active.base_offset, taken)
+        if len(producers) > self.expiry.due:
+            now, limit = self.append_timestamp, self.config.producers_max
+            self.expiry.expire_oldest(producers, now, limit)
+
+    def note_held_aborts(self) -> bool:
+        """Try once more what held the last stable offset back; whether that is over now."""
+        return self.aborted.held is not None and self.aborted.flush()
+
+    def _refuse(self, refusal: Refusal) -> AppendResult:
+        if refusal.head is not None:
+            self.producers.poison_behind(refusal.head, refusal.result.error)
+        # Without a header to trust nobody can be poisoned; the sequence gap that the batch leaves
+        # refuses what follows.
+        return refusal.result
+
+    def repeated(self, batch: memoryview) -> AppendResult | None:
+        """Where a batch is that was appended before, None if it is not known to be."""
+        verdict = verify(batch, *self.owner, self.config.batch_bytes_max)
+        if isinstance(verdict, Refusal):
+            return None
+        _, head = verdict
+        answer = self.producers.repeat(head)
+        return None if answer is None else self._answered(answer, head)
+
+    def _answered(self, answer: Answer, head: BatchHeader) -> AppendResult:
+        if answer.error is ErrorCode.NONE:
+            _, base, following, at, _ = answer
+            return AppendResult(base, following, at, 0, True, "")
+        self.producers.poison_behind(head, answer.error)
+        logger.warning(
+            "%s: refused: %s",
+            self.folder,
+            answer.message,
+            extra={"folder": self.folder, "reason": answer.message},
+        )
+        return refused(answer.error, answer.message)
+
+    # ---- segments
+
+    def needs_roll(self, now_us: int) -> bool:
+        """Whether the active segment has reached its age or size."""
+        active, config = self.chain.active, self.config
+        if not active.valid or self.offline:
+            return False
+        if active.valid >= config.segment_bytes:
+            return True
+        if config.segment_age is None or active.first_append is None:
+            return False
+        return now_us - active.first_append >= config.segment_age * 1e6
+
+    def roll(self, now_us: int) -> None:
+        """Close the active segment and begin the next at the log's end. An empty one stays.
+
+        Raises a retriable `StorageError` with nothing changed, or `LogOfflineError`.
+        """
+        self.check_online()
+        active = self.chain.active
+        if not active.valid:
+            return
+        try:
+            self.chain.roll(self.log_end, self.config.index_interval_bytes)
+        except StorageError as error:
+            self.judge(error)
+        if self.producers.transactions.aborted_from is not None:
+            self.aborted.roll(active.base_offset, self.log_end)
+        age = (now_us - (active.first_append or now_us)) / 1e6
+        logger.info(
+            "%s: segment %d closed with %d bytes after %.0f s",
+            self.folder,
+            active.base_offset,
+            active.valid,
+            age,
+        )
+        self.snapshot()
+
+    def snapshot(self) -> None:
+        """Write the producer state at the log's end. A failure is logged: it only costs recovery
+        time. Fsynced, and older ones removed, by the next sync. Producers that are long silent are
+        forgotten."""
+        now, limit = self.append_timestamp, self.config.producers_max
+        self.expiry.expire(self.producers, now, limit)
+        if self.aborted.flush():  # the log below a snapshot is not looked through for aborts again
+            self.syncs.snapshot(self.producers, self.log_end)
+
+    # ---- sync
+
+    def sync_due(self, seconds_since_last: float) -> bool:
+        """Whether the flush mode, a closed segment or the bound on recovery asks for a sync."""
+        return not self.offline and self.syncs.due(self.config, self.log_end, seconds_since_last)
+
+    def sync(self) -> None:
+        """Everything appended is on the device when this returns (rule 16 applied if needed)."""
+        job = self.begin_sync()
+        if job is not None:
+            job.run()
+            self.finish_sync(job)
+
+    def writeback(self) -> Writeback | None:
+        """What the kernel is to begin to write out, once enough came together. Promises nothing;
+        the next sync has less to wait for, and so have those of others."""
+        found = self.chain.writeback(WRITEBACK_BYTES)
+        return found and Writeback(self.storage, *found)
+
+    def begin_sync(self) -> SyncJob | None:
+        """What has to be forced to the device for all that is appended now; None if nothing has.
+
+        Run it in any thread, then give it to `finish_sync`; appends may go on meanwhile. One at a
+        time: another one raises a retriable `StorageError`.
+        """
+        self.check_online()
+        if self.syncs.batches_above_snapshot >= self.config.snapshot_batches:
+            self.snapshot()
+        return self.syncs.begin(self.point())
+
+    def finish_sync(self, job: SyncJob) -> None:
+        """Take over what a job reached: move `durable` and the recovery point. After a failed
+        fsync that could be mended, the log goes on in a new segment.
+
+        Raises `LogOfflineError` if the log could not be brought to the device, and a retriable
+        `StorageError` if that has to be tried again.
+        """
+        try:
+            self.syncs.finish(job, self._rescue, self.point)
+        except StorageError as error:
+            self.judge(error)
+        self.check_online()
+
+    def _rescue(self, failed: list[OpenSegment]) -> None:
+        interval = self.config.index_interval_bytes
+        self.chain.rescue(failed, self.log_end, self.boot_id, interval)
 
     # ---- start
 
@@ -162,25 +499,24 @@ class Log(VerbatimLog):
 
         Raises a retriable `StorageError` with the log start as it was, or `LogOfflineError`.
         """
-        if self._offline:
-            raise LogOfflineError(self._offline)
-        cleanup = self._cleanup
-        start = max(min(offset, self._log_end), cleanup.log_start)
+        self.check_online()
+        cleanup = self.cleanup
+        start = max(min(offset, self.log_end), cleanup.log_start)
         try:
             if start > cleanup.log_start or cleanup.has_dead:
                 if start > self.durable:
                     self.sync()
-                if start == self._log_end:
-                    self.roll(self._append_timestamp)
+                if start == self.log_end:
+                    self.roll(self.append_timestamp)
                 if not cleanup.keeps_producers(start):
                     self.sync()
                     self.snapshot()
                 cleanup.move_start(start)
                 if publish is not None:
                     publish(start)
-            cleanup.drop_dead(None if self._replicated else self._epochs)
+            cleanup.drop_dead(None if self.replicated else self.epochs)
         except StorageError as error:
-            self._judge(error)
+            self.judge(error)
         return cleanup.log_start
 
     def swap(self, prepared: Prepared) -> bool:
@@ -199,25 +535,24 @@ class Log(VerbatimLog):
     def begin_swap(self, prepared: Prepared) -> SwapJob | None:
         """`swap` in steps: run the job in any thread (it waits for the device twice), then give it
         to `finish_swap`; appends and syncs may go on meanwhile. None where `swap` says False."""
-        if self._offline:
-            raise LogOfflineError(self._offline)
+        self.check_online()
         try:
-            return self._cleanup.begin_swap(prepared)
+            return self.cleanup.begin_swap(prepared)
         except StorageError as error:
-            self._judge(error)
+            self.judge(error)
 
     def finish_swap(self, job: SwapJob) -> None:
         try:
-            self._cleanup.finish_swap(job)
+            self.cleanup.finish_swap(job)
         except StorageError as error:
-            self._judge(error)
+            self.judge(error)
 
     # ---- indexes
 
     @property
     def lacks_indexes(self) -> bool:
         """Whether closed segments have lost indexes that `restore_indexes` has not made again."""
-        return not self._offline and self._chain.restoring.has_missing
+        return not self.offline and self.chain.restoring.has_missing
 
     def restore_indexes(self, batches_max: int) -> bool:
         """Read about so many headers for indexes that are missing; whether there is more to do.
@@ -225,86 +560,31 @@ class Log(VerbatimLog):
 
         Raises a retriable `StorageError`, or `LogOfflineError` where a segment is damaged.
         """
-        if self._offline:
-            raise LogOfflineError(self._offline)
+        self.check_online()
         try:
-            return self._chain.restoring.step(self._chain.bases, batches_max)
+            return self.chain.restoring.step(self.chain.bases, batches_max)
         except StorageError as error:
-            self._judge(error)
+            self.judge(error)
 
     # ---- end
-
-    def truncate_to(self, offset: int, publish: Callable[[int], None] | None = None) -> int:
-        """End the log at `offset`, or at the start of the batch that holds it; the new end.
-
-        Syncs first. `publish` is called with the new end once the truncation is certain to happen
-        and before anything is cut: had the state page shown a higher one after the cut, the next
-        open in this boot would take the difference for damage. Raises `LogOfflineError` when it
-        fails half-way: the next open finishes it.
-        """
-        if offset >= self._log_end:
-            return self._log_end
-        self._check_offset(offset)
-        self.sync()
-        try:
-            self._cleanup.settle()
-        except StorageError as error:
-            self._judge(error)
-        try:
-            return self._truncate(offset, publish)
-        except StorageError as error:
-            raise self._go_offline(error) from error
-
-    def _truncate(self, offset: int, publish: Callable[[int], None] | None) -> int:
-        storage, folder, chain = self._storage, self._folder, self._chain
-        base, position, end = chain.locate(offset)
-        if end < self.log_start:  # it lies within a batch
-            self._cleanup.lower_start(end)
-        self._order = (self._epochs.epoch_at(end - 1) or 0, 0)
-        at = self._append_timestamp
-        self._syncs.move(
-            RecoveryPoint(base, position, end, *self._order, at, self._boot_id, truncating=True)
-        )
-        if publish is not None:
-            publish(end)
-        forget_cleaned_to(storage, folder)
-        remove_useless_snapshots(storage, folder, end, end)
-        self._syncs.forget_snapshots()
-        interval = self._config.index_interval_bytes
-        chain.truncate(base, position, end, self._boot_id, interval)
-        self._log_end = end
-        self._epochs.truncate_end(end)
-        if self._replicated:
-            self._leader_epoch = self._epochs.latest
-        else:
-            self._epochs.assign(self._leader_epoch, end)
-        save_epochs(storage, folder, self._epochs)
-        kept = self._config.producer_batches_kept
-        self._producers, _ = rebuild_producers(storage, folder, chain.bases, end, kept)
-        self._producers.transactions.take_aborted()
-        self._aborted.cut(chain.bases, end)
-        if self._replicated:  # a segment begins here, as at each roll: the next trim may need it
-            self._syncs.snapshot(self._producers, end, durable=True)
-        self._syncs.move(self._point())
-        return end
 
     def close(self, *, clean: bool) -> None:
         """`clean`: sync, snapshot and recovery point first, so that the next open reads nothing.
         A job of `begin_sync` or `begin_swap` has to be finished before."""
-        if self._syncs.job is not None or self._cleanup.job is not None:
+        if self.syncs.job is not None or self.cleanup.job is not None:
             raise ValueError("close wants the job under way finished first")
         try:
-            if not self._offline:
-                flush_index(self._chain.active, self._folder)
+            if not self.offline:
+                flush_index(self.chain.active, self.folder)
                 if clean:
                     self.sync()
-                    if not self._syncs.is_settled(self._point()):
+                    if not self.syncs.is_settled(self.point()):
                         self.snapshot()
-                        if self._chain.bases[0]:
-                            self._syncs.sync_snapshots()
-                        self._syncs.save_point(self._point(), durable=True)
+                        if self.chain.bases[0]:
+                            self.syncs.sync_snapshots()
+                        self.syncs.save_point(self.point(), durable=True)
         except StorageError as error:
-            self._judge(error)
+            self.judge(error)
         finally:
-            self._chain.close()
-            self._offline = self._offline or f"the log in {self._folder} is closed"
+            self.chain.close()
+            self.offline = self.offline or f"the log in {self.folder} is closed"

@@ -65,6 +65,18 @@ PRODUCER_SILENCE_US: Final = 120 * 1_000_000
 POISONED_MAX: Final = 1024
 """Poisoned producers remembered of which the log has nothing: it takes none but their first."""
 
+_HARMLESS: Final = frozenset(
+    {
+        ErrorCode.STALE_PRODUCER_EPOCH,
+        ErrorCode.POISONED,
+        ErrorCode.DUPLICATE_TOO_OLD,
+        ErrorCode.TRANSACTION_NOT_OPEN,
+        ErrorCode.UNKNOWN_PRODUCER,
+    }
+)
+"""Refusals that do not poison what follows: the batch is in the log or fenced, or poisoned already;
+or what follows is refused alike."""
+
 SNAPSHOT_HEAD: Final = struct.Struct("<4sHHIIQ")
 """Magic, version, reserved, crc32c of all with itself zeroed, producers, offset."""
 SNAPSHOT_TRANSACTIONS: Final = struct.Struct("<qII")
@@ -291,6 +303,12 @@ class ProducerTable:
         if old is None or old < epoch:
             self._undo_poison.append((producer_id, old))
             self._poisoned[producer_id] = epoch
+
+    def poison_behind(self, head: BatchHeader, error: int) -> None:
+        """`poison` for a batch that was refused with that error, where something may stand behind
+        it."""
+        if error not in _HARMLESS and not head.attributes & ATTR_CONTROL:
+            self.poison(head.producer_id, head.producer_epoch)
 
     def commit(self) -> None:
         """What was admitted is in the log."""

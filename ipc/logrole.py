@@ -295,9 +295,9 @@ class LogRole:
 
     def tick(self, now: float, now_us: int) -> SyncJob | None:
         log = self._log
-        if log.producers_expired > self._expired:
-            self._state.count_expired(log.producers_expired - self._expired)
-            self._expired = log.producers_expired
+        if (expired := log.expiry.expired) > self._expired:
+            self._state.count_expired(expired - self._expired)
+            self._expired = expired
         if self._state.status == lo.STATUS_OFFLINE:
             return None
         if self._is_held and not self._state.disk.is_stopped:

@@ -44,6 +44,7 @@ from penstock.core.errors import (
     StorageError,
 )
 from penstock.core.log import AppendResult, Log, SyncJob
+from penstock.core.logreplica import LogReplica
 from penstock.core.storage import Storage
 from penstock.core.swapping import Prepared
 from penstock.ipc import layout as lo
@@ -74,6 +75,7 @@ class ReplicaRole(LogRole):
     def __init__(
         self, log: Log, state: StatePage, order: OpenPartition, storage: Storage, shown: int
     ) -> None:
+        self._replica = LogReplica(log)
         self._mode = Mode.IDLE
         self._may_pass_over = False
         self._epoch = max(log.leader_epoch, state.leader_epoch)
@@ -87,7 +89,7 @@ class ReplicaRole(LogRole):
         self._complaints: set[ErrorCode] = set()
         """What the log names of this role's refusals."""
         self._owner = order.topic_id, order.partition
-        log.note_committed(self._high_watermark)
+        self._replica.note_committed(self._high_watermark)
         super().__init__(log, state, order, storage, shown)
 
     @property
@@ -217,18 +219,18 @@ class ReplicaRole(LogRole):
             batches.append(frame.batch)
         if epoch != self._epoch or self._mode is Mode.LEADING:
             return [self._stale("a batch", epoch)] * len(batches)
-        log = self._log
+        log, replica = self._log, self._replica
         try:
             self._watch_room()
             start = log.log_start
-            made = log.append_verbatim(
+            made = replica.append_verbatim(
                 batches, now_us, self._end_at, passes_over=self._may_pass_over,
                 copied=self._copied, was_away=self._was_away(now_us),
             )  # fmt: skip
-            if log.undecided and not self._syncing:
-                self._copied.update(log.undecided)
-                self._end_log(log.undecided[0])
-            if log.is_outdated and not self._syncing:
+            if replica.undecided and not self._syncing:
+                self._copied.update(replica.undecided)
+                self._end_log(replica.undecided[0])
+            if replica.is_outdated and not self._syncing:
                 self._begin_anew(0)  # its leader says where its own starts
             if self._group_commit and log.log_end > log.durable:
                 self._sync()
@@ -290,7 +292,7 @@ class ReplicaRole(LogRole):
         if epoch < self._epoch or (epoch == self._epoch and self._mode is Mode.FOLLOWING):
             return self._stale("Lead", epoch)
         try:
-            self._log.lead(epoch)
+            self._replica.lead(epoch)
         except NotLeaderError as error:
             return self._refused(ErrorCode.STALE_LEADER_EPOCH, str(error))
         self._take_role(Mode.LEADING, epoch)
@@ -301,7 +303,7 @@ class ReplicaRole(LogRole):
             return self._stale("Follow", epoch)
         if epoch > self._epoch or self._mode is not Mode.FOLLOWING:
             self._take_role(Mode.FOLLOWING, epoch)
-        self._log.follow()
+        self._replica.follow()
         self._may_pass_over = True  # what was refused stood before this in the lane
         return self._done()
 
@@ -324,7 +326,7 @@ class ReplicaRole(LogRole):
         offset = min(offset, shown_to)
         if offset > self._high_watermark:
             self._high_watermark = offset
-            self._log.note_committed(offset)
+            self._replica.note_committed(offset)
 
     # --- cuts ---
     def _truncate(self, end: int) -> None:
@@ -338,7 +340,7 @@ class ReplicaRole(LogRole):
     def _end_log(self, end: int) -> None:
         log = self._log
         was, start = log.log_end, log.log_start
-        log.truncate_to(max(end, start), self._end_at)
+        self._replica.truncate_to(max(end, start), self._end_at)
         self._trim_to = min(self._trim_to, log.log_end)  # of another log, from there on
         if log.log_end != was:
             logger.warning("%s: truncated from %d to %d", self.name, was, log.log_end)
@@ -349,7 +351,7 @@ class ReplicaRole(LogRole):
         was = log.log_start, log.log_end
         if log_start >= log.log_end:
             self._state.publish_log_start(log_start)  # or readers would look for what is gone
-        log.begin_anew(log_start, self._end_at)
+        self._replica.begin_anew(log_start, self._end_at)
         logger.warning("%s: begun again at %d, it held %d to %d", self.name, log_start, *was)
         self._high_watermark, self._trim_to = log_start, 0
         self._cut(-1)
@@ -358,7 +360,7 @@ class ReplicaRole(LogRole):
         """The log is about to end there."""
         self._high_watermark = min(self._high_watermark, end)
         self._shown = min(self._shown, end)
-        self._log.note_committed(self._high_watermark)
+        self._replica.note_committed(self._high_watermark)
         state = self._state
         state.publish_ends(end, self._high_watermark, min(state.last_stable, self._high_watermark))
         state.publish_durable(min(state.durable, end))

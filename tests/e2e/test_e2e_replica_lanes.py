@@ -18,6 +18,7 @@ from unit.core.log_helpers import TOPIC, numbered
 from penstock.core.control import ControlType, encode_control
 from penstock.core.errors import ErrorCode
 from penstock.core.log import Log, LogConfig
+from penstock.core.logreplica import LogReplica
 from penstock.core.storage import Storage
 from penstock.ipc import clients, shm, state
 from penstock.ipc import layout as lo
@@ -151,7 +152,7 @@ def leaders_batches(folder: Path) -> list[bytes]:
         Storage(), str(folder), LogConfig(), topic_id=TOPIC, partition=0, generation=1, now_us=1,
         boot_id="boot-1", node_clean=False, replicated=True,
     )  # fmt: skip
-    log.lead(3)
+    LogReplica(log).lead(3)
     log.append(numbered(6, producer=PRODUCER), 1)
     begins = encode_control(
         ControlType.BEGIN, producer_id=PRODUCER, producer_epoch=0, coordinator_epoch=1,

@@ -19,6 +19,7 @@ from unit.core.log_helpers import (
 
 from penstock.core.aborted import Aborted, decode_aborted, txn_path
 from penstock.core.log import Log, RecoveryReport
+from penstock.core.logreplica import LogReplica
 from penstock.core.segment import list_segments
 
 PLAIN, TRANSACTIONAL = (1, 2, 3), (11, 12)
@@ -32,7 +33,7 @@ def led(epoch: int = 1, **options: Any) -> tuple[MemoryStorage, Log]:
     """A new replicated log that leads."""
     storage = MemoryStorage()
     log, _ = open_replica(storage, **options)
-    log.lead(epoch)
+    LogReplica(log).lead(epoch)
     return storage, log
 
 

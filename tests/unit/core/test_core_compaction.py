@@ -32,6 +32,7 @@ from penstock.core.columns import decode
 from penstock.core.compaction import plan_compaction
 from penstock.core.errors import CorruptBatchError, ErrorCode, StorageError
 from penstock.core.header import checked
+from penstock.core.logreplica import LogReplica
 from penstock.core.segment import list_segments, segment_path
 from penstock.core.swapping import CLEANED_TO_FILE, load_cleaned_to, save_cleaned_to
 from penstock.logcheck import Partition, check_partition
@@ -435,7 +436,7 @@ def test_what_the_log_is_not_any_more_is_not_swapped():
     assert not world.log.swap(prepared), "asked twice"
 
     world, prepared = begun()
-    world.log.truncate_to(prepared.sources[-1].base)
+    LogReplica(world.log).truncate_to(prepared.sources[-1].base)
     while world.log.segment_base < prepared.end:
         world.put((b"other", b"v"), producer=8)
         if world.log.log_end == prepared.end:
@@ -452,7 +453,7 @@ def test_a_segment_that_was_written_anew_under_its_name_is_not_swapped():
         world.put((b"a", value))
     world.close_segment()
     (prepared,) = compaction(world.storage, world.log).prepare()
-    world.log.truncate_to(0)
+    LogReplica(world.log).truncate_to(0)
     for value in (b"3", b"4"):
         world.put((b"b", value), producer=2)
     world.close_segment()
@@ -465,7 +466,7 @@ def test_a_swap_waits_for_a_sync_that_began_in_it():
     world = chaotic(12)
     log = world.log
     log.roll(world.at)
-    log._chain.folder_changed = True
+    log.chain.folder_changed = True
     world.put((b"z", b"1"))
     job = log.begin_sync()
     log.roll(world.at)
@@ -502,7 +503,7 @@ def test_a_truncation_into_a_gap_ends_behind_what_is_left():
     world.close_segment()
     compact(world.storage, world.log)
     assert sorted(records(world.log)) == [0, 4, 5]
-    assert world.log.truncate_to(3) == 1
+    assert LogReplica(world.log).truncate_to(3) == 1
     assert records(world.log) == {0: (b"a", b"1")}
     assert load_cleaned_to(world.storage, FOLDER) == 0
     assert world.put((b"d", b"1"), producer=9) == 1

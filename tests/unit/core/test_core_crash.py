@@ -22,6 +22,7 @@ from unit.core.log_helpers import (
 
 from penstock.core.errors import ErrorCode
 from penstock.core.log import Log, LogConfig
+from penstock.core.logreplica import LogReplica
 
 CONFIG = LogConfig(
     segment_bytes=2048,
@@ -224,7 +225,7 @@ def truncatable():
 def calls_of_a_truncation():
     storage, log, page = truncatable()
     first = storage.calls + 1
-    log.truncate_to(13, page.append)
+    LogReplica(log).truncate_to(13, page.append)
     return range(first, storage.calls + 1)
 
 
@@ -232,14 +233,14 @@ def calls_of_a_truncation():
 def test_a_truncation_may_be_killed_in_any_call_and_nothing_truncated_returns(written):
     storage, log, page = truncatable()
     kept = contents(log)
-    end = log.truncate_to(13, page.append)
+    end = LogReplica(log).truncate_to(13, page.append)
     assert page[-1] == end
     for number in calls_of_a_truncation():
         storage, log, page = truncatable()
         epoch = log.leader_epoch
         storage.fault = crash_at(number, written)
         with pytest.raises(Crash):
-            log.truncate_to(13, page.append)
+            LogReplica(log).truncate_to(13, page.append)
         storage = storage.killed()
         log, report = open_log(
             storage, config=CONFIG, boot_id="boot-2", generation=2, published=page[-1]

@@ -20,6 +20,7 @@ from unit.core.log_helpers import (
 
 from penstock.core.errors import ErrorCode, LogOfflineError
 from penstock.core.log import LogConfig
+from penstock.core.logreplica import LogReplica
 from penstock.core.reader import LogReader
 from penstock.core.segment import list_segments
 from penstock.core.storage import Storage
@@ -165,7 +166,7 @@ def crowded(attached=(3,)):
 @pytest.mark.rule(3)
 def test_the_producers_of_a_partition_are_bounded_the_longest_silent_go_first():
     storage, config, log = crowded()
-    assert log.producers_expired == 100 - len(log.producers)
+    assert log.expiry.expired == 100 - len(log.producers)
     now = 101 * MINUTE
     assert errors(log.append([make_batch(1, producer=3)], now)) == [0]  # it has a lane
     assert errors(log.append([make_batch(1, producer=80)], now)) == [0]
@@ -199,7 +200,7 @@ def test_open_transactions_are_never_forgotten_and_lanes_alone_may_exceed_the_bo
         log.append([make_batch(0, producer=producer)], producer * 10 * MINUTE)
     assert log.producers.next_sequence(7) == (0, 0)
     assert all(log.producers.next_sequence(each) for each in range(100, 140))
-    assert log.producers_expired == 0
+    assert log.expiry.expired == 0
 
 
 def test_poison_of_producers_that_the_log_never_knew_is_bounded():
@@ -255,7 +256,7 @@ def test_segments_that_go_or_change_meanwhile_get_no_index_of_what_they_were():
     job.run()
     log.finish_sync(job)
     log.restore_indexes(250)
-    log.truncate_to(bases[5] + 1)
+    LogReplica(log).truncate_to(bases[5] + 1)
     log.trim(bases[2])
     restore(log)
     log.sync()
@@ -291,4 +292,4 @@ def test_a_wall_clock_that_jumps_makes_nobody_silent():
     for producer in range(30):
         at = 5 * MINUTE + (years if producer > 15 else 0)
         assert errors(log.append([make_batch(0, producer=producer)], at)) == [0]
-    assert log.producers_expired == 0
+    assert log.expiry.expired == 0

@@ -30,6 +30,7 @@ from unit.core.log_helpers import (
 
 from penstock.core.errors import LogOfflineError, StorageError
 from penstock.core.log import Log, LogConfig
+from penstock.core.logreplica import LogReplica
 
 HISTORIES = int(os.environ.get("PENSTOCK_HISTORIES", "100"))
 STEPS = 50
@@ -220,7 +221,7 @@ class History:
         target = self.rng.randrange(max(0, log.log_end - 20), log.log_end + 1)
         end = max([o for o, _ in self.model if o <= target] if target < log.log_end else [target])
         self.truncating = end
-        assert log.truncate_to(target, self.publish) == end == log.log_end
+        assert LogReplica(log).truncate_to(target, self.publish) == end == log.log_end
         self.model = [(offset, data) for offset, data in self.model if offset < end]
         self.truncating = None
         self.published = end

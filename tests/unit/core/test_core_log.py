@@ -22,7 +22,7 @@ from unit.core.log_helpers import (
     payload,
 )
 
-from penstock.core import logtail
+from penstock.core import log as core_log
 from penstock.core.errors import (
     ConfigError,
     ErrorCode,
@@ -32,6 +32,7 @@ from penstock.core.errors import (
 )
 from penstock.core.header import FLAG_APPEND_TIME, checked, seal_header
 from penstock.core.log import Log, LogConfig
+from penstock.core.logreplica import LogReplica
 from penstock.core.segment import segment_path
 from penstock.core.storage import Storage
 
@@ -398,7 +399,7 @@ def test_what_is_appended_to_the_same_segment_while_a_sync_runs_is_taken_by_the_
 
 
 def test_what_came_together_is_written_out_once_and_never_what_a_sync_took(monkeypatch):
-    monkeypatch.setattr(logtail, "WRITEBACK_BYTES", 1000)
+    monkeypatch.setattr(core_log, "WRITEBACK_BYTES", 1000)
     storage, log = opened()
     assert log.writeback() is None
     begun = 0
@@ -501,7 +502,7 @@ def test_any_history_reads_back_as_it_was_written(steps):
         elif step in ("roll", "sync", "snapshot"):
             log.roll(time) if step == "roll" else getattr(log, step)()
         elif step == "truncate":
-            end = log.truncate_to(min(argument, end))
+            end = LogReplica(log).truncate_to(min(argument, end))
             model = [(offset, data) for offset, data in model if offset < end]
         else:
             durable = log.durable

@@ -26,6 +26,7 @@ from penstock.core.errors import (
     StorageError,
 )
 from penstock.core.log import LogConfig
+from penstock.core.logreplica import LogReplica
 from penstock.core.segment import segment_path
 from penstock.core.storage import storage_error
 
@@ -201,7 +202,11 @@ def test_a_failing_device_takes_the_log_offline():
     assert not caught.value.retriable
     storage.fault = None
     assert "EIO" in log.offline
-    for call in (lambda: log.append(numbered(1, 3), 1), log.sync, lambda: log.truncate_to(1)):
+    for call in (
+        lambda: log.append(numbered(1, 3), 1),
+        log.sync,
+        lambda: LogReplica(log).truncate_to(1),
+    ):
         with pytest.raises(LogOfflineError, match="EIO"):
             call()
     assert log.log_end == 3

@@ -16,6 +16,7 @@ from penstock.core.errors import (
     OffsetOutOfRangeError,
     StorageError,
 )
+from penstock.core.logreplica import LogReplica
 from penstock.core.segment import segment_path
 from penstock.core.snapshots import list_snapshots
 
@@ -36,7 +37,7 @@ def test_truncating_leaves_the_whole_batches_below(offset, flushed):
     nodes = {name: len(node.content) for name, node in storage.names.items() if ".log" in name}
     inodes = {name: storage.names[name] for name in nodes}
     expected = [(o, data) for o, data in contents(log) if o + 3 <= offset]
-    end = log.truncate_to(offset)
+    end = LogReplica(log).truncate_to(offset)
     assert end == offset // 3 * 3 == log.log_end
     assert contents(log) == expected
     assert log.durable <= end
@@ -70,7 +71,7 @@ def test_a_truncation_shows_its_end_before_it_cuts_anything():
         after, report = open_log(storage.killed(), published=end)
         assert (after.log_end, report.reason) == (30, "truncated")
 
-    assert log.truncate_to(31, publish) == 30
+    assert LogReplica(log).truncate_to(31, publish) == 30
     assert shown == [30]
 
 
@@ -78,7 +79,7 @@ def test_snapshots_of_what_is_cut_do_not_tell_of_producers_later():
     storage, log = truncatable(None)
     log.sync()
     assert any(offset > 30 for offset in list_snapshots(storage, FOLDER))
-    log.truncate_to(30)
+    LogReplica(log).truncate_to(30)
     assert all(offset <= 30 for offset in list_snapshots(storage, FOLDER))
     for i in range(24):
         log.append([make_batch(3 * i, producer=2, records=3, body=300)], 500 + i)
@@ -95,25 +96,25 @@ def test_truncating_takes_epochs_along():
         log, _ = open_log(storage, boot_id=boot)
         log.append(numbered(4, log.log_end), 1)
     assert log.epochs.entries == ((1, 0), (2, 4), (3, 8))
-    log.truncate_to(6)
+    LogReplica(log).truncate_to(6)
     assert log.epochs.entries == ((1, 0), (2, 4), (3, 6))
     assert log.epochs.end_offset(2, log.log_end) == (2, 6)
 
 
 def test_truncating_beyond_either_end():
     _, log = truncatable(None)
-    assert log.truncate_to(72) == 72
-    assert log.truncate_to(9999) == 72
+    assert LogReplica(log).truncate_to(72) == 72
+    assert LogReplica(log).truncate_to(9999) == 72
     with pytest.raises(OffsetOutOfRangeError):
-        log.truncate_to(-1)
+        LogReplica(log).truncate_to(-1)
 
 
 def test_truncating_waits_for_a_sync():
     _, log = truncatable(None)
     job = log.begin_sync()
     with pytest.raises(StorageError, match="under way") as caught:
-        log.truncate_to(3)
+        LogReplica(log).truncate_to(3)
     assert caught.value.retriable
     job.run()
     log.finish_sync(job)
-    assert log.truncate_to(3) == 3
+    assert LogReplica(log).truncate_to(3) == 3

@@ -17,6 +17,7 @@ from unit.core.log_helpers import (
 from penstock.core import flush
 from penstock.core.errors import ConfigError
 from penstock.core.logconfig import LogConfig
+from penstock.core.logreplica import LogReplica
 from penstock.core.recoverypoint import POINT_FILE, SLOT_BYTES, PointFile, RecoveryPoint
 
 
@@ -142,7 +143,8 @@ def test_a_log_that_was_shortened_keeps_the_bound_of_the_recovery_point(monkeypa
     for batch in numbered(40, body=1000):
         log.append([batch], 1)
         log.sync()
-    log.truncate_to(0)  # the same segment goes on, with the point far behind the last one
+    # The same segment goes on, with the point far behind the last one.
+    LogReplica(log).truncate_to(0)
     for batch in numbered(20, body=1000):
         log.append([batch], 1)
         log.sync()

@@ -22,6 +22,7 @@ from unit.core.log_helpers import (
 )
 
 from penstock.core.errors import LogOfflineError, StorageError
+from penstock.core.logreplica import LogReplica
 from penstock.core.rescue import MARK_FILE, read_mark, write_mark
 from penstock.core.segment import segment_path
 from penstock.core.storage import WRITE_ANY
@@ -263,7 +264,7 @@ def test_rule_16_a_failed_fsync_while_truncating_or_cutting_is_marked_too():
     storage, log = running()
     storage.fault = fail_sync_of(9)
     with pytest.raises(LogOfflineError):
-        log.truncate_to(12)
+        LogReplica(log).truncate_to(12)
     assert read_mark(storage, FOLDER, "boot-1", same_boot=True) == [9]
     storage.fault = None
     log, report = open_log(storage.killed(), published=12)
@@ -287,7 +288,7 @@ def test_rule_16_zeros_that_a_failed_fsync_lost_do_not_bring_truncated_batches_b
         storage, log = running(synced=20)
         storage.fault = fail_sync_of(9)
         with pytest.raises(LogOfflineError):
-            log.truncate_to(target)
+            LogReplica(log).truncate_to(target)
         storage = storage.killed()
         log, _ = open_log(storage, published=target)
         log.append([make_batch(0, producer=2)], 99)

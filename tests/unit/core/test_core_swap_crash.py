@@ -15,6 +15,7 @@ from unit.core.log_helpers import FOLDER, Crash, crash_at, fail_at, open_log
 
 from penstock.core.columns import decode
 from penstock.core.errors import LogOfflineError, StorageError
+from penstock.core.logreplica import LogReplica
 from penstock.core.lookup import read_batches
 from penstock.core.segment import list_segments
 from penstock.core.swapping import load_cleaned_to
@@ -233,7 +234,7 @@ def test_appends_and_fsyncs_go_on_while_a_swap_is_under_way():
     world.put((b"new", b"1"))
     for refused in (
         lambda: log.trim(1),
-        lambda: log.truncate_to(log.log_end - 1),
+        lambda: LogReplica(log).truncate_to(log.log_end - 1),
         lambda: log.begin_swap(prepared),
     ):
         with pytest.raises(StorageError, match="under way") as caught:

@@ -28,6 +28,7 @@ from penstock.core.aborted import Aborted, decode_aborted, encode_aborted, txn_p
 from penstock.core.committed import AbortedTransactions
 from penstock.core.errors import ErrorCode, StorageError
 from penstock.core.log import Log
+from penstock.core.logreplica import LogReplica
 from penstock.core.opentransactions import OpenTransaction
 from penstock.core.segment import list_segments
 from penstock.core.snapshots import list_snapshots
@@ -394,11 +395,11 @@ def test_a_reader_of_a_log_that_is_cut_and_grows_as_long_again_misses_no_abort()
     put(log, begin(0, producer=52), within(0, 0, producer=52))
     high_watermark = log.log_end
     put(log, abort(0, producer=51))
-    log.truncate_to(high_watermark)
+    LogReplica(log).truncate_to(high_watermark)
     put(log, abort(0, producer=51))
     aborted = AbortedTransactions(storage, FOLDER)
     assert aborted.has(log.read(1, 1)[0][0], log.last_stable)
-    log.truncate_to(high_watermark)
+    LogReplica(log).truncate_to(high_watermark)
     put(log, abort(0, producer=52), abort(0, producer=51))
     assert log.last_stable == log.log_end
     for offset in (6, 4):
@@ -470,7 +471,7 @@ def test_truncation_takes_transactions_and_aborts_back():
     put(log, begin(0, producer=2), within(0, producer=2), abort(0, producer=2))
     put(log, abort(3), begin(4))
     assert len(noted(storage)) == 2
-    log.truncate_to(5)
+    LogReplica(log).truncate_to(5)
     assert noted(storage) == [Aborted(2, 0, 2, 4, 0)]
     assert (log.last_stable, oldest(log).epoch) == (0, 3)
     assert put(log, commit(3)) == [5]

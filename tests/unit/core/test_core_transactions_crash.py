@@ -63,7 +63,7 @@ def live(storage: MemoryStorage, log: Log, done: list[int]) -> None:
 
 
 def heads_of(log: Log) -> list[BatchHeader]:
-    first = log._chain.bases[0]
+    first = log.chain.bases[0]
     return [head for head, _ in log.read(max(first, log.log_start), 1 << 40)]
 
 
@@ -158,8 +158,8 @@ def test_an_error_in_every_call(code):
             live(storage, log, [])
         storage.fault = None
         again, _ = open_log(storage.killed(), config=CONFIG, generation=2)
-        check(again._storage, again)  # type: ignore[arg-type]
-        goes_on(again._storage, again)  # type: ignore[arg-type]
+        check(again.storage, again)  # type: ignore[arg-type]
+        goes_on(again.storage, again)  # type: ignore[arg-type]
 
 
 def test_what_a_killed_writer_noted_of_aborts_outlives_the_power_cut_behind_its_successors_sync():

@@ -23,6 +23,7 @@ from unit.core.log_helpers import (
 
 from penstock.core.errors import ErrorCode, LogOfflineError, OffsetOutOfRangeError, StorageError
 from penstock.core.log import LogConfig
+from penstock.core.logreplica import LogReplica
 from penstock.core.logstart import START_FILE, decode_start, encode_start, load_start
 from penstock.core.segment import list_segments, segment_path
 from penstock.logcheck import Partition, check_partition
@@ -194,7 +195,7 @@ def test_a_device_that_fails_takes_the_log_offline():
 def test_a_truncation_into_the_first_batch_lowers_the_start_to_it():
     storage, log = lived()
     log.trim(31)
-    assert log.truncate_to(31) == 30
+    assert LogReplica(log).truncate_to(31) == 30
     assert (log.log_start, log.log_end) == (30, 30)
     assert log.append([make_batch(0, producer=8, records=3)], 900)[0].base_offset == 30
     again, _ = open_log(storage, config=CONFIG, published=33)
@@ -268,7 +269,7 @@ def test_a_trim_may_be_killed_in_any_call(target, written):
                 assert again.log_start >= published[-1]
                 assert report.log_start == again.log_start <= again.durable
                 assert again.log_end >= (durable if power else end)
-                bases = list_segments(again._storage, FOLDER)
+                bases = list_segments(again.storage, FOLDER)
                 assert len(bases) == 1 or bases[1] > again.log_start, "dead segments are gone"
                 now = held(again)
                 assert all(whole[offset] == data for offset, data in now)

@@ -15,6 +15,7 @@ from unit.core.log_helpers import SMALL, Crash, MemoryStorage, contents, crash_a
 
 from penstock.core.errors import ErrorCode, StorageError
 from penstock.core.log import Log, LogConfig
+from penstock.core.logreplica import LogReplica
 from penstock.core.reader import Limit, LogReader
 
 RUNS = 40
@@ -40,8 +41,9 @@ class Copy:
             self.storage, config=self.config, boot_id=f"boot-{self.boot}", node_clean=clean,
             generation=self.generation, published=self.published,
         )  # fmt: skip
+        self.replica = LogReplica(self.log)
         self.committed = max(self.log.log_start, min(self.committed, self.log.log_end))
-        self.log.note_committed(self.committed)
+        self.replica.note_committed(self.committed)
         self.shown()
 
     def shown(self) -> None:
@@ -52,7 +54,7 @@ class Copy:
         self.committed = min(self.committed, end)
 
     def take(self, batches: list[memoryview]) -> None:
-        made = self.log.append_verbatim(batches, 1, self.end_at)
+        made = self.replica.append_verbatim(batches, 1, self.end_at)
         assert (made.taken, made.error) == (len(batches), ErrorCode.NONE), made
         self.committed = max(self.committed, self.log.log_start)
         self.shown()
@@ -94,7 +96,7 @@ def catch_up(mine: Copy, leader: Log, bytes_max: int = 1 << 40) -> None:
     log = mine.log
     if not leader.log_start <= log.log_end <= leader.log_end:
         mine.counts["again"] += 1
-        log.begin_anew(leader.log_start, mine.end_at)
+        mine.replica.begin_anew(leader.log_start, mine.end_at)
         mine.committed = leader.log_start
     batches = batches_from(leader, max(log.log_end, leader.log_start), bytes_max)
     if mine.chance.random() < 0.2:  # some of it came before
@@ -113,7 +115,7 @@ def usurp(mine: Copy, traffic: Traffic, epoch: int) -> None:
     mine.counts["led"] += 1
     sent = list(traffic.sent)
     try:
-        mine.log.lead(epoch)
+        mine.replica.lead(epoch)
         traffic.write(mine.log, mine.chance.randint(0, 8))
         mine.shown()
     finally:
@@ -122,10 +124,10 @@ def usurp(mine: Copy, traffic: Traffic, epoch: int) -> None:
 
 def cut_back(mine: Copy, end: int) -> None:
     """The next leader's log parts from this one there."""
-    mine.log.follow()
+    mine.replica.follow()
     if end < mine.log.log_end:
         mine.counts["truncations"] += 1
-    mine.log.truncate_to(max(end, mine.log.log_start), mine.end_at)
+    mine.replica.truncate_to(max(end, mine.log.log_start), mine.end_at)
     mine.shown()
 
 
@@ -149,7 +151,7 @@ def live(chance: random.Random) -> dict[str, int]:
     epoch, common = 1, 0  # up to `common` both logs are the same for certain
     for _ in range(chance.randint(10, 60)):
         traffic.write(leader, chance.randint(0, 6))
-        leader.note_committed(leader.log_end)
+        LogReplica(leader).note_committed(leader.log_end)
         dice = chance.random()
         with mine.may_die():
             if dice < 0.5:
@@ -160,10 +162,10 @@ def live(chance: random.Random) -> dict[str, int]:
                 mine.log.roll(leader.append_timestamp)
             elif dice < 0.75:
                 mine.committed = max(mine.committed, chance.randint(0, mine.log.log_end))
-                mine.log.note_committed(mine.committed)
+                mine.replica.note_committed(mine.committed)
                 retained(mine.log, mine.committed - chance.randint(0, 20))
             elif dice < 0.8:
-                mine.log.truncate_to(
+                mine.replica.truncate_to(
                     max(mine.committed, mine.log.log_end - chance.randint(0, 40)), mine.end_at
                 )
                 mine.shown()
@@ -178,7 +180,7 @@ def live(chance: random.Random) -> dict[str, int]:
             with mine.may_die(20):
                 usurp(mine, traffic, epoch)
             epoch += 1
-            leader.lead(epoch)
+            LogReplica(leader).lead(epoch)
             cut_back(mine, common)
     traffic.write(leader, 1)
     while mine.log.log_end < leader.log_end:
@@ -191,7 +193,7 @@ def live(chance: random.Random) -> dict[str, int]:
     assert batches_from(again, start) == batches_from(leader, start)
     assert again.producers.encode(again.log_end) == mine.log.producers.encode(again.log_end)
     for batch in traffic.sent[-5:]:  # they come again, and the copy leads
-        again.lead(epoch + 1)
+        LogReplica(again).lead(epoch + 1)
         (here,), (there,) = again.append([batch], 1), leader.append([batch], 1)
         if not mine.counts["again"]:
             assert here == there
@@ -209,8 +211,8 @@ def compacted(chance: random.Random) -> tuple[MemoryStorage, Log]:
         pairs = [(b"%d" % chance.randint(0, 3), bytes(chance.randint(0, 200)))]
         leader.append([keyed(pairs, sequence, producer)], 1_000 + count)
         if count in (30, 70):
-            leader.lead(leader.leader_epoch + 1)
-    leader.note_committed(leader.log_end)
+            LogReplica(leader).lead(leader.leader_epoch + 1)
+    LogReplica(leader).note_committed(leader.log_end)
     leader.sync()
     for prepared in compaction(storage, leader).prepare():
         assert leader.swap(prepared)
@@ -237,7 +239,7 @@ def test_gaps_that_compaction_left_are_no_damage_to_who_copies_them(from_start):
                     mine.log.sync()
                 if chance.random() < 0.1:
                     end = max(mine.log.log_start, mine.log.log_end - chance.randint(0, 30))
-                    mine.log.truncate_to(end, mine.end_at)
+                    mine.replica.truncate_to(end, mine.end_at)
                     mine.shown()
             if chance.random() < 0.1:
                 mine.lose_power()
@@ -295,10 +297,10 @@ def test_an_epoch_whose_beginning_was_compacted_away_begins_where_the_copy_ended
         if i == 9:
             mine = Copy(random.Random(1), CONFIG)
             mine.take(batches_from(leader, 0))
-            leader.lead(2)
-    leader.note_committed(40)
+            LogReplica(leader).lead(2)
+    LogReplica(leader).note_committed(40)
     leader.sync()
-    storage = leader._storage
+    storage = leader.storage
     assert isinstance(storage, MemoryStorage)
     swaps = [leader.swap(prepared) for prepared in compaction(storage, leader).prepare()]
     assert swaps
@@ -319,7 +321,7 @@ def test_a_log_is_cut_right_behind_a_gap():
     before, behind = [
         (a, b) for a, b in pairwise(heads) if a.next_offset != b.base_offset
     ][-1]  # fmt: skip
-    assert mine.log.truncate_to(behind.base_offset, mine.end_at) == before.next_offset
+    assert mine.replica.truncate_to(behind.base_offset, mine.end_at) == before.next_offset
     assert contents(mine.log)[-1][0] == before.base_offset
     mine.take(batches_from(leader, before.next_offset))
     assert contents(mine.log) == contents(leader)

@@ -1,10 +1,11 @@
-"""A log that replicates: batches of a leader kept as they are, and epochs that others decide.
+"""What only a replicated log does: keeps a leader's batches as they are, in epochs of others.
 
     append_verbatim   verify each batch, keep all its bytes; producers, transactions, epochs and
                       indexes are brought along as if it had been judged here
     lead              an epoch begins at the log's end, on the device before its first append
     follow            epochs that were begun here without a record are forgotten
-    begin_anew        everything goes, and an empty log starts elsewhere (`again`)
+    truncate_to       the log ends earlier: synced, marked, published, cut
+    begin_anew        everything goes, and an empty log starts elsewhere (`logrestart`)
 
 A batch continues the log if it begins where that ends, or beyond, if compaction took what was
 between: such a batch says so itself (`FLAG_COMPACTED`). In the log of one who copied it the gap may
@@ -14,7 +15,8 @@ to be cut and copied again; the leader has there what was decided. Who was away 
 tombstones are kept may have records of keys that were deleted since, and takes no compacted batch
 behind them (`is_outdated`): its log has to begin again.
 
-Owns what only a replicated log does. Who leads, and what is committed, others say.
+Owns what a replica does to its log, and the order of these steps. Who leads, and what is committed,
+others say.
 """
 
 from __future__ import annotations
@@ -24,13 +26,16 @@ from typing import NamedTuple
 
 from penstock.core.admission import verify_verbatim
 from penstock.core.epochs import EpochCache, save_epochs
-from penstock.core.errors import ErrorCode, LogOfflineError, NotLeaderError, StorageError
+from penstock.core.errors import ErrorCode, NotLeaderError, StorageError
 from penstock.core.header import ATTR_CONTROL, ATTR_TRANSACTIONAL, FLAG_COMPACTED, BatchHeader
+from penstock.core.log import Log
 from penstock.core.logrestart import wipe
-from penstock.core.logtail import LogTail
 from penstock.core.producers import ProducerTable
 from penstock.core.recoverypoint import RecoveryPoint
+from penstock.core.replay import rebuild_producers
 from penstock.core.segment import batch_time
+from penstock.core.snapshots import remove_useless_snapshots
+from penstock.core.swapping import forget_cleaned_to
 
 Publish = Callable[[int], None]
 
@@ -45,14 +50,16 @@ class Verbatim(NamedTuple):
     message: str
 
 
-class VerbatimLog(LogTail):
-    """The replicated half of `Log`."""
+class LogReplica:
+    """See the module. It has the log, and changes it as only `Log` does besides."""
 
-    undecided: Sequence[int] = ()
-    """Where the transactions began, the oldest first, whose outcome compaction may have taken
-    before the batch that `append_verbatim` refused last."""
-    is_outdated = False
-    """Whether `append_verbatim` refused one for what may have been deleted before it."""
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self.undecided: Sequence[int] = ()
+        """Where the transactions began, the oldest first, whose outcome compaction may have taken
+        before the batch that `append_verbatim` refused last."""
+        self.is_outdated = False
+        """Whether `append_verbatim` refused one for what may have been deleted before it."""
 
     # ---- following
 
@@ -76,16 +83,17 @@ class VerbatimLog(LogTail):
         the batch in which the leader's log starts. Raises a retriable `StorageError` with nothing
         consumed, or `LogOfflineError`.
         """
-        if self._offline:
-            raise LogOfflineError(self._offline)
+        log = self._log
+        log.check_online()
         self.undecided, self.is_outdated = (), False
+        (topic_id, partition), known = log.owner, (log.epochs.latest, 0)
         was_away = was_away and not self._is_empty
         heads: list[BatchHeader] = []
         good: list[memoryview] = []
-        begins, has_open = self._log_end, False
-        end, order, taken, error, why = begins, self._order, 0, ErrorCode.NONE, ""
+        begins, has_open = log.log_end, False
+        end, order, taken, error, why = begins, log.order, 0, ErrorCode.NONE, ""
         for batch in batches:
-            head = verify_verbatim(batch, self._topic_id, self._partition)
+            head = verify_verbatim(batch, topic_id, partition)
             if not isinstance(head, BatchHeader):
                 error, why = ErrorCode(head.error), head.message
                 break
@@ -102,7 +110,7 @@ class VerbatimLog(LogTail):
                 error, why = self._objection(head, end, passes_over)
                 if not error:
                     error, why = self._doubt(head, has_open, copied)
-            newest = max(order, (self._epochs.latest, 0))
+            newest = max(order, known)
             if not error and (head.leader_epoch, head.generation) < newest:
                 error = ErrorCode.CORRUPT_BATCH
                 why = f"epoch {head.leader_epoch}/{head.generation} does not follow {newest}"
@@ -113,15 +121,15 @@ class VerbatimLog(LogTail):
             good.append(batch)
             has_open = has_open or _is_open_data(head)
             end, order = head.next_offset, (head.leader_epoch, head.generation)
-        if heads:
-            start = self.log_start
-            if begins < self._log_end:
-                self._begin(begins, publish)
-            self._append_heads(heads, good, now_us)
-            if begins < start:
-                self.sync()  # a log does not start beyond what is on the device
-                self._set_start(start)
-        return Verbatim(self._log_end, taken, error, why)
+        if heads and begins < log.log_end:
+            self._append_earlier(begins, heads, good, now_us, publish)
+        elif heads:
+            self._append(heads, good, now_us)
+        return Verbatim(log.log_end, taken, error, why)
+
+    @property
+    def _is_empty(self) -> bool:
+        return self._log.log_start == self._log.log_end and not self._log.valid_bytes
 
     def _outdated(self, head: BatchHeader) -> tuple[ErrorCode, str]:
         """Why who was away does not go on with that batch; nothing where it may."""
@@ -132,10 +140,6 @@ class VerbatimLog(LogTail):
             f"compaction was at offset {head.base_offset}, and may have taken tombstones of keys "
             "that are here"
         )
-
-    @property
-    def _is_empty(self) -> bool:
-        return self.log_start == self._log_end and not self._chain.active.valid
 
     @staticmethod
     def _objection(head: BatchHeader, end: int, passes_over: bool) -> tuple[ErrorCode, str]:
@@ -153,7 +157,7 @@ class VerbatimLog(LogTail):
     ) -> tuple[ErrorCode, str]:
         """Why what compaction took before a batch may not be passed over. `has_open`: open data
         stands between the log's end and that batch."""
-        undecided = self._producers.undecided()
+        undecided = self._log.producers.undecided()
         if not all(start in copied for start in undecided):
             self.undecided = undecided
         elif not has_open:
@@ -163,15 +167,33 @@ class VerbatimLog(LogTail):
             "transaction that is open here"
         )
 
-    def _append_heads(
-        self, heads: list[BatchHeader], batches: Sequence[memoryview], now_us: int
+    def _append_earlier(
+        self,
+        begins: int,
+        heads: list[BatchHeader],
+        batches: Sequence[memoryview],
+        now_us: int,
+        publish: Publish | None,
     ) -> None:
-        chain, config = self._chain, self._config
+        """The log is empty, and the first of these batches lies across its start."""
+        log = self._log
+        start = log.log_start
+        self._begin(begins, publish)
+        self._append(heads, batches, now_us)
+        log.sync()  # a log does not start beyond what is on the device
+        try:
+            log.cleanup.lower_start(start)
+        except StorageError as error:
+            log.judge(error)
+
+    def _append(self, heads: list[BatchHeader], batches: Sequence[memoryview], now_us: int) -> None:
+        log = self._log
+        chain, config, producers = log.chain, log.config, log.producers
         size = sum(head.length for head in heads)
         if chain.active.valid and (
-            chain.active.valid + size > config.segment_bytes or self.needs_roll(now_us)
+            chain.active.valid + size > config.segment_bytes or log.needs_roll(now_us)
         ):
-            self.roll(now_us)
+            log.roll(now_us)
         self._learn_epochs(heads)
         position, notes = chain.active.valid, []
         for head in heads:
@@ -180,74 +202,121 @@ class VerbatimLog(LogTail):
         try:
             chain.write(batches, position, config.preallocate_bytes)
         except StorageError as error:
-            self._judge(error)
+            log.judge(error)
         if chain.active.first_append is None:
             chain.active.first_append = heads[0].append_timestamp
         last = heads[-1]
-        newest = max(self._append_timestamp, *(head.append_timestamp for head in heads))
-        self._appended(last.next_offset, newest, notes)
-        self._order = (last.leader_epoch, last.generation)
+        newest = max(log.append_timestamp, *(head.append_timestamp for head in heads))
+        log.grow(last.next_offset, (last.leader_epoch, last.generation), newest, notes)
         for head in heads:
-            self._producers.replay(head)
-        if self._producers.transactions.aborted:
-            self._note_aborted()
-        if len(self._producers) > self._producers_due:
-            self._bound_producers()
+            producers.replay(head)
+        if producers.transactions.aborted or len(producers) > log.expiry.due:
+            log.tend_producers()
 
     def _learn_epochs(self, heads: list[BatchHeader]) -> None:
         """What compaction took before a batch counts as its epoch's: of what was here instead,
         nobody can tell."""
-        known, end = EpochCache(list(self._epochs.entries)), self._log_end
+        known, end = EpochCache(list(self._log.epochs.entries)), self._log.log_end
         for head in heads:
             known.assign(head.leader_epoch, end)
             end = head.next_offset
         self._adopt(known)
 
     def _adopt(self, epochs: EpochCache) -> None:
-        if epochs.entries == self._epochs.entries:
+        log = self._log
+        if epochs.entries == log.epochs.entries:
             return
         try:
-            save_epochs(self._storage, self._folder, epochs)
+            save_epochs(log.storage, log.folder, epochs)
         except StorageError as error:
-            self._judge(error)
-        self._epochs = epochs
-        self._leader_epoch = epochs.latest
-
-    def _set_start(self, start: int) -> None:
-        try:
-            self._cleanup.lower_start(start)
-        except StorageError as error:
-            self._judge(error)
+            log.judge(error)
+        log.epochs = epochs
+        log.leader_epoch = epochs.latest
 
     # ---- roles
 
     def lead(self, epoch: int) -> None:
         """What is appended from now on is of that epoch. Raises `NotLeaderError` where the log has
         a later one, a retriable `StorageError` with nothing changed, or `LogOfflineError`."""
-        if self._offline:
-            raise LogOfflineError(self._offline)
-        if epoch < self._epochs.latest or (epoch, self._generation) < self._order:
+        log = self._log
+        log.check_online()
+        if epoch < log.epochs.latest or (epoch, log.generation) < log.order:
             raise NotLeaderError(
-                f"the log in {self._folder} cannot be led in epoch {epoch} by writer generation "
-                f"{self._generation}: it has epoch {self._epochs.latest}, and its last batch is of "
-                f"epoch and generation {self._order}"
+                f"the log in {log.folder} cannot be led in epoch {epoch} by writer generation "
+                f"{log.generation}: it has epoch {log.epochs.latest}, and its last batch is of "
+                f"epoch and generation {log.order}"
             )
-        epochs = EpochCache(list(self._epochs.entries))
-        epochs.assign(epoch, self._log_end)
+        epochs = EpochCache(list(log.epochs.entries))
+        epochs.assign(epoch, log.log_end)
         self._adopt(epochs)
 
     def follow(self) -> None:
         """Forget epochs that were begun here and hold nothing: the next leader may have records of
         an older one at the same offsets. Raises as `lead`."""
-        if self._offline:
-            raise LogOfflineError(self._offline)
-        epochs = EpochCache(list(self._epochs.entries))
-        epochs.truncate_end(self._log_end)
+        log = self._log
+        log.check_online()
+        epochs = EpochCache(list(log.epochs.entries))
+        epochs.truncate_end(log.log_end)
         self._adopt(epochs)
 
     def note_committed(self, offset: int) -> None:
         """Nothing below is ever truncated, so that older snapshots are not needed for that."""
-        self._syncs.committed = offset
+        self._log.syncs.committed = offset
+
+    # ---- truncation
+
+    def truncate_to(self, offset: int, publish: Publish | None = None) -> int:
+        """End the log at `offset`, or at the start of the batch that holds it; the new end.
+
+        Syncs first. `publish` is called with the new end once the truncation is certain to happen
+        and before anything is cut: had the state page shown a higher one after the cut, the next
+        open in this boot would take the difference for damage. Raises `LogOfflineError` when it
+        fails half-way: the next open finishes it.
+        """
+        log = self._log
+        if offset >= log.log_end:
+            return log.log_end
+        log.check_offset(offset)
+        log.sync()
+        try:
+            log.cleanup.settle()
+        except StorageError as error:
+            log.judge(error)
+        try:
+            return self._truncate(offset, publish)
+        except StorageError as error:
+            raise log.go_offline(error) from error
+
+    def _truncate(self, offset: int, publish: Publish | None) -> int:
+        log, syncs, chain = self._log, self._log.syncs, self._log.chain
+        storage, folder = log.storage, log.folder
+        base, position, end = chain.locate(offset)
+        if end < log.log_start:  # it lies within a batch
+            log.cleanup.lower_start(end)
+        log.order = (log.epochs.epoch_at(end - 1) or 0, 0)
+        at = log.append_timestamp
+        syncs.move(RecoveryPoint(base, position, end, *log.order, at, log.boot_id, truncating=True))
+        if publish is not None:
+            publish(end)
+        forget_cleaned_to(storage, folder)
+        remove_useless_snapshots(storage, folder, end, end)
+        syncs.forget_snapshots()
+        chain.truncate(base, position, end, log.boot_id, log.config.index_interval_bytes)
+        log.log_end = end
+        log.epochs.truncate_end(end)
+        if log.replicated:
+            log.leader_epoch = log.epochs.latest
+        else:
+            log.epochs.assign(log.leader_epoch, end)
+        save_epochs(storage, folder, log.epochs)
+        kept = log.config.producer_batches_kept
+        log.producers, _ = rebuild_producers(storage, folder, chain.bases, end, kept)
+        log.producers.transactions.take_aborted()
+        log.aborted.cut(chain.bases, end)
+        if log.replicated:  # a segment begins here, as at each roll: the next trim may need it
+            syncs.snapshot(log.producers, end, durable=True)
+        syncs.move(log.point())
+        return end
 
     # ---- beginning again
 
@@ -258,39 +327,40 @@ class VerbatimLog(LogTail):
         Raises a retriable `StorageError` while a sync or a swap is under way, or `LogOfflineError`
         when it fails half-way: the next open finishes it.
         """
-        if self._offline:
-            raise LogOfflineError(self._offline)
-        if self._is_empty and self._chain.bases == [log_start]:
+        log = self._log
+        log.check_online()
+        if self._is_empty and log.segments == (log_start,):
             return
-        if self._syncs.job is not None:
+        if log.syncs.job is not None:
             raise StorageError(
-                f"a sync of {self._folder} is under way: finish it first", retriable=True
+                f"a sync of {log.folder} is under way: finish it first", retriable=True
             )
         try:
-            self._cleanup.settle()
+            log.cleanup.settle()
         except StorageError as error:
-            self._judge(error)
+            log.judge(error)
         self._begin(log_start, publish)
 
     def _begin(self, start: int, publish: Publish | None) -> None:
         try:
             self._wipe(start, publish)
         except StorageError as error:
-            raise self._go_offline(error) from error
+            raise self._log.go_offline(error) from error
 
     def _wipe(self, start: int, publish: Publish | None) -> None:
-        at, interval = self._append_timestamp, self._config.index_interval_bytes
-        self._syncs.move(RecoveryPoint(start, 0, start, 0, 0, at, self._boot_id, beginning=True))
+        log = self._log
+        at, interval = log.append_timestamp, log.config.index_interval_bytes
+        log.syncs.move(RecoveryPoint(start, 0, start, 0, 0, at, log.boot_id, beginning=True))
         if publish is not None:
             publish(start)
-        self._chain.begin_anew(wipe(self._storage, self._folder, start, interval))
-        self._aborted.forget()
-        self._log_end = self._cleanup.log_start = start
-        self._order = (0, 0)
-        self._producers = ProducerTable(self._config.producer_batches_kept)
-        self._epochs = EpochCache()
-        self._leader_epoch = 0
-        self._syncs.begin_anew(self._point())
+        log.chain.begin_anew(wipe(log.storage, log.folder, start, interval))
+        log.aborted.forget()
+        log.log_end = log.cleanup.log_start = start
+        log.order = (0, 0)
+        log.producers = ProducerTable(log.config.producer_batches_kept)
+        log.epochs = EpochCache()
+        log.leader_epoch = 0
+        log.syncs.begin_anew(log.point())
 
 
 def _is_open_data(head: BatchHeader) -> bool:
