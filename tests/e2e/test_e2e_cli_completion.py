@@ -190,6 +190,16 @@ def test_what_cannot_be_installed_is_wrong_usage(words, env, said):
     assert (ran.code, said in ran.err) == (2, True), ran.err
 
 
+def test_a_script_that_cannot_be_written_whole_leaves_nothing_behind(tmp_path):
+    env = {"HOME": str(tmp_path), "BASH_COMPLETION_USER_DIR": str(tmp_path)}
+    ran = subprocess.run(
+        ["bash", "-c", 'ulimit -f 0; exec "$@"', "bash", *COMMAND, "completion", "install", "bash"],
+        env=environment("shm:///nowhere", env), capture_output=True, text=True,
+    )  # fmt: skip
+    assert (ran.returncode, "File too large" in ran.stderr) == (2, True), ran.stderr
+    assert list((tmp_path / "completions").iterdir()) == []
+
+
 def test_bash_loads_what_was_installed(tmp_path):
     program = tmp_path / "penstock"
     program.write_text(f'#!/bin/sh\nexec {" ".join(COMMAND)} "$@"\n')

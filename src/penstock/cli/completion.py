@@ -154,8 +154,11 @@ def _write(path: Path, text: str) -> str:
             raise ConfigError(f"{path} is not ours: move it away first")
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_name(f".{path.name}.{os.getpid()}")
-        fresh.write_text(text, "utf-8")
-        fresh.replace(path)
+        try:
+            fresh.write_text(text, "utf-8")
+            fresh.replace(path)
+        finally:
+            fresh.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
     return "is written" if before is None else "is renewed"
