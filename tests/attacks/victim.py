@@ -24,7 +24,7 @@ ASK_EVERY = 0.02
 
 
 class Victim:
-    """`took`: what each verb took, in milliseconds, while `is_measured`."""
+    """`measure` says what each verb took."""
 
     def __init__(self, client: penstock.Client) -> None:
         self._client = client
@@ -42,11 +42,16 @@ class Victim:
         return len(self._ready) == len(self._threads)
 
     def measure(self, seconds: float) -> dict[str, list[float]]:
-        with self._lock:
-            self._took = {}
+        """The milliseconds of each call, by verb, for so long."""
+        self._taken()
         time.sleep(seconds)
+        return self._taken()
+
+    def _taken(self) -> dict[str, list[float]]:
+        """What was noted since the last time, which nobody adds to any more."""
         with self._lock:
-            return self._took
+            taken, self._took = self._took, {}
+        return taken
 
     def _note(self, verb: str, seconds: float) -> None:
         self._ready.add(verb)

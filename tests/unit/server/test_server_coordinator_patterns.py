@@ -97,7 +97,7 @@ def test_ids_that_one_may_not_see_are_looked_through_in_turns() -> None:
     life: Any = SimpleNamespace(machines=SimpleNamespace(transactions=world.machine), markers=None)
     nothing: Any = None
     requests = TransactionRequests(
-        life, nothing, nothing, lambda: 0.0, 1.0, nothing, PrincipalTurns(), dict
+        life, nothing, nothing, lambda: 0.0, 1.0, nothing, PrincipalTurns(), {}
     )
     client: Any = SimpleNamespace(permits=SimpleNamespace(sees=sees))
     answers: list[Any] = []

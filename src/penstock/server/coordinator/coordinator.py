@@ -116,6 +116,8 @@ class Coordinator:
         self._complaint = ""
         self._stopping = False
         self._pages: dict[bytes, list[int]] = {}
+        self._names: dict[bytes, str] = {}
+        """Both by topic id, as of the last change of topics."""
         self._turns = PrincipalTurns()
         self._checks = OffsetChecks(lambda: self._pages, tables.page)
         self._holders = Holders(grants, self._abandon)
@@ -262,7 +264,7 @@ class Coordinator:
         check_namespaces(self._topics.limits(), life.machines, request)
         if isinstance(request, OF_TRANSACTIONS):
             parts = (self._folder, self._holders, self._now, until, self._checks, self._turns)
-            requests = TransactionRequests(life, *parts, self._topic_names)
+            requests = TransactionRequests(life, *parts, self._names)
             return await requests.answer(client, request)
         known = (life.machines.groups, self._members, self._pages, self._checks)
         plan = GroupRequests(*known).plan(client, request)
@@ -371,12 +373,10 @@ class Coordinator:
     def _pages_now(self) -> dict[bytes, list[int]]:
         return {info.topic_id: info.pages for info in self._infos()}
 
-    def _topic_names(self) -> dict[bytes, str]:
-        return {info.topic_id: info.name for info in self._infos()}
-
     def _learn_topics(self, life: Life) -> None:
         infos = self._infos()
         self._pages = {info.topic_id: info.pages for info in infos}
+        self._names = {info.topic_id: info.name for info in infos}
         known = {info.name: (info.topic_id, len(info.pages)) for info in infos}
         life.act(lambda now: life.machines.groups.topics_changed(now, known))
         life.markers.look()

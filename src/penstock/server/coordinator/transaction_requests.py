@@ -64,7 +64,7 @@ class TransactionRequests:
         until: float,
         checks: OffsetChecks,
         turns: PrincipalTurns,
-        names: Callable[[], Mapping[bytes, str]],
+        names: Mapping[bytes, str],
     ) -> None:
         self._life = life
         self._transactions = life.machines.transactions
@@ -225,7 +225,7 @@ class TransactionRequests:
 
     async def _listed(self, client: Client, request: co.ListTransactions) -> co.Transactions:
         """Who sees few ids among many of others is a long look, which others do not wait for."""
-        now, names = self._now(), self._names()
+        now, names = self._now(), self._names
         infos: list[co.TransactionInfo] = []
         async with self._turns.of(str(client.permits)) as turn:
             for name in self._transactions.ids().after(request.after):

@@ -67,19 +67,19 @@ class LiveSettings:
     def read(self) -> NodeConfig:
         """The settings that this run begins with: those given, and those that were changed before.
         Raises `DataFolderError` for a settings.json that means nothing."""
-        data = self._storage.read_file(self._path)
-        if data is not None:
+        found = SettingsDocument()
+        if (data := self._storage.read_file(self._path)) is not None:
             found = decode_document(data, SettingsDocument, self._path, SETTINGS_SCHEMA)
-            try:
-                _check_live(found.settings)
-                replace(self._given, **found.settings)  # type: ignore[arg-type]
-            except ConfigError as error:
-                raise DataFolderError(
-                    f"{self._path} has settings that were changed while the node ran, and they do "
-                    f"not go with those of this start: {error}. Correct or remove the file"
-                ) from error
-            self._kept = found.settings
-        self.config = replace(self._given, **self._kept)  # type: ignore[arg-type]
+        try:
+            _check_live(found.settings)
+            # A copy in any case: it changes, and what was given is kept.
+            self.config = replace(self._given, **found.settings)  # type: ignore[arg-type]
+        except ConfigError as error:
+            raise DataFolderError(
+                f"{self._path} has settings that were changed while the node ran, and they do "
+                f"not go with those of this start: {error}. Correct or remove the file"
+            ) from error
+        self._kept = found.settings
         if self._kept:
             logger.info(
                 "settings that were changed while the node ran hold on: %s (`penstock node config "

@@ -56,9 +56,9 @@ class OperatorRequests:
                 return self._settings.change(request.changes, str(asker.permits))
 
     def _listed(self, request: op.ListClients) -> op.Clients:
-        numbers = sorted(number for number in self._clients() if number > request.after)
-        page = numbers[: op.CLIENTS_PER_PAGE]
         known = self._clients()
+        numbers = sorted(number for number in known if number > request.after)
+        page = numbers[: op.CLIENTS_PER_PAGE]
         return op.Clients(
             [self._info(known[number]) for number in page],
             page[-1] if page else request.after,
