@@ -71,11 +71,11 @@ def _fields(
         if rates is not None:
             part |= {f"{key}_per_second": rates[number][key] for key in RATES}
     fields["disk_bytes"] = None if disk is None else sum(found.disk_bytes for found in disk)
-    fields["offsets"] = _held(topic)
+    fields["offsets"] = offsets_held(topic)
     return fields
 
 
-def _held(topic: TopicDescription) -> int:
+def offsets_held(topic: TopicDescription) -> int:
     """Offsets that are kept: records, markers of transactions, and what compaction took out. How
     many records that are only who reads the log knows."""
     return sum(part.high_watermark - part.log_start for part in topic.partitions)
@@ -87,7 +87,7 @@ def _write(
     disk: list[OnDisk] | None,
     rates: list[dict[str, float]] | None,
 ) -> None:
-    line = f"topic {topic.name}  id {topic.topic_id}  {_held(topic)} offsets"
+    line = f"topic {topic.name}  id {topic.topic_id}  {offsets_held(topic)} offsets"
     if disk is not None:
         line += f"  {output.human_bytes(sum(found.disk_bytes for found in disk))} on disk"
     output.write_line(line)

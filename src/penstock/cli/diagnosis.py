@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.client.admin.groups import GroupDescription, GroupMember, GroupPartition
     from penstock.client.transactions.listing import TransactionDescription
     from penstock.ipc.messages import NodeDescription
+    from penstock.observe.sample import Sample
 
 SHM: Final = "/dev/shm"
 SHM_FREE_MIN: Final = 64 << 20
@@ -101,10 +102,11 @@ def diagnose(env: Env) -> Diagnosis:
         return found
     with admin:
         node = admin.describe_node()
+        is_here = is_near(admin)
         found.looked_at.append("node")
         found.look("versions", lambda: _versions(node))
         found.look("clock", lambda: _clock(node))
-        if is_near(admin):
+        if is_here:
             found.look("processes, partitions and disk", lambda: _near(node))
             found.look("open files", lambda: _open_files(node))
             found.look("shared memory", _shared_memory)
@@ -117,7 +119,7 @@ def diagnose(env: Env) -> Diagnosis:
         if node.cluster:
             found.look("cluster", lambda: _cluster(admin))
         found.look("transactions", lambda: _transactions(admin))
-        found.look("groups", lambda: _groups(admin, node if is_near(admin) else None))
+        found.look("groups", lambda: _groups(admin, node if is_here else None))
     return found
 
 
@@ -140,15 +142,20 @@ def _clock(node: NodeDescription) -> Complaints:
 
 
 # --- the node's host ------------------------------------------------------------------------------
-def _near(node: NodeDescription) -> Complaints:
-    from penstock.ipc import layout as lo
+def _sample(node: NodeDescription) -> Sample:
     from penstock.observe.place import find_node
-    from penstock.observe.processes import STOPPED
     from penstock.observe.sample import Observer
-    from penstock.server.health.ready import missing
 
     with closing(Observer(find_node(f"shm://{node.data_folder}"))) as observer:
-        sample = observer.sample()
+        return observer.sample()
+
+
+def _near(node: NodeDescription) -> Complaints:
+    from penstock.ipc import layout as lo
+    from penstock.observe.processes import STOPPED
+    from penstock.server.health.ready import missing
+
+    sample = _sample(node)
     if sample.node is not None and sample.node.state == STOPPED:
         pid = sample.node.pid
         yield Complaint("node", f"pid {pid} is stopped", f"`kill -CONT {pid}` lets it go on")
@@ -301,11 +308,7 @@ def _groups(admin: Admin, node: NodeDescription | None) -> Complaints:
 
 def _stopped_readers(node: NodeDescription) -> dict[int, set[tuple[str, int]]]:
     """Consumers on this host whose process is stopped: what each reads, by pid."""
-    from penstock.observe.place import find_node
-    from penstock.observe.sample import Observer
-
-    with closing(Observer(find_node(f"shm://{node.data_folder}"))) as observer:
-        sample = observer.sample()
+    sample = _sample(node)
     found: dict[int, set[tuple[str, int]]] = {}
     for each in sample.consumers:
         if each.stopped:

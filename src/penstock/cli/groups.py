@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -163,21 +164,16 @@ def seek(
     """Let a group go on elsewhere, also while it has members."""
     place = _place(to, by)
 
-    def reset(admin: Admin, *, dry_run: bool) -> list[OffsetReset]:
-        return admin.reset_offsets(
-            group, topic, to=place, partitions=partition or None, dry_run=dry_run,
-            allow_redelivery=allow_redelivery,
-        )  # fmt: skip
-
     with env.admin() as admin:
         _check_is_there(admin.describe_group(group))
-        if dry_run or not yes:
-            foretold = reset(admin, dry_run=True)
-            if dry_run:
-                _show(env, "would go", foretold)
-                return
-            confirm(_question(group, foretold, f" of {topic}"))
-        _show(env, "goes", reset(admin, dry_run=False))
+
+        def reset(dry_run: bool) -> list[OffsetReset]:
+            return admin.reset_offsets(
+                group, topic, to=place, partitions=partition or None, dry_run=dry_run,
+                allow_redelivery=allow_redelivery,
+            )  # fmt: skip
+
+        _move(env, reset, group, f" of {topic}", dry_run=dry_run, yes=yes)
 
 
 def export_offsets(env: Env, group: Annotated[str, typer.Argument(metavar="GROUP")]) -> None:
@@ -206,21 +202,15 @@ def import_offsets(
 ) -> None:
     """Set what a group without members has committed to what was exported."""
     given = _read_export(file)
-
-    def move(admin: Admin, *, dry_run: bool) -> list[OffsetReset]:
-        return admin.import_offsets(
-            group, given, dry_run=dry_run, by_name=by_name, clamp=clamp,
-            allow_redelivery=allow_redelivery,
-        )  # fmt: skip
-
     with env.admin() as admin:
-        if dry_run or not yes:
-            foretold = move(admin, dry_run=True)
-            if dry_run:
-                _show(env, "would go", foretold)
-                return
-            confirm(_question(group, foretold, ""))
-        _show(env, "goes", move(admin, dry_run=False))
+
+        def move(dry_run: bool) -> list[OffsetReset]:
+            return admin.import_offsets(
+                group, given, dry_run=dry_run, by_name=by_name, clamp=clamp,
+                allow_redelivery=allow_redelivery,
+            )  # fmt: skip
+
+        _move(env, move, group, "", dry_run=dry_run, yes=yes)
 
 
 def _read_export(file: str) -> ExportedOffsets:
@@ -233,6 +223,25 @@ def _read_export(file: str) -> ExportedOffsets:
             return ExportedOffsets.from_json(opened.read(EXPORT_BYTES_MAX + 1))
     except OSError as error:
         raise er.ConfigError(f"cannot read {file}: {error.strerror}") from error
+
+
+def _move(
+    env: Env,
+    move: Callable[[bool], list[OffsetReset]],
+    group: str,
+    of: str,
+    *,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Foretell what it does, by calling it with `dry_run` true, ask, and do it."""
+    if dry_run or not yes:
+        foretold = move(True)
+        if dry_run:
+            _show(env, "would go", foretold)
+            return
+        confirm(_question(group, foretold, of))
+    _show(env, "goes", move(False))
 
 
 def _question(group: str, foretold: list[OffsetReset], of: str) -> str:

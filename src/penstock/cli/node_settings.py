@@ -36,7 +36,7 @@ def config(
     if names and len(names) < len(words or ()):
         raise ConfigError("describe settings, or change some: not both at once")
     changes: dict[str, SettingValue] = {
-        name.replace("-", "_"): read_setting(name, text) if text else None
+        name: read_setting(name, text) if text else None
         for name, text in values.assignments([] if names else words or []).items()
     }
     with env.admin() as admin:

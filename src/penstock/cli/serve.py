@@ -21,7 +21,6 @@ _ALIASES: Final = {"data": "data_folder", "writers": "writers_max"}
 _SIZES: Final = (
     "lane_capacity", "cleaner_rate", "client_window", "client_bytes_max", "principal_bytes_max",
 )  # fmt: skip
-_ROOMS: Final = ("disk_warn", "disk_stop")
 _TEXTS: Final = (
     "data_folder", "name", "log_format", "metrics", "listen", "cluster_listen",
     "controller_quorum", "advertise", "rack", "cluster_key",
@@ -209,20 +208,21 @@ def read_setting(name: str, text: str) -> float | str:
 
     from penstock.server.config import NodeConfig
 
-    field = name.replace("-", "_")
-    kind = next((str(one.type) for one in fields(NodeConfig) if one.name == field), "str")
-    if kind.startswith("int") and field not in _SIZES:
+    kind = next((str(one.type) for one in fields(NodeConfig) if one.name == name), "str")
+    if kind.startswith("int") and name not in _SIZES:
         if not (text.isascii() and text.isdigit() and len(text) <= 18):
-            raise ConfigError(f"{field} is {text!r:.100}: write a whole number")
+            raise ConfigError(f"{name} is {text!r:.100}: write a whole number")
         return int(text)
-    return _read(field, text, kind) if kind.startswith(("int", "float")) else text
+    return _read(name, text, kind) if kind.startswith(("int", "float")) else text
 
 
 def _read(field: str, text: str, kind: str) -> float:
     """A setting of that type that was written in quotes."""
+    from penstock.server.config import SHARES_OF_DISK
+
     if kind == "bool" or (kind.startswith("int") and field not in _SIZES):
         raise ConfigError(f"{field} is {text!r}: write it without quotes")
-    if field in _ROOMS:
+    if field in SHARES_OF_DISK:
         return values.ratio(text) if text.strip().endswith("%") else values.size(text)
     return values.size(text) if field in _SIZES else values.seconds(text)
 

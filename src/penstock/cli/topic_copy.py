@@ -125,9 +125,9 @@ def _run(env: Env, it: TopicCopy, reader: Consumer, stopper: Stopper, batch: int
     """Whether all is copied; else a signal came."""
     from penstock.cli.stopping import Stopped
 
-    left = it.left(reader)
+    total = sum(reader.lag().values())
     batches = reader.batches(batch)
-    with ProgressBar(env, "offsets", left) as progress:
+    with ProgressBar(env, "offsets", total) as progress:
         while True:
             try:
                 with stopper.interruptible():
@@ -137,7 +137,7 @@ def _run(env: Env, it: TopicCopy, reader: Consumer, stopper: Stopper, batch: int
             if found is None:
                 return True
             it.take(found)
-            progress.at(left - it.left(reader))
+            progress.at(total - sum(reader.known_lag().values()))
 
 
 def _prepare(
@@ -201,10 +201,6 @@ class TopicCopy:
             if (self.source, number) in reader.assignment():
                 epoch = place.leader_epoch if place.leader_epoch >= 0 else None
                 reader.seek(self.source, number, place.offset, leader_epoch=epoch)
-
-    def left(self, reader: Consumer) -> int:
-        """Offsets before it."""
-        return sum(lag for lag in reader.lag().values())
 
     def take(self, batch: RecordBatch) -> None:
         """Copy it, or, where that raises, nothing of it."""

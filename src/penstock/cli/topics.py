@@ -118,11 +118,13 @@ def list_topics(
 
 
 def _summary(topic: TopicDescription) -> dict[str, Any]:
+    from penstock.cli.describe import offsets_held
+
     return {
         "name": topic.name,
         "topic_id": topic.topic_id,
         "partitions": len(topic.partitions),
-        "offsets": sum(part.high_watermark - part.log_start for part in topic.partitions),
+        "offsets": offsets_held(topic),
         "bytes": sum(part.counters["bytes"] for part in topic.partitions),
         "durability": topic.settings["durability"],
         "offline": sum(part.status != "online" for part in topic.partitions),

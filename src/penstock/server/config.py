@@ -53,7 +53,8 @@ _SECONDS: Final = {
     "replica_lag_time": (0.1, 3600.0),
     "leader_balance_interval": (0.0, 7 * 86_400.0),
 }
-_ROOMS: Final = ("disk_warn", "disk_stop")
+SHARES_OF_DISK: Final = ("disk_warn", "disk_stop")
+"""Settings that are bytes, or a share of the disk."""
 DISK_BYTES_MAX: Final = 1 << 60
 
 
@@ -272,7 +273,7 @@ class NodeConfig:
             raise ConfigError(f"lane_capacity is {self.lane_capacity}: use a multiple of 4096")
         for field, (least, most) in _SECONDS.items():
             _check_seconds(field, getattr(self, field), least, most)
-        for field in _ROOMS:
+        for field in SHARES_OF_DISK:
             _check_room(field, getattr(self, field))
         if self.listen is not None:
             check_listen(self.listen)
@@ -335,7 +336,7 @@ def allowed_of(name: str) -> str:
         return "{}..{}".format(*_WHOLE[name])
     if name in _SECONDS:
         return "{:g}..{:g} s".format(*_SECONDS[name])
-    return "a share of the disk below 1, or bytes" if name in _ROOMS else ""
+    return "a share of the disk below 1, or bytes" if name in SHARES_OF_DISK else ""
 
 
 def check_listen(url: str) -> tuple[str, int]:
