@@ -40,6 +40,21 @@ def test_actions_of_a_super_user_are_told(world: World) -> None:
     ]
 
 
+def test_what_an_action_upon_the_node_is_about_is_told(world: World) -> None:
+    with world.broker.connect() as client, client.consumer(), client.admin() as admin:
+        admin.alter_settings({"topics_max": 7})
+        admin.alter_settings({"topics_max": None})
+        [gone] = [one for one in admin.list_clients() if one.kind == "consumer"]
+        admin.kick_client(gone.id)
+    lines = [line for line in world.log.splitlines() if "allowed: " in line]
+    told = [line.rpartition("'cluster' (")[2] for line in lines]
+    assert told[-3:] == [
+        "ChangeSettings changes={'topics_max': 7})",
+        "ChangeSettings changes={'topics_max': None})",
+        f"KickClient number={gone.id})",
+    ]
+
+
 def test_actions_that_a_principal_may_are_told_and_its_daily_work_is_not(world: World) -> None:
     with world.dealer(world.key("ann", namespace="ann")) as ann:
         ann.attach(1, lo.KIND_CONSUMER)

@@ -11,12 +11,14 @@ import pytest
 
 from penstock.cluster.access import Entry
 from penstock.core.errors import AccessDeniedError, UnknownTopicError
+from penstock.ipc import clustering as cg
 from penstock.ipc import coordination as co
 from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
+from penstock.ipc import operating as op
 from penstock.server.node.log_format import JsonFormatter
 from penstock.server.security.access_store import Access, AccessDocument
-from penstock.server.security.audit import LINES_PER_SECOND, Audit
+from penstock.server.security.audit import DETAILS_SHOWN, LINES_PER_SECOND, Audit
 from penstock.server.security.authorizer import FREE, LOCAL_ONLY, Guard, local_principal, needs_of
 
 ORDERS, SECRET, GONE = b"o" * 16, b"s" * 16, b"g" * 16
@@ -174,6 +176,29 @@ def test_a_refusal_names_the_command_that_would_help(guard):
         watch.check("ann", "describe", "cluster", "cluster")
     with pytest.raises(AccessDeniedError, match=r"acl add ann write topic \.\.\.`"):
         watch.check("ann", "write", "topic", "y")
+
+
+def test_an_action_upon_the_cluster_is_told_with_what_it_names(guard, caplog):
+    caplog.set_level(logging.INFO, "penstock.audit")
+    watch = guard()
+    for request in (
+        cg.DrainBroker(3),
+        cg.DrainBroker(3, undo=True),
+        op.KickClient(17, broker=2),
+        op.ChangeSettings({f"name\n{number}": number for number in range(100)}),
+        ms.DeleteTopic("orders"),
+    ):
+        watch.allowed("ann", request)
+    lines = [one for one in caplog.records if one.name == "penstock.audit"]
+    assert [line.details for line in lines[:3]] == [
+        "broker=3", "broker=3, undo=True", "number=17, broker=2",
+    ]  # fmt: skip
+    assert lines[1].message == (
+        "allowed: ann to alter cluster 'cluster' (DrainBroker broker=3, undo=True)"
+    )
+    assert "\n" not in lines[3].message
+    assert len(lines[3].message) < DETAILS_SHOWN + 100
+    assert lines[4].message == "allowed: ann to delete topic 'orders' (DeleteTopic)"
 
 
 def test_nobody_writes_to_the_nodes_own_topics(guard):

@@ -22,6 +22,7 @@ LINES_IN_ALL: Final = 100
 """The same of all principals: those who are not let in have as many names as addresses."""
 PRINCIPALS_MAX: Final = 1000
 NAME_SHOWN: Final = 200
+DETAILS_SHOWN: Final = 500
 
 
 class _Book:
@@ -51,12 +52,23 @@ class Audit:
         )  # fmt: skip
 
     def allowed(
-        self, now: float, principal: str, operation: str, kind: str, name: str, request: str
+        self,
+        now: float,
+        principal: str,
+        operation: str,
+        kind: str,
+        name: str,
+        request: str,
+        details: str = "",
     ) -> None:
-        """Someone may do this, which changes what others have, and is about to."""
+        """Someone may do this, which changes what others have, and is about to. `details`: what
+        the request names."""
+        details = details[:DETAILS_SHOWN]
+        asked = f"{request} {details}".rstrip()
         self.note(
-            now, principal, "allowed", f"to {operation} {kind} {name[:NAME_SHOWN]!r} ({request})",
+            now, principal, "allowed", f"to {operation} {kind} {name[:NAME_SHOWN]!r} ({asked})",
             operation=operation, kind=kind, resource=name[:NAME_SHOWN], request=request,
+            details=details,
         )  # fmt: skip
 
     def note(self, now: float, principal: str, event: str, text: str, **fields: object) -> None:

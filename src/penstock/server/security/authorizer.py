@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
+import msgspec
+
 from penstock.cluster.access import CLUSTER, LOCAL_PREFIX, Kind, Operation, literal_prefix
 from penstock.cluster.quotas import Bucket
 from penstock.core.errors import AccessDeniedError, PenstockError, UnknownTopicError
@@ -268,10 +270,10 @@ class Guard:
             return
         for need in needs_of(message) or ():
             if need.operation in (CREATE, ALTER, DELETE):
-                request = type(message).__name__
                 self.actions.allowed(
-                    self._clock(), principal, need.operation, need.kind, need.name, request
-                )
+                    self._clock(), principal, need.operation, need.kind, need.name,
+                    type(message).__name__, _details(message) if need.kind == Kind.cluster else "",
+                )  # fmt: skip
 
     def _check_all(self, principal: str, need: Need) -> None:
         self.access.look(self._clock())
@@ -286,6 +288,15 @@ class Guard:
             f"principal {principal!r} may not {operation} {what}: ask the node's operator for "
             f"access (`penstock acl add {principal} {operation} {kind} {named}`)"
         )
+
+
+def _details(message: ms.ClientMessage) -> str:
+    """Whom or what a request names: its fields, without those that have their defaults."""
+    given = (
+        (field.name, getattr(message, field.name), field.default)
+        for field in msgspec.structs.fields(message)
+    )
+    return ", ".join(f"{name}={value!r}" for name, value, default in given if value != default)
 
 
 def _unknown(topic_id: bytes) -> UnknownTopicError:
