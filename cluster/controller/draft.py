@@ -44,9 +44,10 @@ class Draft:
         """Whether it may lead, and is not drained."""
         return self.may_lead(broker) and not self.is_drained(broker)
 
-    def drain(self, broker: int, *, is_drained: bool) -> None:
-        self._drained[broker] = is_drained
-        value = b"" if is_drained else None
+    def drain(self, broker: int, epoch: int | None) -> None:
+        """In this epoch of it; None: no more."""
+        self._drained[broker] = epoch is not None
+        value = None if epoch is None else b"%d" % epoch
         self.add(rec.record(rec.SETTING, rec.DRAINED, str(broker), value=value))
 
     def each(self, broker: int, step: Callable[[Partition], Partition | None]) -> None:

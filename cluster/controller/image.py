@@ -112,7 +112,14 @@ class Image:
 
     def is_drained(self, broker: int) -> bool:
         """Whether it is to lead nothing that another one could."""
-        return (rec.DRAINED, str(broker)) in self.settings
+        return self.drained_in(broker) is not None
+
+    def drained_in(self, broker: int) -> int | None:
+        """The broker epoch in which that was asked; None: it is not drained."""
+        value = self.settings.get((rec.DRAINED, str(broker)))
+        if value is None:
+            return None
+        return int(value) if value.isdigit() else 0
 
     def topic(self, name: str) -> tuple[bytes, Topic]:
         topic_id = self.ids.get(name)

@@ -266,21 +266,28 @@ class Controller:
             draft.each(broker, lambda it, b=broker: el.without(it, b, draft.may_lead))  # type: ignore[misc]
 
     # --- maintenance ---
-    def drain(self, broker: int, *, undo: bool = False) -> Decision[None]:
+    def drain(
+        self, broker: int, *, undo: bool = False, before: int | None = None
+    ) -> Decision[None]:
         """Have other in-sync replicas lead what it leads, `MOVES_MAX` partitions at a time, and let
-        it lead nothing that they could until this is undone. Raises `ConfigError`."""
-        if broker not in self.image.brokers:
+        it lead nothing that they could until this is undone. `before`: undo only what was asked
+        before it registered with this epoch. Raises `ConfigError`."""
+        known = self.image.brokers.get(broker)
+        if known is None:
             raise ConfigError(f"there is no broker {broker}")
-        if self.image.is_drained(broker) != undo:
+        since = self.image.drained_in(broker)
+        if undo and (since is None or (before is not None and since >= before)):
+            return _NOTHING
+        if not undo and since == known.epoch:
             return _NOTHING
         draft = Draft(self.image)
         others = (b for b in self.image.brokers if b != broker)
-        if not undo and not any(map(draft.may_be_given, others)):
+        if not undo and since is None and not any(map(draft.may_be_given, others)):
             raise ConfigError(
                 f"broker {broker} cannot be drained: no other broker is up and not drained itself, "
                 "so nobody could take over what it leads"
             )
-        draft.drain(broker, is_drained=not undo)
+        draft.drain(broker, None if undo else known.epoch)
         self.counts["undrained" if undo else "drained"] += 1
         self._relieve(draft)
         return Decision(draft.records(), None)
@@ -324,7 +331,7 @@ class Controller:
         draft = Draft(self.image)
         draft.add(rec.record(rec.BROKER, broker, value=None))
         if self.image.is_drained(broker):
-            draft.drain(broker, is_drained=False)
+            draft.drain(broker, None)
         return Decision(draft.records(), None)
 
     # --- topics ---

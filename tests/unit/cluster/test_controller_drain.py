@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from unit.cluster.test_controller import T
 from unit.cluster.test_controller_balance import Cluster
 
+from penstock.cluster.controller import records as rec
 from penstock.cluster.controller.balance import MOVES_MAX
 from penstock.core.errors import ConfigError
 
@@ -105,6 +106,28 @@ def test_a_restart_keeps_it_drained_and_removing_forgets():
     at.wait(4)
     at.do(at.controller.reassign(list(at.controller.image.partitions), (1, 3)))
     at.do(at.controller.forget(2))
+    assert not at.controller.image.is_drained(2)
+
+
+def test_a_broker_that_has_joined_ends_the_drains_of_its_earlier_lives_alone():
+    at = Cluster(partitions=3)
+    image = at.controller.image
+    at.do(at.controller.drain(2))
+    at.bounce(2)
+    joined = image.brokers[2].epoch
+    at.do(at.controller.drain(2))  # before it has joined: asked again, for this life
+    at.do(at.controller.drain(2, undo=True, before=joined))
+    assert image.is_drained(2)
+    at.bounce(2)
+    at.do(at.controller.drain(2, undo=True, before=image.brokers[2].epoch))
+    assert not image.is_drained(2)
+
+
+def test_a_drain_of_an_earlier_release_ends_with_the_next_join():
+    at = Cluster(partitions=3)
+    at.do(at.controller.set(rec.DRAINED, "2", b""))
+    assert at.controller.image.is_drained(2)
+    at.do(at.controller.drain(2, undo=True, before=1))
     assert not at.controller.image.is_drained(2)
 
 

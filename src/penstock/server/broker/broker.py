@@ -123,7 +123,7 @@ class ClusterBroker:
             self.replicator.ensure()
             self._registered_at = await self.replicator.listening()
             self.quorum.tells_of_logs(self.topics_here.lost, lambda: self._offline.places)
-            await self.quorum.register(
+            epoch = await self.quorum.register(
                 (self.client_url, self._registered_at), was_clean=self._folder.lost_nothing
             )
             self._folder.losses_are_told()
@@ -132,18 +132,21 @@ class ClusterBroker:
         finally:
             telling.cancel()
         self.is_ready = True
-        await self._end_drain()
+        await self._end_drain(epoch)
         logger.info(
             "broker %d of cluster %s is ready, with epoch %s", self.broker,
             self.quorum.cluster_id.hex(), self.quorum.broker_epoch,
         )  # fmt: skip
 
-    async def _end_drain(self) -> None:
-        """It is back from the maintenance that it was drained for."""
-        if not self.quorum.image.is_drained(self.broker):
+    async def _end_drain(self, epoch: int) -> None:
+        """It is back from the maintenance that it was drained for. What was asked since it
+        registered with this epoch is for another one, and stays."""
+        since = self.quorum.image.drained_in(self.broker)
+        if since is None or since >= epoch:
             return
         try:
-            await self.quorum.ask(Drain(self.broker, undo=True), self._config.topic_timeout)
+            undo = Drain(self.broker, undo=True, before=epoch)
+            await self.quorum.ask(undo, self._config.topic_timeout)
             logger.info("broker %d is back, and drained no more: it may lead", self.broker)
         except PenstockError as error:
             logger.warning(

@@ -112,9 +112,10 @@ class Forget(ControllerRequest[None], frozen=True):
 class Drain(ControllerRequest[None], frozen=True):
     broker: NodeId
     undo: bool = False
+    before: Epoch | None = None
 
     def decide(self, controller: Controller, now: float) -> Decision[None]:
-        return controller.drain(self.broker, undo=self.undo)
+        return controller.drain(self.broker, undo=self.undo, before=self.before)
 
 
 class CreateTopic(ControllerRequest[bytes], frozen=True):
