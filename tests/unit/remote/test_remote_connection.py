@@ -10,6 +10,7 @@ import zmq
 
 from penstock.client.remote import connection
 from penstock.client.remote.connection import Wire
+from penstock.cluster.frames import codec
 from penstock.cluster.frames import messages as fr
 from penstock.testing.waiting import wait_until
 
@@ -59,6 +60,27 @@ def test_who_hung_up_is_not_said_to_read_too_slowly(
 ) -> None:
     broker.close(0)
     assert send_until_it_fails(connected) == "it hung up"
+
+
+def test_who_hung_up_after_the_greeting_is_heard_out_though_more_is_to_be_sent(
+    broker: zmq.Socket[bytes], connected: Wire
+) -> None:
+    name, _hello = broker.recv_multipart()
+    welcome = fr.Welcome(fr.PROTOCOL_VERSION, fr.APIS, "test", b"n" * 16, "", "", 60.0, 600.0, 1)
+    broker.send_multipart([name, codec.encode(welcome)])
+    wait_until(lambda: any(connected.messages(1)), timeout=WITHIN)
+    connected.look(time.monotonic())  # the next ping is due in a minute
+    assert connected.due() > time.monotonic() + 1.0
+    broker.close(0)
+
+    def is_known() -> bool:
+        connected.send(fr.Ping(0))
+        return connected.failed is not None or connected.due() < time.monotonic() + 1.0
+
+    wait_until(is_known, timeout=WITHIN)
+    assert connected.failed is None  # its last words may be on their way
+    connected.end_if_hung_up(time.monotonic() + WITHIN)
+    assert connected.failed == "it hung up"
 
 
 @pytest.fixture

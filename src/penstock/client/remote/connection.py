@@ -184,8 +184,8 @@ class Wire:
 
     # --- out ---
     def send(self, message: msgspec.Struct, payload: codec.Piece | None = None) -> None:
-        """Hand it to ZeroMQ; what has failed takes nothing any more. A large payload is sent from
-        where it lies: it stays there until its answer comes."""
+        """Hand it to ZeroMQ; what has failed takes nothing any more, nor who has hung up. A large
+        payload is sent from where it lies: it stays there until its answer comes."""
         if self.failed is not None:
             return
         head = codec.encode(message)
@@ -199,7 +199,7 @@ class Wire:
                 self.bytes_sent += len(payload)
         except zmq.Again:
             self._watch()  # with nobody at the other end there is no room either: that is told here
-            if self.failed is None:
+            if self.failed is None and self._hung_up_at is None:
                 self.failed = f"{MESSAGES_UNSENT_MAX} messages wait to be read by it"
 
     def _send_payload(self, payload: codec.Piece) -> None:
