@@ -158,11 +158,23 @@ def test_errors_of_the_app_itself_stop_it_and_skip_no_record(node, app, topic, c
     with pytest.raises(UnknownTopicError, match=missing) as caught:
         app.run()
     assert "offset 1" in caught.value.__notes__[0]
-    assert (
-        "offset 1 by no fault of the record, and the app stops: UnknownTopicError(" in caplog.text
-    )
+    assert "has stopped, by UnknownTopicError(" in caplog.text
+    assert "offset 1; the record is not skipped, for it is not at fault" in caplog.text
     assert app.metrics() == {"handled": 0, "retried": 0, "skipped": 1}
     assert committed(node, topic) == 1
+
+
+def test_a_worker_that_stops_while_the_app_goes_on_is_told_of_at_once(node, app, topic, caplog):
+    @app.consumer(topic, group=topic)
+    def refuse(value: str) -> None:
+        raise RuntimeError("no such customer")
+
+    produce(node, topic, [b"x"])
+    app.start()
+    wait_until(lambda: "refuse has stopped, by RuntimeError('no such" in caplog.text)
+    assert "offset 0" in caplog.text
+    with pytest.raises(RuntimeError, match="no such customer"):
+        app.close()
 
 
 def test_a_record_that_is_none_is_not_tried_again(node, app, topic):

@@ -144,6 +144,11 @@ class Worker:
                 self._work()
         except BaseException as error:
             self.failure = error
+            told = self.subscription  # `run` and `close` raise it, which may be much later
+            logger.error(
+                "group %s: a worker of %s has stopped, by %r%s", told.group, told.handler.name,
+                error, "".join(f"; {note}" for note in getattr(error, "__notes__", ())),
+            )  # fmt: skip
         finally:
             self.is_done = True
             self._end()
@@ -223,6 +228,8 @@ class Worker:
                     return
         except BaseException as error:
             error.add_note(f"handler {told.handler.name} of group {told.group}: {place_of(record)}")
+            if told.on_error == "skip" and not _is_records(error):
+                error.add_note("the record is not skipped, for it is not at fault")
             self._leave(record)
             raise
         finally:
@@ -244,13 +251,7 @@ class Worker:
                     told.retries + 1, error,
                 )  # fmt: skip
                 return False
-            if told.on_error == "stop":
-                raise
-            if not _is_records(error):
-                logger.error(
-                    "group %s: %s failed at %s by no fault of the record, and the app stops: %r",
-                    told.group, told.handler.name, place_of(record), error,
-                )  # fmt: skip
+            if told.on_error == "stop" or not _is_records(error):
                 raise
             self.counts["skipped"] += 1
             shows = self._is_new(error) or logger.isEnabledFor(logging.INFO)
@@ -312,7 +313,7 @@ class Worker:
             logger.warning("group %s: a commit failed: %s", self.subscription.group, error)
 
 
-def _is_records(error: Exception) -> bool:
+def _is_records(error: BaseException) -> bool:
     """Whether a handler failed by its own code or by the record, and not by the app or its node."""
     if isinstance(error, er.ProduceError):
         return error.code in REFUSED_BATCHES
