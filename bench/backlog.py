@@ -19,9 +19,9 @@ from typing import Any, Final
 from penstock.bench import pagecache, roles, throughput
 from penstock.bench.crew import Crew
 from penstock.bench.errors import BenchError
-from penstock.bench.ground import Ground, ground
+from penstock.bench.ground import MeasuredNode, ground
 from penstock.bench.options import ThroughputOptions
-from penstock.bench.progress import Progress
+from penstock.bench.progress import BenchProgress
 from penstock.bench.report import FAULTS
 
 Result = dict[str, Any]
@@ -65,7 +65,7 @@ class BacklogOptions:
             raise BenchError(f"--gb {self.gb:g}: a backlog has some size")
 
 
-def run(options: BacklogOptions, progress: Progress) -> Result:
+def run(options: BacklogOptions, progress: BenchProgress) -> Result:
     """Make the run. Raises `BenchError`."""
     options.check()
     turn = options.turn
@@ -112,7 +112,7 @@ def _rate(result: Result) -> float:
     return float(result["records"] / max(result["seconds"], result["produce_seconds"]))
 
 
-def _fill(options: ThroughputOptions, place: Ground, topic: str) -> None:
+def _fill(options: ThroughputOptions, place: MeasuredNode, topic: str) -> None:
     """One round by a producer alone."""
     with Crew(options.timeout) as crew:
         crew.add("filler", roles.produce, roles.RoleTask(options, place.door, topic, 0))

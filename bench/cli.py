@@ -45,7 +45,7 @@ from penstock.bench.options import (
     Where,
 )
 from penstock.bench.partitions import PartitionsOptions
-from penstock.bench.progress import Progress
+from penstock.bench.progress import BenchProgress
 from penstock.bench.recovery import RecoveryOptions
 from penstock.bench.sparktopics import SparkOptions
 from penstock.core.codecs import CODECS
@@ -89,14 +89,14 @@ def _terminate_like_exit() -> Any:
 
 
 def _measuring(
-    run: Callable[[Any, Progress], Result], kind: type[Any], title: str
+    run: Callable[[Any, BenchProgress], Result], kind: type[Any], title: str
 ) -> Callable[[argparse.Namespace], int]:
     """What a command does that measures. `title` may name options of that kind."""
 
     def measure(arguments: argparse.Namespace) -> int:
         given = vars(arguments)
         options = kind(**{name: given[name] for name in kind.__dataclass_fields__ if name in given})
-        progress = Progress(title.format(options=options), quiet=arguments.quiet)
+        progress = BenchProgress(title.format(options=options), quiet=arguments.quiet)
         return _finish(run(options, progress), arguments)
 
     return measure
@@ -173,8 +173,8 @@ def _command(commands: Any, name: str, run: Callable[..., int], text: str) -> An
 
 
 def _measurement(
-    commands: Any, name: str, run: Callable[[Any, Progress], Result], defaults: Any, title: str,
-    text: str, **fields: str,
+    commands: Any, name: str, run: Callable[[Any, BenchProgress], Result], defaults: Any,
+    title: str, text: str, **fields: str,
 ) -> Any:  # fmt: skip
     """A command that measures, with these of its options; see `_measuring` and `_add`."""
     parser = _command(commands, name, _measuring(run, type(defaults), title), text)

@@ -19,9 +19,9 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.bench.errors import BenchError, BenchTimeout
-from penstock.bench.ground import Ground, ground
+from penstock.bench.ground import MeasuredNode, ground
 from penstock.bench.options import Transport, Where
-from penstock.bench.progress import Progress
+from penstock.bench.progress import BenchProgress
 from penstock.client.client import Client
 from penstock.client.producer.delivery import Delivery
 from penstock.testing.cluster_monitor import Lookout, View
@@ -66,7 +66,7 @@ class ClusterOptions(Where):
         return self.mb * 1_000_000 + live + (256 << 20)
 
 
-def run(options: ClusterOptions, progress: Progress) -> Result:
+def run(options: ClusterOptions, progress: BenchProgress) -> Result:
     """Make the run; the result's fields as they are printed. Raises `BenchError`."""
     options.check()
     logging.getLogger("penstock").setLevel(logging.ERROR)  # connections are lost on purpose
@@ -223,7 +223,7 @@ class Traffic:
         self._thread.join(WAIT)
 
 
-def _catch_up(options: ClusterOptions, place: Ground, progress: Progress) -> Result:
+def _catch_up(options: ClusterOptions, place: MeasuredNode, progress: BenchProgress) -> Result:
     """A follower of `backlog` is away while that grows; `live` goes on beside its way back."""
     cluster = place.cluster
     assert cluster is not None

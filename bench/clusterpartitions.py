@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.bench.errors import BenchError, BenchTimeout
-from penstock.bench.progress import Progress
+from penstock.bench.progress import BenchProgress
 from penstock.bench.scratch import scratch_folder
 from penstock.bench.usage import broker_pids, cpu_seconds_of, differences, memory_of
 from penstock.client.admin.admin import TopicConfig
@@ -41,7 +41,7 @@ class ClusterPartitionsOptions:
     data: Path | None = None
 
 
-def run(options: ClusterPartitionsOptions, progress: Progress) -> dict[str, Any]:
+def run(options: ClusterPartitionsOptions, progress: BenchProgress) -> dict[str, Any]:
     """Make them, use them, watch them idle, kill the controller, start all of it again."""
     count = options.partitions
     if options.brokers < REPLICAS or count < 1:

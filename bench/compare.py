@@ -16,7 +16,7 @@ from penstock.bench import throughput
 from penstock.bench.errors import BenchError
 from penstock.bench.ground import ground
 from penstock.bench.options import Api, ThroughputOptions, Transport
-from penstock.bench.progress import Progress
+from penstock.bench.progress import BenchProgress
 from penstock.bench.report import FAULTS
 
 Result = dict[str, Any]
@@ -54,7 +54,7 @@ class CompareOptions:
         self.turn(self.transport).check()
 
 
-def run(options: CompareOptions, progress: Progress) -> Result:
+def run(options: CompareOptions, progress: BenchProgress) -> Result:
     """Make the run. Raises `BenchError`."""
     options.check()
     turns: dict[Transport, ThroughputOptions] = {

@@ -24,10 +24,10 @@ from penstock.bench import payload
 from penstock.bench.crew import Crew, Station
 from penstock.bench.door import Door
 from penstock.bench.errors import BenchError
-from penstock.bench.ground import Ground, ground
+from penstock.bench.ground import MeasuredNode, ground
 from penstock.bench.latency import percentiles, sharpen_timers
 from penstock.bench.options import Transport, Where
-from penstock.bench.progress import Progress
+from penstock.bench.progress import BenchProgress
 from penstock.bench.usage import Usage, cpu_seconds_of, differences, memory_of
 from penstock.client.producer.delivery import BatchDelivery, Delivery
 from penstock.client.producer.producer import Producer
@@ -214,7 +214,7 @@ def _settled(line: _Line) -> int:
 
 
 # --- the run ------------------------------------------------------------------------------------
-def run(options: ConnectionsOptions, progress: Progress) -> dict[str, Any]:
+def run(options: ConnectionsOptions, progress: BenchProgress) -> dict[str, Any]:
     """Make the run; the result's fields as they are printed. Raises `BenchError`."""
     options.check()
     arguments = (
@@ -236,7 +236,7 @@ def run(options: ConnectionsOptions, progress: Progress) -> dict[str, Any]:
 
 
 def _measure(
-    options: ConnectionsOptions, place: Ground, topic: str, progress: Progress
+    options: ConnectionsOptions, place: MeasuredNode, topic: str, progress: BenchProgress
 ) -> dict[str, Any]:
     servers = place.server_pids()
     memory = [_resident(servers)]

@@ -32,7 +32,7 @@ from penstock.bench.cluster import ClusterOptions
 from penstock.bench.connections import ConnectionsOptions
 from penstock.bench.errors import BenchError
 from penstock.bench.options import Api, LatencyOptions, ThroughputOptions
-from penstock.bench.progress import Progress
+from penstock.bench.progress import BenchProgress
 from penstock.bench.recovery import RecoveryOptions
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class CurveSweep:
         given = replace(given, records=records // 10 if self.quick else records)
         name = f"{given.api}, {given.size} B, batches of {given.batch_bytes >> 10} KiB"
         found = [
-            self.checked(throughput.run(given, Progress(name, quiet=self.quiet)))
+            self.checked(throughput.run(given, BenchProgress(name, quiet=self.quiet)))
             for _ in range(1 if self.quick else REPEAT)
         ]
         return sorted(found, key=lambda result: float(result["records_per_second"]))[
@@ -117,7 +117,7 @@ def by_batch_size(sweep: CurveSweep) -> Iterator[Point]:
 def latency_cdf(sweep: CurveSweep) -> Iterator[Point]:
     for name, options in LATENCY_WAYS.items():
         options = replace(options, data=sweep.data, seconds=2.0 if sweep.quick else options.seconds)
-        result, times, bare = latency.measure(options, Progress(name, quiet=sweep.quiet))
+        result, times, bare = latency.measure(options, BenchProgress(name, quiet=sweep.quiet))
         sweep.checked(result)
         yield _distribution(name, times)
         if not options.poll_spin and len(bare):
@@ -141,7 +141,7 @@ def by_backlog(sweep: CurveSweep) -> Iterator[Point]:
             data=sweep.data,
         )  # fmt: skip
         title = f"a backlog of {gb:g} GB"
-        result = sweep.checked(backlog.run(options, Progress(title, quiet=sweep.quiet)))
+        result = sweep.checked(backlog.run(options, BenchProgress(title, quiet=sweep.quiet)))
         for series, name in (
             ("consumer behind by the backlog", "records_per_second"),
             ("consumer at the end, same run", "records_per_second_without"),
@@ -175,7 +175,7 @@ def by_connections(sweep: CurveSweep) -> Iterator[Point]:
                 connections=count, transport=way, seconds=1.0 if sweep.quick else 5.0,
                 data=sweep.data,
             )  # fmt: skip
-            result = connections.run(options, Progress(f"{count} by {way}", quiet=sweep.quiet))
+            result = connections.run(options, BenchProgress(f"{count} by {way}", quiet=sweep.quiet))
             sweep.checked(result)
             yield {"series": way, "x": count, **{name: result.get(name) for name in kept}}
 
@@ -189,7 +189,7 @@ def opening(sweep: CurveSweep) -> Iterator[Point]:
             gb=gb, tail_mb=tail, starts=1 if sweep.quick else 3, data=sweep.data
         )
         title = f"a log of {gb:g} GB, a tail of {tail} MB"
-        result = sweep.checked(recovery.run(options, Progress(title, quiet=sweep.quiet)))
+        result = sweep.checked(recovery.run(options, BenchProgress(title, quiet=sweep.quiet)))
         kind, x = ("clean", gb) if tail == 1 else ("killed", result["tail_bytes"] / 1e6)
         for series in ("start", "open"):
             seconds = result[f"{series}_{kind}_seconds"]
@@ -198,7 +198,7 @@ def opening(sweep: CurveSweep) -> Iterator[Point]:
 
 def failovers(sweep: CurveSweep) -> Iterator[Point]:
     options = ClusterOptions(rounds=1 if sweep.quick else 15, mb=10, seconds=1.0, data=sweep.data)
-    result = cluster.run(options, Progress("failovers", quiet=sweep.quiet))
+    result = cluster.run(options, BenchProgress("failovers", quiet=sweep.quiet))
     for told in result["rounds"]:
         for name in cluster.TIMELINE:
             if told[name] is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.bench.progress import Progress
+from penstock.bench.progress import BenchProgress
 from penstock.bench.usage import cpu_seconds_of, differences, memory_of, server_pids
 from penstock.client.admin.admin import TopicConfig
 from penstock.testing.embedded import EmbeddedNode
@@ -26,7 +26,7 @@ class FootprintOptions:
     data: Path | None = None
 
 
-def run(options: FootprintOptions, progress: Progress) -> dict[str, Any]:
+def run(options: FootprintOptions, progress: BenchProgress) -> dict[str, Any]:
     """The medians of several starts, and an idle node with a producer and a consumer attached."""
     ready, first = [], []
     for _ in range(options.starts):

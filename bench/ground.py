@@ -33,7 +33,7 @@ REPLICAS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class MeasuredNode:
     """A node to measure. `folder`: its data folder; None: it is on another host. `started_in`:
     seconds until it admitted clients; None: it was there."""
 
@@ -76,7 +76,9 @@ class Ground:
 
 
 @contextmanager
-def ground(where: Where, bytes_needed: int, arguments: tuple[str, ...] = ()) -> Iterator[Ground]:
+def ground(
+    where: Where, bytes_needed: int, arguments: tuple[str, ...] = ()
+) -> Iterator[MeasuredNode]:
     """Prepare it (`arguments`: of its own node); leaving takes it down. Raises `BenchError` where
     there is no room."""
     with ExitStack() as stack:
@@ -116,7 +118,7 @@ def ground(where: Where, bytes_needed: int, arguments: tuple[str, ...] = ()) -> 
             if folder is not None:
                 check_room(folder, bytes_needed)
         filesystem = None if folder is None else filesystem_of(folder)
-        yield Ground(client, door, folder, started_in, filesystem, cluster, replicas)
+        yield MeasuredNode(client, door, folder, started_in, filesystem, cluster, replicas)
 
 
 def let_in(folder: Path, key: str) -> None:

@@ -24,9 +24,9 @@ import numpy as np
 from penstock.bench.crew import Crew, Station
 from penstock.bench.door import Door
 from penstock.bench.errors import BenchError, BenchTimeout
-from penstock.bench.ground import Ground, ground
+from penstock.bench.ground import MeasuredNode, ground
 from penstock.bench.options import Where
-from penstock.bench.progress import Progress
+from penstock.bench.progress import BenchProgress
 from penstock.client.admin.admin import Admin
 from penstock.client.client import Client
 from penstock.client.consumer.group.consumer import GroupConsumer
@@ -169,7 +169,7 @@ def victim(door: Door, topic: str, session_timeout: float, ready: Event) -> None
 
 
 # --- the run ------------------------------------------------------------------------------------
-def run(options: GroupsOptions, progress: Progress) -> dict[str, Any]:
+def run(options: GroupsOptions, progress: BenchProgress) -> dict[str, Any]:
     """Make the run; the result's fields as they are printed. Raises `BenchError`."""
     options.check()
     with (
@@ -201,7 +201,9 @@ def run(options: GroupsOptions, progress: Progress) -> dict[str, Any]:
     }
 
 
-def _rebalance(options: GroupsOptions, place: Ground, topic: str, admin: Admin) -> dict[str, Any]:
+def _rebalance(
+    options: GroupsOptions, place: MeasuredNode, topic: str, admin: Admin
+) -> dict[str, Any]:
     """All members but one join at once, then the last one, which leaves again."""
     first = options.members - 1
     task = GroupsTask(place.door, topic, options.partitions, options.rate)
@@ -283,7 +285,7 @@ def _shares(admin: Admin, group: str) -> list[int]:
     return [member.partitions for member in description.members]
 
 
-def _failover(place: Ground, topic: str, session_timeout: float) -> float:
+def _failover(place: MeasuredNode, topic: str, session_timeout: float) -> float:
     """Seconds from the kill of one of two members until the other one has a record of what was the
     dead one's."""
     context = multiprocessing.get_context("spawn")

@@ -23,9 +23,9 @@ import numpy.typing as npt
 from penstock.bench import floor, payload
 from penstock.bench.crew import Crew, Station
 from penstock.bench.door import Door
-from penstock.bench.ground import Ground, ground
+from penstock.bench.ground import MeasuredNode, ground
 from penstock.bench.options import LATENCY_HEAD, LatencyOptions
-from penstock.bench.progress import Progress
+from penstock.bench.progress import BenchProgress
 from penstock.bench.usage import Usage, cpu_seconds_of, differences
 from penstock.client.producer.delivery import Delivery
 from penstock.client.producer.producer import Producer
@@ -159,13 +159,13 @@ def sharpen_timers() -> None:
 
 
 # --- the run ------------------------------------------------------------------------------------
-def run(options: LatencyOptions, progress: Progress) -> dict[str, Any]:
+def run(options: LatencyOptions, progress: BenchProgress) -> dict[str, Any]:
     """Make the run; the result's fields as they are printed. Raises `BenchError`."""
     return measure(options, progress)[0]
 
 
 def measure(
-    options: LatencyOptions, progress: Progress
+    options: LatencyOptions, progress: BenchProgress
 ) -> tuple[dict[str, Any], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The same, each measured record's nanoseconds from when it was due, and those of the floor."""
     options.check()
@@ -201,7 +201,7 @@ def measure(
 
 
 def _measure(
-    options: LatencyOptions, place: Ground, topic: str, progress: Progress
+    options: LatencyOptions, place: MeasuredNode, topic: str, progress: BenchProgress
 ) -> tuple[Sent, Taken, dict[str, float]]:
     with Crew(options.timeout) as crew:
         progress.say("attach")

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import psutil
 
-from penstock.bench.progress import Progress
+from penstock.bench.progress import BenchProgress
 from penstock.bench.scratch import scratch_folder
 from penstock.bench.usage import cpu_seconds_of, differences, memory_of, server_pids
 from penstock.client.admin.admin import TopicConfig
@@ -37,7 +37,7 @@ class PartitionsOptions:
     data: Path | None = None
 
 
-def run(options: PartitionsOptions, progress: Progress) -> dict[str, Any]:
+def run(options: PartitionsOptions, progress: BenchProgress) -> dict[str, Any]:
     """Make them, use them, watch them idle, start on them after a stop and after a kill."""
     count = options.partitions
     arguments = ("--partitions-max", str(max(count, 1024)), "--drain-timeout", str(WAIT))

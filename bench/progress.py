@@ -11,7 +11,7 @@ _WIDTH: Final = 30
 _EVERY: Final = 0.2
 
 
-class Progress:
+class BenchProgress:
     """Shown only where `stream` is a terminal, unless `quiet`."""
 
     def __init__(

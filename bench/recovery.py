@@ -19,7 +19,7 @@ from penstock.bench import payload
 from penstock.bench.errors import BenchError
 from penstock.bench.ground import filesystem_of
 from penstock.bench.partitions import kill_all
-from penstock.bench.progress import Progress
+from penstock.bench.progress import BenchProgress
 from penstock.bench.scratch import scratch_folder
 from penstock.client.admin.admin import TopicConfig
 from penstock.testing.embedded import EmbeddedNode
@@ -52,7 +52,7 @@ class RecoveryOptions:
             raise BenchError(f"--segment-mb {self.segment_mb}: from 1 to 1024")
 
 
-def run(options: RecoveryOptions, progress: Progress) -> dict[str, Any]:
+def run(options: RecoveryOptions, progress: BenchProgress) -> dict[str, Any]:
     """Make the run. Raises `BenchError`."""
     options.check()
     needed = int(options.gb * 1e9 + options.tail_mb * 1e6) + (64 << 20)
@@ -101,7 +101,7 @@ def run(options: RecoveryOptions, progress: Progress) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class WriterOpened:
     """What a writer said when it had opened the log."""
 
     batches: int
@@ -109,7 +109,7 @@ class Opened:
     seconds: float
 
 
-def _opened(log: Path) -> Opened:
+def _opened(log: Path) -> WriterOpened:
     """The last time."""
     found = _OPENED.findall(log.read_text("utf-8", "replace"))
     if not found:
@@ -117,7 +117,7 @@ def _opened(log: Path) -> Opened:
             f"the writer did not say how it opened the log:\n{log.read_text()[-2000:]}"
         )
     batches, nbytes, seconds = found[-1]
-    return Opened(int(batches), int(nbytes), float(seconds))
+    return WriterOpened(int(batches), int(nbytes), float(seconds))
 
 
 def _fill(node: EmbeddedNode, total_bytes: int) -> int:

@@ -21,8 +21,8 @@ import psutil
 
 from penstock.bench import sparktriggers
 from penstock.bench.errors import BenchTimeout
-from penstock.bench.ground import Ground, ground
-from penstock.bench.progress import Progress
+from penstock.bench.ground import MeasuredNode, ground
+from penstock.bench.progress import BenchProgress
 from penstock.bench.scratch import scratch_folder
 from penstock.bench.sparktopics import SCHEMA, SparkOptions, SparkTopics, contents
 
@@ -36,7 +36,7 @@ TABLE_BYTES: Final = 1 << 20
 FLUSH_WITHIN: Final = 120.0
 
 
-def run(options: SparkOptions, progress: Progress) -> Result:
+def run(options: SparkOptions, progress: BenchProgress) -> Result:
     """Make the run. Raises `BenchError`."""
     options.check()
     with (
@@ -56,8 +56,8 @@ def run(options: SparkOptions, progress: Progress) -> Result:
 
 
 def measure(
-    options: SparkOptions, place: Ground, topic: str, folder: Path, spark: SparkSession,
-    progress: Progress,
+    options: SparkOptions, place: MeasuredNode, topic: str, folder: Path, spark: SparkSession,
+    progress: BenchProgress,
 ) -> Result:  # fmt: skip
     """All queries and triggers."""
     copy = str(folder / "copy")
@@ -117,7 +117,7 @@ def _rates(
     }
 
 
-def fill(options: SparkOptions, place: Ground, topic: str) -> None:
+def fill(options: SparkOptions, place: MeasuredNode, topic: str) -> None:
     """All records, each with its number and otherwise random, so that Parquet stores them all."""
     import numpy as np
     import pyarrow as pa

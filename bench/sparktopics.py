@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.bench.errors import BenchError
-from penstock.bench.ground import Ground
+from penstock.bench.ground import MeasuredNode
 from penstock.bench.options import Where
 from penstock.client.admin.admin import TopicConfig
 
@@ -76,7 +76,7 @@ def missing() -> str | None:
 class SparkTopics:
     """How Spark reaches the topics of a run."""
 
-    def __init__(self, options: SparkOptions, place: Ground, spark: SparkSession) -> None:
+    def __init__(self, options: SparkOptions, place: MeasuredNode, spark: SparkSession) -> None:
         self.spark = spark
         self.place = place
         self._partitions = options.partitions

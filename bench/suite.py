@@ -35,7 +35,7 @@ from penstock.bench.footprint import FootprintOptions
 from penstock.bench.groups import GroupsOptions
 from penstock.bench.options import LatencyOptions, ThroughputOptions, Transport
 from penstock.bench.partitions import PartitionsOptions
-from penstock.bench.progress import Progress
+from penstock.bench.progress import BenchProgress
 from penstock.bench.recovery import RecoveryOptions
 from penstock.bench.sparktopics import SparkOptions, missing
 
@@ -268,7 +268,7 @@ def run(
 def _measured(row: Row, repeat: int, *, quiet: bool) -> report.Row:
     # The others repeat within a run what has to be repeated.
     runs = repeat if isinstance(row.options, ThroughputOptions | LatencyOptions) else 1
-    results = [_run_one(row, Progress(row.name, quiet=quiet)) for _ in range(runs)]
+    results = [_run_one(row, BenchProgress(row.name, quiet=quiet)) for _ in range(runs)]
     chosen = sorted(results, key=lambda result: result.get(row.rank, 0))[len(results) // 2]
     print(f"{row.name}: {report.outcome(chosen)} ({report.verdict(chosen)})", file=sys.stderr)
     return row.name, row.command, chosen, results
@@ -311,8 +311,8 @@ def shorter(options: AnyOptions) -> AnyOptions:
     return replace(options, starts=2, idle=2.0)
 
 
-def _run_one(row: Row, progress: Progress) -> Result:
-    runners: dict[type, Callable[[Any, Progress], Result]] = {
+def _run_one(row: Row, progress: BenchProgress) -> Result:
+    runners: dict[type, Callable[[Any, BenchProgress], Result]] = {
         ThroughputOptions: throughput.run,
         LatencyOptions: latency.run,
         FootprintOptions: footprint.run,

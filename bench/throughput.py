@@ -12,16 +12,16 @@ from typing import Any, Literal
 
 from penstock.bench import pagecache, roles
 from penstock.bench.crew import Crew
-from penstock.bench.ground import Ground, ground
+from penstock.bench.ground import MeasuredNode, ground
 from penstock.bench.ledger import settle
 from penstock.bench.options import ThroughputOptions
-from penstock.bench.progress import Progress
+from penstock.bench.progress import BenchProgress
 from penstock.bench.usage import cpu_seconds_of, differences, memory_of
 
 Result = dict[str, Any]
 
 
-def run(options: ThroughputOptions, progress: Progress) -> Result:
+def run(options: ThroughputOptions, progress: BenchProgress) -> Result:
     """Make the run; the result's fields as they are printed. Raises `BenchError`."""
     options.check()
     payload_bytes = options.records * options.size
@@ -53,9 +53,9 @@ def run(options: ThroughputOptions, progress: Progress) -> Result:
 
 def measure(
     options: ThroughputOptions,
-    place: Ground,
+    place: MeasuredNode,
     topic: str,
-    progress: Progress,
+    progress: BenchProgress,
     start: int | Literal["earliest"] = "earliest",
 ) -> Result:
     """The run itself, on a topic whose consumers begin at `start`."""

@@ -25,8 +25,8 @@ from penstock.core.logstart import first_live, save_start
 from penstock.core.segment import open_for_reading
 from penstock.core.storage import READ, Storage
 from penstock.core.swapping import (
+    CleanedSource,
     Prepared,
-    Source,
     SwapJob,
     cleaned_paths,
     drop_prepared,
@@ -174,7 +174,7 @@ class Cleanup:
             return f"{path} is not there, or not whole"
         return ""
 
-    def _is_same(self, source: Source) -> bool:
+    def _is_same(self, source: CleanedSource) -> bool:
         fd = open_for_reading(self._storage, self._folder, source.base)
         try:
             head = parse(self._storage.pread(fd, HEADER_BYTES, source.position))

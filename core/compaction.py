@@ -43,7 +43,13 @@ from penstock.core.committed import AbortedTransactions
 from penstock.core.errors import CorruptBatchError
 from penstock.core.segment import Scan, Stop, last_batch, open_for_reading, segment_path
 from penstock.core.storage import Storage
-from penstock.core.swapping import SOURCES_MAX, Prepared, Source, load_cleaned_to, save_cleaned_to
+from penstock.core.swapping import (
+    SOURCES_MAX,
+    CleanedSource,
+    Prepared,
+    load_cleaned_to,
+    save_cleaned_to,
+)
 from penstock.core.thinning import Mask, emptied, settled, stamped, thinned
 
 KEYS_MAX: Final = 500_000
@@ -58,7 +64,7 @@ class Cleanable:
     base: int
     end: int
     nbytes: int
-    source: Source
+    source: CleanedSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +137,7 @@ def plan_compaction(
         position, head = last
         if min_lag_us and now_us - head.append_timestamp < min_lag_us:
             break
-        source = Source(base, position, head.header_crc)
+        source = CleanedSource(base, position, head.header_crc)
         found.append(Cleanable(base, end, position + head.length, source))
     dirty_from = max(log_start, load_cleaned_to(storage, folder))
     return Plan(folder, log_start, dirty_from, tuple(found))

@@ -40,7 +40,7 @@ SOURCES_MAX: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CleanedSource:
     """A segment that was cleaned: where its last batch stands, and that batch's header checksum, so
     that a segment of the same name that is another one is known."""
 
@@ -57,7 +57,7 @@ class Prepared:
     base: int
     end: int
     length: int
-    sources: tuple[Source, ...]
+    sources: tuple[CleanedSource, ...]
 
 
 def cleaned_paths(folder: str, base: int) -> tuple[str, str, str]:

@@ -58,7 +58,7 @@ class ChannelError(PenstockError):
     """A message is malformed, truncated or over a bound. The peer is not to be trusted further."""
 
 
-class Peer(NamedTuple):
+class PeerCredentials(NamedTuple):
     """Who connected, or who called listen, as the kernel saw it then. Pid 0: not visible here."""
 
     pid: int
@@ -106,10 +106,10 @@ class Channel:
     def closed(self) -> bool:
         return self._sock.fileno() < 0
 
-    def peer(self) -> Peer:
+    def peer(self) -> PeerCredentials:
         self._check_open()
         credentials = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-        return Peer._make(_UCRED.unpack(credentials))
+        return PeerCredentials._make(_UCRED.unpack(credentials))
 
     def send_nowait(self, obj: msgspec.Struct, fds: Sequence[int] = ()) -> None:
         """Send one message whole; BlockingIOError while the peer's buffer is full."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.core.errors import PenstockError, UnknownTopicError
 from penstock.core.segment import open_for_reading, segment_path
 from penstock.core.storage import Storage
-from penstock.core.swapping import Prepared, Source
+from penstock.core.swapping import CleanedSource, Prepared
 from penstock.ipc.freed import Freed
 from penstock.ipc.messages import CleanedSegment, LogCleaned, SwapLog, TrimLog
 
@@ -88,7 +88,7 @@ class Cleaning:
 
 
 def prepared(segment: CleanedSegment) -> Prepared:
-    sources = tuple(Source(*source) for source in segment.sources)
+    sources = tuple(CleanedSource(*source) for source in segment.sources)
     return Prepared(segment.base, segment.end, segment.length, sources)
 
 

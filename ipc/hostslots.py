@@ -18,7 +18,7 @@ _DISK: Final = lo.DISK_SLOT_AT // 8
 _CLEANER: Final = lo.CLEANER_SLOT_AT // 8
 
 
-class Disk(NamedTuple):
+class DiskRoom(NamedTuple):
     """Room in bytes, what the node makes of it (`layout.DISK_*`), and the bounds for that."""
 
     level: int
@@ -36,7 +36,7 @@ class DiskSlot:
     def __init__(self, region: Region) -> None:
         self._q = region.q
 
-    def publish(self, disk: Disk) -> None:
+    def publish(self, disk: DiskRoom) -> None:
         q = self._q
         q[_DISK + lo.Q_DISK_FREE] = disk.free
         q[_DISK + lo.Q_DISK_TOTAL] = disk.total
@@ -49,8 +49,8 @@ class DiskSlot:
         """Whether writers are to append nothing."""
         return bool(self._q[_DISK + lo.Q_DISK_LEVEL] == lo.DISK_STOP)
 
-    def read(self) -> Disk:
-        return Disk(*self._q[_DISK : _DISK + len(Disk._fields)].tolist())
+    def read(self) -> DiskRoom:
+        return DiskRoom(*self._q[_DISK : _DISK + len(DiskRoom._fields)].tolist())
 
 
 class FullPages:

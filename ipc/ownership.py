@@ -32,7 +32,7 @@ OWNER_BYTES: Final = 8192
 LOCK_FILE: Final = "lock"
 
 
-class Claim(msgspec.Struct, frozen=True):
+class OwnerRecord(msgspec.Struct, frozen=True):
     """What an owner object says."""
 
     folder: str
@@ -41,11 +41,11 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class OwnerObject:
     """An owner object in /dev/shm. `is_held`: its node lives."""
 
     owner: str
-    claim: Claim
+    claim: OwnerRecord
     is_held: bool
 
     def is_of(self, owner: str, place: str) -> bool:
@@ -91,7 +91,7 @@ def new_owner(uuid_hex: str) -> str:
     return f"{uuid_hex}-{os.urandom(8).hex()}"
 
 
-def find_owners(uuid_hex: str = "") -> list[Found]:
+def find_owners(uuid_hex: str = "") -> list[OwnerObject]:
     """All owner objects of folders with that uuid, or of all folders, of this user."""
     found = []
     prefix = shm.object_name(uuid_hex, "x").removesuffix("x") if uuid_hex else "/penstock-"
@@ -131,17 +131,17 @@ class _Record(msgspec.Struct):
     shm: str = ""
 
 
-def _look(name: str, owner: str) -> Found | None:
+def _look(name: str, owner: str) -> OwnerObject | None:
     try:
         fd = shm.open_existing(name, writable=False)
     except FileNotFoundError:
         return None
     try:
-        claim = msgspec.json.decode(os.pread(fd, OWNER_BYTES, 0).rstrip(b"\0"), type=Claim)
+        claim = msgspec.json.decode(os.pread(fd, OWNER_BYTES, 0).rstrip(b"\0"), type=OwnerRecord)
     except msgspec.MsgspecError:
-        claim = Claim("", "", 0)  # its maker died, or is about to write it
+        claim = OwnerRecord("", "", 0)  # its maker died, or is about to write it
     try:
-        return Found(owner, claim, not _lock(fd, fcntl.LOCK_SH))
+        return OwnerObject(owner, claim, not _lock(fd, fcntl.LOCK_SH))
     finally:
         os.close(fd)
 
@@ -168,7 +168,7 @@ class Ownership:
             if not _lock(self._fd, fcntl.LOCK_EX):
                 raise DataFolderError(f"{self._name} in {shm.SHM_FOLDER} is held by another node")
             claim = msgspec.json.encode(
-                Claim(os.path.realpath(folder), place_of(folder), os.getpid())
+                OwnerRecord(os.path.realpath(folder), place_of(folder), os.getpid())
             )
             os.pwrite(self._fd, claim.ljust(OWNER_BYTES, b"\0"), 0)
         except BaseException:

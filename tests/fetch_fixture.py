@@ -20,8 +20,8 @@ from penstock.ipc import clients as client_table
 from penstock.ipc import layout as lo
 from penstock.ipc.clients import ClientSlot
 from penstock.ipc.shm import Region
-from penstock.server.gateway.counts import Counts
-from penstock.server.gateway.endpoints import Endpoint
+from penstock.server.gateway.counts import GatewayCounts
+from penstock.server.gateway.endpoints import GatewayEndpoint
 from penstock.server.gateway.fetch import FetchHandler, FetchLimits
 from penstock.server.gateway.membership import Membership
 from penstock.server.gateway.partition_states import Known, PageStates
@@ -63,7 +63,7 @@ class Peer:
         self.charged += cost
 
 
-class Client(Endpoint):
+class Client(GatewayEndpoint):
     """An endpoint and the consumer at its other end, which keeps what came."""
 
     def __init__(
@@ -157,7 +157,7 @@ class Gateway:
         os.close(fd)
         client_table.format_table(self.clients, SLOTS)
         assert at.folder == folder_in(os.path.dirname(at.folder))
-        self.counts = Counts()
+        self.counts = GatewayCounts()
         self.known = Known(os.path.dirname(at.folder), at.storage, membership)
         self.names = {TOPIC: "t"}
         hooks = {

@@ -15,16 +15,16 @@ from typing import Final
 import msgspec
 from unit.core.log_helpers import MemoryStorage
 
-from penstock.cluster.raft import Entry, Members, Saved, Snapshot, Write
+from penstock.cluster.raft import LogEntry, Members, Saved, Snapshot, Write
 from penstock.cluster.raft.messages import (
     DATA,
     MEMBERS,
     Accepted,
     Append,
     Install,
-    Lead,
     PreVote,
     Rejected,
+    TimeoutNow,
     Vote,
     VoteReply,
 )  # fmt: skip
@@ -41,8 +41,8 @@ FORGET = b"\x91\x02"
 URL: Final = "tcp://10.0.0.5:9650"
 
 
-def entry(index: int, term: int = 1, size: int = 3) -> Entry:
-    return Entry(index, term, DATA, bytes([index % 256]) * size)
+def entry(index: int, term: int = 1, size: int = 3) -> LogEntry:
+    return LogEntry(index, term, DATA, bytes([index % 256]) * size)
 
 
 def opened(storage: MemoryStorage, voters: tuple[int, ...] = VOTERS) -> tuple[RaftDisk, Saved]:
@@ -96,13 +96,17 @@ MESSAGES: Final[dict[str, qm.LinkMessage]] = {
     "vote-reply": qm.Consensus(VoteReply(5, False, True)),
     "append": qm.Consensus(
         Append(
-            5, 9, 4, (Entry(10, 5, DATA, b"data"), Entry(11, 5, MEMBERS, b"\x92\x91\x01\x90")), 9
+            5,
+            9,
+            4,
+            (LogEntry(10, 5, DATA, b"data"), LogEntry(11, 5, MEMBERS, b"\x92\x91\x01\x90")),
+            9,
         )
     ),
     "install": qm.Consensus(Install(5, SNAPSHOT)),
     "accepted": qm.Consensus(Accepted(5, 11)),
     "rejected": qm.Consensus(Rejected(5, 9, 7, 3)),
-    "lead": qm.Consensus(Lead(5)),
+    "lead": qm.Consensus(TimeoutNow(5)),
 }
 
 

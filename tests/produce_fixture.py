@@ -17,7 +17,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc import state
 from penstock.ipc.doorbell import Doorbell
 from penstock.ipc.lane import Ack, Frame
-from penstock.server.gateway.counts import Counts
+from penstock.server.gateway.counts import GatewayCounts
 from penstock.server.gateway.events import Events
 from penstock.server.gateway.membership import Membership
 from penstock.server.gateway.partition_states import Known, PageStates
@@ -61,7 +61,7 @@ class Sending:
             peer=SimpleNamespace(charge=self.charged.append),
         )  # fmt: skip
         self.page = self.endpoint.states.page(0)
-        self.counts = Counts()
+        self.counts = GatewayCounts()
         self.tokens = Tokens(bytes(SECRET_BYTES))
         self.producing = ProduceHandler(
             self.events, self.counts, membership or Membership(None), folder / "no.sock",

@@ -6,7 +6,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 
-from penstock.cluster.raft import Effects, Entry, Raft, RaftConfig, Saved, Write, fresh
+from penstock.cluster.raft import Effects, LogEntry, Raft, RaftConfig, Saved, Write, fresh
 from penstock.cluster.raft.messages import RaftMessage
 
 CONFIG = RaftConfig(election_timeout=1.0, heartbeat=0.2)
@@ -30,7 +30,7 @@ class Group:
         self.pending: dict[int, deque[Write]] = {n: deque() for n in saved}
         self.written: dict[int, list[Write]] = {n: [] for n in saved}
         self.stores = set(saved)
-        self.committed: dict[int, list[Entry]] = {n: [] for n in saved}
+        self.committed: dict[int, list[LogEntry]] = {n: [] for n in saved}
         self.cut: set[tuple[int, int]] = set()
         self.nodes = {n: self._start(n, found) for n, found in saved.items()}
 
@@ -90,7 +90,7 @@ class Group:
 
 def logged(terms: list[int], voters: int, term: int | None = None) -> Saved:
     """A node with a log of entries of these terms."""
-    entries = tuple(Entry(i, t, 1, b"%d" % i) for i, t in enumerate(terms, 1))
+    entries = tuple(LogEntry(i, t, 1, b"%d" % i) for i, t in enumerate(terms, 1))
     first = fresh(*range(1, voters + 1))
     last = max(terms, default=0)
     return Saved(first.snapshot, last if term is None else term, None, entries)

@@ -26,17 +26,17 @@ import msgspec
 from raft_fixture import Group, Wire, logged
 from sim.raft_world import replayed
 
-from penstock.cluster.raft import Effects, Entry, Members, Raft, RaftConfig, Saved, Write, fresh
+from penstock.cluster.raft import Effects, LogEntry, Members, Raft, RaftConfig, Saved, Write, fresh
 from penstock.cluster.raft.messages import (
     DATA,
     NOOP,
     Accepted,
     Append,
     Install,
-    Lead,
     PreVote,
     RaftMessage,
     Rejected,
+    TimeoutNow,
     Vote,
     VoteReply,
 )
@@ -284,7 +284,7 @@ def members_of(members: Members) -> str:
     return ",".join(map(str, members.voters)) + learning
 
 
-def entry_of(entry: Entry) -> str:
+def entry_of(entry: LogEntry) -> str:
     place = f"{entry.index}/{entry.term}"
     if entry.kind == NOOP:
         return f"{place} noop"
@@ -293,7 +293,7 @@ def entry_of(entry: Entry) -> str:
     return f"{place} members={members_of(MEMBERS.decode(entry.data))}"
 
 
-def entries_of(entries: Iterable[Entry]) -> str:
+def entries_of(entries: Iterable[LogEntry]) -> str:
     return ", ".join(map(entry_of, entries))
 
 
@@ -322,7 +322,7 @@ def told(message: RaftMessage) -> str:
             return f"{head} index={index}"
         case Rejected(index=index, hint_index=hint, hint_term=term):
             return f"{head} index={index} hint={hint}/{term}"
-        case Lead():
+        case TimeoutNow():
             return head
     raise AssertionError(message)
 

@@ -437,7 +437,7 @@ class World:
         known = (broker.epoch, living)
         if self._told.get(broker.number) != known:
             self._told[broker.number] = known
-            broker.tell(rm.Cluster(CLUSTER, broker.number, broker.epoch, living))
+            broker.tell(rm.LivingBrokers(CLUSTER, broker.number, broker.epoch, living))
         if not image.is_current(broker.number, broker.epoch):
             return
         for at in sorted(image.places.get(broker.number, ())):

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.cluster.decisions import Decision, Record
 from penstock.cluster.transactions import (
-    Ended,
+    EndedTransaction,
     Listed,
     StagesDecided,
     TransactionLimits,
@@ -72,7 +72,9 @@ class World:
     def add(self, who: tuple[int, int], *places: tuple[bytes, int], name: str = "a") -> None:
         self.run(self.machine.add_partitions(self.now, name, *who, places))
 
-    def end(self, who: tuple[int, int], commit: bool = True, offsets=(), name: str = "a") -> Ended:
+    def end(
+        self, who: tuple[int, int], commit: bool = True, offsets=(), name: str = "a"
+    ) -> EndedTransaction:
         return self.run(self.machine.end(self.now, name, *who, commit, offsets))
 
     def begin_stage(

@@ -6,7 +6,7 @@ from penstock.cluster.controller.elections import successors
 from penstock.cluster.controller.image import Image, Place
 from penstock.cluster.controller.machine import Controller, ControllerConfig, Heard, Registered
 from penstock.cluster.controller.records import (
-    Broker,
+    BrokerRegistration,
     Partition,
     Topic,
     UncleanRecovery,
@@ -15,7 +15,7 @@ from penstock.cluster.controller.records import (
 )
 
 __all__ = [
-    "Broker",
+    "BrokerRegistration",
     "Controller",
     "ControllerConfig",
     "Heard",

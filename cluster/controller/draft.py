@@ -7,7 +7,7 @@ from collections.abc import Callable
 from penstock.cluster.controller import elections as el
 from penstock.cluster.controller import records as rec
 from penstock.cluster.controller.image import Image, Place
-from penstock.cluster.controller.records import Broker, Partition
+from penstock.cluster.controller.records import BrokerRegistration, Partition
 from penstock.cluster.decisions import Record
 
 
@@ -16,7 +16,7 @@ class Draft:
 
     def __init__(self, image: Image) -> None:
         self._image = image
-        self._brokers: dict[int, Broker] = {}
+        self._brokers: dict[int, BrokerRegistration] = {}
         self._partitions: dict[Place, Partition] = {}
         self._drained: dict[int, bool] = {}
         self._others: list[Record] = []
@@ -27,7 +27,7 @@ class Draft:
     def put(self, at: Place, partition: Partition) -> None:
         self._partitions[at] = partition
 
-    def put_broker(self, broker: int, value: Broker) -> None:
+    def put_broker(self, broker: int, value: BrokerRegistration) -> None:
         self._brokers[broker] = value
 
     def partition(self, at: Place) -> Partition:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import cast
 
 from penstock.cluster.controller import records as rec
-from penstock.cluster.controller.records import Broker, Partition, Topic
+from penstock.cluster.controller.records import BrokerRegistration, Partition, Topic
 from penstock.cluster.decisions import Record
-from penstock.cluster.replica.messages import Assignment
+from penstock.cluster.replica.messages import PartitionAssignment
 from penstock.core.errors import UnknownTopicError
 
 Place = tuple[bytes, int]
@@ -19,7 +19,7 @@ class Image:
     is ahead by what it has decided."""
 
     def __init__(self) -> None:
-        self.brokers: dict[int, Broker] = {}
+        self.brokers: dict[int, BrokerRegistration] = {}
         self.topics: dict[bytes, Topic] = {}
         self.partitions: dict[Place, Partition] = {}
         self.settings: dict[tuple[str, str], bytes] = {}
@@ -91,12 +91,12 @@ class Image:
         known = self.brokers.get(broker)
         return known is not None and known.epoch == broker_epoch
 
-    def assignment(self, place: Place) -> Assignment | None:
+    def assignment(self, place: Place) -> PartitionAssignment | None:
         """What the broker of a replica is told."""
         partition, topic = self.partitions.get(place), self.topics.get(place[0])
         if partition is None or topic is None:
             return None
-        return Assignment(
+        return PartitionAssignment(
             partition.leader, partition.leader_epoch, partition.partition_epoch,
             partition.replicas, partition.isr, topic.min_insync, partition.offline,
         )  # fmt: skip

@@ -28,10 +28,10 @@ from penstock.cluster.controller.draft import Draft
 from penstock.cluster.controller.image import Image, Place
 from penstock.cluster.controller.placement import place
 from penstock.cluster.controller.reassigning import targets
-from penstock.cluster.controller.records import Broker, Partition, Topic
-from penstock.cluster.controller.recovery import Recovery
+from penstock.cluster.controller.records import BrokerRegistration, Partition, Topic
+from penstock.cluster.controller.recovery import LeaderRecovery
 from penstock.cluster.decisions import Decision, Record
-from penstock.cluster.replica.messages import IsrChange, IsrChanged, LogEnd, Refusal
+from penstock.cluster.replica.messages import IsrChange, IsrChanged, LogEnd, ReplicaRefusal
 from penstock.core.errors import (
     AttachRefusedError,
     ConfigError,
@@ -83,7 +83,7 @@ class Controller:
         self.counts: Counter[str] = Counter()
         self._heard_at: dict[int, float] = {}
         self._balancer = Balancer(self.config.balance_interval)
-        self._recovery = Recovery(self.counts)
+        self._recovery = LeaderRecovery(self.counts)
         self._clock = 0.0
 
     def replay(self, record: Record) -> Place | None:
@@ -164,7 +164,9 @@ class Controller:
         id_block = known.id_block if known is not None and keeps_block else _new_block(draft)
         draft.put_broker(
             broker,
-            Broker(epoch, incarnation, folder, endpoints, rack, kept=kept, id_block=id_block),
+            BrokerRegistration(
+                epoch, incarnation, folder, endpoints, rack, kept=kept, id_block=id_block
+            ),
         )
         gone, ill = set(lost), set(offline)
         for at in sorted(self.image.places.get(broker, ())):
@@ -431,11 +433,13 @@ class Controller:
         """A leader asks."""
         it = self.image.partitions.get(at)
         if it is None:
-            return Decision((), IsrChanged(0, (), Refusal.NOT_A_REPLICA))
+            return Decision((), IsrChanged(0, (), ReplicaRefusal.NOT_A_REPLICA))
         if it.leader != asked.leader or it.leader_epoch != asked.leader_epoch:
-            return Decision((), IsrChanged(it.partition_epoch, it.isr, Refusal.OLD_EPOCH))
+            return Decision((), IsrChanged(it.partition_epoch, it.isr, ReplicaRefusal.OLD_EPOCH))
         if it.partition_epoch != asked.partition_epoch:
-            return Decision((), IsrChanged(it.partition_epoch, it.isr, Refusal.OLD_PARTITION_EPOCH))
+            return Decision(
+                (), IsrChanged(it.partition_epoch, it.isr, ReplicaRefusal.OLD_PARTITION_EPOCH)
+            )
         draft = Draft(self.image)
         why = self._unfit(it, asked)
         if why is not None:
@@ -449,18 +453,18 @@ class Controller:
         draft.put(at, now)
         return Decision(draft.records(), IsrChanged(now.partition_epoch, now.isr))
 
-    def _unfit(self, it: Partition, asked: IsrChange) -> Refusal | None:
+    def _unfit(self, it: Partition, asked: IsrChange) -> ReplicaRefusal | None:
         for member, epoch in asked.isr:
             known = self.image.brokers.get(member)
             if member not in it.replicas or known is None:
-                return Refusal.NOT_A_REPLICA
+                return ReplicaRefusal.NOT_A_REPLICA
             if known.epoch != epoch:
-                return Refusal.OLD_BROKER
+                return ReplicaRefusal.OLD_BROKER
             if not self.image.may_lead(member):
-                return Refusal.NOT_ELIGIBLE
+                return ReplicaRefusal.NOT_ELIGIBLE
             if member in it.offline and member not in it.isr:
-                return Refusal.NOT_ELIGIBLE
-        return None if asked.leader in dict(asked.isr) else Refusal.NOT_A_REPLICA
+                return ReplicaRefusal.NOT_ELIGIBLE
+        return None if asked.leader in dict(asked.isr) else ReplicaRefusal.NOT_A_REPLICA
 
     def elect(self, places: Iterable[Place], *, is_unclean: bool = False) -> Decision[int]:
         """Have preferred leaders lead, or, where nobody leads, whoever is there (`is_unclean`):
@@ -522,7 +526,7 @@ class Controller:
         first = draft.count(rec.PAGES, count)
         return Decision(draft.records(), first)
 
-    def _broker(self, broker: int, epoch: int) -> Broker:
+    def _broker(self, broker: int, epoch: int) -> BrokerRegistration:
         known = self.image.brokers.get(broker)
         if known is None or known.epoch != epoch:
             raise StaleBrokerEpochError(

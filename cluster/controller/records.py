@@ -2,7 +2,7 @@
 
 | key | value |
 |---|---|
-| `("broker", id)` | `Broker` |
+| `("broker", id)` | `BrokerRegistration` |
 | `("topic", topic id)` | `Topic` |
 | `("partition", topic id, number)` | `Partition` |
 | `("setting", kind, name)` | bytes, whose meaning the kind decides (access, limits, `DRAINED`) |
@@ -40,7 +40,7 @@ COORDINATOR_EPOCHS: Final = "coordinator epochs"
 PAGES: Final = "pages"
 
 
-class Broker(msgspec.Struct, frozen=True, array_like=True):
+class BrokerRegistration(msgspec.Struct, frozen=True, array_like=True):
     """One registration. `epoch` is new with each life of the broker (`incarnation`); `folder` is
     its data folder's uuid. A fenced broker leads nothing. `kept`: the newest life of which this one
     was in touch with others, so that its folder has to know of it. `id_block`: what the producer
@@ -82,11 +82,11 @@ class UncleanRecovery(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Partition(msgspec.Struct, frozen=True, array_like=True):
-    """See `penstock.cluster.replica.Assignment`. `target`: the replicas that a reassignment is to
-    end with, empty without one. `last_isr`: who left the ISR since a leader was last known to live,
-    the latest first: with the ISR, everybody who may have all that counts. `offline`: replicas
-    whose log takes nothing, by the word of their brokers. `blank`: replicas that have nothing any
-    more, or what an older copy of their folder has."""
+    """See `PartitionAssignment` of `penstock.cluster.replica`. `target`: the replicas that a
+    reassignment is to end with, empty without one. `last_isr`: who left the ISR since a leader was
+    last known to live, the latest first: with the ISR, everybody who may have all that counts.
+    `offline`: replicas whose log takes nothing, by the word of their brokers. `blank`: replicas
+    that have nothing any more, or what an older copy of their folder has."""
 
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
@@ -103,7 +103,7 @@ class Partition(msgspec.Struct, frozen=True, array_like=True):
 _encode: Final = msgspec.msgpack.Encoder().encode
 _key: Final = msgspec.msgpack.Decoder(tuple)
 VALUES: Final[dict[str, msgspec.msgpack.Decoder[object]]] = {
-    BROKER: msgspec.msgpack.Decoder(Broker),
+    BROKER: msgspec.msgpack.Decoder(BrokerRegistration),
     TOPIC: msgspec.msgpack.Decoder(Topic),
     PARTITION: msgspec.msgpack.Decoder(Partition),
     SETTING: msgspec.msgpack.Decoder(bytes),

@@ -27,7 +27,7 @@ SETTLED_MAX: Final = 1000
 """Partitions whose last ISR is forgotten in one decision."""
 
 
-class Recovery:
+class LeaderRecovery:
     """Of one controller. Decides by drafts; image and `counts` are the controller's."""
 
     def __init__(self, counts: Counter[str]) -> None:

@@ -47,7 +47,7 @@ class Table:
         self.targets += new
 
 
-class Draft:
+class GroupDraft:
     """`generation` is the one that this decision makes, should anything change."""
 
     def __init__(self, group: Group, guarantee: str | None = None) -> None:

@@ -16,7 +16,7 @@ Key = tuple[str, str]
 
 
 @dataclass(slots=True)
-class Pulse:
+class MemberSession:
     """`away_since`: None while connected."""
 
     away_since: float | None
@@ -72,7 +72,7 @@ class Liveness:
     """The pulse of each member. `unseen`: members that were replayed and not heard of since."""
 
     def __init__(self) -> None:
-        self._pulses: dict[Key, Pulse] = {}
+        self._pulses: dict[Key, MemberSession] = {}
         self._unseen: dict[Key, None] = {}
         self.timers = Timers()
 
@@ -89,7 +89,7 @@ class Liveness:
         """A request, or its connection is there again."""
         pulse = self._pulses.get(key)
         if pulse is None:
-            pulse = self._begin(key, Pulse(None, now))
+            pulse = self._begin(key, MemberSession(None, now))
         pulse.away_since = None
         pulse.last_request = now
         if member.processing_timeout is not None:
@@ -97,7 +97,7 @@ class Liveness:
 
     def lost(self, now: float, key: Key, member: Member) -> None:
         """Its connection ended."""
-        pulse = self._pulses.get(key) or self._begin(key, Pulse(now, now))
+        pulse = self._pulses.get(key) or self._begin(key, MemberSession(now, now))
         if pulse.away_since is None:
             pulse.away_since = now
         self._schedule(key, pulse, member)
@@ -122,11 +122,11 @@ class Liveness:
         """0 while members are unseen: `tick` starts their time."""
         return 0.0 if self._unseen else self.timers.next()
 
-    def _begin(self, key: Key, pulse: Pulse) -> Pulse:
+    def _begin(self, key: Key, pulse: MemberSession) -> MemberSession:
         self._unseen.pop(key, None)
         self._pulses[key] = pulse
         return pulse
 
-    def _schedule(self, key: Key, pulse: Pulse, member: Member) -> None:
+    def _schedule(self, key: Key, pulse: MemberSession, member: Member) -> None:
         if (end := pulse.end(member)) is not None:
             self.timers.schedule(key, end[0])

@@ -49,7 +49,7 @@ from penstock.cluster.groups import offsets as kept
 from penstock.cluster.groups.admission import Owns, owned_by_all
 from penstock.cluster.groups.bounded import RECORDS_MAX, Bounded, size_of
 from penstock.cluster.groups.described import everything
-from penstock.cluster.groups.draft import Draft
+from penstock.cluster.groups.draft import GroupDraft
 from penstock.cluster.groups.liveness import Liveness, Timers
 from penstock.cluster.groups.records import Member
 from penstock.cluster.groups.state import Group
@@ -153,7 +153,7 @@ class Groups:
         admission.check_guarantee(there, guarantee)
         if not old and not before:
             admission.check_room(there, len(self._groups), self._limits)
-        draft = Draft(there, None if there.members else guarantee)
+        draft = GroupDraft(there, None if there.members else guarantee)
         member = Member(
             old.member_id if old else new_member_id,
             old.number if old else draft.next_number,
@@ -180,7 +180,7 @@ class Groups:
         requests.check_places(group, released)
         member = self._known(group, member_id)
         self._liveness.heard(now, (group, member_id), member)
-        draft = Draft(self._groups[group])
+        draft = GroupDraft(self._groups[group])
         draft.release(member, released)
         return self._answer(now, draft, member)
 
@@ -307,7 +307,7 @@ class Groups:
         if there.meta is None:
             admission.check_room(there, len(self._groups), self._limits)
         decided = kept.seek(there, offsets, allow_redelivery, self._catalogue, now)
-        draft = Draft(there)
+        draft = GroupDraft(there)
         for offset in offsets:
             draft.regrant(offset.topic_id, offset.partition)
         return Decision(self._finish(now, draft) + decided, None, draft.notify)
@@ -381,18 +381,18 @@ class Groups:
         return min((at for at in both if at is not None), default=None)
 
     # --- deciding ---
-    def _answer(self, now: float, draft: Draft, member: Member) -> Decision[Assignment]:
+    def _answer(self, now: float, draft: GroupDraft, member: Member) -> Decision[Assignment]:
         decided = self._finish(now, draft)
         notify = draft.notify - {member.member_id}
         return Decision(decided, draft.assignment(member), notify)
 
-    def _finish(self, now: float, draft: Draft) -> tuple[Record, ...]:
+    def _finish(self, now: float, draft: GroupDraft) -> tuple[Record, ...]:
         decided = self._finished(now, draft)
         if decided:
             self._count(draft.group.name, "rebalances", 1)
         return decided
 
-    def _finished(self, now: float, draft: Draft) -> tuple[Record, ...]:
+    def _finished(self, now: float, draft: GroupDraft) -> tuple[Record, ...]:
         """What the draft decides, and where partitions begin that are new. These are left out where
         so many came at once that no batch takes them."""
         begins = kept.begin_records(draft.group, draft.added, now)
@@ -402,14 +402,14 @@ class Groups:
     def _drop(self, now: float, group: str, member_id: str, why: str) -> Decision[None]:
         if self._find(group, member_id) is None:
             return Decision((), None)
-        draft = Draft(self._groups[group])
+        draft = GroupDraft(self._groups[group])
         draft.drop(member_id)
         self._count(group, why, 1)
         self._place(draft)
         decided = self._finish(now, draft)
         return Decision(decided, None, draft.notify)
 
-    def _place(self, draft: Draft) -> None:
+    def _place(self, draft: GroupDraft) -> None:
         draft.place(self._catalogue, self._limits.member_partitions_max)
 
     def _follow(self, now: float, ends: Mapping[str, Mapping[str, str]]) -> Decision[None]:
@@ -420,7 +420,7 @@ class Groups:
         waiting = deque([*ends, *(name for name in self._unsettled if name not in ends)])
         while waiting:
             if group := self._groups.get(waiting[0]):
-                draft, ended = Draft(group), ends.get(group.name, {})
+                draft, ended = GroupDraft(group), ends.get(group.name, {})
                 for member_id in ended:
                     draft.drop(member_id)
                 self._place(draft)

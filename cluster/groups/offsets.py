@@ -17,7 +17,7 @@ from typing import Final
 from penstock.cluster.decisions import Record
 from penstock.cluster.groups.records import (
     ClaimMade,
-    Committed,
+    CommittedOffset,
     Member,
     Skipped,
     group_record,
@@ -79,7 +79,7 @@ def commit_records(group: Group, offsets: Iterable[OffsetCommit], now: float) ->
         _check_offset(group, o.topic_id, o.partition, o.offset)
         was = group.committed(o.topic_id, o.partition)
         if was is None or was.offset != o.offset or was.leader_epoch != o.leader_epoch:
-            new = Committed(o.offset, o.leader_epoch, micros(now))
+            new = CommittedOffset(o.offset, o.leader_epoch, micros(now))
             found.append(offset_record(group.name, o.topic_id, o.partition, new))
     return tuple(found)
 
@@ -127,7 +127,7 @@ def begin_records(
     beginning. Where members begin by themselves, say at the latest, would pass over what was
     written until they heard of it."""
     return tuple(
-        offset_record(group.name, topic_id, partition, Committed(0, NO_EPOCH, micros(now)))
+        offset_record(group.name, topic_id, partition, CommittedOffset(0, NO_EPOCH, micros(now)))
         for topic_id, partitions in added.items()
         for partition in partitions
         if group.committed(topic_id, partition) is None
@@ -153,7 +153,7 @@ def claim(
                 outcome = "claims_repeated"
             elif was is None or was.offset == c.start:
                 outcome, at = "claims_granted", c.end
-                new = Committed(c.end, c.leader_epoch, micros(now), made)
+                new = CommittedOffset(c.end, c.leader_epoch, micros(now), made)
                 records.append(offset_record(group.name, c.topic_id, c.partition, new))
         granted.append(outcome != "claims_refused")
         committed.append(at)
@@ -210,7 +210,7 @@ def seek(
                 f"{was.offset} back to {o.offset}, and it is at-most-once; allow redelivery "
                 "(--allow-redelivery) if records may be handed out again"
             )
-        new = Committed(o.offset, o.leader_epoch, micros(now))
+        new = CommittedOffset(o.offset, o.leader_epoch, micros(now))
         found.append(offset_record(group.name, o.topic_id, o.partition, new))
     return tuple(found)
 

@@ -5,7 +5,7 @@
 | ("group", group) | `Meta` |
 | ("member", group, member id) | `Member` |
 | ("owners", group, topic id) | `Owners` |
-| ("offset", group, topic id, partition) | `Committed` |
+| ("offset", group, topic id, partition) | `CommittedOffset` |
 | ("skipped", group) | `Skipped` |
 
 Keys and values are msgpack arrays. A value may get further fields with defaults at its end; what
@@ -69,7 +69,7 @@ class ClaimMade(msgspec.Struct, frozen=True, array_like=True):
     start: int
 
 
-class Committed(msgspec.Struct, frozen=True, array_like=True):
+class CommittedOffset(msgspec.Struct, frozen=True, array_like=True):
     """`committed_at`: microseconds since the epoch."""
 
     offset: int
@@ -90,7 +90,7 @@ decode_key: Final = msgspec.msgpack.Decoder().decode
 decode_meta: Final = msgspec.msgpack.Decoder(Meta).decode
 decode_member: Final = msgspec.msgpack.Decoder(Member).decode
 decode_owners: Final = msgspec.msgpack.Decoder(Owners).decode
-decode_committed: Final = msgspec.msgpack.Decoder(Committed).decode
+decode_committed: Final = msgspec.msgpack.Decoder(CommittedOffset).decode
 decode_skipped: Final = msgspec.msgpack.Decoder(Skipped).decode
 
 
@@ -111,7 +111,7 @@ def owners_record(group: str, topic_id: bytes, owners: Owners | None) -> Record:
 
 
 def offset_record(
-    group: str, topic_id: bytes, partition: int, committed: Committed | None
+    group: str, topic_id: bytes, partition: int, committed: CommittedOffset | None
 ) -> Record:
     return _record((OFFSET, group, topic_id, partition), committed)
 

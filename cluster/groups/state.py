@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.cluster.groups import records
 from penstock.cluster.groups.patterns import matches
-from penstock.cluster.groups.records import Committed, Member, Meta, Owners, Skipped
+from penstock.cluster.groups.records import CommittedOffset, Member, Meta, Owners, Skipped
 from penstock.cluster.groups.types import AT_MOST_ONCE, EMPTY, MOVING, STABLE
 
 
@@ -30,7 +30,7 @@ class Group:
         self.members: dict[str, Member] = {}
         self.by_number: dict[int, Member] = {}
         self.owners: dict[bytes, Owners] = {}
-        self.offsets: dict[bytes, dict[int, Committed]] = {}
+        self.offsets: dict[bytes, dict[int, CommittedOffset]] = {}
         self.skipped: Skipped | None = None
 
     # --- the one mutator ---
@@ -92,7 +92,7 @@ class Group:
         )
         return MOVING if moving else STABLE
 
-    def committed(self, topic_id: bytes, partition: int) -> Committed | None:
+    def committed(self, topic_id: bytes, partition: int) -> CommittedOffset | None:
         of_topic = self.offsets.get(topic_id)
         return of_topic.get(partition) if of_topic else None
 
@@ -112,7 +112,7 @@ class Group:
             and owned.grants[partition] == grant
         )
 
-    def all_offsets(self) -> Iterator[tuple[bytes, int, Committed]]:
+    def all_offsets(self) -> Iterator[tuple[bytes, int, CommittedOffset]]:
         for topic_id, of_topic in self.offsets.items():
             for partition, committed in of_topic.items():
                 yield topic_id, partition, committed

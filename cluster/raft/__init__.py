@@ -11,7 +11,7 @@ from __future__ import annotations
 from penstock.cluster.raft.config import RaftConfig
 from penstock.cluster.raft.machine import Effects, Raft
 from penstock.cluster.raft.messages import (
-    Entry,
+    LogEntry,
     Members,
     RaftMessage,
     Saved,
@@ -22,7 +22,7 @@ from penstock.cluster.raft.messages import (
 
 __all__ = [
     "Effects",
-    "Entry",
+    "LogEntry",
     "Members",
     "Raft",
     "RaftConfig",

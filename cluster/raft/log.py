@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from penstock.cluster.raft.messages import MEMBERS, Entry, Members, Snapshot
+from penstock.cluster.raft.messages import MEMBERS, LogEntry, Members, Snapshot
 
 _members = msgspec.msgpack.Decoder(Members)
 
@@ -17,12 +17,12 @@ _members = msgspec.msgpack.Decoder(Members)
 class RaftLog:
     """Entries `first_index` to `last_index`; empty where the last is one below the first."""
 
-    def __init__(self, snapshot: Snapshot, entries: Iterable[Entry] = ()) -> None:
+    def __init__(self, snapshot: Snapshot, entries: Iterable[LogEntry] = ()) -> None:
         self._begin(snapshot, entries)
 
-    def _begin(self, snapshot: Snapshot, entries: Iterable[Entry]) -> None:
+    def _begin(self, snapshot: Snapshot, entries: Iterable[LogEntry]) -> None:
         self.snapshot = snapshot
-        self._entries: list[Entry] = []
+        self._entries: list[LogEntry] = []
         self._members: list[tuple[int, Members]] = [(snapshot.index, snapshot.members)]
         self.append(entries)
 
@@ -59,7 +59,7 @@ class RaftLog:
         place = index - self.first_index
         return self._entries[place].term if 0 <= place < len(self._entries) else None
 
-    def entries(self, first: int, stop: int, bytes_max: int | None = None) -> tuple[Entry, ...]:
+    def entries(self, first: int, stop: int, bytes_max: int | None = None) -> tuple[LogEntry, ...]:
         """From `first` up to `stop` (exclusive); at least one of them, and no more than about so
         many bytes."""
         found = self._entries[first - self.first_index : stop - self.first_index]
@@ -85,7 +85,7 @@ class RaftLog:
         return index, self.term_at(index) or 0
 
     # --- changes ---
-    def append(self, entries: Iterable[Entry]) -> None:
+    def append(self, entries: Iterable[LogEntry]) -> None:
         for entry in entries:
             assert entry.index == self.last_index + 1, f"{entry} behind {self.last_index}"
             assert entry.term >= self.last_term, f"{entry} behind term {self.last_term}"
@@ -93,7 +93,7 @@ class RaftLog:
             if entry.kind == MEMBERS:
                 self._members.append((entry.index, _members.decode(entry.data)))
 
-    def conflict(self, entries: Sequence[Entry]) -> int:
+    def conflict(self, entries: Sequence[LogEntry]) -> int:
         """How many of these entries, which follow one that is here, are here already."""
         for count, entry in enumerate(entries):
             if self.term_at(entry.index) != entry.term:

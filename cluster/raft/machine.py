@@ -48,15 +48,15 @@ from penstock.cluster.raft.messages import (
     NOOP,
     Accepted,
     Append,
-    Entry,
     Install,
-    Lead,
+    LogEntry,
     Members,
     PreVote,
     RaftMessage,
     Rejected,
     Saved,
     Snapshot,
+    TimeoutNow,
     Vote,
     VoteReply,
     Write,
@@ -75,7 +75,7 @@ class Effects:
     writes: list[Write] = field(default_factory=list)
     messages: list[tuple[int, RaftMessage]] = field(default_factory=list)
     restore: Snapshot | None = None
-    committed: tuple[Entry, ...] = ()
+    committed: tuple[LogEntry, ...] = ()
 
 
 class Raft:
@@ -167,7 +167,7 @@ class Raft:
                     self._install(now, sender, message)
                 case Accepted() | Rejected():
                     self._answered(now, sender, message)
-                case Lead():
+                case TimeoutNow():
                     if self.node in self.members.voters and sender == self.leader:
                         self._stand(now, is_pre=False, forced=True)
                 case _:
@@ -436,7 +436,7 @@ class Raft:
         return role
 
     def _lead_on(self, now: float, role: Leader, kind: int, data: bytes) -> int:
-        entry = Entry(self.log.last_index + 1, self.term, kind, data)
+        entry = LogEntry(self.log.last_index + 1, self.term, kind, data)
         self.log.append((entry,))
         self._store((entry,))
         if kind == MEMBERS:
@@ -465,7 +465,7 @@ class Raft:
             role.heartbeat_at = min(role.heartbeat_at, now + self.config.heartbeat / 10)
 
     # --- out ---
-    def _store(self, entries: Iterable[Entry], snapshot: Snapshot | None = None) -> None:
+    def _store(self, entries: Iterable[LogEntry], snapshot: Snapshot | None = None) -> None:
         entries = tuple(entries)
         first = entries[0].index if entries else self.log.last_index + 1
         begun = self._out.writes

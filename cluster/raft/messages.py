@@ -17,7 +17,7 @@ MEMBERS: Final = 2
 """Its data are the `Members` from this entry on, committed or not."""
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True):
+class _Message(msgspec.Struct, frozen=True, array_like=True):
     """`term` is the sender's, but for `PreVote` and what grants it: the term to come."""
 
     term: int
@@ -40,7 +40,7 @@ class Members(msgspec.Struct, frozen=True, array_like=True):
         return self.voters + self.learners
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class LogEntry(msgspec.Struct, frozen=True, array_like=True):
     """One place in the log. Indexes begin at 1."""
 
     index: int
@@ -58,7 +58,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
 
 
-class PreVote(Message, frozen=True, tag=True):
+class PreVote(_Message, frozen=True, tag=True):
     """Would you vote for me? Changes nobody's term, so that who comes back from a cut does not
     depose a leader that all others hear."""
 
@@ -66,7 +66,7 @@ class PreVote(Message, frozen=True, tag=True):
     last_term: int
 
 
-class Vote(Message, frozen=True, tag=True):
+class Vote(_Message, frozen=True, tag=True):
     """`forced`: the leader itself asked for it, so that its being there is no reason against it."""
 
     last_index: int
@@ -74,35 +74,35 @@ class Vote(Message, frozen=True, tag=True):
     forced: bool
 
 
-class VoteReply(Message, frozen=True, tag=True):
+class VoteReply(_Message, frozen=True, tag=True):
     """To either of both."""
 
     is_pre: bool
     granted: bool
 
 
-class Append(Message, frozen=True, tag=True):
+class Append(_Message, frozen=True, tag=True):
     """Entries behind (`index`, `index_term`); none of them: a heartbeat or a probe."""
 
     index: int
     index_term: int
-    entries: tuple[Entry, ...]
+    entries: tuple[LogEntry, ...]
     commit: int
 
 
-class Install(Message, frozen=True, tag=True):
+class Install(_Message, frozen=True, tag=True):
     """The follower is behind the leader's log: it begins again with this."""
 
     snapshot: Snapshot
 
 
-class Accepted(Message, frozen=True, tag=True):
+class Accepted(_Message, frozen=True, tag=True):
     """The sender's log is the leader's up to `index`, on stable storage."""
 
     index: int
 
 
-class Rejected(Message, frozen=True, tag=True):
+class Rejected(_Message, frozen=True, tag=True):
     """`index` of an `Append` is not in the sender's log with that term; the logs may agree at
     `hint_index` (`hint_term` there), and nowhere behind it."""
 
@@ -111,11 +111,11 @@ class Rejected(Message, frozen=True, tag=True):
     hint_term: int
 
 
-class Lead(Message, frozen=True, tag=True):
+class TimeoutNow(_Message, frozen=True, tag="Lead"):
     """The leader gives its place away: the follower is to stand for election at once."""
 
 
-RaftMessage = PreVote | Vote | VoteReply | Append | Install | Accepted | Rejected | Lead
+RaftMessage = PreVote | Vote | VoteReply | Append | Install | Accepted | Rejected | TimeoutNow
 
 
 class Write(msgspec.Struct, frozen=True):
@@ -128,7 +128,7 @@ class Write(msgspec.Struct, frozen=True):
     term: int
     vote: int | None
     first_index: int
-    entries: tuple[Entry, ...]
+    entries: tuple[LogEntry, ...]
     snapshot: Snapshot | None = None
 
 
@@ -139,7 +139,7 @@ class Saved(msgspec.Struct, frozen=True):
     snapshot: Snapshot
     term: int = 0
     vote: int | None = None
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[LogEntry, ...] = ()
 
 
 def fresh(*voters: int) -> Saved:

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 
 from penstock.cluster.raft.config import RaftConfig
 from penstock.cluster.raft.log import RaftLog
-from penstock.cluster.raft.messages import Accepted, Append, Install, Lead, RaftMessage, Rejected
+from penstock.cluster.raft.messages import (
+    Accepted,
+    Append,
+    Install,
+    RaftMessage,
+    Rejected,
+    TimeoutNow,
+)
 from penstock.cluster.raft.progress import PROBING, SNAPSHOT, Progress
 
 
@@ -116,7 +123,7 @@ class Leader:
         if progress is not None and progress.match == self._log.last_index:
             assert self.receiver is not None
             self._counts["transfers"] += 1
-            self._send(self.receiver, Lead(self._term))
+            self._send(self.receiver, TimeoutNow(self._term))
 
     # --- hearing ---
     def answered(self, now: float, sender: int, message: Accepted | Rejected) -> bool:

@@ -1,7 +1,7 @@
 """A partition's replicas, pure: who leads, who follows, what is committed.
 
     replica = Replica(2, LogEnds(...), ReplicaConfig(), brokers)
-    replica.assign(now, Assignment(...))     # what the controller says
+    replica.assign(now, PartitionAssignment(...))     # what the controller says
     replica.fetch(now, FetchRequest(...))    # asked by a follower, where this one leads
     replica.fetched(...), replica.diverged(...)  # answers of the leader, where this one follows
 
@@ -10,12 +10,11 @@ Knows neither sockets nor files nor clocks; the bytes of the log are its shell's
 
 from __future__ import annotations
 
-from penstock.cluster.replica.follower import Follower
-from penstock.cluster.replica.leader import Leader
+from penstock.cluster.replica.follower import ReplicaFollower
+from penstock.cluster.replica.leader import ReplicaLeader
 from penstock.cluster.replica.ledger import LogEnds
 from penstock.cluster.replica.machine import Replica
 from penstock.cluster.replica.messages import (
-    Assignment,
     Diverged,
     Fetched,
     FetchRefused,
@@ -23,23 +22,24 @@ from penstock.cluster.replica.messages import (
     IsrChange,
     IsrChanged,
     LogEnd,
-    Refusal,
+    PartitionAssignment,
     ReplicaConfig,
+    ReplicaRefusal,
 )
 
 __all__ = [
-    "Assignment",
     "Diverged",
     "FetchRefused",
     "FetchRequest",
     "Fetched",
-    "Follower",
     "IsrChange",
     "IsrChanged",
-    "Leader",
     "LogEnd",
     "LogEnds",
-    "Refusal",
+    "PartitionAssignment",
     "Replica",
     "ReplicaConfig",
+    "ReplicaFollower",
+    "ReplicaLeader",
+    "ReplicaRefusal",
 ]

@@ -13,19 +13,19 @@ from __future__ import annotations
 
 from penstock.cluster.replica.ledger import LogEnds
 from penstock.cluster.replica.messages import (
-    Assignment,
     Diverged,
     Fetched,
     FetchRefused,
     FetchRequest,
-    Refusal,
+    PartitionAssignment,
+    ReplicaRefusal,
 )
 
 
-class Follower:
+class ReplicaFollower:
     """`leader` is None while nobody leads: then it waits for the controller."""
 
-    def __init__(self, broker: int, log: LogEnds, word: Assignment) -> None:
+    def __init__(self, broker: int, log: LogEnds, word: PartitionAssignment) -> None:
         self.broker = broker
         self.leader = word.leader
         self.epoch = word.leader_epoch
@@ -84,7 +84,7 @@ class Follower:
         if not self._is_due(answer):
             return
         self.counts["refused"] += 1
-        if answer.why == Refusal.OLD_EPOCH and answer.leader_epoch > self.epoch:
+        if answer.why == ReplicaRefusal.OLD_EPOCH and answer.leader_epoch > self.epoch:
             self.is_waiting = True
 
     def _is_due(self, answer: Fetched | Diverged | FetchRefused) -> bool:

@@ -24,18 +24,22 @@ from typing import Final
 
 from penstock.cluster.replica.ledger import LogEnds
 from penstock.cluster.replica.messages import (
-    Assignment,
     Diverged,
     Fetched,
     FetchRefused,
     FetchRequest,
     IsrChange,
     IsrChanged,
-    Refusal,
+    PartitionAssignment,
     ReplicaConfig,
+    ReplicaRefusal,
 )
 
-FINAL: Final = (Refusal.NOT_ELIGIBLE, Refusal.OLD_BROKER, Refusal.NOT_A_REPLICA)
+FINAL: Final = (
+    ReplicaRefusal.NOT_ELIGIBLE,
+    ReplicaRefusal.OLD_BROKER,
+    ReplicaRefusal.NOT_A_REPLICA,
+)
 """Who is in the change was looked at. Other refusals tell nothing of it: it may have been made."""
 
 
@@ -51,7 +55,7 @@ class FollowerProgress:
     """The log end here when it last fetched."""
 
 
-class Leader:
+class ReplicaLeader:
     """`isr` is what the controller said last, `wanted` what this leader asked for and does not know
     the outcome of."""
 
@@ -62,7 +66,7 @@ class Leader:
         config: ReplicaConfig,
         brokers: Mapping[int, int],
         now: float,
-        word: Assignment,
+        word: PartitionAssignment,
     ) -> None:
         self.broker = broker
         self.epoch = word.leader_epoch
@@ -99,7 +103,7 @@ class Leader:
         """The log has grown here, or more of it is on stable storage."""
         self._advance()
 
-    def hear(self, now: float, word: Assignment) -> None:
+    def hear(self, now: float, word: PartitionAssignment) -> None:
         """The controller says of this partition what is newer, in this leader's epoch; or all of
         what an answer of its told the ISR of. That leaves alone what was asked for since."""
         if word.partition_epoch < self.partition_epoch:
@@ -158,7 +162,7 @@ class Leader:
             self._advance()
 
     # --- inside ---
-    def _take(self, now: float, word: Assignment) -> None:
+    def _take(self, now: float, word: PartitionAssignment) -> None:
         self.isr, self.partition_epoch = word.isr, word.partition_epoch
         self.replicas, self._offline = word.replicas, word.offline
         self._min_insync = min(word.min_insync, len(word.replicas))
@@ -167,14 +171,18 @@ class Leader:
                 epoch = self._brokers.get(member, 0)
                 self._progress[member] = FollowerProgress(epoch, caught_up_at=now)
 
-    def _refusal(self, request: FetchRequest) -> Refusal | None:
+    def _refusal(self, request: FetchRequest) -> ReplicaRefusal | None:
         if request.leader_epoch != self.epoch:
-            return Refusal.OLD_EPOCH if request.leader_epoch < self.epoch else Refusal.NEW_EPOCH
+            return (
+                ReplicaRefusal.OLD_EPOCH
+                if request.leader_epoch < self.epoch
+                else ReplicaRefusal.NEW_EPOCH
+            )
         if request.broker not in self.replicas:
-            return Refusal.NOT_A_REPLICA
+            return ReplicaRefusal.NOT_A_REPLICA
         known = self._progress.get(request.broker)
         epoch = max(self._brokers.get(request.broker, 0), known.broker_epoch if known else 0)
-        return Refusal.OLD_BROKER if request.broker_epoch < epoch else None
+        return ReplicaRefusal.OLD_BROKER if request.broker_epoch < epoch else None
 
     def _note(self, now: float, request: FetchRequest) -> None:
         known = self._progress.get(request.broker)

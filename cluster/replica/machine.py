@@ -13,20 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.cluster.replica.follower import Follower
-from penstock.cluster.replica.leader import Leader
+from penstock.cluster.replica.follower import ReplicaFollower
+from penstock.cluster.replica.leader import ReplicaLeader
 from penstock.cluster.replica.ledger import LogEnds
 from penstock.cluster.replica.messages import (
-    Assignment,
     Diverged,
     Fetched,
     FetchRefused,
     FetchRequest,
-    Refusal,
+    PartitionAssignment,
     ReplicaConfig,
+    ReplicaRefusal,
 )
 
-Role = Leader | Follower | None
+Role = ReplicaLeader | ReplicaFollower | None
 
 
 class Replica:
@@ -47,7 +47,7 @@ class Replica:
     def leader_epoch(self) -> int:
         return self._epochs[0]
 
-    def assign(self, now: float, word: Assignment) -> bool:
+    def assign(self, now: float, word: PartitionAssignment) -> bool:
         """The controller speaks. Whether the role is another one now: then whoever waits for an
         acknowledgement of the old one is told NOT_LEADER."""
         epochs = (word.leader_epoch, word.partition_epoch)
@@ -59,37 +59,37 @@ class Replica:
         if self.broker not in word.replicas:
             self.role = None
         elif word.leader != self.broker:
-            if is_same and isinstance(role, Follower) and role.leader == word.leader:
+            if is_same and isinstance(role, ReplicaFollower) and role.leader == word.leader:
                 return False
             # What this broker led without a record of it is not in its log.
             self.log.epochs.truncate_end(self.log.log_end)
-            self.role = Follower(self.broker, self.log, word)
-        elif is_same and isinstance(role, Leader):
+            self.role = ReplicaFollower(self.broker, self.log, word)
+        elif is_same and isinstance(role, ReplicaLeader):
             role.hear(now, word)
             return False
         else:
             self.log.epochs.truncate_end(self.log.log_end)
             self.log.epochs.assign(word.leader_epoch, self.log.log_end)
-            self.role = Leader(self.broker, self.log, self.config, self._brokers, now, word)
+            self.role = ReplicaLeader(self.broker, self.log, self.config, self._brokers, now, word)
             self.role.appended()
         return True
 
     def appended(self, log_end: int) -> None:
         """The leader's log has grown up to there."""
-        assert isinstance(self.role, Leader), self.role
+        assert isinstance(self.role, ReplicaLeader), self.role
         self.log.appended(log_end, self.role.epoch)
         self.role.appended()
 
     def synced(self, upto: int) -> None:
         """The log is on stable storage up to there, where that counts."""
         self.log.synced = max(self.log.synced or 0, upto)
-        if isinstance(self.role, Leader):
+        if isinstance(self.role, ReplicaLeader):
             self.role.appended()
 
     def fetch(self, now: float, request: FetchRequest) -> Fetched | Diverged | FetchRefused:
         """A follower asks this broker."""
-        if not isinstance(self.role, Leader):
+        if not isinstance(self.role, ReplicaLeader):
             is_new = request.leader_epoch > self.leader_epoch
-            why = Refusal.NEW_EPOCH if is_new else Refusal.NOT_LEADER
+            why = ReplicaRefusal.NEW_EPOCH if is_new else ReplicaRefusal.NOT_LEADER
             return FetchRefused(request.number, why, self.leader_epoch)
         return self.role.fetch(now, request)

@@ -17,7 +17,7 @@ LeaderEpoch = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 BrokerId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
-class Refusal(IntEnum):
+class ReplicaRefusal(IntEnum):
     """Why a follower gets nothing, or an ISR does not change. Frozen."""
 
     NOT_LEADER = 1
@@ -34,7 +34,7 @@ class Refusal(IntEnum):
     """A broker that is fenced or shutting down joins no ISR, nor does one whose log is offline."""
 
 
-class Assignment(msgspec.Struct, frozen=True, array_like=True):
+class PartitionAssignment(msgspec.Struct, frozen=True, array_like=True):
     """What the controller says of a partition. `leader` is None while it has none. Epochs only
     grow: `leader_epoch` with each election, `partition_epoch` with each change of any field.
     `replicas`, `isr`: brokers; the first replica is the preferred leader. `offline`: replicas whose
@@ -89,7 +89,7 @@ class Diverged(msgspec.Struct, frozen=True, array_like=True):
 
 class FetchRefused(msgspec.Struct, frozen=True, array_like=True):
     number: Number
-    why: Refusal
+    why: ReplicaRefusal
     leader_epoch: LeaderEpoch
 
 
@@ -110,7 +110,7 @@ class IsrChanged(msgspec.Struct, frozen=True, array_like=True):
 
     partition_epoch: int
     isr: tuple[int, ...]
-    refused: Refusal | None = None
+    refused: ReplicaRefusal | None = None
 
 
 class LogEnd(msgspec.Struct, frozen=True, array_like=True):

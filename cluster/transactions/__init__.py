@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from penstock.cluster.transactions.answers import (
     ConsumedOffsets,
-    Ended,
-    Identity,
+    EndedTransaction,
     Listed,
     Marking,
     OffsetKeeper,
+    ProducerIdentity,
     StagesDecided,
 )
 from penstock.cluster.transactions.limits import TransactionLimits
@@ -21,11 +21,11 @@ from penstock.cluster.transactions.machine import EPOCH_LAST, Transactions
 __all__ = [
     "EPOCH_LAST",
     "ConsumedOffsets",
-    "Ended",
-    "Identity",
+    "EndedTransaction",
     "Listed",
     "Marking",
     "OffsetKeeper",
+    "ProducerIdentity",
     "StagesDecided",
     "TransactionLimits",
     "Transactions",

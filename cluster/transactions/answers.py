@@ -15,14 +15,14 @@ from penstock.core.errors import (
 )
 
 
-class Identity(NamedTuple):
+class ProducerIdentity(NamedTuple):
     """Who a producer is in its next transaction."""
 
     producer_id: int
     epoch: int
 
 
-class Ended(NamedTuple):
+class EndedTransaction(NamedTuple):
     """What was decided of a transaction. `why`: empty when it went as its producer asked first;
     else `stale`, `timeout`, `taken over`, `gone`
     or `forgotten`. `detail`: the first answer's words on that."""

@@ -43,11 +43,11 @@ from penstock.cluster.decisions import Decision, Record
 from penstock.cluster.transactions import records as rec
 from penstock.cluster.transactions.answers import (
     ConsumedOffsets,
-    Ended,
-    Identity,
+    EndedTransaction,
     Listed,
     Marking,
     OffsetKeeper,
+    ProducerIdentity,
     StagesDecided,
 )
 from penstock.cluster.transactions.ids import Ids
@@ -97,7 +97,7 @@ class Transactions:
 
     def init(
         self, now: float, transactional_id: str, timeout: float, new_producer_id: int
-    ) -> Decision[Identity]:
+    ) -> Decision[ProducerIdentity]:
         """Take an id over. The answer waits until `is_marking` is false, too."""
         self._stages.check_name("transactional_id", transactional_id)
         if not 0 < timeout <= self._limits.timeout_max:
@@ -121,7 +121,7 @@ class Transactions:
             )
         self.counts["inits"] += 1
         records = (_record(transactional_id, value),)
-        return Decision(records, Identity(value.producer_id, value.epoch), durable=True)
+        return Decision(records, ProducerIdentity(value.producer_id, value.epoch), durable=True)
 
     def add_partitions(
         self,
@@ -166,7 +166,7 @@ class Transactions:
         commit: bool,
         offsets: Sequence[ConsumedOffsets] = (),
         partitions: int = 0,
-    ) -> Decision[Ended]:
+    ) -> Decision[EndedTransaction]:
         """Decide the transaction of this epoch, once. `answer.error()` is what its producer is told
         when it wanted a commit and that is not what was decided first.
 
@@ -186,7 +186,7 @@ class Transactions:
             )
         ):
             self.counts["ends_repeated"] += 1
-            answer = Ended(last.committed, epoch + 1, last.why)
+            answer = EndedTransaction(last.committed, epoch + 1, last.why)
             return Decision((), answer, durable=True)
         known = self._current(transactional_id, producer_id, epoch)
         why, detail = rec.ASKED, ""
@@ -202,7 +202,9 @@ class Transactions:
         if commit:
             for consumed in offsets:
                 records += self._groups.offset_records(now, consumed.group, consumed.offsets)
-        return Decision(tuple(records), Ended(commit, epoch + 1, why, detail), durable=True)
+        return Decision(
+            tuple(records), EndedTransaction(commit, epoch + 1, why, detail), durable=True
+        )
 
     def abandon(self, now: float, producer_id: int) -> Decision[None]:
         """Its process died or closed: abort what it has open, after its lane was drained and closed
@@ -261,7 +263,7 @@ class Transactions:
         new_producer_id: int,
         stage: str,
         attempt: str = "",
-    ) -> Decision[Identity]:
+    ) -> Decision[ProducerIdentity]:
         return self._stages.begin(now, transactional_id, epoch, new_producer_id, stage, attempt)
 
     def end_stages(

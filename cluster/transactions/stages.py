@@ -39,7 +39,12 @@ import msgspec
 
 from penstock.cluster.decisions import Decision, Record
 from penstock.cluster.transactions import records as rec
-from penstock.cluster.transactions.answers import Ended, Identity, Listed, StagesDecided
+from penstock.cluster.transactions.answers import (
+    EndedTransaction,
+    Listed,
+    ProducerIdentity,
+    StagesDecided,
+)
 from penstock.cluster.transactions.limits import TransactionLimits
 from penstock.cluster.transactions.records import Decided, Key, Place, Stage
 from penstock.cluster.transactions.state import State
@@ -74,7 +79,7 @@ class Stages:
         new_producer_id: int,
         stage: str,
         attempt: str,
-    ) -> Decision[Identity]:
+    ) -> Decision[ProducerIdentity]:
         self.check_name("transactional_id", transactional_id)
         self.check_name("stage", stage)
         if attempt:
@@ -109,7 +114,7 @@ class Stages:
         begun = rec.record_of((rec.STAGE, transactional_id, stage), value)
         self._counts["stages_superseded"] += len(left)
         records = (begun, *(_decided(key, other, False) for key, other in left))
-        return Decision(records, Identity(new_producer_id, 0), durable=bool(left))
+        return Decision(records, ProducerIdentity(new_producer_id, 0), durable=bool(left))
 
     def add_partitions(
         self, transactional_id: str, producer_id: int, epoch: int, partitions: Iterable[Place]
@@ -132,7 +137,7 @@ class Stages:
 
     def end(
         self, transactional_id: str, producer_id: int, epoch: int, commit: bool
-    ) -> Decision[Ended]:
+    ) -> Decision[EndedTransaction]:
         """A producer gives its own stage up; only the commit of its transaction can commit it."""
         if commit:
             self._refuse(
@@ -143,10 +148,12 @@ class Stages:
             )
         found = self._find(producer_id)
         if found is not None and found[1].commit is not None:
-            return Decision((), Ended(found[1].commit, epoch + 1), durable=True)
+            return Decision((), EndedTransaction(found[1].commit, epoch + 1), durable=True)
         key, value = self._open(transactional_id, producer_id, epoch)
         self._counts["stages_given_up"] += 1
-        return Decision((_decided(key, value, False),), Ended(False, epoch + 1), durable=True)
+        return Decision(
+            (_decided(key, value, False),), EndedTransaction(False, epoch + 1), durable=True
+        )
 
     def end_named(self, transactional_id: str, stages: Sequence[str]) -> Decision[None]:
         """Abort these, where they are still open. What is decided, or gone, stays as it is."""

@@ -15,8 +15,8 @@ from group_fixture import fill
 from power_cuts import cut_power
 
 from penstock import Offset, aio
-from penstock.client.consumer.fetch_scheduler import Turns
-from penstock.client.consumer.group.membership import Membership
+from penstock.client.consumer.fetch_scheduler import FetchScheduler
+from penstock.client.consumer.group.membership import GroupMembership
 from penstock.client.consumer.records import Chunk
 from penstock.core import errors as er
 from penstock.ipc import coordination as co
@@ -158,15 +158,15 @@ def test_what_a_torn_poll_fetched_is_committed_by_nobody(node, guarantee, monkey
 
 def tear(monkeypatch):
     """Ctrl-C strikes when a poll has fetched, before it says so."""
-    gather = Turns.gather
+    gather = FetchScheduler.gather
 
     def torn(*given):
         if gather(*given):
             raise KeyboardInterrupt
         return []  # it is on its way
 
-    monkeypatch.setattr(Turns, "gather", torn)
-    monkeypatch.setattr(Turns, "alone", lambda self: None)
+    monkeypatch.setattr(FetchScheduler, "gather", torn)
+    monkeypatch.setattr(FetchScheduler, "alone", lambda self: None)
 
 
 @pytest.mark.rule(18)
@@ -286,9 +286,9 @@ def test_a_member_that_is_put_out_again_as_soon_as_it_has_joined_goes_on(node, m
     topic, group = node.create_topic(), f"put-out-{times}"
     fill(node, topic, 0, 10)
     left = times
-    being_known = Membership._being_known
+    being_known = GroupMembership._being_known
 
-    def put_out(member: Membership, timeout: float) -> Any:
+    def put_out(member: GroupMembership, timeout: float) -> Any:
         nonlocal left
         was_known = member._session is member._reader.session
         session = yield from being_known(member, timeout)
@@ -299,7 +299,7 @@ def test_a_member_that_is_put_out_again_as_soon_as_it_has_joined_goes_on(node, m
         return session
 
     with node.connect() as client, client.consumer(topic, group=group) as consumer:
-        monkeypatch.setattr(Membership, "_being_known", put_out)
+        monkeypatch.setattr(GroupMembership, "_being_known", put_out)
         with client.admin() as admin:
             admin._ask(co.LeaveGroup(group, consumer._member.member_id), Done)
         consumer._changes.retry_at = 0.0  # as if the coordinator had rung

@@ -18,7 +18,7 @@ from penstock.client.session import Session
 from penstock.core.storage import Storage
 from penstock.ipc import layout as lo
 from penstock.ipc import liveness
-from penstock.server.cleaner.retention import Partition
+from penstock.server.cleaner.retention import CleanedPartition
 
 SEGMENT = 64 << 10
 INTERVAL = "0.05"
@@ -108,7 +108,7 @@ def test_a_segment_that_was_seen_while_active_is_seen_closed_later(node, client)
     session = Session.attach(socket, lo.KIND_ADMIN, client_id="", timeout=10)
     topic = session.find_topic("t", 10)
     folder = str(node.folder / f"{topic.topic_id.hex()}-0")
-    partition = Partition(topic, 0, session.page(topic.pages[0]), folder)
+    partition = CleanedPartition(topic, 0, session.page(topic.pages[0]), folder)
     seen = []
     for number in range(3):
         send(client, "t", 50 * number, 50)  # a batch larger than a segment: each has its own

@@ -13,7 +13,7 @@ from sim.coordinator import Answered, Call, Refusal
 from sim.partitions import OK, Data, PartitionLog, Writer
 
 from penstock.cluster.groups import Assignment, Claim, ClientIdentity, OffsetCommit, Release
-from penstock.cluster.transactions import ConsumedOffsets, Ended
+from penstock.cluster.transactions import ConsumedOffsets, EndedTransaction
 from penstock.cluster.transactions.records import Place
 from penstock.testing.sim import Ask, Network, NoAnswer, Node, Simulation, Sleep, Task
 
@@ -246,7 +246,9 @@ class Transactional(Client):
             sequences[place] += 1
 
     def end(self, commit: bool, offsets: tuple[ConsumedOffsets, ...] = ()) -> Task:
-        ended: Ended = yield from self.call("end", self.name, *self.identity, commit, offsets)
+        ended: EndedTransaction = yield from self.call(
+            "end", self.name, *self.identity, commit, offsets
+        )
         self.identity = (self.identity[0], ended.next_epoch)
         return ended
 

@@ -24,14 +24,14 @@ from penstock.cluster.replica import (
     Fetched,
     FetchRefused,
     FetchRequest,
-    Follower,
     IsrChange,
     IsrChanged,
-    Leader,
     LogEnd,
     LogEnds,
     Replica,
     ReplicaConfig,
+    ReplicaFollower,
+    ReplicaLeader,
 )
 from penstock.core.epochs import EpochCache
 from penstock.core.errors import NotLeaderError, PenstockError, ResourceLimitError
@@ -482,7 +482,7 @@ class Broker(Node):
                 if replica.role is None:
                     del self.replicas[place], self.logs[place]
                     self.broken.discard(place)
-                elif isinstance(replica.role, Leader):
+                elif isinstance(replica.role, ReplicaLeader):
                     self.world.leads(self, place, replica)
                 else:
                     self.fetch(place)
@@ -495,8 +495,10 @@ class Broker(Node):
             done(False)
             return
         role = replica.role
-        if not isinstance(role, Leader) or role.is_short:
-            self.world.counts["too few in sync" if isinstance(role, Leader) else "no leader"] += 1
+        if not isinstance(role, ReplicaLeader) or role.is_short:
+            self.world.counts[
+                "too few in sync" if isinstance(role, ReplicaLeader) else "no leader"
+            ] += 1
             done(False)
             return
         epoch = role.epoch
@@ -530,7 +532,7 @@ class Broker(Node):
     def moved(self, place: Place) -> None:
         """The high watermark may have."""
         replica = self.replicas[place]
-        if not isinstance(replica.role, Leader):
+        if not isinstance(replica.role, ReplicaLeader):
             return
         self.world.sees(self, place, replica)
         waiting, self.acks = self.acks, []
@@ -574,7 +576,7 @@ class Broker(Node):
             if self.sim.random.random() < 0.3:
                 self.log_synced(place, len(log.entries))
             role = replica.role
-            if isinstance(role, Leader):
+            if isinstance(role, ReplicaLeader):
                 role.tick(now)
                 change = role.isr_change(now)
                 if change is not None:
@@ -622,7 +624,7 @@ class Broker(Node):
         self.carry_out(self.raft.gone(self.sim.now, number))
         self.arm()
 
-    def change_isr(self, place: Place, role: Leader, change: IsrChange) -> None:
+    def change_isr(self, place: Place, role: ReplicaLeader, change: IsrChange) -> None:
         def then(answer: Any) -> None:
             replica = self.replicas.get(place)
             if isinstance(answer, IsrChanged) and replica is not None and replica.role is role:
@@ -641,14 +643,18 @@ class Broker(Node):
             end = min(answer.offset + FETCH_MAX, replica.log.log_end)
             entries = tuple(self.logs[fetch.place].entries[answer.offset : end])
         self.send(source, Answered(fetch.place, answer, entries))
-        if isinstance(replica.role, Leader):
+        if isinstance(replica.role, ReplicaLeader):
             self.moved(fetch.place)
 
     # --- following ---
     def fetch(self, place: Place) -> None:
         self.fetching.discard(place)
         replica = self.replicas.get(place)
-        if replica is None or not isinstance(replica.role, Follower) or self.broker_epoch is None:
+        if (
+            replica is None
+            or not isinstance(replica.role, ReplicaFollower)
+            or self.broker_epoch is None
+        ):
             return
         if place in self.broken:
             return
@@ -668,7 +674,11 @@ class Broker(Node):
 
     def answered(self, came: Answered) -> None:
         replica = self.replicas.get(came.place)
-        if replica is None or not isinstance(replica.role, Follower) or came.place in self.broken:
+        if (
+            replica is None
+            or not isinstance(replica.role, ReplicaFollower)
+            or came.place in self.broken
+        ):
             return
         log, role = self.logs[came.place], replica.role
         before = replica.log.log_end

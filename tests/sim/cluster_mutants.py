@@ -11,7 +11,7 @@ from penstock.cluster.controller import Controller, Image
 from penstock.cluster.controller import elections as el
 from penstock.cluster.controller.image import Place
 from penstock.cluster.controller.records import Partition
-from penstock.cluster.replica import Follower, Leader, LogEnds
+from penstock.cluster.replica import LogEnds, ReplicaFollower, ReplicaLeader
 
 
 class Mutant(NamedTuple):
@@ -31,22 +31,22 @@ def truncates_to_the_high_watermark() -> Mutant:
         roles = {place: it.role for place, it in self.replicas.items()}
         original(self, places)
         for place, it in self.replicas.items():
-            if isinstance(it.role, Follower) and it.role is not roles.get(place):
+            if isinstance(it.role, ReplicaFollower) and it.role is not roles.get(place):
                 it.log.truncate(it.log.high_watermark)
                 del self.logs[place].entries[it.log.log_end :]
 
     return Mutant("truncation to the high watermark", Broker, "heard_metadata", heard)
 
 
-def _shrinks(self: Leader, isr: tuple[int, ...]) -> None:
+def _shrinks(self: ReplicaLeader, isr: tuple[int, ...]) -> None:
     self.isr = isr
 
 
-def _looks_only_at_the_isr(self: Leader) -> frozenset[int]:
+def _looks_only_at_the_isr(self: ReplicaLeader) -> frozenset[int]:
     return frozenset(self.isr)
 
 
-def _counts_itself_alone(self: Leader) -> None:
+def _counts_itself_alone(self: ReplicaLeader) -> None:
     self._log.high_watermark = self._log.log_end
 
 
@@ -138,12 +138,12 @@ MUTANTS = (
     truncates_to_the_high_watermark(),
     registers_as_closed(),
     trusts_older_copies(),
-    Mutant("an ISR that shrinks without the controller", Leader, "_want", _shrinks),
+    Mutant("an ISR that shrinks without the controller", ReplicaLeader, "_want", _shrinks),
     Mutant(
-        "a high watermark that forgets the ISR that was asked for", Leader, "maximal_isr",
+        "a high watermark that forgets the ISR that was asked for", ReplicaLeader, "maximal_isr",
         property(_looks_only_at_the_isr),
     ),
-    Mutant("a high watermark without followers", Leader, "_advance", _counts_itself_alone),
+    Mutant("a high watermark without followers", ReplicaLeader, "_advance", _counts_itself_alone),
     Mutant("elections from outside the ISR", el, "changed", _elects_anybody),
     Mutant("first replicas that lead out of sync", el, "preferred", _prefers_anybody),
     Mutant("reassignments that end before anybody caught up", el, "progressed", _ends_at_once),
@@ -156,6 +156,6 @@ MUTANTS = (
     Mutant("logs that are not compared by epochs", LogEnds, "end_of", _agrees),
     Mutant("records that count before they are synced", LogEnds, "stored",
            property(lambda self: self.log_end)),
-    Mutant("answers that are taken late and twice", Follower, "_is_due", _always),
-    Mutant("followers in the ISR before they have all that counts", Leader, "_fits", _always),
+    Mutant("answers that are taken late and twice", ReplicaFollower, "_is_due", _always),
+    Mutant("followers in the ISR before all that counts is there", ReplicaLeader, "_fits", _always),
 )  # fmt: skip

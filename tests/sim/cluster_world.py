@@ -19,7 +19,7 @@ from penstock.cluster.controller.image import Place
 from penstock.cluster.controller.records import PARTITION, parsed
 from penstock.cluster.decisions import Record
 from penstock.cluster.raft import fresh
-from penstock.cluster.replica import Replica
+from penstock.cluster.replica import Replica, ReplicaLeader
 from penstock.core.errors import PenstockError
 from penstock.testing.sim import FAIR, FOUL, Network, Simulation
 
@@ -213,7 +213,7 @@ class ClusterWorld:
         # To whoever believes that it leads; a producer's metadata may be old, too.
         candidates = [
             b for b in self.brokers
-            if b.is_up and place in b.replicas and type(b.replicas[place].role).__name__ == "Leader"
+            if b.is_up and place in b.replicas and isinstance(b.replicas[place].role, ReplicaLeader)
         ]  # fmt: skip
         if candidates:
             self.sim.random.choice(candidates).produce(place, value, done)
@@ -362,7 +362,7 @@ class ClusterWorld:
             leaders = [
                 b for b in self.brokers
                 if b.is_up and place in b.replicas
-                and type(b.replicas[place].role).__name__ == "Leader"
+                and isinstance(b.replicas[place].role, ReplicaLeader)
             ]  # fmt: skip
             if len(leaders) != 1:
                 found.append(f"{place[0][:1]!r}{place[1]}: {len(leaders)} lead")

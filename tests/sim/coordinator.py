@@ -19,7 +19,17 @@ from penstock.cluster.groups import ClientIdentity, Groups
 from penstock.cluster.transactions import TransactionLimits, Transactions
 from penstock.cluster.transactions.records import Place
 from penstock.core.errors import PenstockError
-from penstock.testing.sim import Ask, Disk, Network, NoAnswer, Node, Reply, Simulation, Sleep, Task
+from penstock.testing.sim import (
+    Ask,
+    Disk,
+    Network,
+    NoAnswer,
+    Node,
+    Reply,
+    Simulation,
+    Sleep,
+    Task,
+)
 
 LIMITS = TransactionLimits(stage_timeout=10.0)
 APPEND = (0.0002, 0.003)

@@ -14,7 +14,7 @@ from functools import partial
 
 import msgspec
 
-from penstock.cluster.raft import Effects, Entry, Members, Raft, RaftConfig, Saved, Write, fresh
+from penstock.cluster.raft import Effects, LogEntry, Members, Raft, RaftConfig, Saved, Write, fresh
 from penstock.cluster.raft.messages import DATA, RaftMessage
 from penstock.cluster.raft.roles import Leader
 from penstock.core.errors import ConfigError, NotLeaderError, ResourceLimitError
@@ -122,7 +122,7 @@ class RaftNode(Node):
         self.carry_out(self.raft.persisted(self.sim.now, number))
         self.write_on()
 
-    def apply(self, entry: Entry) -> None:
+    def apply(self, entry: LogEntry) -> None:
         assert self.raft is not None
         self.world.chosen(entry, self.raft.term)
         if entry.kind == DATA:
@@ -219,7 +219,7 @@ class RaftWorld:
         self.made = 0
 
     # --- what must hold ---
-    def chosen(self, entry: Entry, term: int) -> None:
+    def chosen(self, entry: LogEntry, term: int) -> None:
         self.chosen_in.setdefault(entry.index, term)
         known = self.log.setdefault(entry.index, (entry.term, entry.data))
         assert known == (entry.term, entry.data), f"index {entry.index} is {known} and {entry}"

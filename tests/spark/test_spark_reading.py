@@ -263,7 +263,7 @@ def test_a_node_that_never_was_on_this_host_is_asked_for_once(monkeypatch, url):
         table({"bootstrap": url, "subscribe": "t"})
     assert "Set the option bootstrap" in str(caught.value)
     with pytest.raises(er.NotConnectedError):
-        clients.client_of(clients.Address(url))
+        clients.client_of(clients.NodeAddress(url))
 
 
 def test_a_node_that_was_on_this_host_may_be_back():

@@ -103,7 +103,7 @@ def consume(
     With -g offsets are committed once the records are written (at-most-once: before). -o says where
     partitions begin for which the group has committed nothing."""
     from penstock.cli import showing
-    from penstock.cli.stopping import Stopped, Stopper
+    from penstock.cli.stopping import StoppedBySignal, Stopper
 
     place = values.place(start)
     if layout is not None and env.is_json:
@@ -143,7 +143,7 @@ def consume(
             try:
                 with stopper.interruptible():
                     batch = next(batches, None)
-            except Stopped:
+            except StoppedBySignal:
                 return ExitCode.DONE if follow else ExitCode.PARTLY
             if batch is None:
                 break

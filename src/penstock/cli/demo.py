@@ -13,9 +13,9 @@ from penstock.cli.command import Env, ExitCode, command
 
 if TYPE_CHECKING:
     from penstock.cli.stopping import Stopper
-    from penstock.demo.directing import Plan, Progress
+    from penstock.demo.directing import DemoPlan, DemoProgress
 
-    Show = Callable[[Progress], None]
+    Show = Callable[[DemoProgress], None]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -46,12 +46,12 @@ def demo(
     Exits 1 when a record was lost, doubled or out of order. Talks to no node but its own.
     """
     from penstock.cli.stopping import Stopper
-    from penstock.demo.directing import Plan
+    from penstock.demo.directing import DemoPlan
     from penstock.demo.report import Watcher
     from penstock.testing.flights import find_archive
 
     find_archive()
-    plan = Plan(
+    plan = DemoPlan(
         records=records, partitions=partitions, kill=not no_kill, keep=keep, brokers=cluster or 0
     )
     # A second signal must not cut the clean-up short: every wait in there is bounded.
@@ -59,15 +59,15 @@ def demo(
         return (_on_brokers if plan.brokers else _on_a_node)(env, plan, stopper, watcher.show)
 
 
-def _on_a_node(env: Env, plan: Plan, stopper: Stopper, show: Show) -> int:
+def _on_a_node(env: Env, plan: DemoPlan, stopper: Stopper, show: Show) -> int:
     from penstock.demo.report import as_fields, print_table
-    from penstock.demo.stage import Stage
+    from penstock.demo.stage import DemoRun
 
-    outcome = Stage(plan, stopper, show).run()
+    outcome = DemoRun(plan, stopper, show).run()
     return _tell(env, as_fields(outcome), lambda: print_table(outcome))
 
 
-def _on_brokers(env: Env, plan: Plan, stopper: Stopper, show: Show) -> int:
+def _on_brokers(env: Env, plan: DemoPlan, stopper: Stopper, show: Show) -> int:
     from penstock.demo.clusterreport import as_fields, print_table
     from penstock.demo.clusterstage import ClusterStage
 

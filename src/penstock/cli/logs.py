@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from penstock.core.header import BatchHeader
     from penstock.core.segment import Scan
-    from penstock.logcheck import Checked, Partition
+    from penstock.logcheck import Checked, CheckedPartition
 
 Paths = Annotated[
     list[str], typer.Argument(metavar="FOLDER", help="Data folders, or partition folders.")
@@ -88,7 +88,9 @@ def dump(
     return code
 
 
-def _dump(env: Env, partition: Partition, start: int, count: int | None, records: bool) -> bool:
+def _dump(
+    env: Env, partition: CheckedPartition, start: int, count: int | None, records: bool
+) -> bool:
     """One partition; whether its segments could be read to their ends."""
     from penstock.core.segment import Scan, Stop, list_segments, open_for_reading, segment_name
     from penstock.core.storage import Storage
@@ -178,7 +180,9 @@ def _control_fields(head: BatchHeader) -> dict[str, Any]:
     }
 
 
-def _show_batch(env: Env, partition: Partition, file: str, at: int, head: BatchHeader) -> None:
+def _show_batch(
+    env: Env, partition: CheckedPartition, file: str, at: int, head: BatchHeader
+) -> None:
     fields = _batch_fields(head)
     if env.is_json:
         output.write_json(
@@ -201,7 +205,9 @@ def _show_batch(env: Env, partition: Partition, file: str, at: int, head: BatchH
     output.write_line(text)
 
 
-def _show_records(env: Env, partition: Partition, scan: Scan, at: int, head: BatchHeader) -> None:
+def _show_records(
+    env: Env, partition: CheckedPartition, scan: Scan, at: int, head: BatchHeader
+) -> None:
     from penstock.cli.showing import json_fields
     from penstock.client.consumer.records import Chunk
     from penstock.core.columns import decode

@@ -36,7 +36,7 @@ class Compression(StrEnum):
     zstd = "zstd"
 
 
-class Acks(StrEnum):
+class AckLevel(StrEnum):
     """How far a record must get."""
 
     ring = "0"
@@ -101,14 +101,14 @@ def produce(
         Compression, typer.Option("-z", "--compression", help="Of each batch.")
     ] = Compression.none,
     acks: Annotated[
-        Acks,
+        AckLevel,
         typer.Option(
             "--acks",
-            parser=lambda text: Acks("all" if text == "-1" else text),
-            metavar="|".join(Acks),
+            parser=lambda text: AckLevel("all" if text == "-1" else text),
+            metavar="|".join(AckLevel),
             help="0: in shared memory; 1: appended; all (or -1): on all replicas.",
         ),
-    ] = Acks.appended,
+    ] = AckLevel.appended,
     durability: Annotated[
         Durability | None, typer.Option("--durability", help="Wait until it is on the device.")
     ] = None,
@@ -150,7 +150,7 @@ def produce(
     timeout = DELIVERY_TIMEOUT if env.given_timeout is None else env.given_timeout
     options: dict[str, Any] = {
         "compression": compression.value,
-        "acks": "all" if acks is Acks.all else int(acks.value),
+        "acks": "all" if acks is AckLevel.all else int(acks.value),
         "durability": durability.value if durability is not None else None,
         "delivery_timeout": timeout,
         "on_full": on_full.value,
@@ -193,11 +193,11 @@ class Sending:
         timeout: float,
     ) -> None:
         """Send all of stdin, then wait for what is on its way."""
-        from penstock.cli.stopping import Stopped
+        from penstock.cli.stopping import StoppedBySignal
 
         try:
             self._send_all(framing(self._chunks(), defaults, self._refuse))
-        except Stopped:
+        except StoppedBySignal:
             pass
         except er.PenstockError as error:
             self.failure = error

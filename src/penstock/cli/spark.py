@@ -57,7 +57,7 @@ class Encoding(StrEnum):
     csv = "csv"
 
 
-class Kind(StrEnum):
+class FindingKind(StrEnum):
     """What an audit finds."""
 
     lost = "lost"
@@ -196,7 +196,7 @@ def audit(
         typer.Option("--archive", metavar="FOLDER", help="Judge this archive, not the topics."),
     ] = None,
     tolerate: Annotated[
-        list[Kind],
+        list[FindingKind],
         typer.Option(help="Findings that are no failure. phantom: other producers send too."),
     ] = [],  # noqa: B006 - typer copies it
     samples: Annotated[
@@ -224,7 +224,7 @@ def tell_audit(env: Env, found: Audit) -> None:
     env.write_rows(
         (
             *("topic", "partition", "acked", "found", "expired", "unsure"),
-            *(kind.value for kind in Kind),
+            *(kind.value for kind in FindingKind),
         ),
         found.rows(),
     )
@@ -238,7 +238,7 @@ def tell_audit(env: Env, found: Audit) -> None:
         at = "" if finding.offset is None else f" at {finding.offset}"
         output.write_line(f"{finding.kind} {place}{at}: key={finding.key} value={finding.value}")
     totals = found.totals()
-    output.write_line(", ".join(f"{totals[kind.value]} {kind.value}" for kind in Kind))
+    output.write_line(", ".join(f"{totals[kind.value]} {kind.value}" for kind in FindingKind))
 
 
 def rollup(

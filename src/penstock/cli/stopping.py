@@ -17,7 +17,7 @@ from typing import Any, Final
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Stopped(BaseException):
+class StoppedBySignal(BaseException):
     """A signal came while the command waited."""
 
 
@@ -56,7 +56,7 @@ class Stopper:
         self.stop(number)
         if self._strikes:
             self._strikes = False
-            raise Stopped
+            raise StoppedBySignal
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """As if a signal had come. Async-signal-safe and callable from any thread."""
@@ -66,11 +66,11 @@ class Stopper:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Signals raise `Stopped` in here; so does one that came before."""
+        """Signals raise `StoppedBySignal` in here; so does one that came before."""
         self._strikes = True
         try:
             if self.requested:
-                raise Stopped
+                raise StoppedBySignal
             yield
         finally:
             self._strikes = False

@@ -123,7 +123,7 @@ def copy(
 
 def _run(env: Env, it: TopicCopy, reader: Consumer, stopper: Stopper, batch: int) -> bool:
     """Whether all is copied; else a signal came."""
-    from penstock.cli.stopping import Stopped
+    from penstock.cli.stopping import StoppedBySignal
 
     total = sum(reader.lag().values())
     batches = reader.batches(batch)
@@ -132,7 +132,7 @@ def _run(env: Env, it: TopicCopy, reader: Consumer, stopper: Stopper, batch: int
             try:
                 with stopper.interruptible():
                     found = next(batches, None)
-            except Stopped:
+            except StoppedBySignal:
                 return False
             if found is None:
                 return True

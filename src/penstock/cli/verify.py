@@ -69,7 +69,7 @@ def producer(
 ) -> int:
     """Send the numbers from 0 on, and print the fate of each."""
     from penstock.cli.stopping import Stopper
-    from penstock.testing.verify import Events, ProducePlan, VerifiableProducer
+    from penstock.testing.verify import EventWriter, ProducePlan, VerifiableProducer
     from penstock.testing.verify_transactions import VerifiableTransactions
 
     levels: dict[str, Any] = {"0": 0, "1": 1, "all": "all", "-1": "all"}
@@ -93,11 +93,13 @@ def producer(
         tool: VerifiableProducer
         if transactional_id is None:
             sender = client.producer(**options)
-            tool = VerifiableProducer(sender, Events(_write(), stopper), stopper, plan, timeout)
+            tool = VerifiableProducer(
+                sender, EventWriter(_write(), stopper), stopper, plan, timeout
+            )
         else:
             sender = client.producer(transactional_id=transactional_id, **options)
             tool = VerifiableTransactions(
-                sender, Events(_write(), stopper), stopper, plan, timeout,
+                sender, EventWriter(_write(), stopper), stopper, plan, timeout,
                 duration=transaction_duration / 1000, abort_every=abort_every or None,
             )  # fmt: skip
         tool.run()
@@ -131,7 +133,7 @@ def consumer(
 ) -> int:
     """Read a topic and print what came; with -v each record."""
     from penstock.cli.stopping import Stopper
-    from penstock.testing.verify import Events, VerifiableConsumer
+    from penstock.testing.verify import EventWriter, VerifiableConsumer
 
     if reset_policy not in ("earliest", "latest"):
         raise er.ConfigError(f"--reset-policy {reset_policy!r}: use earliest or latest")
@@ -150,7 +152,7 @@ def consumer(
                 on_revoked=lambda names: member.revoked(names),
                 on_lost=lambda names: member.lost(names),
             )  # fmt: skip
-            events = Events(_write(), stopper)
+            events = EventWriter(_write(), stopper)
             member = VerifiableMember(consumer, events, stopper, top, env.verbose > 0)
             member.run()
             return ExitCode.DONE
@@ -159,18 +161,18 @@ def consumer(
         if partitions:
             reader.assign((topic, number) for number in partitions)
         poll = partial(_poll, reader, stopper)
-        events = Events(_write(), stopper)
+        events = EventWriter(_write(), stopper)
         VerifiableConsumer(reader, events, poll, top, env.verbose > 0).run()
     return ExitCode.DONE
 
 
 def _poll(reader: Consumer, stopper: Stopper, left: int | None) -> RecordBatch | None:
-    from penstock.cli.stopping import Stopped
+    from penstock.cli.stopping import StoppedBySignal
 
     try:
         with stopper.interruptible():
             return reader.poll(left, timeout=POLL_SECONDS)
-    except Stopped:
+    except StoppedBySignal:
         return None
 
 

@@ -15,7 +15,14 @@ from typing import Final
 
 from penstock.client.admin.admin import TopicConfig
 from penstock.core.errors import PenstockError, PenstockTimeout
-from penstock.demo.directing import TOPIC, Director, Outcome, Plan, Progress, Stopping
+from penstock.demo.directing import (
+    TOPIC,
+    DemoOutcome,
+    DemoPlan,
+    DemoProgress,
+    Director,
+    StopRequests,
+)
 from penstock.testing.cluster_monitor import Lookout, View
 from penstock.testing.embedded_cluster import EmbeddedCluster
 from penstock.testing.failover import Failover, failover
@@ -49,7 +56,7 @@ class Killed:
 
 
 @dataclass(slots=True)
-class ClusterOutcome(Outcome):
+class ClusterOutcome(DemoOutcome):
     """Everything that was measured."""
 
     brokers: int = 0
@@ -79,7 +86,9 @@ class ClusterOutcome(Outcome):
 class ClusterStage(Director[ClusterOutcome]):
     """One run of the demo."""
 
-    def __init__(self, plan: Plan, stopping: Stopping, show: Callable[[Progress], None]) -> None:
+    def __init__(
+        self, plan: DemoPlan, stopping: StopRequests, show: Callable[[DemoProgress], None]
+    ) -> None:
         replicas = min(plan.brokers, REPLICAS_MAX)
         outcome = ClusterOutcome(plan.partitions, brokers=plan.brokers, replicas=replicas)
         super().__init__(plan, stopping, show, outcome)

@@ -34,7 +34,7 @@ class InterruptedDemoError(PenstockError):
     """A signal ended the demo before it was done."""
 
 
-class Stopping(Protocol):
+class StopRequests(Protocol):
     """How the parent learns of signals."""
 
     @property
@@ -44,7 +44,7 @@ class Stopping(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class DemoPlan:
     """What to show. `records` None: all flights. `brokers` 0: a node that is alone."""
 
     records: int | None = None
@@ -55,7 +55,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Progress:
+class DemoProgress:
     """How far it is, for whoever shows it."""
 
     total: int = 0
@@ -73,7 +73,7 @@ class Struck(Protocol):
 
 
 @dataclass(slots=True)
-class Outcome:
+class DemoOutcome:
     """What producer and consumer told in the end, and what the files say."""
 
     partitions: int
@@ -110,20 +110,24 @@ class Outcome:
         return [f"{count} {text}" for count, text in wrong if count]
 
 
-Told = TypeVar("Told", bound=Outcome)
+Told = TypeVar("Told", bound=DemoOutcome)
 
 
 class Director(Generic[Told]):
     """See the module. `show` is called whenever something moved."""
 
     def __init__(
-        self, plan: Plan, stopping: Stopping, show: Callable[[Progress], None], outcome: Told
+        self,
+        plan: DemoPlan,
+        stopping: StopRequests,
+        show: Callable[[DemoProgress], None],
+        outcome: Told,
     ) -> None:
         self._plan = plan
         self._stopping = stopping
         self._show = show
         self._outcome = outcome
-        self._progress = Progress()
+        self._progress = DemoProgress()
         self._ready = 0
         self._moved_at = time.monotonic()
 

@@ -15,7 +15,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from penstock.cli.output import human_bytes, human_seconds
-from penstock.demo.directing import Outcome, Progress
+from penstock.demo.directing import DemoOutcome, DemoProgress
 from penstock.demo.stage import NodeOutcome
 
 Row = tuple[str, str]
@@ -57,7 +57,7 @@ class Watcher:
         if self._bars is not None:
             self._bars.stop()
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: DemoProgress) -> None:
         if self._quiet:
             return
         if progress.note != self._note:
@@ -100,7 +100,7 @@ def as_fields(outcome: NodeOutcome) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def fields_of(outcome: Outcome) -> dict[str, Any]:
+def fields_of(outcome: DemoOutcome) -> dict[str, Any]:
     """What is told of every demo."""
     produced, consumed = outcome.produced, outcome.consumed
     complaints = outcome.complaints()

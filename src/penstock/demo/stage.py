@@ -15,7 +15,14 @@ from pathlib import Path
 
 from penstock.client.admin.admin import Admin, TopicConfig, TopicDescription
 from penstock.core.errors import PenstockError
-from penstock.demo.directing import TOPIC, Director, Outcome, Plan, Progress, Stopping
+from penstock.demo.directing import (
+    TOPIC,
+    DemoOutcome,
+    DemoPlan,
+    DemoProgress,
+    Director,
+    StopRequests,
+)
 from penstock.testing.embedded import EmbeddedNode
 
 
@@ -38,7 +45,7 @@ class Replacement:
 
 
 @dataclass(slots=True)
-class NodeOutcome(Outcome):
+class NodeOutcome(DemoOutcome):
     """Everything that was measured."""
 
     node_started_in: float = 0.0
@@ -59,10 +66,12 @@ class NodeOutcome(Outcome):
         return found + self.log_findings
 
 
-class Stage(Director[NodeOutcome]):
+class DemoRun(Director[NodeOutcome]):
     """One run of the demo."""
 
-    def __init__(self, plan: Plan, stopping: Stopping, show: Callable[[Progress], None]) -> None:
+    def __init__(
+        self, plan: DemoPlan, stopping: StopRequests, show: Callable[[DemoProgress], None]
+    ) -> None:
         super().__init__(plan, stopping, show, NodeOutcome(plan.partitions))
 
     def perform(self, stack: ExitStack, folder: Path) -> None:

@@ -17,6 +17,6 @@ from __future__ import annotations
 
 from penstock.logcheck.check import check_partition
 from penstock.logcheck.findings import Checked, Finding
-from penstock.logcheck.folders import Partition, find_partitions
+from penstock.logcheck.folders import CheckedPartition, find_partitions
 
-__all__ = ["Checked", "Finding", "Partition", "check_partition", "find_partitions"]
+__all__ = ["Checked", "CheckedPartition", "Finding", "check_partition", "find_partitions"]

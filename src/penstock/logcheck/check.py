@@ -25,13 +25,13 @@ from penstock.core.storage import Storage
 from penstock.core.truncation import examine_tail
 from penstock.logcheck.aborts import AbortCheck
 from penstock.logcheck.findings import Checked
-from penstock.logcheck.folders import Partition
+from penstock.logcheck.folders import CheckedPartition
 from penstock.logcheck.indexes import IndexCheck
 
 BATCHES_REMEMBERED: Final = 128
 
 
-def check_partition(partition: Partition, storage: Storage | None = None) -> Checked:
+def check_partition(partition: CheckedPartition, storage: Storage | None = None) -> Checked:
     """Read one partition folder from end to end."""
     return _Check(storage or Storage(), partition).run()
 
@@ -39,7 +39,7 @@ def check_partition(partition: Partition, storage: Storage | None = None) -> Che
 class _Check:
     """One run over one folder."""
 
-    def __init__(self, storage: Storage, partition: Partition) -> None:
+    def __init__(self, storage: Storage, partition: CheckedPartition) -> None:
         self._storage = storage
         self._folder = partition.folder
         self._owner = partition.owner

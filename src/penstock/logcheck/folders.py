@@ -15,7 +15,7 @@ from penstock.server.node.data_folder import TOPICS_FILE, is_partition_folder
 
 
 @dataclass(frozen=True, slots=True)
-class Partition:
+class CheckedPartition:
     """A folder to check: where it is, and what people call it."""
 
     folder: str
@@ -24,7 +24,7 @@ class Partition:
     is_live: bool = False
 
 
-def find_partitions(path: str) -> list[Partition]:
+def find_partitions(path: str) -> list[CheckedPartition]:
     """The partitions of a data folder, or the one that `path` itself is. Raises `ConfigError`."""
     path = os.path.abspath(path)
     if not os.path.isdir(path):
@@ -47,13 +47,13 @@ def _has_segments(names: list[str]) -> bool:
     return any(name.endswith(".log") for name in names)
 
 
-def _partition(folder: str, topics: dict[str, str], live: bool) -> Partition:
+def _partition(folder: str, topics: dict[str, str], live: bool) -> CheckedPartition:
     name = os.path.basename(folder)
     if not is_partition_folder(name):
-        return Partition(folder, name, None, live)
+        return CheckedPartition(folder, name, None, live)
     topic_id, _, number = name.partition("-")
     title = f"{topics.get(topic_id, topic_id)}-{number}"
-    return Partition(folder, title, (bytes.fromhex(topic_id), int(number)), live)
+    return CheckedPartition(folder, title, (bytes.fromhex(topic_id), int(number)), live)
 
 
 def _topic_names(data_folder: str) -> dict[str, str]:

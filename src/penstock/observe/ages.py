@@ -26,7 +26,7 @@ BUDGET: Final = 0.01
 Log = tuple[str, int]  # topic id, partition
 
 
-class Place(NamedTuple):
+class LogPosition(NamedTuple):
     """Where somebody stands in a log: `who` tells readers of the same log apart."""
 
     who: int
@@ -105,10 +105,12 @@ class Ages:
         for key in [key for key in self._found if key[1] not in logs]:
             del self._found[key]
 
-    def times(self, places: Iterable[Place], budget: float = BUDGET) -> dict[Place, float]:
+    def times(
+        self, places: Iterable[LogPosition], budget: float = BUDGET
+    ) -> dict[LogPosition, float]:
         """When the records at these places were appended; what is not known is left out."""
-        known: dict[Place, float] = {}
-        open_: list[Place] = []
+        known: dict[LogPosition, float] = {}
+        open_: list[LogPosition] = []
         for place in places:
             seen = self._seen.get(place.log)
             at = seen.time_of(place.offset) if seen is not None else None
@@ -128,11 +130,11 @@ class Ages:
             self._look_up(place, known)
         return known
 
-    def _looked(self, place: Place) -> float:
+    def _looked(self, place: LogPosition) -> float:
         found = self._found.get((place.who, place.log))
         return 0.0 if found is None else found.looked
 
-    def _look_up(self, place: Place, known: dict[Place, float]) -> None:
+    def _look_up(self, place: LogPosition, known: dict[LogPosition, float]) -> None:
         try:
             head = header_at(self._storage, place.folder, place.offset)
         except (PenstockError, OSError):  # the segment went away: retention, a deleted topic

@@ -25,7 +25,7 @@ class _Record(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NodePlace:
     """A data folder on which a node runs."""
 
     folder: Path
@@ -50,7 +50,7 @@ def folder_for(url: str) -> Path:
     return folder_of(name) or default_data_folder(name)
 
 
-def find_node(url: str) -> Place:
+def find_node(url: str) -> NodePlace:
     """The node that runs there.
 
     Raises `NotConnectedError` when none does, `AttachRefusedError` when it is another user's.
@@ -67,7 +67,7 @@ def find_node(url: str) -> Place:
             f"no node runs on {folder} ({url}), or none whose process is seen from here (a "
             f"container of its own): {_START_ONE}"
         )
-    return Place(folder, record.shm or record.uuid, pid, record.writers)
+    return NodePlace(folder, record.shm or record.uuid, pid, record.writers)
 
 
 def _record(url: str, folder: Path) -> _Record:

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from penstock.ipc import layout as lo
-from penstock.observe.ages import Ages, Place
+from penstock.observe.ages import Ages, LogPosition
 from penstock.observe.processes import STOPPED, uptime
 from penstock.observe.sample import (
     ConsumerSample,
@@ -240,12 +240,12 @@ class Reporter:
         seconds: float,
         ages: dict[str, float],
     ) -> list[ConsumerRow]:
-        places: dict[tuple[int, int], Place] = {}
+        places: dict[tuple[int, int], LogPosition] = {}
         for consumer in after.consumers:
             for page, offset in consumer.positions:
                 part = parts.get(page)
                 if part is not None and offset < part.high_watermark:
-                    places[consumer.slot, page] = Place(
+                    places[consumer.slot, page] = LogPosition(
                         consumer.slot,
                         (part.topic_id, part.partition),
                         self._observer.folder(part),

@@ -12,10 +12,10 @@ import msgspec
 from penstock.core.errors import NotConnectedError, PenstockError
 from penstock.ipc import layout as lo
 from penstock.ipc.clients import ClientSlot
-from penstock.ipc.hostslots import CleanerSlot, CleanerState, Disk, DiskSlot
+from penstock.ipc.hostslots import CleanerSlot, CleanerState, DiskRoom, DiskSlot
 from penstock.ipc.names import is_internal
 from penstock.ipc.state import WriterSlot
-from penstock.observe.place import Place, find_node
+from penstock.observe.place import NodePlace, find_node
 from penstock.observe.processes import STOPPED, Process, command_of, look_at
 from penstock.observe.shared import Shared
 
@@ -123,7 +123,7 @@ class Sample:
     consumers: list[ConsumerSample] = field(default_factory=list)
     lanes: list[LaneSample] = field(default_factory=list)
     writers: list[WriterSample] = field(default_factory=list)
-    disk: Disk | None = None
+    disk: DiskRoom | None = None
     cleaner: CleanerState | None = None
     cleaner_process: Process | None = None
     dropped: dict[int, int] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class Sample:
 class Observer:
     """Looks at one node again and again. Close it. `internal`: at the node's own topics, too."""
 
-    def __init__(self, place: Place, *, internal: bool = False) -> None:
+    def __init__(self, place: NodePlace, *, internal: bool = False) -> None:
         self.place = place
         self._internal = internal
         self.shared = Shared(place.owner)

@@ -45,7 +45,7 @@ KAFKAS_BOOTSTRAP: Final = "kafka.bootstrap.servers"
 Answer = TypeVar("Answer")
 
 
-class Address(NamedTuple):
+class NodeAddress(NamedTuple):
     """How a node is reached, as it travels from the driver to the tasks. `keys`: a key file, which
     is to be found on every host at that path."""
 
@@ -54,7 +54,7 @@ class Address(NamedTuple):
     keys: str | None = None
 
     @classmethod
-    def of(cls, options: Mapping[str, str]) -> Address:
+    def of(cls, options: Mapping[str, str]) -> NodeAddress:
         """By the options `bootstrap`, `transport` and `keys`, in lower case. Without `bootstrap` it
         is `$PENSTOCK_URL` of this process, else the default node."""
         if KAFKAS_BOOTSTRAP in options and "bootstrap" not in options:
@@ -84,11 +84,11 @@ class Address(NamedTuple):
 
 
 _lock = threading.Lock()
-_clients: dict[tuple[int, Address], Client] = {}
-_admins: dict[tuple[int, int, Address], Admin] = {}
+_clients: dict[tuple[int, NodeAddress], Client] = {}
+_admins: dict[tuple[int, int, NodeAddress], Admin] = {}
 
 
-def client_of(address: Address, *, is_first: bool = False) -> Client:
+def client_of(address: NodeAddress, *, is_first: bool = False) -> Client:
     """The client of this process for that address. Not to be closed: the next task wants it too.
     Raises `NotConnectedError`, telling what to do about it on the hosts of Spark's workers."""
     place = (os.getpid(), address)
@@ -99,13 +99,13 @@ def client_of(address: Address, *, is_first: bool = False) -> Client:
         return client
 
 
-def reach(address: Address) -> None:
+def reach(address: NodeAddress) -> None:
     """What a driver does before all else, for a query that begins: a host where nothing answers is
     a `NoSuchNodeError`, which is not waited for. Tasks, and queries that run, are patient."""
     client_of(address, is_first=True)
 
 
-def admin_of(address: Address) -> Admin:
+def admin_of(address: NodeAddress) -> Admin:
     """The admin of this process and thread for that address, which is not to be closed either."""
     place = (os.getpid(), threading.get_ident(), address)
     admin = _admins.get(place)
@@ -124,7 +124,7 @@ def forget() -> None:
             _clients.pop(each).close()
 
 
-def consumer_of(address: Address, partition: tuple[str, int], isolation: Isolation) -> Consumer:
+def consumer_of(address: NodeAddress, partition: tuple[str, int], isolation: Isolation) -> Consumer:
     """A consumer of that partition; to be closed. Raises `UnknownTopicError`."""
 
     def attached() -> Consumer:
@@ -139,7 +139,7 @@ def consumer_of(address: Address, partition: tuple[str, int], isolation: Isolati
     return patiently(attached)
 
 
-def describe(address: Address, topic: str) -> TopicDescription | None:
+def describe(address: NodeAddress, topic: str) -> TopicDescription | None:
     """How a topic stands now; None: there is none of that name."""
     try:
         return patiently(lambda: admin_of(address).describe_topic(topic))
@@ -163,7 +163,7 @@ def patiently(ask: Callable[[], Answer]) -> Answer:
         pause = min(2 * pause, PAUSE_LAST)
 
 
-def _connected(address: Address, is_first: bool) -> Client:
+def _connected(address: NodeAddress, is_first: bool) -> Client:
     is_far = parse_url(address.url).scheme == "tcp"
     is_final = is_first if is_far else not os.path.exists(folder_for(address.url) / NODE_FILE)
     try:

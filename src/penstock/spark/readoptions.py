@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 from penstock.client.consumer.partition_cursor import Isolation
 from penstock.core.errors import ConfigError
-from penstock.spark.clients import Address
+from penstock.spark.clients import NodeAddress
 from penstock.spark.positions import Partition
 
 logger = logging.getLogger("penstock.spark")
@@ -79,7 +79,7 @@ class Bound:
 class ReadOptions:
     """See the module; docs/guide/spark.md explains each."""
 
-    address: Address
+    address: NodeAddress
     topics: SourceTopics
     starting: Bound
     ending: Bound
@@ -112,7 +112,7 @@ class ReadOptions:
         if rows > BATCH_ROWS_MAX:
             raise ConfigError(f"batchRows is {rows}: it is at most {BATCH_ROWS_MAX}")
         return cls(
-            address=Address.of(given),
+            address=NodeAddress.of(given),
             topics=_topics(given),
             starting=_bound(given, "starting", "latest" if streaming else "earliest", streaming),
             ending=_bound(given, "ending", "latest", streaming),

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, Literal, NoReturn, cast
 
 from penstock.core.errors import ConfigError
-from penstock.spark.clients import Address
+from penstock.spark.clients import NodeAddress
 from penstock.spark.readoptions import NAMES, SINK
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class WriteOptions:
     `topic`: where all rows go; None: each where its column `topic` says. `columns`: those that are
     there, of value, key, headers, topic and partition."""
 
-    address: Address
+    address: NodeAddress
     topic: str | None
     txn_id: str | None
     txn_epoch: int | None
@@ -79,7 +79,7 @@ class WriteOptions:
                 f"option transactionDurability is {durability!r}: it is 'fsynced' or 'appended'"
             )
         return cls(
-            address=Address.of(given),
+            address=NodeAddress.of(given),
             topic=topic,
             txn_id=txn_id,
             txn_epoch=_epoch(given["txnepoch"]) if "txnepoch" in given else None,

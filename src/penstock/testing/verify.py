@@ -50,7 +50,7 @@ class Stopping(Protocol):
     def stop(self) -> None: ...
 
 
-class Events:
+class EventWriter:
     """Writes events, whole and one at a time, from any thread. A closed pipe stops the tool."""
 
     def __init__(self, write: Write, stopping: Stopping) -> None:
@@ -89,7 +89,7 @@ class VerifiableProducer:
     """Sends the numbers of a plan and tells the fate of each."""
 
     producer: Producer
-    events: Events
+    events: EventWriter
     stopping: Stopping
     plan: ProducePlan
     delivery_timeout: float
@@ -205,7 +205,7 @@ class VerifiableConsumer:
     """Reads all it is assigned and tells what came."""
 
     consumer: Consumer
-    events: Events
+    events: EventWriter
     poll: Callable[[int | None], RecordBatch | None]
     max_messages: int | None = None
     is_verbose: bool = False
@@ -233,7 +233,7 @@ class VerifiableConsumer:
             self.events.emit("shutdown_complete")
 
 
-def tell_records(events: Events, batch: RecordBatch, *, is_verbose: bool) -> None:
+def tell_records(events: EventWriter, batch: RecordBatch, *, is_verbose: bool) -> None:
     """What a poll brought: each record if verbose, then how many of each partition."""
     runs: dict[tuple[str, int], list[int]] = {}
     for chunk in batch.chunks:

@@ -18,7 +18,7 @@ from penstock.client.consumer.group.consumed import GroupBatch
 from penstock.client.consumer.group.consumer import GroupConsumer
 from penstock.client.consumer.partition_cursor import TopicPartition
 from penstock.core.errors import PenstockError
-from penstock.testing.verify import Events, Stopping, tell_records
+from penstock.testing.verify import EventWriter, Stopping, tell_records
 
 POLL_SECONDS: Final = 0.2
 
@@ -29,7 +29,7 @@ class VerifiableMember:
     listeners are `assigned`, `revoked` and `lost`."""
 
     consumer: GroupConsumer
-    events: Events
+    events: EventWriter
     stopping: Stopping
     max_messages: int | None = None
     is_verbose: bool = False

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.client.transactions.state_machine import Life, State
+from penstock.client.transactions.state_machine import TransactionLife, TransactionState
 from penstock.core.errors import ProducerFencedError, TransactionError
 
 CALLS = ("begin", "commit", "settled", "cannot_commit", "abort", "ended")
@@ -14,7 +14,7 @@ BY_COORDINATOR = {"settled", "cannot_commit", "ended"}
 
 
 def test_a_transaction_from_begin_to_commit():
-    life = Life("billing-0")
+    life = TransactionLife("billing-0")
     with pytest.raises(TransactionError, match="no transaction is open"):
         life.check_may_send()
     life.begin()
@@ -24,11 +24,11 @@ def test_a_transaction_from_begin_to_commit():
         life.check_may_send()
     life.settled()
     life.ended()
-    assert life.state is State.READY
+    assert life.state is TransactionState.READY
 
 
 def test_one_that_is_not_settled_may_still_be_aborted_and_one_that_was_asked_for_may_not():
-    life = Life("t")
+    life = TransactionLife("t")
     life.begin()
     life.commit()
     assert life.abort()
@@ -40,11 +40,11 @@ def test_one_that_is_not_settled_may_still_be_aborted_and_one_that_was_asked_for
     with pytest.raises(TransactionError, match="commit_transaction"):
         life.abort()
     life.commit()  # the answer was lost: asked again
-    assert life.state is State.COMMITTING
+    assert life.state is TransactionState.COMMITTING
 
 
 def test_a_fenced_one_can_do_nothing_any_more():
-    life = Life("t")
+    life = TransactionLife("t")
     life.begin()
     life.fenced("somebody else")
     for call in (life.check_may_send, life.begin, life.commit, life.abort):
@@ -54,7 +54,7 @@ def test_a_fenced_one_can_do_nothing_any_more():
 
 @given(st.lists(st.sampled_from(CALLS), max_size=30))
 def test_records_are_welcome_only_between_a_begin_and_what_ends_it(calls):
-    life, is_open = Life("t"), False
+    life, is_open = TransactionLife("t"), False
     for call in calls:
         before = life.state
         try:

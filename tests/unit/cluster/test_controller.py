@@ -24,12 +24,12 @@ from penstock.cluster.replica import (
     Fetched,
     FetchRequest,
     IsrChange,
-    Leader,
     LogEnd,
     LogEnds,
-    Refusal,
     Replica,
     ReplicaConfig,
+    ReplicaLeader,
+    ReplicaRefusal,
 )
 from penstock.core.errors import (
     AttachRefusedError,
@@ -462,7 +462,7 @@ def test_an_offline_log_is_not_let_into_the_isr_nor_to_lead_until_it_is_open_aga
     at = Quorum()
     at.create()
     at.logs(1, offline=[(T, 0)])
-    assert at.ask(2, 3, 1).refused is Refusal.NOT_ELIGIBLE
+    assert at.ask(2, 3, 1).refused is ReplicaRefusal.NOT_ELIGIBLE
     assert at.do(at.controller.elect([(T, 0)])) == 0
     at.lose(2, 3)
     assert at.partition().leader is None
@@ -694,7 +694,7 @@ def test_a_broker_that_leaves_gives_its_leadership_away_first():
     assert at.beat(1).may_stop is False
     assert at.beat(1, leaving=True).may_stop is True
     assert (at.partition().leader, at.partition().isr) == (2, (2, 3))
-    assert at.ask(2, 3, 1).refused == Refusal.NOT_ELIGIBLE
+    assert at.ask(2, 3, 1).refused == ReplicaRefusal.NOT_ELIGIBLE
 
 
 def test_who_is_on_its_way_out_is_asked_into_no_isr():
@@ -714,7 +714,7 @@ def test_who_is_on_its_way_out_is_asked_into_no_isr():
     epoch = image.brokers[3].epoch
     fetch = FetchRequest(1, 3, epoch, word.leader_epoch, 0, None, 0)
     assert isinstance(leader.fetch(at.now, fetch), Fetched)
-    assert isinstance(leader.role, Leader)
+    assert isinstance(leader.role, ReplicaLeader)
     assert leader.role.wanted is None
 
 
@@ -734,11 +734,11 @@ def test_changes_of_the_isr_are_of_the_present():
     assert at.ask(1, 2).refused is None
     assert at.partition().isr == (1, 2)
     epoch = at.partition().partition_epoch
-    assert at.ask(1, 2, 3, partition_epoch=epoch - 1).refused == Refusal.OLD_PARTITION_EPOCH
-    assert at.ask(1, 2, 3, leader=2).refused == Refusal.OLD_EPOCH
-    assert at.ask(2, 3).refused == Refusal.NOT_A_REPLICA  # without the leader
+    assert at.ask(1, 2, 3, partition_epoch=epoch - 1).refused == ReplicaRefusal.OLD_PARTITION_EPOCH
+    assert at.ask(1, 2, 3, leader=2).refused == ReplicaRefusal.OLD_EPOCH
+    assert at.ask(2, 3).refused == ReplicaRefusal.NOT_A_REPLICA  # without the leader
     gone = at.controller.change_isr((b"x" * 16, 0), IsrChange(1, 0, 0, ((1, 1),)))
-    assert gone.answer.refused == Refusal.NOT_A_REPLICA
+    assert gone.answer.refused == ReplicaRefusal.NOT_A_REPLICA
 
 
 def test_a_refusal_of_who_is_in_it_makes_the_same_request_old():
@@ -747,11 +747,11 @@ def test_a_refusal_of_who_is_in_it_makes_the_same_request_old():
     at.lose(3)
     asked = at.partition().partition_epoch
     answer = at.ask(1, 2, 3)
-    assert answer.refused == Refusal.NOT_ELIGIBLE
+    assert answer.refused == ReplicaRefusal.NOT_ELIGIBLE
     assert answer.partition_epoch == asked + 1
     at.start(3)
     late = at.ask(1, 2, 3, partition_epoch=asked)
-    assert late.refused == Refusal.OLD_PARTITION_EPOCH
+    assert late.refused == ReplicaRefusal.OLD_PARTITION_EPOCH
     assert at.ask(1, 2, 3).refused is None
 
 
@@ -762,7 +762,7 @@ def test_a_life_that_is_over_joins_no_isr():
     at.start(3)
     it = at.partition()
     asked = IsrChange(1, it.leader_epoch, it.partition_epoch, ((1, 1), (2, 2), (3, 3)))
-    assert at.do(at.controller.change_isr((T, 0), asked)).refused == Refusal.OLD_BROKER
+    assert at.do(at.controller.change_isr((T, 0), asked)).refused == ReplicaRefusal.OLD_BROKER
 
 
 # --- topics ---------------------------------------------------------------------------------------
@@ -954,7 +954,7 @@ def test_a_leader_of_an_earlier_epoch_is_told_so_when_it_asks_for_an_isr():
     epochs = tuple((b, at.controller.image.brokers[b].epoch) for b in (1, 2))
     asked = IsrChange(1, old.leader_epoch, it.partition_epoch, epochs)
     told = at.do(at.controller.change_isr((T, 0), asked))
-    assert (told.refused, told.isr) == (Refusal.OLD_EPOCH, it.isr)
+    assert (told.refused, told.isr) == (ReplicaRefusal.OLD_EPOCH, it.isr)
     assert at.partition() == it
 
 

@@ -7,18 +7,18 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.cluster.replica import (
-    Assignment,
     Diverged,
     Fetched,
     FetchRefused,
     FetchRequest,
-    Follower,
     IsrChanged,
-    Leader,
     LogEnds,
-    Refusal,
+    PartitionAssignment,
     Replica,
     ReplicaConfig,
+    ReplicaFollower,
+    ReplicaLeader,
+    ReplicaRefusal,
 )
 from penstock.core.epochs import EpochCache
 
@@ -39,7 +39,7 @@ class Cluster:
             self.logs[broker] = [int(epoch) for epoch in log]
             self.start(broker)
         everybody = tuple(self.brokers)
-        self.word = Assignment(None, 0, 0, everybody, isr or everybody, min_insync)
+        self.word = PartitionAssignment(None, 0, 0, everybody, isr or everybody, min_insync)
 
     def start(self, broker: int, high_watermark: int = 0) -> Replica:
         log, epochs = self.logs[broker], EpochCache()
@@ -53,15 +53,15 @@ class Cluster:
         """Elect, and tell these brokers of it."""
         word = self.word
         epoch = word.leader_epoch + (leader != word.leader)
-        self.word = Assignment(
+        self.word = PartitionAssignment(
             leader, epoch, word.partition_epoch + 1, word.replicas, isr or word.isr, word.min_insync
         )
         for broker in brokers or self.replicas:
             self.replicas[broker].assign(self.now, self.word)
 
-    def leader(self, broker: int) -> Leader:
+    def leader(self, broker: int) -> ReplicaLeader:
         role = self.replicas[broker].role
-        assert isinstance(role, Leader)
+        assert isinstance(role, ReplicaLeader)
         return role
 
     def append(self, broker: int, count: int = 1) -> None:
@@ -72,7 +72,7 @@ class Cluster:
         """One request and its answer."""
         replica = self.replicas[broker]
         role = replica.role
-        assert isinstance(role, Follower)
+        assert isinstance(role, ReplicaFollower)
         assert role.leader is not None
         self.numbers += 1
         request = role.request(self.numbers, self.brokers[broker])
@@ -181,9 +181,9 @@ def test_who_caught_up_is_counted_from_the_request_on():
     at.append(1)
     at.agree(2)
     assert log.high_watermark == 1  # 3 may be in the ISR by now, and does not have it
-    leader.isr_changed(at.now, change, IsrChanged(0, (), Refusal.OLD_PARTITION_EPOCH))
+    leader.isr_changed(at.now, change, IsrChanged(0, (), ReplicaRefusal.OLD_PARTITION_EPOCH))
     assert leader.wanted is not None  # that tells nothing of the change
-    leader.isr_changed(at.now, change, IsrChanged(9, (1, 2), Refusal.NOT_ELIGIBLE))
+    leader.isr_changed(at.now, change, IsrChanged(9, (1, 2), ReplicaRefusal.NOT_ELIGIBLE))
     assert leader.wanted is None
     assert log.high_watermark == 2
 
@@ -213,7 +213,7 @@ def test_another_life_of_a_follower_has_what_it_says_now():
     at.fetch(2, 0)
     assert at.leader(1)._stored(2) == 0
     at.brokers[2] = 1  # a request of the old life, late
-    assert at.fetch(2) == FetchRefused(at.numbers, Refusal.OLD_BROKER, at.word.leader_epoch)
+    assert at.fetch(2) == FetchRefused(at.numbers, ReplicaRefusal.OLD_BROKER, at.word.leader_epoch)
 
 
 def test_an_answer_about_the_isr_does_not_hide_what_else_changed_with_it():
@@ -239,7 +239,7 @@ def test_an_answer_about_the_isr_does_not_hide_what_else_changed_with_it():
     request = FetchRequest(99, 3, 1, at.word.leader_epoch, 0, None, 0)
     refused = leader.fetch(at.now, request)
     assert isinstance(refused, FetchRefused)
-    assert refused.why == Refusal.NOT_A_REPLICA
+    assert refused.why == ReplicaRefusal.NOT_A_REPLICA
 
 
 def test_who_is_to_join_is_the_life_that_has_caught_up():
@@ -329,7 +329,7 @@ def test_kip_101_logs_that_went_apart_after_both_died_agree_again():
 def test_kip_279_two_fast_elections_do_not_leave_logs_apart():
     """The last common epoch of both lies below what either wrote alone: an epoch at a time."""
     at = Cluster("0002", "00011", "000113")
-    at.word = Assignment(None, 4, 0, (1, 2, 3), (3,), 1)
+    at.word = PartitionAssignment(None, 4, 0, (1, 2, 3), (3,), 1)
     at.tell(leader=3)
     assert at.agree(1) == ["Diverged", "Fetched", "Fetched"]
     assert at.agree(2)[0] == "Fetched"
@@ -338,7 +338,7 @@ def test_kip_279_two_fast_elections_do_not_leave_logs_apart():
 
 def test_a_log_of_epochs_that_nobody_else_has_agrees_in_the_end():
     at = Cluster("00022244", "0001113335")
-    at.word = Assignment(None, 5, 0, (1, 2), (2,), 1)
+    at.word = PartitionAssignment(None, 5, 0, (1, 2), (2,), 1)
     at.tell(leader=2)
     told = at.agree(1)
     assert told.count("Diverged") == 2
@@ -351,14 +351,14 @@ def test_kip_320_a_follower_of_another_epoch_is_told_so():
     at.tell(1, 2, leader=2)  # 3 has not heard
     answer = at.fetch(3)
     assert isinstance(answer, FetchRefused)
-    assert answer.why == Refusal.NOT_LEADER
-    at.word = Assignment(2, 2, 9, (1, 2, 3), (1, 2, 3), 1)
-    at.replicas[3].assign(at.now, Assignment(2, 1, 3, (1, 2, 3), (1, 2, 3), 1))
+    assert answer.why == ReplicaRefusal.NOT_LEADER
+    at.word = PartitionAssignment(2, 2, 9, (1, 2, 3), (1, 2, 3), 1)
+    at.replicas[3].assign(at.now, PartitionAssignment(2, 1, 3, (1, 2, 3), (1, 2, 3), 1))
     answer = at.fetch(3)
     assert isinstance(answer, FetchRefused)
-    assert answer.why == Refusal.OLD_EPOCH
+    assert answer.why == ReplicaRefusal.OLD_EPOCH
     role = at.replicas[3].role
-    assert isinstance(role, Follower)
+    assert isinstance(role, ReplicaFollower)
     assert role.is_waiting
     at.tell(3, leader=2)
     assert isinstance(at.fetch(3), Fetched)
@@ -372,7 +372,7 @@ def test_a_leader_that_was_deposed_commits_nothing_more():
     at.agree(3)
     for broker in (2, 3):
         role = at.replicas[broker].role
-        if isinstance(role, Follower):
+        if isinstance(role, ReplicaFollower):
             request = role.request(99, 1)
             assert request is not None
             answer = at.replicas[1].fetch(at.now, request)
@@ -386,7 +386,7 @@ def test_a_leader_that_was_deposed_commits_nothing_more():
 def test_what_a_broker_led_without_a_record_is_not_in_its_log():
     """It led epoch 2, wrote nothing, and then takes records of epoch 1 from another."""
     at = Cluster("0", "01")
-    at.word = Assignment(None, 1, 0, (1, 2), (1, 2), 1)
+    at.word = PartitionAssignment(None, 1, 0, (1, 2), (1, 2), 1)
     at.tell(leader=1)
     at.tell(leader=2)
     at.append(2)
@@ -400,7 +400,7 @@ def test_a_late_or_doubled_answer_is_left_alone():
     at = Cluster("00", "0")
     at.tell(leader=1)
     role = at.replicas[2].role
-    assert isinstance(role, Follower)
+    assert isinstance(role, ReplicaFollower)
     request = role.request(7, 1)
     assert request is not None
     answer = at.replicas[1].fetch(0.0, request)
@@ -418,7 +418,7 @@ def test_who_is_below_the_leaders_log_begins_anew():
     at.replicas[1].log.trim(4)
     at.logs[1][:4] = [-1] * 4
     role = at.replicas[2].role
-    assert isinstance(role, Follower)
+    assert isinstance(role, ReplicaFollower)
     request = role.request(7, 1)
     assert request is not None
     answer = at.replicas[1].fetch(0.0, request)
@@ -435,7 +435,7 @@ def test_who_parted_from_the_leader_before_its_log_start_is_told_where():
     at.append(2, 10)
     at.replicas[2].log.trim(6)
     role = at.replicas[1].role
-    assert isinstance(role, Follower)
+    assert isinstance(role, ReplicaFollower)
     request = role.request(7, 1)
     assert request is not None
     first = at.replicas[2].fetch(0.0, request)
@@ -463,7 +463,7 @@ def test_who_parted_and_ends_just_where_the_leaders_log_starts_is_told_so():
     assert answer.epoch == 0
     assert at.logs[1] == [0, 0, 0, 0]
     role = at.replicas[1].role
-    assert isinstance(role, Follower)
+    assert isinstance(role, ReplicaFollower)
     request = role.request(70, 1)
     assert request is not None
     then = at.replicas[2].fetch(0.0, request)
@@ -478,7 +478,7 @@ def test_who_ends_where_a_leader_began_anew_goes_on():
     at.tell(leader=2, isr=(2,))
     at.replicas[2].appended(5)
     role = at.replicas[1].role
-    assert isinstance(role, Follower)
+    assert isinstance(role, ReplicaFollower)
     request = role.request(7, 1)
     assert request is not None
     answer = at.replicas[2].fetch(0.0, request)
@@ -495,7 +495,7 @@ def test_older_words_change_nothing():
         role = at.replicas[broker].role
         assert not at.replicas[broker].assign(at.now, old)
         assert at.replicas[broker].role is role
-    gone = Assignment(2, 9, 9, (2,), (2,), 1)
+    gone = PartitionAssignment(2, 9, 9, (2,), (2,), 1)
     assert at.replicas[1].assign(at.now, gone)
     assert at.replicas[1].role is None
 
@@ -531,7 +531,7 @@ def test_a_refusal_for_its_epoch_leaves_both_isrs_to_count():
     asked = leader.isr_change(at.now)
     assert asked is not None
     assert leader.wanted == (1, 2)
-    refusal = IsrChanged(asked.partition_epoch + 1, (1, 2), Refusal.OLD_PARTITION_EPOCH)
+    refusal = IsrChanged(asked.partition_epoch + 1, (1, 2), ReplicaRefusal.OLD_PARTITION_EPOCH)
     leader.isr_changed(at.now, asked, refusal)
     assert leader.wanted == (1, 2)
     assert leader.maximal_isr == {1, 2, 3}

@@ -26,7 +26,7 @@ from unit.core.log_helpers import FOLDER, Crash, MemoryStorage, crash_at, open_l
 from penstock.core.log import Log, LogConfig
 from penstock.core.retention import expired, segment_facts
 from penstock.core.segment import list_segments
-from penstock.logcheck import Partition, check_partition
+from penstock.logcheck import CheckedPartition, check_partition
 
 LIVES = int(os.environ.get("PENSTOCK_HISTORIES", "100"))
 SECOND = 1_000_000
@@ -142,7 +142,7 @@ class Life(RuleBasedStateMachine):
         self.starts = {self.start}
         self.log = log
         assert not [n for n in self.storage.names if n.endswith((".cleaned", ".swap", ".tmp"))]
-        checked = check_partition(Partition(FOLDER, "t-0", None), self.storage)
+        checked = check_partition(CheckedPartition(FOLDER, "t-0", None), self.storage)
         # Of what only saves time a power cut may leave anything: it is checked before it is used.
         assert not [found for found in checked.errors if found.kind not in ("snapshot", "index")]
 

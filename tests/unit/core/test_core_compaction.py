@@ -35,13 +35,13 @@ from penstock.core.header import checked
 from penstock.core.logreplica import LogReplica
 from penstock.core.segment import list_segments, segment_path
 from penstock.core.swapping import CLEANED_TO_FILE, load_cleaned_to, save_cleaned_to
-from penstock.logcheck import Partition, check_partition
+from penstock.logcheck import CheckedPartition, check_partition
 
 SECOND = 1_000_000
 
 
 def findings(storage):
-    checked = check_partition(Partition(FOLDER, "t-0", None), storage)
+    checked = check_partition(CheckedPartition(FOLDER, "t-0", None), storage)
     return [(finding.kind, finding.message) for finding in checked.findings]
 
 

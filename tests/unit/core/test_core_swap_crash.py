@@ -19,7 +19,7 @@ from penstock.core.logreplica import LogReplica
 from penstock.core.lookup import read_batches
 from penstock.core.segment import list_segments
 from penstock.core.swapping import load_cleaned_to
-from penstock.logcheck import Partition, check_partition
+from penstock.logcheck import CheckedPartition, check_partition
 
 SECOND = 1_000_000
 
@@ -78,7 +78,7 @@ def check(log, storage, before, state):
     assert not [n for n in storage.names if n.endswith((".cleaned", ".swap", ".tmp"))]
     assert [
         (f.kind, f.message)
-        for f in check_partition(Partition(FOLDER, "t-0", None), storage).findings
+        for f in check_partition(CheckedPartition(FOLDER, "t-0", None), storage).findings
     ] == []
     assert [log.producers.next_sequence(producer) for producer in (1, 2)] == state
 
@@ -216,7 +216,7 @@ def test_at_every_moment_the_segments_that_are_there_are_the_log(seed):
             assert not found.keys() & set(offsets), f"twice, before {call}"
             found.update(dict.fromkeys(offsets))
         assert newest(before).keys() <= found.keys() <= before.keys()
-        checked = check_partition(Partition(FOLDER, "t-0", None), storage)
+        checked = check_partition(CheckedPartition(FOLDER, "t-0", None), storage)
         assert [f for f in checked.errors if f.kind not in ("index", "producer")] == []
         looks.add(tuple(bases))
 

@@ -32,7 +32,7 @@ from penstock.core.logreplica import LogReplica
 from penstock.core.opentransactions import OpenTransaction
 from penstock.core.segment import list_segments
 from penstock.core.snapshots import list_snapshots
-from penstock.logcheck import Partition, check_partition
+from penstock.logcheck import CheckedPartition, check_partition
 
 NONE, STALE = ErrorCode.NONE, ErrorCode.STALE_PRODUCER_EPOCH
 NOT_OPEN, GAP = ErrorCode.TRANSACTION_NOT_OPEN, ErrorCode.OUT_OF_ORDER_SEQUENCE
@@ -497,7 +497,7 @@ def test_errors_are_those_of_the_answers():
 
 # ---- what the check of a log finds
 def found_in(storage) -> list[tuple[str, str]]:
-    checked = check_partition(Partition(FOLDER, "t-0", (TOPIC, 0)), storage)
+    checked = check_partition(CheckedPartition(FOLDER, "t-0", (TOPIC, 0)), storage)
     return [(finding.kind, finding.message) for finding in checked.errors]
 
 

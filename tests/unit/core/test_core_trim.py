@@ -26,7 +26,7 @@ from penstock.core.log import LogConfig
 from penstock.core.logreplica import LogReplica
 from penstock.core.logstart import START_FILE, decode_start, encode_start, load_start
 from penstock.core.segment import list_segments, segment_path
-from penstock.logcheck import Partition, check_partition
+from penstock.logcheck import CheckedPartition, check_partition
 
 CONFIG = LogConfig(
     segment_bytes=1024, index_interval_bytes=256, preallocate_bytes=512, batch_bytes_max=2048
@@ -288,7 +288,7 @@ def test_a_trim_may_be_killed_in_any_call(target, written):
 
 def verified(storage):
     """Where `log verify` says the log starts, and what it found; bodies are opaque bytes here."""
-    checked = check_partition(Partition(FOLDER, "t-0", None), storage)
+    checked = check_partition(CheckedPartition(FOLDER, "t-0", None), storage)
     return checked.log_start, [
         (finding.kind, finding.is_note) for finding in checked.findings if finding.kind != "columns"
     ]

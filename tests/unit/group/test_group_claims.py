@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from partition_fixture import Partition
 
-from penstock.client.consumer.fetch_scheduler import Turns
+from penstock.client.consumer.fetch_scheduler import FetchScheduler
 from penstock.client.consumer.group.at_most_once import Claims
-from penstock.client.consumer.group.consumed import Ownership
+from penstock.client.consumer.group.consumed import GrantedPartitions
 from penstock.client.consumer.iteration import HandOut
 from penstock.client.consumer.last_poll import LastPoll
 from penstock.client.consumer.partition_cursor import AssignedPartition, TopicPartition
@@ -34,7 +34,7 @@ class Reader:
     def __init__(self, partition: AssignedPartition) -> None:
         self.partitions = {NAME: partition}
         self.handout = HandOut(self.partitions)
-        self._turns = Turns(1 << 20, whole=False)
+        self._turns = FetchScheduler(1 << 20, whole=False)
         self._last = LastPoll(self.partitions, self._turns)
         self.stands: Any = None
         self.notice = 0
@@ -82,7 +82,7 @@ class Member:
     group, member_id = "g", "m1"
 
     def __init__(self) -> None:
-        self.ownership = Ownership("g", "m1", {NAME: owned()})
+        self.ownership = GrantedPartitions("g", "m1", {NAME: owned()})
         self.asked: list[co.ClaimOffsets] = []
         self.posted: list[co.ClaimOffsets] = []
         self.answer: Answer = granted
@@ -222,7 +222,7 @@ def test_rule_18_a_partition_that_went_while_its_claim_was_under_way(
     """Under another grant it may be the same partition: the claim was for the one before."""
 
     def answer(request: co.ClaimOffsets) -> co.Claimed:
-        world.member.ownership = Ownership("g", "m1", {NAME: owned(grant=2)})
+        world.member.ownership = GrantedPartitions("g", "m1", {NAME: owned(grant=2)})
         return co.Claimed([is_granted], [request.claims[0].end])
 
     world.member.answer = answer

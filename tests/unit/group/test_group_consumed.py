@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.client.consumer.group.consumed import GroupBatch, Ownership, consumed_offsets, rewind
+from penstock.client.consumer.group.consumed import (
+    GrantedPartitions,
+    GroupBatch,
+    consumed_offsets,
+    rewind,
+)
 from penstock.client.consumer.records import Chunk, RecordBatch
 from penstock.core.columns import decode
 from penstock.core.encode import encode_batch
@@ -16,7 +21,7 @@ OWNED = {
     ("orders", 0): Owned("orders", b"o" * 16, 0, 3, 7, revoked=False),
     ("orders", 1): Owned("orders", b"o" * 16, 1, 4, 9, revoked=False),
 }
-OWNERSHIP = Ownership("billing", "member-1", OWNED)
+OWNERSHIP = GrantedPartitions("billing", "member-1", OWNED)
 
 
 def chunk(partition, count=3):
@@ -74,7 +79,7 @@ def test_what_was_read_under_an_older_grant_is_named_beside_the_newer_and_refuse
     newer = {name: Owned(*_but_grant(owned, 11)) for name, owned in OWNED.items()}
     batches = [
         GroupBatch([chunk(0)], OWNERSHIP),
-        GroupBatch([chunk(0)], Ownership("billing", "member-1", newer)),
+        GroupBatch([chunk(0)], GrantedPartitions("billing", "member-1", newer)),
     ]
     [offsets] = consumed_offsets(batches)
     assert [each.grant for each in offsets.offsets] == [7, 11]

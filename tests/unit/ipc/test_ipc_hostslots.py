@@ -5,7 +5,7 @@ from __future__ import annotations
 from store_crash import memory
 
 from penstock.ipc import layout as lo
-from penstock.ipc.hostslots import CleanerSlot, Disk, DiskSlot
+from penstock.ipc.hostslots import CleanerSlot, DiskRoom, DiskSlot
 from penstock.ipc.state import StatePage, format_table
 
 
@@ -21,7 +21,7 @@ def test_what_is_published_is_read_and_nothing_else_changes():
     head = bytes(region.bytes[:64])
     disk, cleaner = DiskSlot(region), CleanerSlot(region)
     assert (disk.is_stopped, cleaner.read().pid) == (False, 0)
-    said = Disk(lo.DISK_STOP, 10, 1000, 100, 20)
+    said = DiskRoom(lo.DISK_STOP, 10, 1000, 100, 20)
     disk.publish(said)
     cleaner.claim(77)
     cleaner.count_run(5_000_000)

@@ -28,7 +28,7 @@ from penstock.core import header as hd
 from penstock.core.committed import AbortedTransactions
 from penstock.core.errors import ErrorCode, StorageError
 from penstock.core.storage import storage_error
-from penstock.core.swapping import Prepared, Source
+from penstock.core.swapping import CleanedSource, Prepared
 from penstock.ipc import layout as lo
 from penstock.ipc.messages import OpenPartition, TopicSettings
 from penstock.ipc.roles import BeginAnew, Follow, HighWatermark, Lead, Trim, Truncate
@@ -299,7 +299,7 @@ def test_retention_stays_below_what_is_committed(leader, replica):
     leader.obey(HighWatermark(5, 12))
     assert leader.role.trim(40, 1).log_start == 12
     assert leader.ends() == (12, 12, 12, 40)
-    prepared = Prepared(0, 16, 100, (Source(0, 0, 0),))
+    prepared = Prepared(0, 16, 100, (CleanedSource(0, 0, 0),))
     with pytest.raises(StorageError, match="not all committed"):
         leader.role.swap(prepared, 0, 1)
 

@@ -14,14 +14,14 @@ from unit.core.following import Traffic, check_same
 from penstock.cluster.replica import (
     Diverged,
     Fetched,
-    Follower,
     IsrChanged,
-    Leader,
     LogEnds,
     Replica,
     ReplicaConfig,
+    ReplicaFollower,
+    ReplicaLeader,
 )
-from penstock.cluster.replica.messages import Assignment
+from penstock.cluster.replica.messages import PartitionAssignment
 from penstock.core.epochs import EpochCache
 from penstock.core.errors import ErrorCode, StorageError
 from penstock.core.header import checked
@@ -36,7 +36,7 @@ CONFIG = ReplicaConfig(lag_time=3.0, retry=0.5)
 class Broker:
     """A writer's role, and the machine beside it."""
 
-    def __init__(self, number: int, word: Assignment, now: float) -> None:
+    def __init__(self, number: int, word: PartitionAssignment, now: float) -> None:
         self.number = number
         self.partition = ReplicaPartition(segment_bytes=4096)
         ends = LogEnds(epochs=EpochCache())
@@ -51,7 +51,7 @@ class Broker:
     def tell(self, *orders: ro.RoleOrder) -> None:
         assert self.partition.obey(*orders) == [ErrorCode.NONE] * len(orders)
 
-    def take(self, word: Assignment, now: float) -> None:
+    def take(self, word: PartitionAssignment, now: float) -> None:
         if self.replica.assign(now, word):
             self.say_role()
 
@@ -78,19 +78,19 @@ class Broker:
         return [(head.base_offset, data) for head, data in self.log.read(offset, 1 << 40)]
 
     @property
-    def leader(self) -> Leader | None:
-        return self.replica.role if isinstance(self.replica.role, Leader) else None
+    def leader(self) -> ReplicaLeader | None:
+        return self.replica.role if isinstance(self.replica.role, ReplicaLeader) else None
 
     @property
-    def follower(self) -> Follower | None:
-        return self.replica.role if isinstance(self.replica.role, Follower) else None
+    def follower(self) -> ReplicaFollower | None:
+        return self.replica.role if isinstance(self.replica.role, ReplicaFollower) else None
 
 
 class World:
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
         self.now = 0.0
-        self.word = Assignment(1, 1, 1, BROKERS, BROKERS, 2)
+        self.word = PartitionAssignment(1, 1, 1, BROKERS, BROKERS, 2)
         self.brokers = {number: Broker(number, self.word, self.now) for number in BROKERS}
         self.traffic = Traffic(chance)
         self.committed: dict[int, bytes] = {}
@@ -137,7 +137,7 @@ class World:
         else:
             role.refused(answer)
 
-    def copy(self, broker: Broker, role: Follower, answer: Fetched, source: Broker) -> None:
+    def copy(self, broker: Broker, role: ReplicaFollower, answer: Fetched, source: Broker) -> None:
         batches = [
             data for _, data in source.log.read(answer.offset, self.chance.choice([1, 1500, 9000]))
         ]
@@ -153,7 +153,7 @@ class World:
         self.counts["elections"] += 1
         epoch = self.word.leader_epoch + 1
         leader = self.chance.choice(self.word.isr)
-        self.word = Assignment(
+        self.word = PartitionAssignment(
             leader, epoch, self.word.partition_epoch + 1, BROKERS, self.word.isr, 2
         )
         self.brokers[leader].take(self.word, self.now)
@@ -173,7 +173,9 @@ class World:
         if change is not None:
             isr = tuple(number for number, _ in change.isr)
             epoch = self.word.partition_epoch + 1
-            self.word = Assignment(self.word.leader, self.word.leader_epoch, epoch, BROKERS, isr, 2)
+            self.word = PartitionAssignment(
+                self.word.leader, self.word.leader_epoch, epoch, BROKERS, isr, 2
+            )
             role.isr_changed(self.now, change, IsrChanged(epoch, isr))
 
     def die(self) -> None:

@@ -10,7 +10,7 @@ from reader_fixture import TOPIC, World
 from penstock.core.encode import encode_batch
 from penstock.core.lookup import header_at
 from penstock.core.storage import Storage
-from penstock.observe.ages import LOOKS_MAX, Ages, Place
+from penstock.observe.ages import LOOKS_MAX, Ages, LogPosition
 
 LOG = (TOPIC.hex(), 0)
 START = 1_700_000_000_000_000
@@ -30,7 +30,7 @@ def world(tmp_path):
 
 
 def place(offset, world=None, who=1):
-    return Place(who, LOG, world.folder if world else "/nowhere", offset)
+    return LogPosition(who, LOG, world.folder if world else "/nowhere", offset)
 
 
 def time_of(ages, wanted, **options):

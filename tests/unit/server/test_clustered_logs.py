@@ -233,23 +233,23 @@ def test_the_controller_is_told_again_what_is_here_while_nobody_leads(world, mon
             logs.heard(quorum.image, None)
             logs.told(place, LogEnd(0, 0, 7))
             await asyncio.sleep(0.05)
-            assert cr.LogEnds not in quorum.asked, "it is led"
+            assert cr.ReportLogEnds not in quorum.asked, "it is led"
             quorum.lose_power(here, beat=False)
             word = quorum.image.partitions[place]
             assert word.leader is None
             logs.heard(quorum.image, {place})
             asked.refusals = 2
             logs.told(place, LogEnd(word.leader_epoch, 0, 7))
-            await until(lambda: quorum.asked.count(cr.LogEnds) >= 3)
+            await until(lambda: quorum.asked.count(cr.ReportLogEnds) >= 3)
             assert quorum.image.partitions[place].leader is None, "its broker is fenced"
             quorum.beat(here)
             await until(lambda: quorum.image.partitions[place].leader == here)
             unclean = quorum.image.partitions[place].unclean
             assert unclean is not None
             assert unclean.first == 7
-            told = quorum.asked.count(cr.LogEnds)
+            told = quorum.asked.count(cr.ReportLogEnds)
             await asyncio.sleep(0.05)
-            assert quorum.asked.count(cr.LogEnds) <= told + 1, "somebody leads"
+            assert quorum.asked.count(cr.ReportLogEnds) <= told + 1, "somebody leads"
         finally:
             logs.close()
 
@@ -263,7 +263,7 @@ def test_the_leader_logs_once_what_may_be_missing(world, caplog):
         here = quorum.image.partitions[place].replicas[0]
         quorum.lose_power(here, beat=True)
         word = quorum.image.partitions[place]
-        await quorum.ask(cr.LogEnds(here, quorum.image.brokers[here].epoch,
+        await quorum.ask(cr.ReportLogEnds(here, quorum.image.brokers[here].epoch,
             ((place, LogEnd(word.leader_epoch, 0, 7, 9)),)), timeout=1.0)  # fmt: skip
         logs = leaderless.LeaderlessLogs(here, Asked(quorum))
         try:

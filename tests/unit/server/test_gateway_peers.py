@@ -8,7 +8,7 @@ import pytest
 import zmq
 from node_helpers import eventually
 
-from penstock.server.gateway.counts import Counts
+from penstock.server.gateway.counts import GatewayCounts
 from penstock.server.gateway.peers import Peer, Peers
 
 BYTES_MAX = 1 << 20
@@ -24,7 +24,7 @@ class World:
         self.router.setsockopt(zmq.SNDHWM, 2)
         self.router.setsockopt(zmq.SNDBUF, 4096)
         self.port = self.router.bind_to_random_port("tcp://127.0.0.1")
-        self.counts = Counts()
+        self.counts = GatewayCounts()
         self.peers = Peers(self.router, self.counts, BYTES_MAX)
 
     def client(self) -> tuple[zmq.Socket[bytes], Peer]:

@@ -18,7 +18,7 @@ from penstock.ipc import messages as ms
 from penstock.ipc import operating as op
 from penstock.server.node.log_format import JsonFormatter
 from penstock.server.security.access_store import Access, AccessDocument
-from penstock.server.security.audit import DETAILS_SHOWN, LINES_PER_SECOND, Audit
+from penstock.server.security.audit import DETAILS_SHOWN, LINES_PER_SECOND, AuditLog
 from penstock.server.security.authorizer import FREE, LOCAL_ONLY, Guard, local_principal, needs_of
 
 ORDERS, SECRET, GONE = b"o" * 16, b"s" * 16, b"g" * 16
@@ -213,7 +213,7 @@ def test_nobody_writes_to_the_nodes_own_topics(guard):
 
 
 def test_the_audit_is_bounded_by_principal_and_counts_all(caplog):
-    audit = Audit()
+    audit = AuditLog()
     for _ in range(1000):
         audit.refused(5.0, "mallory", "read", "topic", "x" * 1000)
     audit.refused(5.0, "ann", "read", "topic", "y")

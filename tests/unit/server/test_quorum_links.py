@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from quorum_fixture import World, free_port
 
-from penstock.cluster.raft import Entry
+from penstock.cluster.raft import LogEntry
 from penstock.cluster.raft.messages import DATA, MEMBERS, Append, Install
 from penstock.core.errors import (
     AttachRefusedError,
@@ -67,10 +67,10 @@ def test_a_message_that_is_cut_off_is_none(name):
 @pytest.mark.parametrize(
     "message",
     [
-        Append(3, 5, 2, (Entry(7, 3, DATA, b""),), 5),
-        Append(3, 5, 2, (Entry(6, 1, DATA, b""),), 5),
-        Append(3, 5, 2, (Entry(6, 4, DATA, b""),), 5),
-        Append(3, 5, 2, (Entry(6, 3, MEMBERS, b"none"),), 5),
+        Append(3, 5, 2, (LogEntry(7, 3, DATA, b""),), 5),
+        Append(3, 5, 2, (LogEntry(6, 1, DATA, b""),), 5),
+        Append(3, 5, 2, (LogEntry(6, 4, DATA, b""),), 5),
+        Append(3, 5, 2, (LogEntry(6, 3, MEMBERS, b"none"),), 5),
         Install(1, golden_quorum.SNAPSHOT),
     ],
 )

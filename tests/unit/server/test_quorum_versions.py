@@ -147,8 +147,8 @@ def test_an_unknown_record_in_a_snapshot_stops_a_broker_as_it_starts(tmp_path):
 
 
 def test_a_request_goes_by_its_name_and_one_without_a_name_here_is_refused():
-    request = cr.Forget(2)
-    assert (cr.NAMES[cr.Forget], cr.encoded(request)) == ("forget", golden_quorum.FORGET)
+    request = cr.ForgetBroker(2)
+    assert (cr.NAMES[cr.ForgetBroker], cr.encoded(request)) == ("forget", golden_quorum.FORGET)
     assert cr.decode_ask("forget", golden_quorum.FORGET) == request
     with pytest.raises(ConfigError, match="no 'replay': it is older"):
         cr.decode_ask("replay", golden_quorum.FORGET)

@@ -23,7 +23,7 @@ from replicator_fixture import (
 )
 from unit.core.log_helpers import make_batch
 
-from penstock.cluster.replica import Fetched, FetchRequest, Refusal
+from penstock.cluster.replica import Fetched, FetchRequest, ReplicaRefusal
 from penstock.core.header import stamp
 from penstock.security.keys import ServerKey, new_pair
 from penstock.server.replicator import protocol
@@ -157,16 +157,16 @@ def test_old_epochs_unknown_partitions_and_other_topics_are_refused(world):
     right = FetchRequest(1, me.number, me.epoch, world.partition().leader_epoch, 0, None, 0)
     replace = msgspec.structs.replace
     for page, topic, request, why in [
-        (0, TOPIC, replace(right, broker_epoch=me.epoch - 1), Refusal.OLD_BROKER),
-        (0, TOPIC, replace(right, leader_epoch=99), Refusal.NEW_EPOCH),
-        (5, TOPIC, right, Refusal.NOT_LEADER),
-        (0, bytes(16), right, Refusal.NOT_LEADER),
+        (0, TOPIC, replace(right, broker_epoch=me.epoch - 1), ReplicaRefusal.OLD_BROKER),
+        (0, TOPIC, replace(right, leader_epoch=99), ReplicaRefusal.NEW_EPOCH),
+        (5, TOPIC, right, ReplicaRefusal.NOT_LEADER),
+        (0, bytes(16), right, ReplicaRefusal.NOT_LEADER),
     ]:
         answers = asked(world, leader, me, page, topic, request)
         assert [refused.why for _, refused in answers.refused] == [why]
     answers = asked(world, me, leader, 0, TOPIC, replace(right, broker=leader.number,
                     broker_epoch=leader.epoch))  # fmt: skip
-    assert [refused.why for _, refused in answers.refused] == [Refusal.NOT_LEADER]
+    assert [refused.why for _, refused in answers.refused] == [ReplicaRefusal.NOT_LEADER]
     goes_on(world)
 
 

@@ -9,21 +9,21 @@ import pytest
 from store_crash import memory
 from unit.core.log_helpers import MemoryStorage
 
-from penstock.cluster.replica import Assignment, ReplicaConfig
+from penstock.cluster.replica import PartitionAssignment, ReplicaConfig
 from penstock.core.errors import DataFolderError
 from penstock.ipc import layout as lo
 from penstock.ipc import roles as ro
 from penstock.ipc.lane import Ack
 from penstock.ipc.state import StatePage, format_table
 from penstock.server.replicator.messages import Assign
-from penstock.server.replicator.partition import Partition
+from penstock.server.replicator.partition import ReplicatedPartition
 
 TOPIC = bytes(range(16))
 ME, OTHER = 1, 2
 
 
-def word(leader: int, epoch: int, partition_epoch: int = 1) -> Assignment:
-    return Assignment(leader, epoch, partition_epoch, (ME, OTHER), (leader,))
+def word(leader: int, epoch: int, partition_epoch: int = 1) -> PartitionAssignment:
+    return PartitionAssignment(leader, epoch, partition_epoch, (ME, OTHER), (leader,))
 
 
 class Told:
@@ -33,7 +33,7 @@ class Told:
     config = ReplicaConfig()
     now = 1.0
 
-    def __init__(self, first: Assignment, *, synced: bool = False) -> None:
+    def __init__(self, first: PartitionAssignment, *, synced: bool = False) -> None:
         fd, region = memory(lo.state_table_bytes(1))
         os.close(fd)
         format_table(region, bytes(16), 1)
@@ -45,13 +45,13 @@ class Told:
         self.living = {ME: 11, OTHER: 12}
         self.orders: list[Any] = []
         self.written: list[Any] = []
-        self.it = Partition(self, self.assign(first, synced=synced), self.page)  # type: ignore[arg-type]
+        self.it = ReplicatedPartition(self, self.assign(first, synced=synced), self.page)  # type: ignore[arg-type]
         self.it.opened()
 
-    def assign(self, said: Assignment, *, synced: bool = False) -> Assign:
+    def assign(self, said: PartitionAssignment, *, synced: bool = False) -> Assign:
         return Assign(0, TOPIC, 0, "t-0", "log", synced, said)
 
-    def order(self, _: Partition, order: Any, done: Any) -> None:
+    def order(self, _: ReplicatedPartition, order: Any, done: Any) -> None:
         self.orders.append(order)
         self.written.append(done)
 
@@ -64,10 +64,10 @@ class Told:
     def high_watermark(self, topic_id: bytes, partition: int) -> int:
         return 0
 
-    def turned(self, partition: Partition) -> None:
+    def turned(self, partition: ReplicatedPartition) -> None:
         pass
 
-    def moved(self, partition: Partition) -> None:
+    def moved(self, partition: ReplicatedPartition) -> None:
         pass
 
 
@@ -87,7 +87,7 @@ def test_a_replica_takes_its_role_once_its_writer_has_answered() -> None:
 
 @pytest.mark.rule(15)
 @pytest.mark.parametrize("older", [word(OTHER, 4, 9), word(OTHER, 5, 2)])
-def test_rule_15_an_older_word_of_the_controller_is_not_heeded(older: Assignment) -> None:
+def test_rule_15_an_older_word_of_the_controller_is_not_heeded(older: PartitionAssignment) -> None:
     made = Told(word(ME, 5, 3))
     made.answer(7)
     made.it.hear(made.assign(older))

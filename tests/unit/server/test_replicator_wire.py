@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cluster.replica import Diverged, Fetched, FetchRefused, FetchRequest, Refusal
+from penstock.cluster.replica import Diverged, Fetched, FetchRefused, FetchRequest, ReplicaRefusal
 from penstock.server.replicator import protocol
 
 TOPIC = bytes(16)
@@ -26,7 +26,7 @@ LEADER = [
     protocol.Answers(0),
     protocol.Answers(
         9, [(1, 0, FETCHED)] * protocol.ITEMS_MAX, [(2, Diverged(1, 2, 3, 4))] * protocol.ITEMS_MAX,
-        [(3, FetchRefused(1, Refusal.OLD_BROKER, 2))] * protocol.ITEMS_MAX,
+        [(3, FetchRefused(1, ReplicaRefusal.OLD_BROKER, 2))] * protocol.ITEMS_MAX,
     ),
 ]  # fmt: skip
 

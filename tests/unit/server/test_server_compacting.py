@@ -15,7 +15,7 @@ from penstock.core.segment import list_segments
 from penstock.ipc import messages as ms
 from penstock.ipc.cleaning import prepared
 from penstock.server.cleaner.compaction import compact
-from penstock.server.cleaner.retention import Partition as Cleaned
+from penstock.server.cleaner.retention import CleanedPartition as Cleaned
 
 
 class Cleaner:

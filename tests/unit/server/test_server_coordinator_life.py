@@ -22,7 +22,7 @@ from penstock.server.coordinator import markers as markers_module
 from penstock.server.coordinator import unsynced_markers
 from penstock.server.coordinator.brokers import Suspect
 from penstock.server.coordinator.epoch import Life, Machines
-from penstock.server.coordinator.opening import Opening
+from penstock.server.coordinator.opening import CoordinatorOpening
 from penstock.server.coordinator.producer_holders import Holders
 
 PRODUCER = 4711
@@ -280,7 +280,7 @@ def test_rule_19_a_dead_processs_transactions_are_aborted_once_its_lanes_are_dra
 def test_offsets_are_kept_for_as_long_as_the_node_says(tmp_path):
     config = NodeConfig(str(tmp_path), offsets_retention=123.0, stage_timeout=45.0)
     nothing: Any = None
-    made = Opening(
+    made = CoordinatorOpening(
         config, nothing, nothing, 1, nothing, nothing, None,
         broken=nothing, woken=nothing, leads_in=nothing,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc import liveness, shm
 from penstock.ipc.clients import ClientSlot, format_table
 from penstock.ipc.shm import Region
-from penstock.server.coordinator.group_members import Members
+from penstock.server.coordinator.group_members import WatchedMembers
 from penstock.server.node.attached_client import NO_SLOT, Client
 
 BOOT = liveness.boot_id()
@@ -30,7 +30,7 @@ class Ground:
         self.table = Region.of_fd(shm.create(self.name, lo.client_table_bytes()))
         format_table(self.table)
         self.events: list[tuple[str, str]] = []
-        self.members = Members(
+        self.members = WatchedMembers(
             self.table,
             BOOT,
             stall_timeout,

@@ -9,7 +9,7 @@ import pytest
 from store_crash import memory
 
 from penstock.ipc import layout as lo
-from penstock.ipc.hostslots import Disk, DiskSlot
+from penstock.ipc.hostslots import DiskRoom, DiskSlot
 from penstock.server.config import NodeConfig
 from penstock.server.node.disk_guard import LOOK_MAX, LOOK_MIN, DiskGuard, space_of
 
@@ -49,7 +49,7 @@ def test_levels_fall_again_only_well_above_their_bound(settings):
     steps = [(0.2, 0), (0.099, 1), (0.105, 1), (0.12, 0), (0.05, 1), (0.009, 2), (0.0105, 2),
              (0.012, 1), (0.105, 1), (0.009, 2), (0.5, 0)]  # fmt: skip
     assert [room.level(share * TOTAL) for share, _ in steps] == [level for _, level in steps]
-    assert room.slot.read() == Disk(0, TOTAL // 2, TOTAL, int(TOTAL / 10), int(TOTAL / 100))
+    assert room.slot.read() == DiskRoom(0, TOTAL // 2, TOTAL, int(TOTAL / 10), int(TOTAL / 100))
 
 
 @pytest.mark.setting("node.disk_warn", "node.disk_stop")

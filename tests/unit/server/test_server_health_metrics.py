@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.server.gateway.counts import Counts
+from penstock.server.gateway.counts import GatewayCounts
 from penstock.server.health import page as pages
 from penstock.server.health import wire
 from penstock.server.health.families import COUNTER, FAMILIES
@@ -106,7 +106,7 @@ def test_a_family_that_is_not_in_the_table_is_refused():
 
 
 def test_the_gateway_tells_what_it_counts():
-    counts = Counts()
+    counts = GatewayCounts()
     counts.connections, counts.received_bytes = 2, 1 << 33
     counts.requests["produce"] += 5
     counts.refusals["no access"] += 1

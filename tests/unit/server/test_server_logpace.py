@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 
-from penstock.server.security.log_rate import Pace
+from penstock.server.security.log_rate import LogRateLimit
 
 
 def test_lines_of_one_kind_are_bounded_and_others_are_not(caplog):
     now = [0.0]
     log = logging.getLogger("penstock.test.pace")
-    log.addFilter(Pace(rate=5, clock=lambda: now[0]))
+    log.addFilter(LogRateLimit(rate=5, clock=lambda: now[0]))
     caplog.set_level(logging.INFO, log.name)
     for number in range(1000):
         log.warning("refused: %d", number)

@@ -28,7 +28,7 @@ from penstock.client.admin.exported_offsets import ExportedOffsets
 from penstock.client.admin.groups import GroupAdmin, GroupDescription, GroupListing, OffsetReset
 from penstock.client.admin.node import ClientInfo, NodeAdmin, SettingInfo, SettingValue
 from penstock.client.admin.topic_config import SETTABLE, TopicConfig, altered, config_of
-from penstock.client.admin.trim import Trim, TrimResult, chosen
+from penstock.client.admin.trim import PartitionTrim, TrimResult, chosen
 from penstock.client.closing import Closing
 from penstock.client.consumer.offsets import Offset
 from penstock.client.remote.address import Place
@@ -181,7 +181,7 @@ class Admin(Closing):
         info, place, session = self._find(name), Offset.of(before), self._session
         logs = logs_of(session, self._timeout)
         trims = [
-            Trim(info, number, session.page(info.pages[number]), logs, place)
+            PartitionTrim(info, number, session.page(info.pages[number]), logs, place)
             for number in chosen(info, partition)
         ]
         if dry_run:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.client.admin.exported_offsets import ExportedOffset, ExportedOffsets
 from penstock.client.admin.trim import chosen
 from penstock.client.consumer.group.options import check_group_name
-from penstock.client.consumer.logs import Log, PollAge
+from penstock.client.consumer.logs import LogHandle, PollAge
 from penstock.client.consumer.offset_lookup import resolving
 from penstock.client.consumer.offsets import Offset
 from penstock.client.remote.logs import logs_of
@@ -243,7 +243,7 @@ class GroupAdmin:
         for one in asked.partitions:
             if co.NO_OFFSET < one.offset < self._end_of(one):
                 page = self._session.page(one.page)
-                log = Log(page, one.topic_id, one.partition)
+                log = LogHandle(page, one.topic_id, one.partition)
                 names.append((one.topic, one.partition))
                 places.append((log, max(one.offset, page.log_start)))
         times = run(self._logs.dating(places, AGES_BUDGET))
@@ -375,7 +375,7 @@ class GroupAdmin:
     def _resolved(self, info: ms.TopicInfo, number: int, to: Offset, here: int) -> int:
         page = self._session.page(info.pages[number])
         here = page.log_start if here == co.NO_OFFSET else here
-        log = Log(page, info.topic_id, number)
+        log = LogHandle(page, info.topic_id, number)
         return run(resolving(to, f"{info.name}-{number}", self._logs, log, here))
 
     def delete(self, group: str, topic: str | None) -> None:

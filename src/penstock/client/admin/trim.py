@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from penstock.client.consumer.logs import Log, Logs
+from penstock.client.consumer.logs import LogHandle, NodeLogs
 from penstock.client.consumer.offset_lookup import resolving
 from penstock.client.consumer.offsets import Offset
 from penstock.core import errors as er
@@ -30,16 +30,16 @@ class TrimResult:
     nbytes: int
 
 
-class Trim:
+class PartitionTrim:
     """One partition and where its log is to start."""
 
     def __init__(
-        self, topic: ms.TopicInfo, partition: int, page: StatePage, logs: Logs, before: Offset
+        self, topic: ms.TopicInfo, partition: int, page: StatePage, logs: NodeLogs, before: Offset
     ) -> None:
         self._topic = topic
         self._partition = partition
         self._logs = logs
-        self._log = Log(page, topic.topic_id, partition)
+        self._log = LogHandle(page, topic.topic_id, partition)
         self._start = page.log_start
         if before.place == "exact" and before.number < self._start:
             before = Offset.earliest()  # that is done already

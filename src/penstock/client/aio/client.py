@@ -12,7 +12,7 @@ from penstock.client.aio.consumer import Consumer
 from penstock.client.aio.group import GroupConsumer
 from penstock.client.aio.producer import Producer
 from penstock.client.aio.transactions import Stage, TransactionalProducer
-from penstock.client.aio.waits import Carrier, Opening, in_thread
+from penstock.client.aio.waits import Opening, WaitRunner, in_thread
 from penstock.client.closing import AsyncClosing
 from penstock.client.made import Made
 from penstock.client.options import (
@@ -52,7 +52,7 @@ class Client(AsyncClosing):
         cls, url: str, *, client_id: str, timeout: float | None, transport: Transport, keys: Keys
     ) -> Client:
         """Find out that a node is there, and how it is reached."""
-        place = await Carrier("client").carry(
+        place = await WaitRunner("client").carry(
             reaching(url, transport=transport, keys=keys, client_id=client_id, timeout=timeout)
         )
         return cls(url, place, client_id)

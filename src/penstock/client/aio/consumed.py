@@ -23,8 +23,8 @@ Consumed: TypeAlias = GroupBatch | GroupConsumer | Iterable[GroupBatch | GroupCo
 
 
 class Held:
-    """See the module. A `penstock.client.consumer.group.consumed.Source` for the blocking
-    producer."""
+    """See the module. An `OffsetSource` of `penstock.client.consumer.group.consumed`, for the
+    blocking producer."""
 
     def __init__(self, consumed: GroupBatch | GroupConsumer) -> None:
         self._consumed = consumed

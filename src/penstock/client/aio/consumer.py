@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from itertools import islice
 from typing import Final, TypeVar
 
-from penstock.client.aio.waits import Carrier, Turns
+from penstock.client.aio.waits import Turns, WaitRunner
 from penstock.client.closing import AsyncClosing
 from penstock.client.consumer.consumer import END_POLL, Start
 from penstock.client.consumer.consumer import Consumer as BlockingConsumer
@@ -46,9 +46,9 @@ def checked(options: Options) -> Options:
 
 async def attached(
     socket: Place, options: ConsumerOptions | GroupOptions
-) -> tuple[Carrier, Session]:
+) -> tuple[WaitRunner, Session]:
     """An attachment of its own for a consumer, and what carries its calls out."""
-    carrier = Carrier("consumer")
+    carrier = WaitRunner("consumer")
     timeout, client_id = options.get("timeout", 5.0), options.get("client_id", "")
     attaching = Attachment.attaching(socket, client_id=client_id, timeout=timeout)
     return carrier, await carrier.carry(attaching)
@@ -62,7 +62,7 @@ class Consumer(AsyncClosing):
     A call that is cancelled has brought nothing: what it would have brought comes with the next.
     """
 
-    def __init__(self, core: BlockingConsumer, carrier: Carrier) -> None:
+    def __init__(self, core: BlockingConsumer, carrier: WaitRunner) -> None:
         self._core = core
         self._carrier = carrier
         self._turns = Turns()

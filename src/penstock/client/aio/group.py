@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from itertools import islice
 
 from penstock.client.aio.consumer import RUN, attached, checked
-from penstock.client.aio.waits import Carrier, Turns
+from penstock.client.aio.waits import Turns, WaitRunner
 from penstock.client.closing import AsyncClosing
 from penstock.client.consumer.consumer import END_POLL, Start
 from penstock.client.consumer.group.consumed import Committed, GroupBatch
@@ -32,7 +32,7 @@ class GroupConsumer(AsyncClosing):
     next call finds out.
     """
 
-    def __init__(self, core: BlockingGroupConsumer, carrier: Carrier) -> None:
+    def __init__(self, core: BlockingGroupConsumer, carrier: WaitRunner) -> None:
         self._core = core
         self.group = core.group
         self._carrier = carrier
@@ -175,4 +175,4 @@ class GroupConsumer(AsyncClosing):
         """Commit what is done (at-least-once), leave the group, give the attachment back. A call
         that waits raises `ClosedError`."""
         self._carrier.end(er.ClosedError("this consumer is closed"))
-        await Carrier("consumer").carry(self._core.closing())
+        await WaitRunner("consumer").carry(self._core.closing())

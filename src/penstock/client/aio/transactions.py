@@ -30,7 +30,7 @@ from penstock.client.transactions.producer import (
 )
 from penstock.client.transactions.producer import poll_anew
 from penstock.client.transactions.stages import Stage as BlockingStage
-from penstock.client.transactions.state_machine import State
+from penstock.client.transactions.state_machine import TransactionState
 from penstock.core import errors as er
 from penstock.ipc.coordination import GroupOffsets
 
@@ -111,7 +111,7 @@ class TransactionalProducer(Transacting):
         async with self._turn:
             self._check_usable()
             self._check_learnt("begin a transaction")
-            if self._aborting is not None or self._core.life.state is State.ABORTING:
+            if self._aborting is not None or self._core.life.state is TransactionState.ABORTING:
                 late = [each for each in self._held if not each.is_brought]
                 await self._abort([])
                 if late:

@@ -21,7 +21,7 @@ HOLD_MAX: Final = 0.005
 """Seconds that a call which need not wait may keep the loop, before others get their turn."""
 
 
-class Carrier:
+class WaitRunner:
     """Carries out calls that are generators of waits (see `penstock.ipc.waits`), one at a time.
 
     A descriptor is registered with the loop only while a call waits for it: between two waits the

@@ -46,12 +46,12 @@ _NAMES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ArrowKind:
     """A schema struct, read."""
 
     name: str
     format: str
-    children: tuple[Kind, ...]
+    children: tuple[ArrowKind, ...]
     has_dictionary: bool
 
     def __str__(self) -> str:
@@ -65,10 +65,10 @@ class Kind:
         return known and not self.has_dictionary
 
 
-def read_kind(address: int) -> Kind:
+def read_kind(address: int) -> ArrowKind:
     words = cdata.schema_at(address)
     children = cdata.pointers_at(words[5], words[4])
-    return Kind(
+    return ArrowKind(
         (ctypes.string_at(words[1]) if words[1] else b"").decode("utf-8", "replace"),
         ctypes.string_at(words[0]).decode(),
         tuple(map(read_kind, children)),
@@ -186,7 +186,7 @@ class Headers:
         )
 
 
-def read_items(kind: Kind, address: int, offset: int, count: int) -> Items:
+def read_items(kind: ArrowKind, address: int, offset: int, count: int) -> Items:
     """A column of byte strings of an array struct, its rows from `offset` on."""
     words = cdata.array_at(address)
     offset += words[2]
@@ -207,7 +207,7 @@ def read_items(kind: Kind, address: int, offset: int, count: int) -> Items:
     return OffsetItems(offsets, view(buffers[2], int(offsets[-1]), "u1"), valid)
 
 
-def read_times(kind: Kind, address: int, offset: int, count: int, missing: int) -> Longs:
+def read_times(kind: ArrowKind, address: int, offset: int, count: int, missing: int) -> Longs:
     """int64[count]: microseconds; `missing` where null."""
     words = cdata.array_at(address)
     offset += words[2]
@@ -218,7 +218,7 @@ def read_times(kind: Kind, address: int, offset: int, count: int, missing: int) 
     return found if valid is None else np.where(valid, found, missing)
 
 
-def read_headers(kind: Kind, address: int, offset: int, count: int) -> Headers:
+def read_headers(kind: ArrowKind, address: int, offset: int, count: int) -> Headers:
     words = cdata.array_at(address)
     offset += words[2]
     dtype = np.dtype(_LISTS[kind.format])
@@ -264,13 +264,13 @@ class Part:
 class Intake:
     """A foreign stream being read. Made by `opened`."""
 
-    def __init__(self, stream: int, schema: Kind, wanted: Wanted, what: str) -> None:
+    def __init__(self, stream: int, schema: ArrowKind, wanted: Wanted, what: str) -> None:
         self._stream = stream
         self._what = what
         names = [child.name for child in schema.children]
         if schema.format != "+s":
             raise TypeError(f"{what} is a stream of {schema} and not of columns: send a table")
-        self._places: dict[str, tuple[int, Kind]] = {}
+        self._places: dict[str, tuple[int, ArrowKind]] = {}
         for role, name in (
             ("value", wanted.value), ("key", wanted.key), ("timestamp", wanted.timestamp),
             ("headers", wanted.headers),
@@ -307,7 +307,7 @@ class Intake:
         count, offset = array[0], array[2]
         children = cdata.pointers_at(array[6], array[4])
 
-        def found(role: str) -> tuple[Kind, int] | None:
+        def found(role: str) -> tuple[ArrowKind, int] | None:
             if role not in self._places:
                 return None
             place, kind = self._places[role]
@@ -324,7 +324,7 @@ class Intake:
         )
 
 
-def _check(role: str, kind: Kind, what: str) -> None:
+def _check(role: str, kind: ArrowKind, what: str) -> None:
     """Whether a column can play its role. TypeError with what to do otherwise."""
     if role in ("value", "key"):
         good, needed = kind.is_binary, "binary or string"

@@ -17,11 +17,11 @@ from typing import Final, Literal
 from penstock.client import fork_safety
 from penstock.client.api_hints import Elsewhere
 from penstock.client.closing import Closing
-from penstock.client.consumer.fetch_scheduler import Turns
+from penstock.client.consumer.fetch_scheduler import FetchScheduler
 from penstock.client.consumer.iteration import HandOut
 from penstock.client.consumer.last_poll import LastPoll
 from penstock.client.consumer.latest import LatestOnly
-from penstock.client.consumer.logs import Logs
+from penstock.client.consumer.logs import NodeLogs
 from penstock.client.consumer.offsets import Offset
 from penstock.client.consumer.partition_cursor import AssignedPartition, Isolation, TopicPartition
 from penstock.client.consumer.published_position import Published
@@ -111,7 +111,7 @@ class Consumer(Closing, Elsewhere):
         self._timeout = timeout
         self._storage = Storage()
         self._assigned: dict[TopicPartition, AssignedPartition] = {}
-        self._turns = Turns(prefetch_bytes, whole=latest_only == "key")
+        self._turns = FetchScheduler(prefetch_bytes, whole=latest_only == "key")
         self._handout = HandOut(self._assigned)
         self._last = LastPoll(self._assigned, self._turns)
         self._closed = False
@@ -441,7 +441,7 @@ class Consumer(Closing, Elsewhere):
         return self._turns.has_more()
 
     # --- how far partitions go -------------------------------------------------------------------
-    def _logs(self) -> Logs:
+    def _logs(self) -> NodeLogs:
         return logs_of(self._session, self._timeout)
 
     def lag(self) -> dict[TopicPartition, int]:

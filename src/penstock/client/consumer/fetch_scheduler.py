@@ -19,7 +19,7 @@ ALONE_MAX: Final = 8
 Take = Callable[[AssignedPartition, int | None, int], list[Chunk]]
 
 
-class Turns:
+class FetchScheduler:
     """See the module. `bytes_max`: the bound of what is decoded and not handed out."""
 
     def __init__(self, bytes_max: int, *, whole: bool) -> None:

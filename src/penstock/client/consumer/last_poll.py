@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from penstock.client.consumer.fetch_scheduler import Turns
+from penstock.client.consumer.fetch_scheduler import FetchScheduler
 from penstock.client.consumer.partition_cursor import AssignedPartition, TopicPartition
 from penstock.client.consumer.records import RecordBatch
 from penstock.core.errors import PenstockError
@@ -17,7 +17,9 @@ from penstock.core.errors import PenstockError
 class LastPoll:
     """See the module. `assigned`: the partitions of the consumer; it changes in place."""
 
-    def __init__(self, assigned: Mapping[TopicPartition, AssignedPartition], turns: Turns) -> None:
+    def __init__(
+        self, assigned: Mapping[TopicPartition, AssignedPartition], turns: FetchScheduler
+    ) -> None:
         self._assigned = assigned
         self._turns = turns
         self.is_torn = False

@@ -22,13 +22,13 @@ from penstock.core.segment import list_segments, open_for_reading
 from penstock.core.storage import Storage
 from penstock.core.timesearch import searching
 from penstock.ipc.clients import ClientSlot
-from penstock.ipc.hostslots import Disk, DiskSlot
+from penstock.ipc.hostslots import DiskRoom, DiskSlot
 from penstock.ipc.state import StatePage
 from penstock.ipc.waits import Waits
-from penstock.observe.ages import Ages, Place
+from penstock.observe.ages import Ages, LogPosition
 
 
-class Log(NamedTuple):
+class LogHandle(NamedTuple):
     """A partition's log, and its page."""
 
     page: StatePage
@@ -55,27 +55,29 @@ class TimeFound(NamedTuple):
     is_over: bool
 
 
-class Logs(Protocol):
+class NodeLogs(Protocol):
     """The logs of one node."""
 
     def refreshing(self, pages: Collection[StatePage]) -> Waits[None]:
         """Let these pages say how the partitions stand now."""
 
-    def finding_time(self, log: Log, timestamp: int, *, committed: bool) -> Waits[int | None]:
+    def finding_time(self, log: LogHandle, timestamp: int, *, committed: bool) -> Waits[int | None]:
         """The first offset whose record has a time >= `timestamp` (microseconds); None if there is
         none. `committed`: among records that readers of committed ones get."""
 
-    def dating(self, places: Sequence[tuple[Log, int]], budget: float) -> Waits[list[float | None]]:
+    def dating(
+        self, places: Sequence[tuple[LogHandle, int]], budget: float
+    ) -> Waits[list[float | None]]:
         """When the records at these offsets were appended, in seconds since the epoch; None where
         it is not known, or `budget` seconds were over."""
 
-    def sizing(self, log: Log, before: int) -> Waits[tuple[int, int]]:
+    def sizing(self, log: LogHandle, before: int) -> Waits[tuple[int, int]]:
         """Segments that would go if the log started there, and the bytes of their files."""
 
     def positioning(self, clients: Sequence[tuple[int, int]]) -> Waits[list[PollAge]]:
         """Where the clients in these slots, with these pids, stand."""
 
-    def looking_at_disk(self) -> Waits[Disk]:
+    def looking_at_disk(self) -> Waits[DiskRoom]:
         """Room on the disk of the node's data folder."""
 
 
@@ -88,26 +90,32 @@ class PollAge(NamedTuple):
 
 
 class LocalLogs:
-    """See `Logs`."""
+    """See `NodeLogs`."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._folder: Path = session.data_folder
         self._storage = Storage()
 
-    def folder(self, log: Log) -> str:
+    def folder(self, log: LogHandle) -> str:
         return os.path.join(self._folder, log.folder)
 
     def refreshing(self, pages: Collection[StatePage]) -> Waits[None]:
         return
         yield
 
-    def finding_time(self, log: Log, timestamp: int, *, committed: bool) -> Waits[int | None]:
+    def finding_time(self, log: LogHandle, timestamp: int, *, committed: bool) -> Waits[int | None]:
         return self.find_time(log, timestamp, committed=committed).offset
         yield
 
     def find_time(
-        self, log: Log, timestamp: int, *, committed: bool, start: int = 0, budget: float = math.inf
+        self,
+        log: LogHandle,
+        timestamp: int,
+        *,
+        committed: bool,
+        start: int = 0,
+        budget: float = math.inf,
     ) -> TimeFound:
         """The same from offset `start` on, or how far that is when `budget` seconds are over."""
         deadline = time.monotonic() + budget
@@ -127,16 +135,18 @@ class LocalLogs:
             else:
                 return TimeFound(None, is_over=True)
 
-    def dating(self, places: Sequence[tuple[Log, int]], budget: float) -> Waits[list[float | None]]:
+    def dating(
+        self, places: Sequence[tuple[LogHandle, int]], budget: float
+    ) -> Waits[list[float | None]]:
         wanted = [
-            Place(0, (log.topic_id.hex(), log.partition), self.folder(log), offset)
+            LogPosition(0, (log.topic_id.hex(), log.partition), self.folder(log), offset)
             for log, offset in places
         ]
         known = Ages(self._storage).times(wanted, budget)
         return [known.get(place) for place in wanted]
         yield
 
-    def sizing(self, log: Log, before: int) -> Waits[tuple[int, int]]:
+    def sizing(self, log: LogHandle, before: int) -> Waits[tuple[int, int]]:
         return sizes_below(self._storage, self.folder(log), before, log.page.high_watermark)
         yield
 
@@ -145,7 +155,7 @@ class LocalLogs:
         return [polled_by(ClientSlot(table, slot), pid) for slot, pid in clients]
         yield
 
-    def looking_at_disk(self) -> Waits[Disk]:
+    def looking_at_disk(self) -> Waits[DiskRoom]:
         return DiskSlot(self._session.state).read()
         yield
 

@@ -5,14 +5,14 @@ Owns the arithmetic, for consumers and admins alike. Reads pages, asks for times
 
 from __future__ import annotations
 
-from penstock.client.consumer.logs import Log, Logs
+from penstock.client.consumer.logs import LogHandle, NodeLogs
 from penstock.client.consumer.offsets import Offset
 from penstock.core.errors import OffsetOutOfRangeError
 from penstock.ipc.waits import Waits
 
 
 def resolving(
-    to: Offset, name: str, logs: Logs, log: Log, here: int, *, committed: bool = False
+    to: Offset, name: str, logs: NodeLogs, log: LogHandle, here: int, *, committed: bool = False
 ) -> Waits[int]:
     """The offset that `to` means in the partition `name`, for one who stands at `here`, and for
     whom it ends at the last stable offset if `committed`. Raises `OffsetOutOfRangeError` for an

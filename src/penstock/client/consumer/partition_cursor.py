@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from penstock.client.consumer.latest import LatestOnly, newest_of_keys, newest_of_partition
-from penstock.client.consumer.logs import Log, Logs
+from penstock.client.consumer.logs import LogHandle, NodeLogs
 from penstock.client.consumer.offset_lookup import resolving
 from penstock.client.consumer.offsets import Offset
 from penstock.client.consumer.records import Chunk
@@ -312,10 +312,10 @@ class AssignedPartition:
         self._epoch = page.leader_epoch
         self._reader.began_anew()
 
-    def resolving(self, to: Offset, logs: Logs) -> Waits[int]:
+    def resolving(self, to: Offset, logs: NodeLogs) -> Waits[int]:
         """The offset that a place means now. Raises `OffsetOutOfRangeError` for an exact offset
         outside the log."""
-        log = Log(self.page, self.topic_id, self.name[1])
+        log = LogHandle(self.page, self.topic_id, self.name[1])
         return resolving(to, str(self), logs, log, self.offset, committed=self._committed)
 
     def moved(self, session: Session, page: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from penstock.client.consumer.fetch_scheduler import Turns
+from penstock.client.consumer.fetch_scheduler import FetchScheduler
 from penstock.client.consumer.partition_cursor import AssignedPartition, TopicPartition
 from penstock.client.reconnect import Attachment
 
@@ -24,7 +24,7 @@ class Published:
     def __init__(
         self,
         assigned: Mapping[TopicPartition, AssignedPartition],
-        turns: Turns,
+        turns: FetchScheduler,
         attachment: Attachment,
         counts: Mapping[str, int] | None,
     ) -> None:

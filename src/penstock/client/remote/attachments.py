@@ -17,7 +17,7 @@ from typing import Final
 from penstock.client.remote.branches import Branch
 from penstock.client.remote.connection import Wire
 from penstock.client.remote.connections import Wires, identity_of
-from penstock.client.remote.endpoint import ORPHAN_FOR, Endpoint, State
+from penstock.client.remote.endpoint import ORPHAN_FOR, Endpoint, EndpointState
 from penstock.client.remote.event_loop import EventLoop
 from penstock.client.remote.failover import FailoverTimer
 from penstock.client.remote.lanes import MirroredLane
@@ -170,7 +170,7 @@ class Attachments:
     def hopeless(self, error: str, said: str) -> None:
         """There will be none for now: refuse those that wait."""
         for endpoint in list(self._endpoints.values()):
-            if endpoint.state is State.WAITING and endpoint.hello is not None:
+            if endpoint.state is EndpointState.WAITING and endpoint.hello is not None:
                 endpoint.say(ms.Refused(error, said))
                 self._forget(endpoint)
 
@@ -218,7 +218,7 @@ class Attachments:
                 endpoint.hello = message
                 endpoint = self._orphan_of(endpoint)
                 self._attach(endpoint)
-            elif endpoint.state is State.OPEN and not endpoint.requests.take(message):
+            elif endpoint.state is EndpointState.OPEN and not endpoint.requests.take(message):
                 logger.warning("an attachment asks faster than it is answered: it is dropped")
                 self._gone(endpoint, polite=True)
                 return
@@ -231,7 +231,7 @@ class Attachments:
                 self._orphans.remove(orphan)
                 orphan.adopt(endpoint.link, endpoint.channel)
                 self._endpoints[orphan.channel.fileno()] = orphan
-                if orphan.state is State.OPEN:
+                if orphan.state is EndpointState.OPEN:
                     self._greet(orphan)
                 return orphan
         return endpoint
@@ -239,7 +239,7 @@ class Attachments:
     def _attach(self, endpoint: Endpoint) -> None:
         """Have it get its home branch."""
         wire = self._home
-        if wire is None or endpoint.state is not State.WAITING:
+        if wire is None or endpoint.state is not EndpointState.WAITING:
             return
         assert endpoint.hello is not None
         token, resume = b"", endpoint.hello.resume
@@ -273,7 +273,7 @@ class Attachments:
         found = (
             one
             for one in self._endpoints.values()
-            if one.state is State.LOST and one.producer_id == producer_id
+            if one.state is EndpointState.LOST and one.producer_id == producer_id
         )
         return max(found, key=lambda one: len(one.lanes), default=None)
 
@@ -320,7 +320,7 @@ class Attachments:
         """No such branch comes to be."""
         broker = branch.broker
         if branch.is_home:
-            if endpoint.state is State.ATTACHING:
+            if endpoint.state is EndpointState.ATTACHING:
                 del self._numbered[branch.number]  # the gateway has no such endpoint
                 endpoint.say(ms.Refused(error, message))
                 self._forget(endpoint)
@@ -341,7 +341,7 @@ class Attachments:
         self._sender.look_at(endpoint)
 
     def _ask(self, endpoint: Endpoint) -> None:
-        if endpoint.state is State.OPEN:
+        if endpoint.state is EndpointState.OPEN:
             endpoint.requests.pump(time.monotonic())
             self._failover.wait_for(endpoint)
 
@@ -362,8 +362,8 @@ class Attachments:
         fd = endpoint.channel.fileno()
         self._loop.unwatch(fd)
         self._endpoints.pop(fd, None)
-        unseen = endpoint.state is State.ATTACHING or (
-            endpoint.state is State.OPEN and self._is_awaited(endpoint)
+        unseen = endpoint.state is EndpointState.ATTACHING or (
+            endpoint.state is EndpointState.OPEN and self._is_awaited(endpoint)
         )
         if unseen and not polite:
             endpoint.orphan()
@@ -436,7 +436,7 @@ class Attachments:
             self._failover.wait_for(endpoint)
             return
         del self._numbered[branch.number]
-        if said and endpoint.state is State.ATTACHING:
+        if said and endpoint.state is EndpointState.ATTACHING:
             endpoint.say(ms.Refused("NotConnectedError", why))
             self._forget(endpoint)
         elif endpoint in self._orphans:
@@ -453,7 +453,7 @@ class Attachments:
 
     def _lose(self, endpoint: Endpoint, why: str) -> None:
         """Its client hears the end. What it has left at gateways goes as if its connection had."""
-        self._lost += endpoint.state is State.OPEN
+        self._lost += endpoint.state is EndpointState.OPEN
         for branch in endpoint.branches.values():
             if self._numbered.pop(branch.number, None) is not None:
                 branch.send(fr.Detach(branch.number, returns=True))

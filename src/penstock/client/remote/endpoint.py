@@ -47,7 +47,7 @@ logger = logging.getLogger("penstock.remote")
 ORPHAN_FOR: Final = 5.0
 
 
-class State(Enum):
+class EndpointState(Enum):
     WAITING = "waiting"
     ATTACHING = "attaching"
     OPEN = "open"
@@ -63,7 +63,7 @@ class Endpoint:
     def __init__(self, link: Link, channel: Channel) -> None:
         self.link: Link | None = link
         self.channel = channel
-        self.state = State.WAITING
+        self.state = EndpointState.WAITING
         self.hello: ms.Hello | None = None
         self.home: Branch | None = None
         self.branches: dict[int, Branch] = {}
@@ -110,7 +110,7 @@ class Endpoint:
         assert self.hello is not None
         self.branches[branch.broker] = branch
         if branch.is_home:
-            self.home, self.state = branch, State.ATTACHING
+            self.home, self.state = branch, EndpointState.ATTACHING
         name = self.hello.client_id[: fr.NAME_BYTES_MAX]
         branch.send(fr.Attach(branch.number, self.hello.kind, name, resume, token))
 
@@ -120,7 +120,7 @@ class Endpoint:
     ) -> None:  # fmt: skip
         """The gateway took it in. Whoever it is for is told by `greet`."""
         assert self.hello is not None
-        self.attached, self.state, self.pages = attached, State.OPEN, view.pages
+        self.attached, self.state, self.pages = attached, EndpointState.OPEN, view.pages
         self.writers, self.lane_capacity = attached.writers, attached.lane_capacity
         pid = os.getpid()
         self.slot = MirroredSlot(pid, liveness.start_time(pid) or 0, self.hello.kind)
@@ -213,10 +213,10 @@ class Endpoint:
     def lose(self, why: str) -> None:
         """The connection or the endpoint is gone: its client hears of it, and attaches again."""
         self._part()
-        if self.state in (State.WAITING, State.ATTACHING):
-            self.state = State.WAITING
+        if self.state in (EndpointState.WAITING, EndpointState.ATTACHING):
+            self.state = EndpointState.WAITING
             return
-        self.state = State.LOST
+        self.state = EndpointState.LOST
         self.requests.clear()
         for lane in self.lanes.values():
             lane.rewind()
@@ -261,7 +261,7 @@ class Endpoint:
         if self.bell is not None:
             self.bell.close()
         before = self._heir_of
-        if before is not None and before.state is State.LOST and not before.channel.closed:
+        if before is not None and before.state is EndpointState.LOST and not before.channel.closed:
             for lane in self.lanes.values():
                 lane.rewind()
             before.lanes, self.lanes = self.lanes, {}

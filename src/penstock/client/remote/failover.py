@@ -13,7 +13,7 @@ from typing import Final
 
 from penstock.client.remote.branches import Branch
 from penstock.client.remote.connections import Wires
-from penstock.client.remote.endpoint import Endpoint, State
+from penstock.client.remote.endpoint import Endpoint, EndpointState
 from penstock.client.remote.leaders import COORDINATOR
 from penstock.client.remote.produce import ProduceSender
 from penstock.client.remote.view import ClusterView
@@ -70,7 +70,7 @@ class FailoverTimer:
             return
         self.due = None
         for endpoint in endpoints():
-            if endpoint.state is not State.OPEN:
+            if endpoint.state is not EndpointState.OPEN:
                 continue
             if endpoint.adrift and _is_ashore(endpoint, wires, now):
                 if now - endpoint.adrift_since > ADRIFT_MAX:

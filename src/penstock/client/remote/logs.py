@@ -1,6 +1,6 @@
 """What a remote client asks of logs: its node's gateway answers, from what stands there.
 
-The verbs are those of `penstock.client.consumer.logs.Logs`. `logs_of` chooses between these and
+The verbs are those of `penstock.client.consumer.logs.NodeLogs`. `logs_of` chooses between these and
 those of this host.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import TypeVar
 
-from penstock.client.consumer.logs import LocalLogs, Log, Logs, PollAge
+from penstock.client.consumer.logs import LocalLogs, LogHandle, NodeLogs, PollAge
 from penstock.client.session import Session
 from penstock.ipc import lookups as lk
-from penstock.ipc.hostslots import Disk
+from penstock.ipc.hostslots import DiskRoom
 from penstock.ipc.state import StatePage
 from penstock.ipc.waits import Waits
 
@@ -20,7 +20,8 @@ T = TypeVar("T")
 
 
 class FarLogs:
-    """See `penstock.client.consumer.logs.Logs`. A request is given up after `timeout` seconds."""
+    """See `NodeLogs` of `penstock.client.consumer.logs`. A request is given up after `timeout`
+    seconds."""
 
     def __init__(self, session: Session, timeout: float) -> None:
         self._session = session
@@ -35,7 +36,7 @@ class FarLogs:
         request = lk.LookUpPages(pages)
         return self._session.requesting(request, lk.PagesLookedUp, self._timeout)
 
-    def finding_time(self, log: Log, timestamp: int, *, committed: bool) -> Waits[int | None]:
+    def finding_time(self, log: LogHandle, timestamp: int, *, committed: bool) -> Waits[int | None]:
         start = 0
         while True:
             request = lk.LookUpTime(
@@ -46,7 +47,9 @@ class FarLogs:
                 return found.offset
             start = found.offset
 
-    def dating(self, places: Sequence[tuple[Log, int]], budget: float) -> Waits[list[float | None]]:
+    def dating(
+        self, places: Sequence[tuple[LogHandle, int]], budget: float
+    ) -> Waits[list[float | None]]:
         times: list[float | None] = []
         for some in _parts([_place(*place) for place in places], lk.PLACES_AT_ONCE):
             request = lk.LookUpAppends(some)
@@ -54,7 +57,7 @@ class FarLogs:
             times += found.times
         return times
 
-    def sizing(self, log: Log, before: int) -> Waits[tuple[int, int]]:
+    def sizing(self, log: LogHandle, before: int) -> Waits[tuple[int, int]]:
         request = lk.LookUpSegments(_place(log, before))
         found = yield from self._session.requesting(request, lk.SegmentsLookedUp, self._timeout)
         return found.segments, found.nbytes
@@ -72,16 +75,16 @@ class FarLogs:
             ]
         return polled
 
-    def looking_at_disk(self) -> Waits[Disk]:
-        return Disk(*(yield from self._looking_at([])).disk)
+    def looking_at_disk(self) -> Waits[DiskRoom]:
+        return DiskRoom(*(yield from self._looking_at([])).disk)
 
 
-def logs_of(session: Session, timeout: float) -> Logs:
+def logs_of(session: Session, timeout: float) -> NodeLogs:
     """The logs of a session's node. What has to be asked is asked within `timeout` seconds."""
     return LocalLogs(session) if session.far is None else FarLogs(session, timeout)
 
 
-def _place(log: Log, offset: int) -> lk.LogPlace:
+def _place(log: LogHandle, offset: int) -> lk.LogPlace:
     return lk.LogPlace(log.page.index, log.topic_id, log.partition, offset)
 
 

@@ -30,7 +30,7 @@ from penstock.client.transactions.identified_producer import (
     kept,
 )
 from penstock.client.transactions.retained import check_kept
-from penstock.client.transactions.state_machine import Life, State
+from penstock.client.transactions.state_machine import TransactionLife, TransactionState
 from penstock.client.validation import check_range, check_text
 from penstock.core import errors as er
 from penstock.ipc import coordination as co
@@ -82,7 +82,7 @@ class TransactionalProducer(Producer):
                 co.TransactionReady,
                 config.delivery_timeout,
             )
-            self.life = Life(transactional_id)
+            self.life = TransactionLife(transactional_id)
             self._transacting = TransactionPolicy(
                 transactional_id,
                 Identity(ready.producer_id, ready.producer_epoch),
@@ -148,7 +148,7 @@ class TransactionalProducer(Producer):
         """
         state = self._pipeline.state
         state.check_usable()
-        if self.life.state is State.ABORTING:  # the answer to the last abort was lost
+        if self.life.state is TransactionState.ABORTING:  # the answer to the last abort was lost
             late = self._consumed
             self.abort_transaction()
             if late is not None:
@@ -369,7 +369,7 @@ class TransactionalProducer(Producer):
                 "%r is closed with a transaction open, which is aborted", self.transactional_id
             )
             self._abort_quietly()
-        elif self.life.state is State.COMMITTING:
+        elif self.life.state is TransactionState.COMMITTING:
             logger.warning(
                 "%r is closed without an answer to its last commit; a new producer with this id "
                 "settles it",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol, TypeVar
 
 from penstock.cluster.controller import (
-    Broker,
+    BrokerRegistration,
     Image,
     Partition,
     Place,
@@ -184,7 +184,7 @@ class Describing:
         image = self._quorum.image
         if broker in image.brokers and not image.places.get(broker):
             await self._until_fenced(broker)
-            await self._quorum.ask(cr.Forget(broker), self._timeout)
+            await self._quorum.ask(cr.ForgetBroker(broker), self._timeout)
         return ms.Done()
 
     async def _until_fenced(self, broker: int) -> None:
@@ -242,7 +242,7 @@ def _brokers(image: Image) -> Iterator[cg.BrokerInfo]:
         )  # fmt: skip
 
 
-def _state(broker: Broker) -> str:
+def _state(broker: BrokerRegistration) -> str:
     if broker.is_fenced:
         return "fenced"
     return "leaving" if broker.is_leaving else "up"

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from penstock.cluster.controller import Image, Place
-from penstock.cluster.replica.messages import Assignment, IsrChange
+from penstock.cluster.replica.messages import IsrChange, PartitionAssignment
 from penstock.core.errors import PenstockError
 from penstock.server.broker.metadata_view import place_of
 from penstock.server.broker.topics import Asked
-from penstock.server.node.partitions import Partition, Partitions
+from penstock.server.node.partitions import NodePartition, Partitions
 from penstock.server.quorum.controller_requests import ChangeIsr
 from penstock.server.replicator import messages as rm
 
@@ -46,7 +46,7 @@ class Assignments:
         self._image: Image | None = None
         self._pages: dict[Place, int] = {}
         """Those that a writer has opened."""
-        self._told: dict[int, Assignment] = {}
+        self._told: dict[int, PartitionAssignment] = {}
         self._asking: dict[int, tuple[IsrChange, asyncio.Task[None]]] = {}
         partitions.on_open = self.opened
 
@@ -94,7 +94,9 @@ class Assignments:
         if before is None:
             self._post(rm.Opened(page))
 
-    def _order(self, page: int, partition: Partition, place: Place, word: Assignment) -> rm.Assign:
+    def _order(
+        self, page: int, partition: NodePartition, place: Place, word: PartitionAssignment
+    ) -> rm.Assign:
         topic = partition.topic
         return rm.Assign(
             page, place[0], place[1], str(partition), topic.folder(self._folder, place[1]),

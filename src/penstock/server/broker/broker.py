@@ -51,8 +51,8 @@ CONTROL: Final = "control"
 """Requests between brokers: control batches of the coordinator."""
 
 
-class ClusterBroker:
-    """See the module; also the coordinator's `Cluster`. `topics_here` is set before `start`."""
+class BrokerServer:
+    """See the module; also what a `CoordinatorCluster` is. `topics_here` is set before `start`."""
 
     topics_here: ClusterTopics
 
@@ -203,7 +203,7 @@ class ClusterBroker:
         said = (epoch, living(image))
         if said != self._living:
             self._living = said
-            self.replicator.tell(rm.Cluster(self.quorum.cluster_id, self.broker, *said))
+            self.replicator.tell(rm.LivingBrokers(self.quorum.cluster_id, self.broker, *said))
         self._assignments.heard(image, places)
 
     def _tell_gateway(self) -> None:

@@ -18,7 +18,7 @@ from penstock.cluster.controller import Image, Place, UncleanRecovery
 from penstock.cluster.replica import LogEnd
 from penstock.core.errors import PenstockError
 from penstock.server.broker.offline_logs import RegisteredBroker
-from penstock.server.quorum.controller_requests import LogEnds
+from penstock.server.quorum.controller_requests import ReportLogEnds
 
 logger = logging.getLogger("penstock.cluster")
 
@@ -110,7 +110,7 @@ class LeaderlessLogs:
         if epoch is None:
             return
         try:
-            await self._quorum.ask(LogEnds(self._broker, epoch, ends), TELL_TIMEOUT)
+            await self._quorum.ask(ReportLogEnds(self._broker, epoch, ends), TELL_TIMEOUT)
         except PenstockError as error:
             logger.info("the controller does not know what leaderless logs have here: %s", error)
 

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from penstock.cluster.controller import Broker, Image, Partition, Place, Topic
+from penstock.cluster.controller import BrokerRegistration, Image, Partition, Place, Topic
 from penstock.ipc.messages import TopicSettings
 from penstock.server.broker.topic_config import ClusterTopic, cluster_topic
 from penstock.server.node.topic_catalog import TopicRecord
@@ -29,7 +29,7 @@ class Endpoints(NamedTuple):
     control: str
 
     @classmethod
-    def of(cls, broker: Broker) -> Endpoints:
+    def of(cls, broker: BrokerRegistration) -> Endpoints:
         """Empty where it has not told one."""
         return cls(*(*broker.endpoints, "", "", "")[:3])
 

@@ -18,7 +18,7 @@ from penstock.cluster.controller import Image, Place
 from penstock.core.errors import PenstockError
 from penstock.server.broker.metadata_view import place_of
 from penstock.server.broker.topics import Asked
-from penstock.server.node.partitions import Partition
+from penstock.server.node.partitions import NodePartition
 from penstock.server.quorum.controller_requests import Logs
 
 logger = logging.getLogger("penstock.cluster")
@@ -52,7 +52,7 @@ class OfflineLogs:
         """Those that are offline, for a registration."""
         return tuple(sorted(self._offline))
 
-    def noted(self, partition: Partition) -> None:
+    def noted(self, partition: NodePartition) -> None:
         """Its writer has opened it, or given up on it."""
         place = place_of(partition.topic, partition.index)
         if partition.offline:

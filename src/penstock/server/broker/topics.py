@@ -57,7 +57,7 @@ from penstock.server.node.topic_catalog import (
     check_settings,
     check_topic_name,
 )
-from penstock.server.node.topics import Topics, remove_folder
+from penstock.server.node.topics import TopicRequests, remove_folder
 from penstock.server.quorum import controller_requests as cr
 from penstock.server.quorum.read_barrier import read_barrier
 
@@ -83,7 +83,7 @@ class Asked(Protocol):
     async def ask(self, request: cr.QuorumRequest[R], timeout: float) -> R: ...
 
 
-class ClusterTopics(Topics):
+class ClusterTopics(TopicRequests):
     """See the module."""
 
     def __init__(

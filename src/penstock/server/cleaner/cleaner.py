@@ -19,8 +19,8 @@ from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.hostslots import CleanerSlot, DiskSlot
 from penstock.server.cleaner.compaction import compact
-from penstock.server.cleaner.rate import Pace
-from penstock.server.cleaner.retention import Partition, retain
+from penstock.server.cleaner.rate import RateLimit
+from penstock.server.cleaner.retention import CleanedPartition, retain
 from penstock.server.node.process_clock import ProcessClock
 
 logger = logging.getLogger("penstock.cleaner")
@@ -49,10 +49,10 @@ class Cleaner:
         self._disk = disk
         self._clock = clock
         self._interval = interval
-        self._pace = Pace(rate, self._meanwhile)
+        self._pace = RateLimit(rate, self._meanwhile)
         self._storage = Storage()
         self._retained_at = 0.0
-        self._partitions: dict[tuple[bytes, int], Partition] = {}
+        self._partitions: dict[tuple[bytes, int], CleanedPartition] = {}
 
     def run_once(self) -> None:
         """Look at every partition that retention or compaction is set for. Raises
@@ -89,7 +89,7 @@ class Cleaner:
                 partition = known.get(key)
                 if partition is None:
                     folder = f"{self._session.data_folder}/{topic.topic_id.hex()}-{number}"
-                    partition = Partition(topic, number, self._session.page(page), folder)
+                    partition = CleanedPartition(topic, number, self._session.page(page), folder)
                 partition.topic = topic
                 self._partitions[key] = partition
 
@@ -103,7 +103,7 @@ class Cleaner:
             more = answer.more
             after = answer.topics[-1].name if answer.topics else after
 
-    def _try(self, partition: Partition, work: Callable[[Partition], None]) -> None:
+    def _try(self, partition: CleanedPartition, work: Callable[[CleanedPartition], None]) -> None:
         """Do what is due; an error is counted, logged once, and tried again in the next round."""
         if not partition.is_open:
             return
@@ -123,10 +123,10 @@ class Cleaner:
                 logger.warning("%s: not cleaned, will be tried again: %s", partition, error)
             partition.complaint = str(error)
 
-    def _trim_expired(self, partition: Partition) -> None:
+    def _trim_expired(self, partition: CleanedPartition) -> None:
         retain(partition, self._storage, self._ask, self._clock.now_us())
 
-    def _compact(self, partition: Partition) -> None:
+    def _compact(self, partition: CleanedPartition) -> None:
         compact(partition, self._storage, self._ask, self._pace, self._clock.now_us())
 
     def _ask(self, order: ms.SwapSegments | ms.TrimPartition) -> ms.Cleaned:

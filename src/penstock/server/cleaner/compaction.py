@@ -17,7 +17,7 @@ from penstock.core.logconfig import LogConfig
 from penstock.core.storage import Storage
 from penstock.core.swapping import CLEANED_SUFFIX, Prepared, is_half_written, load_cleaned_to
 from penstock.ipc import messages as ms
-from penstock.server.cleaner.retention import Partition, held
+from penstock.server.cleaner.retention import CleanedPartition, held
 
 logger = logging.getLogger("penstock.cleaner")
 
@@ -27,7 +27,7 @@ _LEFT: Final = re.compile(r"(\d{20})\..*" + re.escape(CLEANED_SUFFIX))
 Swap = Callable[[ms.SwapSegments], ms.Cleaned]
 
 
-def settle(partition: Partition, storage: Storage, swap: Swap) -> None:
+def settle(partition: CleanedPartition, storage: Storage, swap: Swap) -> None:
     """Drop what a cleaner that died, or that did not learn what became of an order, left behind.
 
     The writer does it, behind the orders that it still has: it may be about to use these files.
@@ -43,7 +43,11 @@ def settle(partition: Partition, storage: Storage, swap: Swap) -> None:
 
 
 def compact(
-    partition: Partition, storage: Storage, swap: Swap, pace: Callable[[int], None], now_us: int
+    partition: CleanedPartition,
+    storage: Storage,
+    swap: Swap,
+    pace: Callable[[int], None],
+    now_us: int,
 ) -> None:
     """Compact what is due, the writer swapping it in. `now_us` judges what is old. Raises what the
     node refuses with, and `StorageError`, `CorruptBatchError` for files that cannot be read or
@@ -101,7 +105,9 @@ def compact(
     )  # fmt: skip
 
 
-def _order(partition: Partition, segment: ms.CleanedSegment, records: int) -> ms.SwapSegments:
+def _order(
+    partition: CleanedPartition, segment: ms.CleanedSegment, records: int
+) -> ms.SwapSegments:
     topic = partition.topic
     return ms.SwapSegments(topic.name, partition.number, topic.topic_id, segment, records)
 

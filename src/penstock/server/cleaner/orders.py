@@ -17,16 +17,16 @@ from penstock.ipc.cleaning import CleaningOrder
 from penstock.server.config import NodeConfig
 from penstock.server.node.partitions import Partitions, Post
 from penstock.server.node.topic_catalog import check_not_internal
-from penstock.server.node.topics import Topics
+from penstock.server.node.topics import TopicRequests
 
 
-class Cleaning:
+class CleaningOrders:
     """All orders that are under way, by ticket."""
 
     def __init__(
         self,
         config: NodeConfig,
-        topics: Topics,
+        topics: TopicRequests,
         partitions: Partitions,
         post: Post,
         follows: Callable[[int], bool] = lambda _page: False,

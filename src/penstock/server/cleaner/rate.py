@@ -10,7 +10,7 @@ BURST: Final = 0.1
 """Seconds' worth of bytes that may go at once after a pause."""
 
 
-class Pace:
+class RateLimit:
     """A token bucket. Call it with the bytes that are about to be read or written: it waits until
     they may. `meanwhile` is called now and then, for what cannot wait until all is done."""
 

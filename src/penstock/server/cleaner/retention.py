@@ -32,7 +32,7 @@ Trim = Callable[[ms.TrimPartition], ms.Cleaned]
 
 
 @dataclass(slots=True)
-class Partition:
+class CleanedPartition:
     """One partition as the cleaner knows it.
 
     `seen`: log end and log start of the last look, `facts` what was found then. `not_due`: the
@@ -92,7 +92,7 @@ class Partition:
         self.seen, self.facts = None, []
 
 
-def retain(partition: Partition, storage: Storage, trim: Trim, now_us: int) -> int:
+def retain(partition: CleanedPartition, storage: Storage, trim: Trim, now_us: int) -> int:
     """Have what is expired trimmed, some segments at a time; how many bytes are gone.
 
     Raises what the node refuses with, and `StorageError` for files that cannot be read.

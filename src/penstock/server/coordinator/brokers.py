@@ -32,7 +32,7 @@ REQUEST_BYTES_MAX: Final = BATCHES_MAX * (IMAGE_BYTES_MAX + 64)
 _ATTRIBUTES_AT: Final = 50
 
 
-class Cluster(Protocol):
+class CoordinatorCluster(Protocol):
     """The cluster as a broker's coordinator sees it."""
 
     @property

@@ -31,7 +31,7 @@ LEADING: Final = (lo.STATUS_ONLINE, lo.STATUS_FULL)
 """The states of a page whose partition is led here and can go on."""
 
 
-class Held(NamedTuple):
+class HeldAnswer(NamedTuple):
     """An answer: `end` is the offset behind what it tells of."""
 
     end: int
@@ -39,14 +39,14 @@ class Held(NamedTuple):
     tell: Callable[[Ack], None]
 
 
-class Committed:
+class CommittedAnswers:
     """For one mailbox, whose doorbell is rung."""
 
     def __init__(self, tables: Tables, supervisor: Supervisor, bell: Doorbell) -> None:
         self._tables = tables
         self._supervisor = supervisor
         self._bell = bell
-        self._held: dict[int, deque[Held]] = {}
+        self._held: dict[int, deque[HeldAnswer]] = {}
         self.count = 0
         """Answers that are held back."""
         self._kept: set[int] = set()
@@ -83,7 +83,7 @@ class Committed:
                 held = self._held[page] = deque()
                 self._slot.watch_one(page, True)
                 self._is_unfenced = True
-            held.append(Held(ack.base_offset + span, ack, tell))
+            held.append(HeldAnswer(ack.base_offset + span, ack, tell))
             self.count += 1
 
         return answered

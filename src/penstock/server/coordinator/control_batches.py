@@ -20,7 +20,7 @@ from penstock.core.errors import ErrorCode, PenstockError
 from penstock.ipc.lane import Ack
 from penstock.ipc.state import StatePage
 from penstock.server.coordinator import brokers
-from penstock.server.coordinator.brokers import Cluster, ControlBatch
+from penstock.server.coordinator.brokers import ControlBatch, CoordinatorCluster
 from penstock.server.coordinator.committed import LEADING
 from penstock.server.coordinator.lanes import Mailbox
 
@@ -80,7 +80,7 @@ class ToLeaders:
     """Of a broker: for one life of the coordinator's machines."""
 
     def __init__(
-        self, mailbox: Mailbox, page: Callable[[int], StatePage], cluster: Cluster
+        self, mailbox: Mailbox, page: Callable[[int], StatePage], cluster: CoordinatorCluster
     ) -> None:
         self._mailbox = mailbox
         self._page = page

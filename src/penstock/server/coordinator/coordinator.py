@@ -37,13 +37,18 @@ from penstock.ipc import coordination as co
 from penstock.ipc import messages as ms
 from penstock.server.config import NodeConfig
 from penstock.server.coordinator import brokers
-from penstock.server.coordinator.brokers import Cluster
+from penstock.server.coordinator.brokers import CoordinatorCluster
 from penstock.server.coordinator.epoch import Life
-from penstock.server.coordinator.group_members import Member, Members
+from penstock.server.coordinator.group_members import WatchedMember, WatchedMembers
 from penstock.server.coordinator.group_requests import GroupRequests
 from penstock.server.coordinator.namespaces import check_namespaces
 from penstock.server.coordinator.offset_checks import OffsetChecks
-from penstock.server.coordinator.opening import CLUSTER_SETTINGS, SETTINGS, TOPIC, Opening
+from penstock.server.coordinator.opening import (
+    CLUSTER_SETTINGS,
+    SETTINGS,
+    TOPIC,
+    CoordinatorOpening,
+)
 from penstock.server.coordinator.orphan_transactions import Suspecting
 from penstock.server.coordinator.patterns import learn
 from penstock.server.coordinator.port import ControlPort
@@ -56,7 +61,7 @@ from penstock.server.node.data_folder import DataFolder
 from penstock.server.node.lane_grants import Grants
 from penstock.server.node.lanes import Lane
 from penstock.server.node.tables import Tables
-from penstock.server.node.topics import Topics
+from penstock.server.node.topics import TopicRequests
 from penstock.server.process.writer import Order
 from penstock.server.process.writers import Supervisor
 
@@ -82,12 +87,12 @@ class Coordinator:
         folder: DataFolder,
         tables: Tables,
         writers: int,
-        topics: Topics,
+        topics: TopicRequests,
         grants: Grants,
         supervisor: Supervisor,
         *,
         topic_made: Callable[[], None],
-        cluster: Cluster | None = None,
+        cluster: CoordinatorCluster | None = None,
     ) -> None:
         """`cluster`: of a broker, whose glue then calls `role_changed` and `take_control`."""
         self._cluster = cluster
@@ -95,7 +100,7 @@ class Coordinator:
         self._leads_in: int | None = None
         """The leader epoch in which this broker leads the log's partition, in a cluster."""
         self._is_admitting = False
-        self._opening = Opening(
+        self._opening = CoordinatorOpening(
             config, folder, tables, writers, grants, supervisor, cluster,
             broken=self._broken, woken=self._woken, leads_in=lambda: self._leads_in,
         )  # fmt: skip
@@ -121,7 +126,7 @@ class Coordinator:
         self._turns = PrincipalTurns()
         self._checks = OffsetChecks(lambda: self._pages, tables.page)
         self._holders = Holders(grants, self._abandon)
-        self._members = Members(
+        self._members = WatchedMembers(
             tables.clients,
             folder.record.boot_id,
             config.stall_timeout,
@@ -316,7 +321,9 @@ class Coordinator:
                 groups.disconnected(self._now(), member.group, member.member_id)
                 self._life.plan_tick()
 
-    def _tell(self, event: Callable[..., Decision[None]], member: Member, *more: str) -> None:
+    def _tell(
+        self, event: Callable[..., Decision[None]], member: WatchedMember, *more: str
+    ) -> None:
         """Have the machine decide what follows for a member. While nothing serves it is left out:
         loading looks at everybody again."""
         if self._life is not None:
@@ -340,7 +347,7 @@ class Coordinator:
         self._life.act(lambda now: transactions.abandon(now, producer_id))
         return True
 
-    def _died(self, member: Member) -> None:
+    def _died(self, member: WatchedMember) -> None:
         """Its process is gone, whatever it was doing."""
         logger.info(
             "member %s of group %s died", member.member_id, member.group,
@@ -349,7 +356,7 @@ class Coordinator:
         self._counts["died"] += 1
         self._tell(Groups.died, member)
 
-    def _stalled(self, member: Member) -> None:
+    def _stalled(self, member: WatchedMember) -> None:
         if self._life is None:
             return  # nobody could decide it now, and the next look finds it again
         bound = self._config.stall_timeout

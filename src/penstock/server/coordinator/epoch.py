@@ -20,7 +20,7 @@ from penstock.cluster.groups import Groups
 from penstock.cluster.transactions import Transactions
 from penstock.core.errors import PenstockError, ResourceLimitError
 from penstock.ipc.state import StatePage
-from penstock.server.coordinator.brokers import Cluster
+from penstock.server.coordinator.brokers import CoordinatorCluster
 from penstock.server.coordinator.control_batches import OwnLanes, ToLeaders
 from penstock.server.coordinator.decision_log import Journal
 from penstock.server.coordinator.lanes import Mailbox
@@ -71,7 +71,7 @@ class Life:
         pages: Callable[[], Mapping[bytes, Sequence[int]]],
         notify: Callable[[frozenset[str]], None],
         page: Callable[[int], StatePage],
-        cluster: Cluster | None = None,
+        cluster: CoordinatorCluster | None = None,
     ) -> None:
         self.machines = machines
         self.journal = journal

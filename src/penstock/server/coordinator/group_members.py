@@ -45,7 +45,7 @@ class _Process:
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class WatchedMember:
     """`client` is None while it has no connection."""
 
     group: str
@@ -54,10 +54,10 @@ class Member:
     client: Client | None
 
 
-Event = Callable[[Member], None]
+Event = Callable[[WatchedMember], None]
 
 
-class Members:
+class WatchedMembers:
     """All members that this node watches, by member id."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Members:
         self._died = died
         self._stalled = stalled
         self._loop = asyncio.get_running_loop()
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, WatchedMember] = {}
         self._processes: dict[tuple[int, int], _Process] = {}
         self._elsewhere = _Process(REMOTE_PID, REMOTE_PID, -1)
         """What stands for the processes of all remote members."""
@@ -82,7 +82,7 @@ class Members:
     def __contains__(self, member_id: str) -> bool:
         return member_id in self._members
 
-    def get(self, member_id: str) -> Member | None:
+    def get(self, member_id: str) -> WatchedMember | None:
         return self._members.get(member_id)
 
     def identity(self, client: Client) -> ClientIdentity:
@@ -99,9 +99,9 @@ class Members:
 
     def joined(self, group: str, member_id: str, client: Client) -> None:
         """A member came, or came back by another session."""
-        self._enter(Member(group, member_id, self._process_of(client), client))
+        self._enter(WatchedMember(group, member_id, self._process_of(client), client))
 
-    def found(self, group: str, member_id: str, identity: ClientIdentity) -> Member | None:
+    def found(self, group: str, member_id: str, identity: ClientIdentity) -> WatchedMember | None:
         """Take up a member that the log tells of; None when its process is gone."""
         known = self._members.get(member_id)
         if known is not None:
@@ -115,7 +115,7 @@ class Members:
                 process = self._process(identity.pid, identity.start_time, None)
             except ProcessLookupError:
                 return None
-        member = Member(group, member_id, process, None)
+        member = WatchedMember(group, member_id, process, None)
         self._enter(member)
         return member
 
@@ -130,7 +130,7 @@ class Members:
         ):
             member.client = client
 
-    def _enter(self, member: Member) -> None:
+    def _enter(self, member: WatchedMember) -> None:
         old = self._members.get(member.member_id)
         self._members[member.member_id] = member
         member.process.members.add(member.member_id)
@@ -158,7 +158,7 @@ class Members:
         if member is not None:
             self._let_go(member)
 
-    def _let_go(self, member: Member) -> None:
+    def _let_go(self, member: WatchedMember) -> None:
         process = member.process
         process.members.discard(member.member_id)
         if not process.members:
@@ -169,7 +169,7 @@ class Members:
             self._loop.remove_reader(process.pidfd)
             os.close(process.pidfd)
 
-    def of_client(self, client: Client) -> list[Member]:
+    def of_client(self, client: Client) -> list[WatchedMember]:
         """The members behind that session."""
         return [member for member in self._members.values() if member.client is client]
 

@@ -1,7 +1,8 @@
 """What clients ask of groups, as calls of the group machine, and its answers as messages.
 
-Each request is made into a `Plan`: what the machine is to decide, and how its answer is said. A
-plan is carried out elsewhere. Owns the translation and the bounds of lists; decides nothing.
+Each request is made into a `RequestPlan`: what the machine is to decide, and how its answer is
+said. A plan is carried out elsewhere. Owns the translation and the bounds of lists; decides
+nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from penstock.cluster.decisions import Decision
 from penstock.core.errors import ConfigError, ResourceLimitError, UnknownMemberError
 from penstock.ipc import coordination as co
 from penstock.ipc import messages as ms
-from penstock.server.coordinator.group_members import Members
+from penstock.server.coordinator.group_members import WatchedMembers
 from penstock.server.coordinator.offset_checks import OffsetChecks
 from penstock.server.node.attached_client import Client
 
@@ -27,7 +28,7 @@ PAGE_BYTES: Final = 48 * 1024
 """About how much of a message its lists take."""
 
 
-class Plan(NamedTuple):
+class RequestPlan(NamedTuple):
     """`decide` calls the machine, given the time; `say` makes the answer, right after that."""
 
     decide: Callable[[float], Decision[Any]]
@@ -44,7 +45,7 @@ class GroupRequests:
     def __init__(
         self,
         groups: gr.Groups,
-        members: Members,
+        members: WatchedMembers,
         pages: Mapping[bytes, Sequence[int]],
         checks: OffsetChecks,
     ) -> None:
@@ -53,7 +54,7 @@ class GroupRequests:
         self._pages = pages
         self._checks = checks
 
-    def plan(self, client: Client, request: co.Request) -> Plan:
+    def plan(self, client: Client, request: co.Request) -> RequestPlan:
         match request:
             case co.JoinGroup():
                 return self._join(client, request)
@@ -77,7 +78,7 @@ class GroupRequests:
                 raise AssertionError(f"{type(request).__name__} is not of groups")
 
     # --- membership ---
-    def _join(self, client: Client, request: co.JoinGroup) -> Plan:
+    def _join(self, client: Client, request: co.JoinGroup) -> RequestPlan:
         check_count("topics", len(request.topics), co.NAMES_MAX)
         check_attempt(request.attempt)
         fresh = f"{client.name or 'member'}-{request.attempt or os.urandom(8).hex()}"
@@ -104,7 +105,7 @@ class GroupRequests:
                 client.permits.acts_for,
             )
 
-        return Plan(decide, say)
+        return RequestPlan(decide, say)
 
     def _joined_before(self, client: Client, group: str, fresh: str) -> str:
         """The member that this session is already, or that the same attempt made by an earlier one:
@@ -123,7 +124,7 @@ class GroupRequests:
                 return member.member_id
         return ""
 
-    def _sync(self, client: Client, request: co.SyncGroup) -> Plan:
+    def _sync(self, client: Client, request: co.SyncGroup) -> RequestPlan:
         check_count("released", len(request.released), co.PARTITIONS_MAX)
         released = [gr.Release(*_fields(each)) for each in request.released]
 
@@ -135,13 +136,13 @@ class GroupRequests:
             self._check_member(client, request)
             return self._groups.sync(now, request.group, request.member_id, released)
 
-        return Plan(decide, say)
+        return RequestPlan(decide, say)
 
     def _check_member(self, client: Client, request: _OfMember) -> None:
         """A member is obeyed by word of the principal that made it. Raises UnknownMemberError."""
         self._groups.member_of(request.group, request.member_id, client.permits.acts_for)
 
-    def _leave(self, client: Client, request: co.LeaveGroup) -> Plan:
+    def _leave(self, client: Client, request: co.LeaveGroup) -> RequestPlan:
         group, member_id = request.group, request.member_id
 
         def decide(now: float) -> Decision[None]:
@@ -158,7 +159,7 @@ class GroupRequests:
                 self._members.left(member_id)
             return ms.Done()
 
-        return Plan(decide, say)
+        return RequestPlan(decide, say)
 
     def _assigned(self, client: Client, assignment: gr.Assignment, skip: int) -> co.GroupAssignment:
         reads = client.permits.reads
@@ -190,7 +191,7 @@ class GroupRequests:
         return pages[partition] if 0 <= partition < len(pages) else NO_PAGE
 
     # --- offsets ---
-    def _commit(self, client: Client, request: co.CommitOffsets) -> Plan:
+    def _commit(self, client: Client, request: co.CommitOffsets) -> RequestPlan:
         offsets = commits(request.offsets)
 
         def decide(now: float) -> Decision[list[int]]:
@@ -198,9 +199,9 @@ class GroupRequests:
             taken = self._checks.of_member(self._groups, client, group, member_id, offsets)
             return self._groups.commit(now, group, member_id, taken)
 
-        return Plan(decide, lambda stale: co.Committed(list(stale)))
+        return RequestPlan(decide, lambda stale: co.Committed(list(stale)))
 
-    def _claim(self, client: Client, request: co.ClaimOffsets) -> Plan:
+    def _claim(self, client: Client, request: co.ClaimOffsets) -> RequestPlan:
         check_count("claims", len(request.claims), co.PARTITIONS_MAX)
         claims = [gr.Claim(*_fields(each)) for each in request.claims]
 
@@ -211,12 +212,12 @@ class GroupRequests:
                 now, group, member_id, request.claim_id, taken, request.skipped
             )
 
-        return Plan(
+        return RequestPlan(
             decide, lambda claimed: co.Claimed(list(claimed.granted), list(claimed.committed))
         )
 
     # --- administration ---
-    def _seek(self, client: Client, request: co.SeekGroup) -> Plan:
+    def _seek(self, client: Client, request: co.SeekGroup) -> RequestPlan:
         check_count("offsets", len(request.offsets), co.PARTITIONS_MAX)
         offsets = [gr.OffsetSeek(*_fields(each)) for each in request.offsets]
 
@@ -227,11 +228,13 @@ class GroupRequests:
                 is_report=request.is_report, only_empty=request.only_empty,
             )  # fmt: skip
 
-        return Plan(decide, _done)
+        return RequestPlan(decide, _done)
 
-    def _delete(self, request: co.DeleteGroup) -> Plan:
+    def _delete(self, request: co.DeleteGroup) -> RequestPlan:
         check_count("offsets", len(request.offsets), co.PARTITIONS_MAX)
-        return Plan(lambda now: self._groups.delete(now, request.group, request.offsets), _done)
+        return RequestPlan(
+            lambda now: self._groups.delete(now, request.group, request.offsets), _done
+        )
 
     def _listed(self, client: Client, request: co.ListGroups) -> co.Groups:
         found = self._groups.list_groups(
@@ -325,9 +328,9 @@ def _fields(struct: msgspec.Struct) -> tuple[Any, ...]:
     return msgspec.structs.astuple(struct)
 
 
-def _look(say: Callable[[], ms.NodeMessage]) -> Plan:
+def _look(say: Callable[[], ms.NodeMessage]) -> RequestPlan:
     """A question that decides nothing."""
-    return Plan(lambda _: Decision((), None), lambda _: say())
+    return RequestPlan(lambda _: Decision((), None), lambda _: say())
 
 
 def _done(_: object) -> ms.NodeMessage:

@@ -23,7 +23,7 @@ from penstock.ipc.doorbell import BACKOFF_LAST, Doorbell, fence
 from penstock.ipc.lane import Ack, LaneSender, Piece
 from penstock.ipc.liveness import open_pidfd, start_time
 from penstock.ipc.shm import Region
-from penstock.server.coordinator.committed import Committed
+from penstock.server.coordinator.committed import CommittedAnswers
 from penstock.server.node.attached_client import Client
 from penstock.server.node.lane_grants import Grants
 from penstock.server.node.tables import Tables
@@ -110,7 +110,9 @@ class Mailbox:
         client.connection = self
         self._client = client
         self.committed = (
-            None if replicated is None else Committed(replicated, supervisor, client.doorbell)
+            None
+            if replicated is None
+            else CommittedAnswers(replicated, supervisor, client.doorbell)
         )
         if self.committed is not None:
             self.committed.publish_sleeping(self._ticket)

@@ -26,7 +26,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.state import StatePage
 from penstock.server.config import NodeConfig
-from penstock.server.coordinator.brokers import Cluster
+from penstock.server.coordinator.brokers import CoordinatorCluster
 from penstock.server.coordinator.committed import LEADING, Tenure
 from penstock.server.coordinator.decision_log import Journal
 from penstock.server.coordinator.epoch import Machines
@@ -53,13 +53,13 @@ LOOK_LAST: Final = 0.1
 LEADS_WITHIN: Final = 10.0
 
 
-class Opened(NamedTuple):
+class OpenedLog(NamedTuple):
     machines: Machines
     journal: Journal
     mailbox: Mailbox
 
 
-class Opening:
+class CoordinatorOpening:
     """`broken`: a journal's end. `woken`: the mailbox was looked at. `leads_in`: the leader epoch
     in which this broker is to lead the log's partition."""
 
@@ -71,7 +71,7 @@ class Opening:
         writers: int,
         grants: Grants,
         supervisor: Supervisor,
-        cluster: Cluster | None,
+        cluster: CoordinatorCluster | None,
         *,
         broken: Callable[[PenstockError], None],
         woken: Callable[[], None],
@@ -104,7 +104,7 @@ class Opening:
             decision_bytes=self._config.batch_bytes_max // 2,
         )
 
-    async def open(self, topic: ms.TopicInfo) -> Opened:
+    async def open(self, topic: ms.TopicInfo) -> OpenedLog:
         """A new epoch: the fence, and the replay of what stands below it."""
         begun = time.monotonic()
         state = self._tables.page(topic.pages[0])
@@ -132,7 +132,7 @@ class Opening:
             "the coordinator serves in epoch %d: %d records replayed up to offset %d in %.3f s",
             epoch, count, end, time.monotonic() - begun, extra={"epoch": epoch, "records": count},
         )  # fmt: skip
-        return Opened(machines, journal, self.mailbox)
+        return OpenedLog(machines, journal, self.mailbox)
 
     async def _until_led(self, state: StatePage) -> None:
         """Wait until the writer leads in the epoch that the cluster told."""

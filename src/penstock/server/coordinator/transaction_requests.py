@@ -22,7 +22,7 @@ from typing import Final, TypeVar
 
 from penstock.cluster.access import Kind
 from penstock.cluster.decisions import Decision
-from penstock.cluster.transactions import ConsumedOffsets, Ended, Listed
+from penstock.cluster.transactions import ConsumedOffsets, EndedTransaction, Listed
 from penstock.core.errors import PenstockTimeout, UnknownMemberError, UnknownTopicError
 from penstock.ipc import coordination as co
 from penstock.ipc import messages as ms
@@ -178,7 +178,7 @@ class TransactionRequests:
             for each in request.offsets
         ]
 
-        def end(now: float) -> Decision[Ended]:
+        def end(now: float) -> Decision[EndedTransaction]:
             own = [self._of_own_member(client, each) for each in consumed]
             return self._transactions.end(now, name, *who, request.commit, own, request.partitions)
 

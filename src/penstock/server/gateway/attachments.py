@@ -31,8 +31,8 @@ from penstock.core.errors import (
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.server.config import NodeConfig
-from penstock.server.gateway.counts import Counts
-from penstock.server.gateway.endpoints import Endpoint
+from penstock.server.gateway.counts import GatewayCounts
+from penstock.server.gateway.endpoints import GatewayEndpoint
 from penstock.server.gateway.events import Events
 from penstock.server.gateway.partition_states import Known, PageStates
 from penstock.server.gateway.peers import Peer
@@ -45,7 +45,7 @@ ATTACH_TIMEOUT: Final = 5.0
 WINDOW_SHARE: Final = 4
 """A producer is given at most one part in so many of what its connection has left."""
 KINDS: Final = (lo.KIND_PRODUCER, lo.KIND_CONSUMER, lo.KIND_ADMIN)
-_NONE: Final[dict[int, Endpoint]] = {}
+_NONE: Final[dict[int, GatewayEndpoint]] = {}
 
 
 class EndpointRegistry:
@@ -57,13 +57,13 @@ class EndpointRegistry:
         self,
         config: NodeConfig,
         events: Events,
-        counts: Counts,
+        counts: GatewayCounts,
         known: Known,
         socket: Path,
         tokens: Tokens,
         *,
-        rung: Callable[[Endpoint], None],
-        gone: Callable[[Endpoint], None],
+        rung: Callable[[GatewayEndpoint], None],
+        gone: Callable[[GatewayEndpoint], None],
         bytes_max: Callable[[str, int], int],
         clients_max: Callable[[str], int | None],
         may_know: Callable[[str, bytes], bool],
@@ -81,15 +81,15 @@ class EndpointRegistry:
         self._may_know = may_know
         self._clients: Counter[str] = Counter()
         self._reserved: Counter[str] = Counter()
-        self._producers: dict[int, Endpoint] = {}
-        self._endpoints: dict[Peer, dict[int, Endpoint]] = {}
+        self._producers: dict[int, GatewayEndpoint] = {}
+        self._endpoints: dict[Peer, dict[int, GatewayEndpoint]] = {}
         self.stopping = ""
 
-    def find(self, peer: Peer, number: int) -> Endpoint | None:
+    def find(self, peer: Peer, number: int) -> GatewayEndpoint | None:
         """The endpoint of that number of a connection."""
         return self._endpoints.get(peer, _NONE).get(number)
 
-    def of(self, peer: Peer) -> list[Endpoint]:
+    def of(self, peer: Peer) -> list[GatewayEndpoint]:
         """All endpoints of a connection."""
         return list(self._endpoints.get(peer, _NONE).values())
 
@@ -99,7 +99,7 @@ class EndpointRegistry:
         number = message.endpoint
         if self.find(peer, number) is not None:
             return f"it attached endpoint {number} twice"
-        endpoint = Endpoint(peer, number, message.kind, message.client_id)
+        endpoint = GatewayEndpoint(peer, number, message.kind, message.client_id)
         try:
             self._admit(endpoint, message)
         except PenstockError as error:
@@ -122,7 +122,7 @@ class EndpointRegistry:
         )
         return ""
 
-    def _admit(self, endpoint: Endpoint, message: fr.Attach) -> None:
+    def _admit(self, endpoint: GatewayEndpoint, message: fr.Attach) -> None:
         peer = endpoint.peer
         if self.stopping:
             raise NotConnectedError(self.stopping)  # a producer that is refused gives its id up
@@ -152,7 +152,7 @@ class EndpointRegistry:
         if endpoint.is_producer:
             self._reserve(endpoint)
 
-    def _reserve(self, endpoint: Endpoint) -> None:
+    def _reserve(self, endpoint: GatewayEndpoint) -> None:
         """Promise it a window that there is room for."""
         config, peer = self._config, endpoint.peer
         writers = config.writers
@@ -173,7 +173,7 @@ class EndpointRegistry:
         peer.bytes_reserved += endpoint.window * writers
         self._reserved[peer.principal] += endpoint.window * writers
 
-    def _attached(self, endpoint: Endpoint, session: Session) -> None:
+    def _attached(self, endpoint: GatewayEndpoint, session: Session) -> None:
         peer = endpoint.peer
         endpoint.task = None
         endpoint.session = session
@@ -205,31 +205,31 @@ class EndpointRegistry:
             )
         )
 
-    def _failed(self, endpoint: Endpoint, error: Exception) -> None:
+    def _failed(self, endpoint: GatewayEndpoint, error: Exception) -> None:
         endpoint.task = None
         self._leave(endpoint)
         if not isinstance(error, PenstockError):
             logger.error("%s cannot be attached", endpoint, exc_info=error)
         self._refuse(endpoint, error)
 
-    def _refuse(self, endpoint: Endpoint, error: Exception) -> None:
+    def _refuse(self, endpoint: GatewayEndpoint, error: Exception) -> None:
         name = type(error).__name__ if isinstance(error, PenstockError) else "PenstockError"
         logger.info("%s refused: %s", endpoint, error, extra={"reason": name})
         self._counts.refusals[name] += 1
         endpoint.post(fr.Refused(endpoint.number, name, str(error)[:4000]))
 
     # --- while it is there ---
-    def _watch_channel(self, endpoint: Endpoint) -> None:
+    def _watch_channel(self, endpoint: GatewayEndpoint) -> None:
         if endpoint.is_open:
             self._events.watch(endpoint.session.fileno(), lambda: self._heard(endpoint))
 
-    def _heard(self, endpoint: Endpoint) -> None:
+    def _heard(self, endpoint: GatewayEndpoint) -> None:
         """The node says something that nobody asked for: mostly that it is over."""
         reason = endpoint.session.farewell()
         if reason is not None:
             self.end(endpoint, reason)
 
-    def _bell(self, endpoint: Endpoint) -> None:
+    def _bell(self, endpoint: GatewayEndpoint) -> None:
         session = endpoint.session
         session.doorbell.clear()
         if session.slot is not None and session.slot.notice != endpoint.notice:
@@ -243,7 +243,7 @@ class EndpointRegistry:
         if endpoint is not None:
             self.end(endpoint, "", goodbye=not message.returns)
 
-    def end(self, endpoint: Endpoint, reason: str, *, goodbye: bool = False) -> None:
+    def end(self, endpoint: GatewayEndpoint, reason: str, *, goodbye: bool = False) -> None:
         """It is over. With a `reason` its client is told."""
         if self.find(endpoint.peer, endpoint.number) is not endpoint:
             return
@@ -266,7 +266,7 @@ class EndpointRegistry:
             logger.info("%s ended: %s", endpoint, reason)
             endpoint.post(fr.Ended(endpoint.number, reason[:1000]))
 
-    def _leave(self, endpoint: Endpoint) -> None:
+    def _leave(self, endpoint: GatewayEndpoint) -> None:
         peer = endpoint.peer
         endpoints = self._endpoints[peer]
         del endpoints[endpoint.number]

@@ -11,7 +11,7 @@ from penstock.cluster.quotas import CONSUME, PRODUCE, Quotas
 from penstock.ipc import layout as lo
 from penstock.ipc import lookups as lk
 from penstock.server.config import NodeConfig
-from penstock.server.gateway.endpoints import Endpoint
+from penstock.server.gateway.endpoints import GatewayEndpoint
 from penstock.server.node.topic_names import TopicNames
 from penstock.server.security.access_store import Access, shares_of
 from penstock.server.security.authorizer import Guard
@@ -38,7 +38,7 @@ class Authorization:
         return True
 
     # --- rights ---
-    def may_write(self, endpoint: Endpoint, topic_id: bytes) -> None:
+    def may_write(self, endpoint: GatewayEndpoint, topic_id: bytes) -> None:
         """Raise unless it may send batches there."""
         self.guard.check_topic(endpoint.principal, Operation.write, topic_id)
 
@@ -56,10 +56,10 @@ class Authorization:
             for operation in (Operation.describe, Operation.read, Operation.write)
         )
 
-    def may_look_up(self, endpoint: Endpoint, request: lk.Request) -> None:
+    def may_look_up(self, endpoint: GatewayEndpoint, request: lk.Request) -> None:
         self.guard.check_request(endpoint.principal, request)
 
-    def shown(self, endpoint: Endpoint, reply: lk.Reply) -> lk.Reply:
+    def shown(self, endpoint: GatewayEndpoint, reply: lk.Reply) -> lk.Reply:
         """An answer about any pages, without those of topics that it may not describe."""
         if self.access.policy.is_open:
             return reply
@@ -78,12 +78,12 @@ class Authorization:
             case _:
                 return reply
 
-    def _disk(self, endpoint: Endpoint, disk: list[int]) -> list[int]:
+    def _disk(self, endpoint: GatewayEndpoint, disk: list[int]) -> list[int]:
         """Its level, which answers to batches tell anyhow; in bytes for who describes the node."""
         told = self.guard.allows(endpoint.principal, Operation.describe, Kind.cluster, CLUSTER)
         return disk if told else [*disk[:1], *[0] * len(disk[1:])]
 
-    def _sees(self, endpoint: Endpoint, page: int) -> bool:
+    def _sees(self, endpoint: GatewayEndpoint, page: int) -> bool:
         if not 0 <= page < lo.PAGES_MAX:
             return False
         identity = endpoint.states.page(page).identity

@@ -27,7 +27,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc.clients import ClientSlot
 from penstock.ipc.doorbell import fence
 from penstock.ipc.state import StatePage
-from penstock.server.gateway.endpoints import Endpoint, fresh_ticket
+from penstock.server.gateway.endpoints import GatewayEndpoint, fresh_ticket
 from penstock.server.gateway.events import Events, Task
 
 logger = logging.getLogger("penstock.gateway")
@@ -195,7 +195,7 @@ class Watch:
 class Waiter(Protocol):
     """What waits: a lane. `waits_on` is this module's: a page, -1 for none."""
 
-    endpoint: Endpoint
+    endpoint: GatewayEndpoint
     waits_on: int
 
 

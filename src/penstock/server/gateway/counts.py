@@ -11,7 +11,7 @@ from collections import defaultdict
 from penstock.server.health.histogram import Histogram
 
 
-class Counts:
+class GatewayCounts:
     """One thread adds, any may read a copy."""
 
     def __init__(self) -> None:

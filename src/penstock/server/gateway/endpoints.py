@@ -34,7 +34,7 @@ def fresh_ticket() -> int:
     return next(_tickets)
 
 
-class Endpoint:
+class GatewayEndpoint:
     """`session` is there from `Attached` on. Its descriptors are watched by the loop, which calls
     whoever has to do with the endpoint when the doorbell rang."""
 

@@ -28,9 +28,9 @@ from penstock.cluster.frames import messages as fr
 from penstock.core import errors as er
 from penstock.core.header import HEADER_BYTES
 from penstock.ipc import layout as lo
-from penstock.server.gateway.counts import Counts
+from penstock.server.gateway.counts import GatewayCounts
 from penstock.server.gateway.cursors import BATCH_WORK, Cursor, OpenFiles, Piece
-from penstock.server.gateway.endpoints import Endpoint
+from penstock.server.gateway.endpoints import GatewayEndpoint
 from penstock.server.gateway.fetch_session import ConnectionBytes, FetchSession, PrincipalBytes
 from penstock.server.gateway.partition_states import Known
 from penstock.server.gateway.peers import Peer
@@ -60,7 +60,7 @@ Allow = Callable[[str, str, int, float], float]
 """(principal, client id, bytes sent, now) -> seconds to hold the endpoint back, 0 for none."""
 Names = Callable[[bytes], str | None]
 """The name of a topic by its id; None where it is not known (yet, or any more)."""
-Failed = Callable[[Endpoint, str], None]
+Failed = Callable[[GatewayEndpoint, str], None]
 """(endpoint, why): ends an endpoint that cannot be gone on with."""
 MayRead = Callable[[str, str], object]
 """(principal, topic): raises `AccessDeniedError` where that principal may not read that topic."""
@@ -94,7 +94,7 @@ class FetchHandler:
         self,
         known: Known,
         names: Names,
-        counts: Counts,
+        counts: GatewayCounts,
         limits: FetchLimits | None = None,
         *,
         allow: Allow,
@@ -111,7 +111,7 @@ class FetchHandler:
         self._may_know = may_know
         self._failed = failed
         self._files = OpenFiles(self._limits.files_max)
-        self._line_of: dict[Endpoint, FetchSession] = {}
+        self._line_of: dict[GatewayEndpoint, FetchSession] = {}
         self._links: dict[Peer, ConnectionBytes] = {}
         self._shares: dict[str, PrincipalBytes] = {}
         self._lines: deque[FetchSession] = deque()  # of the belt
@@ -124,7 +124,7 @@ class FetchHandler:
         self._now = 0.0  # of the last turn
 
     # --- what endpoints ask for ------------------------------------------------------------------
-    def fetch(self, endpoint: Endpoint, message: fr.Fetch) -> None:
+    def fetch(self, endpoint: GatewayEndpoint, message: fr.Fetch) -> None:
         """Begin a cursor, or begin it again."""
         line = self._line(endpoint)
         self.drop(endpoint, fr.Drop(endpoint.number, message.cursor))
@@ -185,7 +185,7 @@ class FetchHandler:
                 raise
             raise unknown from None
 
-    def more(self, endpoint: Endpoint, message: fr.More) -> None:
+    def more(self, endpoint: GatewayEndpoint, message: fr.More) -> None:
         """The client has consumed so many bytes."""
         line = self._line(endpoint)
         cursor = line.cursors.get(message.cursor)
@@ -197,7 +197,7 @@ class FetchHandler:
             self._unblock(line.link)  # others that wait go first
             self._activate(line)
 
-    def drop(self, endpoint: Endpoint, message: fr.Drop) -> None:
+    def drop(self, endpoint: GatewayEndpoint, message: fr.Drop) -> None:
         """End a cursor."""
         line = self._line(endpoint)
         line.asked.pop(message.cursor, None)
@@ -206,7 +206,7 @@ class FetchHandler:
             self._end(line, cursor)
             self._activate(line)
 
-    def watch_durable(self, endpoint: Endpoint, page: int, offset: int) -> None:
+    def watch_durable(self, endpoint: GatewayEndpoint, page: int, offset: int) -> None:
         """The endpoint waits until that page is durable up to `offset` (exclusive), and is told by
         `Pages`. For producers, after answers whose records are not synced yet. Writers ring the
         endpoint's lanes for that: a ticket is to stand there, and `rung` to be called."""
@@ -214,7 +214,7 @@ class FetchHandler:
         line.waits[page] = max(offset, line.waits.get(page, 0))
         self._activate(line)
 
-    def gone(self, endpoint: Endpoint) -> None:
+    def gone(self, endpoint: GatewayEndpoint) -> None:
         """The endpoint ended: free everything. Its session is about to be closed, and with it what
         it shares with writers, which is not looked at any more."""
         line = self._line_of.pop(endpoint, None)
@@ -236,20 +236,20 @@ class FetchHandler:
             if not line.link.share.links:
                 del self._shares[endpoint.principal]
 
-    def rung(self, endpoint: Endpoint) -> None:
+    def rung(self, endpoint: GatewayEndpoint) -> None:
         """Its doorbell rang, and was cleared: pages may have moved."""
         line = self._line_of.get(endpoint)
         if line is not None:
             self._activate(line)
 
-    def unhold(self, endpoint: Endpoint) -> None:
+    def unhold(self, endpoint: GatewayEndpoint) -> None:
         """There are other quotas now: let it try by those."""
         line = self._line_of.get(endpoint)
         if line is not None and line.held_until:
             line.held_until = 0.0
             self._activate(line)
 
-    def _line(self, endpoint: Endpoint) -> FetchSession:
+    def _line(self, endpoint: GatewayEndpoint) -> FetchSession:
         line = self._line_of.get(endpoint)
         if line is None:
             link = self._links.get(endpoint.peer)

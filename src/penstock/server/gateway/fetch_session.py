@@ -15,7 +15,7 @@ from penstock.ipc.clients import ClientSlot
 from penstock.ipc.doorbell import fence
 from penstock.ipc.state import StatePage
 from penstock.server.gateway.cursors import Cursor
-from penstock.server.gateway.endpoints import Endpoint, fresh_ticket
+from penstock.server.gateway.endpoints import GatewayEndpoint, fresh_ticket
 
 Standing = tuple[int, ...]
 _DURABLE: Final = 1
@@ -64,7 +64,7 @@ class FetchSession:
                  "is_queued", "is_restless", "link", "next_pages", "out_bytes", "ready", "stale",
                  "states", "waits")  # fmt: skip
 
-    def __init__(self, endpoint: Endpoint, link: ConnectionBytes) -> None:
+    def __init__(self, endpoint: GatewayEndpoint, link: ConnectionBytes) -> None:
         self.endpoint = endpoint
         self.states = endpoint.states
         self._q = endpoint.session.state.q

@@ -27,8 +27,8 @@ from penstock.ipc import messages as ms
 from penstock.ipc import operating as op
 from penstock.ipc.channel import close_fds
 from penstock.server.gateway import lookups
-from penstock.server.gateway.counts import Counts
-from penstock.server.gateway.endpoints import Endpoint
+from penstock.server.gateway.counts import GatewayCounts
+from penstock.server.gateway.endpoints import GatewayEndpoint
 from penstock.server.gateway.lookup_thread import LookupThread
 from penstock.server.gateway.membership import Membership
 
@@ -58,11 +58,11 @@ class RequestForwarder:
 
     def __init__(
         self,
-        counts: Counts,
+        counts: GatewayCounts,
         membership: Membership,
         aside: LookupThread,
-        may_look_up: Callable[[Endpoint, lk.Request], None],
-        shown: Callable[[Endpoint, lk.Reply], lk.Reply],
+        may_look_up: Callable[[GatewayEndpoint, lk.Request], None],
+        shown: Callable[[GatewayEndpoint, lk.Reply], lk.Reply],
         prove: Callable[[int, int, str], bytes],
     ) -> None:
         self._counts = counts
@@ -72,7 +72,7 @@ class RequestForwarder:
         self._shown = shown
         self._prove = prove
 
-    def ask(self, endpoint: Endpoint, message: fr.Ask, came: float) -> str | None:
+    def ask(self, endpoint: GatewayEndpoint, message: fr.Ask, came: float) -> str | None:
         """Answer it, now or later. Returns why the connection is to be dropped, if so."""
         requests = endpoint.requests
         assert requests is not None
@@ -118,7 +118,9 @@ class RequestForwarder:
         )
         return None
 
-    def _look_up(self, endpoint: Endpoint, number: int, request: lk.Request, came: float) -> None:
+    def _look_up(
+        self, endpoint: GatewayEndpoint, number: int, request: lk.Request, came: float
+    ) -> None:
         name = type(request).__name__
         endpoint.peer.charge()
         try:
@@ -136,7 +138,7 @@ class RequestForwarder:
 
     def _answer(
         self,
-        endpoint: Endpoint,
+        endpoint: GatewayEndpoint,
         number: int,
         reply: ms.NodeMessage,
         came: float,
@@ -152,7 +154,7 @@ class RequestForwarder:
         endpoint.post(fr.Answer(endpoint.number, number, _raw(reply), pages, proof))
         self._counts.latencies["ask"].observe(time.monotonic() - came)
 
-    def _failed(self, endpoint: Endpoint, number: int, name: str, error: Exception) -> None:
+    def _failed(self, endpoint: GatewayEndpoint, number: int, name: str, error: Exception) -> None:
         if not endpoint.is_open:
             return  # a look-up: what it looked at was closed under it
         if not isinstance(error, PenstockError):
@@ -163,7 +165,7 @@ class RequestForwarder:
         else:
             self._refuse(endpoint, number, type(error).__name__, str(error)[:4000])
 
-    def _refuse(self, endpoint: Endpoint, number: int, error: str, message: str) -> None:
+    def _refuse(self, endpoint: GatewayEndpoint, number: int, error: str, message: str) -> None:
         self._counts.refusals[error] += 1
         if endpoint.is_open:
             endpoint.post(fr.Answer(endpoint.number, number, _raw(ms.Refused(error, message))))

@@ -23,7 +23,7 @@ from penstock.cluster.quotas import Bucket
 from penstock.core.errors import ConfigError
 from penstock.security.keys import load_server_key
 from penstock.server.security.access_store import Access
-from penstock.server.security.audit import Audit
+from penstock.server.security.audit import AuditLog
 
 logger = logging.getLogger("penstock.gateway")
 
@@ -41,7 +41,7 @@ class KeyCheck:
     """Made before the socket is bound. `serve` when `fileno` is readable, and each turn."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], access: Access, audit: Audit
+        self, context: zmq.Context[zmq.Socket[bytes]], access: Access, audit: AuditLog
     ) -> None:
         self._access = access
         self._audit = audit

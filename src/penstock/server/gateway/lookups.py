@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from penstock.client.consumer.logs import LocalLogs, Log
+from penstock.client.consumer.logs import LocalLogs, LogHandle
 from penstock.client.session import Session
 from penstock.core.errors import UnknownTopicError
 from penstock.ipc import lookups as lk
@@ -74,15 +74,15 @@ def _places(request: lk.Request) -> Sequence[lk.LogPlace | lk.LookUpTime]:
             return ()
 
 
-def _of(session: Session, place: lk.LogPlace) -> Log:
+def _of(session: Session, place: lk.LogPlace) -> LogHandle:
     return _log(session, place.page, place.topic_id, place.partition)
 
 
-def _log(session: Session, index: int, topic_id: bytes, partition: int) -> Log:
+def _log(session: Session, index: int, topic_id: bytes, partition: int) -> LogHandle:
     page = session.page(index)
     if page.identity != (topic_id, partition):
         raise UnknownTopicError(
             f"page {index} is not that of partition {partition} of topic {topic_id.hex()} (any "
             "more): ask for the topic again"
         )
-    return Log(page, topic_id, partition)
+    return LogHandle(page, topic_id, partition)

@@ -25,8 +25,8 @@ from penstock.ipc.paths import socket_in
 from penstock.server.config import NodeConfig
 from penstock.server.gateway.attachments import EndpointRegistry
 from penstock.server.gateway.authorization import Authorization
-from penstock.server.gateway.counts import Counts
-from penstock.server.gateway.endpoints import Endpoint
+from penstock.server.gateway.counts import GatewayCounts
+from penstock.server.gateway.endpoints import GatewayEndpoint
 from penstock.server.gateway.events import Events
 from penstock.server.gateway.fetch import FetchHandler
 from penstock.server.gateway.forward import RequestForwarder
@@ -75,7 +75,7 @@ class Gateway:
     def __init__(self, config: NodeConfig, node_uuid: bytes) -> None:
         self._config = config
         folder = config.data_folder
-        self.counts = Counts()
+        self.counts = GatewayCounts()
         self.events = Events()
         self._names = TopicNames(folder)
         self._standing = standing = Authorization(config, self._names)
@@ -419,7 +419,7 @@ class Gateway:
     def _ping(self, peer: Peer, message: fr.Ping, _: memoryview | None, now: float) -> None:
         peer.send(codec.encode(fr.Pong(message.stamp)))
 
-    def _open(self, peer: Peer, number: int) -> Endpoint | None:
+    def _open(self, peer: Peer, number: int) -> GatewayEndpoint | None:
         """None: it ended, and its client does not know that yet."""
         endpoint = self._attaching.find(peer, number)
         if endpoint is not None and endpoint.is_open:
@@ -474,14 +474,14 @@ class Gateway:
             if message.poll_age is not None:
                 slot.publish_polled(max(1, time.monotonic_ns() // 1000 - message.poll_age))
 
-    def _failed(self, endpoint: Endpoint, why: str) -> None:
+    def _failed(self, endpoint: GatewayEndpoint, why: str) -> None:
         self._attaching.end(endpoint, why)
 
-    def _ending(self, endpoint: Endpoint) -> None:
+    def _ending(self, endpoint: GatewayEndpoint) -> None:
         self._producing.gone(endpoint)
         self._fetching.gone(endpoint)
 
-    def _rung(self, endpoint: Endpoint) -> None:
+    def _rung(self, endpoint: GatewayEndpoint) -> None:
         self._producing.rung(endpoint)
         self._fetching.rung(endpoint)
 

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import zmq
 
-from penstock.server.gateway.counts import Counts
+from penstock.server.gateway.counts import GatewayCounts
 from penstock.server.gateway.slow_readers import Budget
 
 logger = logging.getLogger("penstock.gateway")
@@ -111,7 +111,7 @@ class Peers:
     def __init__(
         self,
         socket: zmq.Socket[bytes],
-        counts: Counts,
+        counts: GatewayCounts,
         bytes_max: int,
     ) -> None:
         self._socket = socket

@@ -45,8 +45,8 @@ from penstock.ipc.doorbell import Doorbell, fence
 from penstock.ipc.lane import Ack, LaneCorruptError, LaneSender
 from penstock.ipc.state import StatePage
 from penstock.server.gateway.commit_wait import NOTHING, CommitWait, verdict
-from penstock.server.gateway.counts import Counts
-from penstock.server.gateway.endpoints import Endpoint, fresh_ticket
+from penstock.server.gateway.counts import GatewayCounts
+from penstock.server.gateway.endpoints import GatewayEndpoint, fresh_ticket
 from penstock.server.gateway.events import Events
 from penstock.server.gateway.membership import Membership
 from penstock.server.gateway.produce_window import ProducedBatch, ProduceLane, ProduceWindow
@@ -65,11 +65,11 @@ IN_THE_LOG: Final = (ErrorCode.NONE, ErrorCode.DUPLICATE_TOO_OLD)
 CHARGE_BYTES: Final = 64 << 10
 """A batch that is refused costs as much of its connection's budget as messages for each of them."""
 
-MayWrite = Callable[[Endpoint, bytes], None]
+MayWrite = Callable[[GatewayEndpoint, bytes], None]
 """Raises what refuses an endpoint to write to the topic with that id."""
 Allow = Callable[[str, str, int, float], float]
 """(principal, client id, bytes, now) -> seconds to hold the endpoint back, 0 for none."""
-WatchDurable = Callable[[Endpoint, int, int], None]
+WatchDurable = Callable[[GatewayEndpoint, int, int], None]
 
 
 class BatchRefused(Exception):
@@ -87,7 +87,7 @@ class ProduceHandler:
     def __init__(
         self,
         events: Events,
-        counts: Counts,
+        counts: GatewayCounts,
         membership: Membership,
         socket: Path,
         tokens: Tokens,
@@ -95,7 +95,7 @@ class ProduceHandler:
         may_write: MayWrite,
         allow: Allow,
         watch_durable: WatchDurable,
-        failed: Callable[[Endpoint, str], None],
+        failed: Callable[[GatewayEndpoint, str], None],
     ) -> None:
         self._events = events
         self._counts = counts
@@ -106,12 +106,14 @@ class ProduceHandler:
         self._membership = membership
         self._tokens = tokens
         self._commits = CommitWait[ProduceLane](events, socket, self._touch)
-        self._outgoing: dict[Endpoint, ProduceWindow] = {}  # of those that have sent something
+        self._outgoing: dict[
+            GatewayEndpoint, ProduceWindow
+        ] = {}  # of those that have sent something
         self._touched: dict[ProduceLane, None] = {}
 
     # --- in ---
     def produce(
-        self, endpoint: Endpoint, message: fr.Produce, payload: memoryview | None, now: float
+        self, endpoint: GatewayEndpoint, message: fr.Produce, payload: memoryview | None, now: float
     ) -> str:
         """Take a batch. Returns why the connection is to be dropped, empty if it is not."""
         outgoing = self._outgoing.get(endpoint)
@@ -231,7 +233,7 @@ class ProduceHandler:
                 f"there, and is in epoch {batch.epoch} now: attach again, and send again",
             )
 
-    def _check_owner(self, endpoint: Endpoint, head: BatchHeader, proof: bytes) -> None:
+    def _check_owner(self, endpoint: GatewayEndpoint, head: BatchHeader, proof: bytes) -> None:
         """Control batches are the coordinator's. Others are of the endpoint's own producer, or of
         one that has a transaction, for which they show a proof. Every batch of somebody else is
         refused alike, before anything is looked up: nobody learns which producers there are."""
@@ -248,7 +250,7 @@ class ProduceHandler:
                 f"of {endpoint.principal!r}",
             )
 
-    def _is_proved(self, endpoint: Endpoint, head: BatchHeader, proof: bytes) -> bool:
+    def _is_proved(self, endpoint: GatewayEndpoint, head: BatchHeader, proof: bytes) -> bool:
         """Whether the principal registered partitions with the transaction of this batch. Whether
         it is still open, and in this partition, is known to the log."""
         outgoing = self._outgoing[endpoint]
@@ -262,7 +264,9 @@ class ProduceHandler:
         return True
 
     # --- quotas ---
-    def _charge(self, endpoint: Endpoint, outgoing: ProduceWindow, nbytes: int, now: float) -> bool:
+    def _charge(
+        self, endpoint: GatewayEndpoint, outgoing: ProduceWindow, nbytes: int, now: float
+    ) -> bool:
         """Count what has gone into a lane. False: its quota is used up, and what else it has sent
         is held for a while."""
         wait = self._allow(endpoint.principal, endpoint.client_id, nbytes, now)
@@ -278,14 +282,14 @@ class ProduceHandler:
             endpoint.post(fr.Throttled(endpoint.number, "produce", more))
         return False
 
-    def unhold(self, endpoint: Endpoint) -> None:
+    def unhold(self, endpoint: GatewayEndpoint) -> None:
         """There are other quotas now: let it try by those."""
         outgoing = self._outgoing.get(endpoint)
         if outgoing is not None and outgoing.held_until:
             outgoing.held_until = 0.0
             self.rung(endpoint)
 
-    def _let_go(self, endpoint: Endpoint, outgoing: ProduceWindow) -> None:
+    def _let_go(self, endpoint: GatewayEndpoint, outgoing: ProduceWindow) -> None:
         left = outgoing.held_until - time.monotonic()
         if left > 0:
             self._events.later(left, lambda: self._let_go(endpoint, outgoing))
@@ -296,13 +300,13 @@ class ProduceHandler:
     def _touch(self, lanes: Iterable[ProduceLane]) -> None:
         self._touched.update(dict.fromkeys(lanes))
 
-    def rung(self, endpoint: Endpoint) -> None:
+    def rung(self, endpoint: GatewayEndpoint) -> None:
         """Its doorbell rang, or it is time to look anyway."""
         outgoing = self._outgoing.get(endpoint)
         if outgoing is not None:
             self._touch(outgoing.lanes.values())
 
-    def belt(self, endpoint: Endpoint) -> None:
+    def belt(self, endpoint: GatewayEndpoint) -> None:
         """Look at what waits for a writer, rung or not (rule 13)."""
         outgoing = self._outgoing.get(endpoint)
         if outgoing is not None:
@@ -310,7 +314,7 @@ class ProduceHandler:
                 if lane.under_way:
                     self._touched[lane] = None
 
-    def gone(self, endpoint: Endpoint) -> None:
+    def gone(self, endpoint: GatewayEndpoint) -> None:
         """The endpoint ended, and its session is about to be closed."""
         outgoing = self._outgoing.pop(endpoint, None)
         if outgoing is not None:

@@ -13,7 +13,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import Doorbell
 from penstock.ipc.lane import Ack, LaneSender
 from penstock.server.gateway.commit_wait import NOTHING, Patience
-from penstock.server.gateway.endpoints import Endpoint
+from penstock.server.gateway.endpoints import GatewayEndpoint
 
 NOT_IN_LANE: Final = -1
 FLAGS: Final = lo.FRAME_SYNC | lo.FRAME_COMMITTED
@@ -55,7 +55,7 @@ class ProduceLane:
                  "is_opening", "patience", "rung", "sender", "under_way", "waits_on",
                  "writer")  # fmt: skip
 
-    def __init__(self, endpoint: Endpoint, writer: int, first: int) -> None:
+    def __init__(self, endpoint: GatewayEndpoint, writer: int, first: int) -> None:
         self.endpoint = endpoint
         self.writer = writer
         self.expected = first

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from penstock.ipc import coordination as co
-from penstock.observe.ages import Place
+from penstock.observe.ages import LogPosition
 from penstock.observe.sample import Sample
 from penstock.server.health.local import LocalMetrics
 from penstock.server.health.page import Page, labels
@@ -39,7 +39,7 @@ class GroupMetrics:
                 continue
             described.append((info, self._partitions(page, info)))
         self._number([info.group for info, _ in described])
-        places: dict[tuple[str, int], Place] = {}
+        places: dict[tuple[str, int], LogPosition] = {}
         for info, rows in described:
             for row in rows:
                 part = sample.partitions.get(row.page)

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Final
 
 from penstock.ipc import layout as lo
-from penstock.observe.ages import Ages, Log, Place
+from penstock.observe.ages import Ages, Log, LogPosition
 from penstock.observe.processes import STOPPED, Process, uptime
 from penstock.observe.report import SILENT_AFTER
 from penstock.observe.sample import Observer, PartitionSample, Sample, WriterSample
@@ -108,7 +108,7 @@ class LocalMetrics:
 
     # --- consumers ---
     def _consumers(self, page: Page, sample: Sample) -> None:
-        places: dict[tuple[int, int], Place] = {}
+        places: dict[tuple[int, int], LogPosition] = {}
         for consumer in sample.consumers:
             for number, offset in consumer.positions:
                 part = sample.partitions.get(number)
@@ -134,13 +134,13 @@ class LocalMetrics:
                 page.add("penstock_consumer_lag_records", records, where)
                 page.add("penstock_consumer_lag_seconds", seconds, where)
 
-    def place(self, who: int, part: PartitionSample, offset: int) -> Place:
+    def place(self, who: int, part: PartitionSample, offset: int) -> LogPosition:
         """Where somebody stands in a partition, for `ages`."""
         log = part.topic_id, part.partition
-        return Place(who, log, self._observer.folder(part), max(offset, part.log_start))
+        return LogPosition(who, log, self._observer.folder(part), max(offset, part.log_start))
 
 
-_NOWHERE: Final = Place(0, ("", 0), "", 0)
+_NOWHERE: Final = LogPosition(0, ("", 0), "", 0)
 
 
 def _lanes(page: Page, sample: Sample) -> None:

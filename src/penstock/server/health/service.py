@@ -33,7 +33,7 @@ from penstock.server.health.page import Page, labels
 from penstock.server.health.ready import missing
 
 if TYPE_CHECKING:
-    from penstock.server.gateway.counts import Counts
+    from penstock.server.gateway.counts import GatewayCounts
 
 logger = logging.getLogger("penstock.metrics")
 
@@ -48,7 +48,9 @@ SWITCH_INTERVAL: Final = 0.0005
 class HealthService:
     """Begin it with `start`, end it with `close`. `address` is where it listens."""
 
-    def __init__(self, address: HttpAddress, data_folder: str, counts: Counts | None) -> None:
+    def __init__(
+        self, address: HttpAddress, data_folder: str, counts: GatewayCounts | None
+    ) -> None:
         from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
         self._folder = data_folder
@@ -67,7 +69,9 @@ class HealthService:
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     @classmethod
-    def start(cls, address: HttpAddress, data_folder: str, counts: Counts | None) -> HealthService:
+    def start(
+        cls, address: HttpAddress, data_folder: str, counts: GatewayCounts | None
+    ) -> HealthService:
         """Listen and serve. Raises `ConfigError` when the address cannot be had."""
         service = cls(address, data_folder, counts)
         sys.setswitchinterval(min(SWITCH_INTERVAL, sys.getswitchinterval()))

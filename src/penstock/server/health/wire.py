@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from penstock.server.health.page import Page, labels
 
 if TYPE_CHECKING:
-    from penstock.server.gateway.counts import Counts
+    from penstock.server.gateway.counts import GatewayCounts
 
 
-def write(page: Page, counts: Counts) -> None:
+def write(page: Page, counts: GatewayCounts) -> None:
     """The loop may count on meanwhile: what it may add keys to is copied first."""
     page.add("penstock_gateway_connections", counts.connections)
     page.add("penstock_gateway_connections_opened_total", counts.connections_opened)

@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.core.errors import AccessDeniedError, NotConnectedError, PenstockError
 from penstock.ipc import messages as ms
-from penstock.ipc.channel import Channel, Peer, close_fds, listen
+from penstock.ipc.channel import Channel, PeerCredentials, close_fds, listen
 
 logger = logging.getLogger("penstock.node")
 
@@ -45,7 +45,7 @@ Answer = Reply | Coroutine[Any, Any, "ms.NodeMessage | Reply"]
 class Service(Protocol):
     """What stands behind the sessions."""
 
-    def hello(self, session: AttachSession, peer: Peer, hello: ms.Hello) -> Reply: ...
+    def hello(self, session: AttachSession, peer: PeerCredentials, hello: ms.Hello) -> Reply: ...
 
     def request(self, session: AttachSession, message: ms.ClientMessage) -> Answer: ...
 

@@ -35,7 +35,7 @@ from penstock.core.errors import (
 )
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
-from penstock.ipc.channel import Peer
+from penstock.ipc.channel import PeerCredentials
 from penstock.ipc.liveness import open_pidfd
 from penstock.server.config import NodeConfig
 from penstock.server.node.attached_client import (
@@ -153,7 +153,7 @@ class ClientRegistry:
                 yield ms.AddClient(client.slot), client.doorbell
 
     # --- attach ---
-    def attach(self, peer: Peer, hello: ms.Hello, connection: Connection) -> Client:
+    def attach(self, peer: PeerCredentials, hello: ms.Hello, connection: Connection) -> Client:
         """Admit who said hello, or raise what refuses it."""
         if hello.version != ms.PROTOCOL_VERSION:
             raise UnsupportedVersionError(
@@ -188,7 +188,7 @@ class ClientRegistry:
             self._supervisor.post_running(ms.AddClient(client.slot), client.doorbell)
         return client
 
-    def _resumed(self, peer: Peer, hello: ms.Hello) -> Client | None:
+    def _resumed(self, peer: PeerCredentials, hello: ms.Hello) -> Client | None:
         """The absent or stale client that comes back, when there is one."""
         if hello.resume is None:
             return None
@@ -226,7 +226,7 @@ class ClientRegistry:
                 client.connection.hang_up()
             self._end(client, "came back by another connection")
 
-    def _admitted(self, peer: Peer, hello: ms.Hello) -> Client:
+    def _admitted(self, peer: PeerCredentials, hello: ms.Hello) -> Client:
         if hello.remote is not None:
             return self._enter(
                 hello.kind, peer.pid, hello.start_time, NO_PIDFD, hello.client_id[:100],

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.ipc import layout as lo
-from penstock.ipc.hostslots import Disk, DiskSlot
+from penstock.ipc.hostslots import DiskRoom, DiskSlot
 from penstock.server.config import NodeConfig
 
 logger = logging.getLogger("penstock.node")
@@ -69,7 +69,7 @@ class DiskGuard:
         config = self._config
         warn, stop = _bytes(config.disk_warn, total), _bytes(config.disk_stop, total)
         level = self._judge(free, warn, stop)
-        self._slot.publish(Disk(level, free, total, warn, stop))
+        self._slot.publish(DiskRoom(level, free, total, warn, stop))
         if level != self._level:
             before, self._level = self._level, level
             self._tell(before, free, total, warn if level == lo.DISK_WARN else stop)

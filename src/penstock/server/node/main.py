@@ -14,7 +14,7 @@ from penstock.server.node.attach_server import REFUSED
 from penstock.server.node.log_format import configure
 from penstock.server.node.node import Node
 from penstock.server.node.service_manager import ServiceManager
-from penstock.server.security.log_rate import Pace
+from penstock.server.security.log_rate import LogRateLimit
 
 logger = logging.getLogger("penstock.node")
 
@@ -52,7 +52,7 @@ def serve(config: NodeConfig, ready_fd: int | None = None, owner: int | None = N
 async def _serve(
     config: NodeConfig, ready_fd: int | None, owner: int | None, manager: ServiceManager
 ) -> None:
-    logger.addFilter(Pace([REFUSED]))
+    logger.addFilter(LogRateLimit([REFUSED]))
     node = Node(config)
     loop = asyncio.get_running_loop()
     seen: list[int] = []

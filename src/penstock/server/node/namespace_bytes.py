@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from penstock.ipc import layout as lo
 from penstock.ipc.hostslots import FullPages
 from penstock.ipc.state import StatePage
-from penstock.server.node.partitions import Partition
+from penstock.server.node.partitions import NodePartition
 from penstock.server.security.access_store import Access
 
 logger = logging.getLogger("penstock.node")
@@ -58,7 +58,7 @@ class NamespaceBytes:
     def __init__(
         self,
         folder: str,
-        live: Mapping[int, Partition],
+        live: Mapping[int, NodePartition],
         page: Callable[[int], StatePage],
         access: Access,
         slot: FullPages,

@@ -28,12 +28,12 @@ from penstock.ipc import layout as lo
 from penstock.ipc import lookups
 from penstock.ipc import messages as ms
 from penstock.ipc import operating as op
-from penstock.ipc.channel import FDS_MAX, Peer
+from penstock.ipc.channel import FDS_MAX, PeerCredentials
 from penstock.ipc.hostslots import DiskSlot, FullPages
 from penstock.ipc.liveness import raise_descriptor_limit
 from penstock.ipc.machine import check_machine
 from penstock.ipc.paths import remember_folder, socket_in, socket_path
-from penstock.server.cleaner.orders import Cleaning
+from penstock.server.cleaner.orders import CleaningOrders
 from penstock.server.config import NodeConfig
 from penstock.server.coordinator.coordinator import Coordinator
 from penstock.server.node.attach_server import Answer, AttachServer, AttachSession, Reply
@@ -49,7 +49,7 @@ from penstock.server.node.operator_requests import OperatorRequests
 from penstock.server.node.partitions import Partitions
 from penstock.server.node.startup import Ground, acquire_lock, settle, take_over
 from penstock.server.node.topic_catalog import check_not_internal
-from penstock.server.node.topics import Topics
+from penstock.server.node.topics import TopicRequests
 from penstock.server.process.cleaner import CLEANER_COMMAND, CleanerProcess
 from penstock.server.process.gateway import GATEWAY_COMMAND, GatewayProcess
 from penstock.server.process.writer import Order
@@ -62,7 +62,7 @@ from penstock.server.security.permits import EVERYTHING, RemotePermits
 from penstock.version import __version__
 
 if TYPE_CHECKING:
-    from penstock.server.broker.broker import ClusterBroker
+    from penstock.server.broker.broker import BrokerServer
 
 logger = logging.getLogger("penstock.node")
 
@@ -85,7 +85,7 @@ class Node:
         self._writer_command = writer_command
         self._cleaner_command = cleaner_command
         self._gateway_command = gateway_command
-        self._broker: ClusterBroker | None = None
+        self._broker: BrokerServer | None = None
         """None: this node is alone."""
         self._failure: PenstockError | OSError | None = None
         self._stop = asyncio.Event()
@@ -180,7 +180,7 @@ class Node:
             self._broker.access if self._broker is not None else None,
             self._uses,
         )
-        self._cleaning = Cleaning(
+        self._cleaning = CleaningOrders(
             config, self._topics, self._partitions, self._supervisor.post,
             lambda page: ground.tables.page(page).status == lo.STATUS_FOLLOWING,
         )  # fmt: skip
@@ -278,7 +278,7 @@ class Node:
             },
         )
 
-    def _make_topics(self, ground: Ground) -> Topics:
+    def _make_topics(self, ground: Ground) -> TopicRequests:
         """Those of a node that is alone; of a broker, with its part in the cluster."""
         config, partitions = self.config, self._partitions
 
@@ -286,14 +286,14 @@ class Node:
             self._coordinator.topics_changed()
 
         if config.node_id is None:
-            return Topics(
+            return TopicRequests(
                 config, ground.folder, ground.tables, ground.catalog, partitions,
                 lambda: ground.access.limits, changed,
             )  # fmt: skip
-        from penstock.server.broker.broker import ClusterBroker
+        from penstock.server.broker.broker import BrokerServer
         from penstock.server.broker.topics import ClusterTopics
 
-        self._broker = broker = ClusterBroker(
+        self._broker = broker = BrokerServer(
             config,
             ground.folder,
             ground.lock.fd,
@@ -334,7 +334,7 @@ class Node:
         if ready is not None:
             ready()
 
-    async def _joined(self, broker: ClusterBroker) -> bool:
+    async def _joined(self, broker: BrokerServer) -> bool:
         """Whether this broker is one of its cluster; False: it was stopped before."""
         joining = asyncio.create_task(broker.start(await self._gateway.listening()))
         stopping = asyncio.create_task(self._stop.wait())
@@ -403,7 +403,7 @@ class Node:
                 self._attached.dropped(report)
 
     # --- clients ---
-    def hello(self, session: AttachSession, peer: Peer, hello: ms.Hello) -> Reply:
+    def hello(self, session: AttachSession, peer: PeerCredentials, hello: ms.Hello) -> Reply:
         """Admit a client: what it is, what it may map, and its doorbell."""
         self._check_running()
         if hello.kind != lo.KIND_REPLICATOR:

@@ -25,7 +25,7 @@ logger = logging.getLogger("penstock.node")
 Post = Callable[[int, ms.WriterOrder], None]
 
 
-class Partition:
+class NodePartition:
     """One partition while its topic exists."""
 
     __slots__ = ("failure", "index", "is_open", "offline", "topic", "was_sent")
@@ -65,12 +65,12 @@ class Partitions:
         self._post = post
         self.hosts: Callable[[TopicRecord, int], bool] = lambda _topic, _index: True
         self.on_open: Callable[[int], None] = lambda _page: None
-        self.on_state: Callable[[Partition], None] = lambda _partition: None
+        self.on_state: Callable[[NodePartition], None] = lambda _partition: None
         self._replicated = replicated
         self._changed = asyncio.Event()
         self._closing: dict[int, bool] = {}
         """Page -> whether its topic is gone."""
-        self.live: dict[int, Partition] = {}
+        self.live: dict[int, NodePartition] = {}
 
     def add(self, topic: TopicRecord) -> None:
         """Take up a topic, or its new settings and further partitions; no writer is told yet."""
@@ -79,7 +79,7 @@ class Partitions:
             if known is not None:
                 known.topic = topic
             elif self.hosts(topic, index):
-                self.live[page] = Partition(topic, index)
+                self.live[page] = NodePartition(topic, index)
 
     def remove(self, topic: TopicRecord) -> None:
         """Its topic is deleted: nothing opens it any more; no writer is told yet."""
@@ -128,7 +128,7 @@ class Partitions:
             if self._closing.get(page):
                 self._post(self.writer_of(page), ms.ClosePartition(page, delete=True))
 
-    def _open_order(self, page: int, partition: Partition) -> ms.OpenPartition:
+    def _open_order(self, page: int, partition: NodePartition) -> ms.OpenPartition:
         topic = partition.topic
         # The mark of the run before says nothing about what a writer of this run left behind.
         clean = self._folder.was_clean and not partition.was_sent
@@ -218,7 +218,7 @@ class Partitions:
         """Whether the writers still have to let go of any of these."""
         return not self._closing.keys().isdisjoint(pages)
 
-    def opening(self, pages: Iterable[int] | None = None) -> list[Partition]:
+    def opening(self, pages: Iterable[int] | None = None) -> list[NodePartition]:
         """Partitions whose writer has not answered yet."""
         chosen = self.live if pages is None else pages
         found = (self.live.get(page) for page in chosen)

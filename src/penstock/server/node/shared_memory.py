@@ -17,7 +17,14 @@ from pathlib import Path
 from penstock.core.errors import DataFolderError
 from penstock.ipc import layout as lo
 from penstock.ipc import shm
-from penstock.ipc.ownership import Found, Ownership, find_owners, new_owner, old_objects, place_of
+from penstock.ipc.ownership import (
+    OwnerObject,
+    Ownership,
+    find_owners,
+    new_owner,
+    old_objects,
+    place_of,
+)
 from penstock.ipc.state import WriterSlot
 from penstock.server.config import NodeConfig
 from penstock.server.node.data_folder import DataFolder
@@ -54,7 +61,7 @@ def take_objects(folder: DataFolder, config: NodeConfig) -> Ownership:
     return ownership
 
 
-def own_objects(folder: DataFolder) -> Found | None:
+def own_objects(folder: DataFolder) -> OwnerObject | None:
     """What this folder's last run has left."""
     place = place_of(folder.path)
     for found in find_owners(folder.record.uuid):
@@ -63,7 +70,7 @@ def own_objects(folder: DataFolder) -> Found | None:
     return None
 
 
-def _check_others(folder: DataFolder, own: Found | None) -> None:
+def _check_others(folder: DataFolder, own: OwnerObject | None) -> None:
     for found in find_owners(folder.record.uuid):
         if own is not None and found.owner == own.owner:
             continue
@@ -86,7 +93,7 @@ def _check_others(folder: DataFolder, own: Found | None) -> None:
         )  # fmt: skip
 
 
-def _served(folder: DataFolder, found: Found) -> DataFolderError:
+def _served(folder: DataFolder, found: OwnerObject) -> DataFolderError:
     return DataFolderError(
         f"{folder.path} has the uuid of {found.claim.folder}, which the node of pid "
         f"{found.claim.pid} serves on this host. {_ADVICE.format(folder.path)}"

@@ -48,7 +48,7 @@ _PAGE_BYTES: Final = 5
 _T = TypeVar("_T")
 
 
-class Topics:
+class TopicRequests:
     """The requests, and the deletions that go on behind them."""
 
     def __init__(

@@ -16,7 +16,7 @@ import msgspec
 from penstock.ipc.liveness import raise_descriptor_limit
 from penstock.server.config import NodeConfig
 from penstock.server.node.log_format import configure
-from penstock.server.security.log_rate import Pace
+from penstock.server.security.log_rate import LogRateLimit
 
 logger = logging.getLogger("penstock.child")
 
@@ -43,7 +43,7 @@ def begin(
     options = parser.parse_args(argv)
     config = NodeConfig(**msgspec.json.decode(options.config))
     configure(name, options.log_level, config.log_format)
-    logging.getLogger(f"penstock.{name}").addFilter(Pace())
+    logging.getLogger(f"penstock.{name}").addFilter(LogRateLimit())
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the node decides when it ends
         signal.signal(number, signal.SIG_IGN)
     _die_with(options.node_pid)

@@ -93,7 +93,7 @@ class Logs(ControllerRequest[None], frozen=True):
         return controller.logs(self.broker, self.epoch, self.offline, self.online)
 
 
-class LogEnds(ControllerRequest[None], frozen=True):
+class ReportLogEnds(ControllerRequest[None], frozen=True):
     broker: NodeId
     epoch: Epoch
     ends: Annotated[tuple[tuple[Place, LogEnd], ...], msgspec.Meta(max_length=PLACES_MAX)]
@@ -102,7 +102,7 @@ class LogEnds(ControllerRequest[None], frozen=True):
         return controller.log_ends(self.broker, self.epoch, self.ends)
 
 
-class Forget(ControllerRequest[None], frozen=True):
+class ForgetBroker(ControllerRequest[None], frozen=True):
     broker: NodeId
 
     def decide(self, controller: Controller, now: float) -> Decision[None]:
@@ -227,8 +227,8 @@ NAMES: Final[dict[type[QuorumRequest[Any]], str]] = {
     Register: "register",
     Heartbeat: "heartbeat",
     Logs: "logs",
-    LogEnds: "log_ends",
-    Forget: "forget",
+    ReportLogEnds: "log_ends",
+    ForgetBroker: "forget",
     Drain: "drain",
     CreateTopic: "create_topic",
     AddPartitions: "add_partitions",

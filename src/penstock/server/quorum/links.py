@@ -23,7 +23,7 @@ from penstock.core.errors import AttachRefusedError, PenstockError, UnsupportedV
 from penstock.security.keys import ServerKey
 from penstock.server.quorum import messages as qm
 from penstock.server.quorum.connector import Dial
-from penstock.server.quorum.listener import Door
+from penstock.server.quorum.listener import QuorumListener
 from penstock.server.quorum.sockets import Context
 from penstock.version import __version__
 
@@ -82,12 +82,12 @@ class Links:
         self._lets_in = lets_in
         self._received = received
         self._context: Context = zmq.Context(io_threads=1)
-        self._door: Door | None = None
+        self._door: QuorumListener | None = None
         self._dials: dict[int, Dial] = {}
 
     def listen(self, url: str) -> None:
         """Raises `ConfigError`."""
-        self._door = Door(
+        self._door = QuorumListener(
             self._context, url, self._key, SILENCE * 2, self.counts,
             admits=self._admit, received=self._take,
         )  # fmt: skip

@@ -66,7 +66,7 @@ class _Caller:
         return self.hello.node
 
 
-class Door:
+class QuorumListener:
     """`admits(hello)` raises why not. `received(node, message)`: anything but greetings."""
 
     def __init__(

@@ -23,7 +23,15 @@ import msgspec
 from penstock.cluster.controller import Image, Place, pack, unpack
 from penstock.cluster.controller.records import METADATA_VERSION
 from penstock.cluster.decisions import Record
-from penstock.cluster.raft import Effects, Entry, Members, Raft, RaftConfig, RaftMessage, Snapshot
+from penstock.cluster.raft import (
+    Effects,
+    LogEntry,
+    Members,
+    Raft,
+    RaftConfig,
+    RaftMessage,
+    Snapshot,
+)
 from penstock.cluster.raft.messages import DATA, PreVote, Vote
 from penstock.core.errors import (
     DataFolderError,
@@ -91,7 +99,7 @@ class RaftNode:
         self._loop = asyncio.get_running_loop()
         self.storing: Storing | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._todo: deque[Snapshot | Entry] = deque()
+        self._todo: deque[Snapshot | LogEntry] = deque()
         self._is_over = False
         self._was_late = False
         self._is_applying = False
@@ -286,7 +294,7 @@ class RaftNode:
         self._is_applying = True
         try:
             places: set[Place] = set()
-            applied: list[Entry] = []
+            applied: list[LogEntry] = []
             while self._todo and len(applied) < APPLIED_AT_ONCE:
                 item = self._todo[0]
                 if isinstance(item, Snapshot):
@@ -312,12 +320,12 @@ class RaftNode:
         self._apply()
         self._turned()
 
-    def _replay(self, entry: Entry, places: set[Place]) -> None:
+    def _replay(self, entry: LogEntry, places: set[Place]) -> None:
         self.applied = entry.index
         self._log_bytes += ENTRY_BYTES + len(entry.data)
         places.update(self.replayed(entry, self.image.replay))
 
-    def replayed(self, entry: Entry, replay: Callable[[Record], Place | None]) -> set[Place]:
+    def replayed(self, entry: LogEntry, replay: Callable[[Record], Place | None]) -> set[Place]:
         """Which partitions its records are about. Raises `UnsupportedVersionError`."""
         records = unpack(entry.data) if entry.kind == DATA else ()
         try:

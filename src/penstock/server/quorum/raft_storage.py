@@ -40,7 +40,7 @@ from typing import Final
 import msgspec
 from crc32c import crc32c
 
-from penstock.cluster.raft import Entry, Members, Saved, Snapshot, Write, fresh
+from penstock.cluster.raft import LogEntry, Members, Saved, Snapshot, Write, fresh
 from penstock.core.errors import DataFolderError
 from penstock.core.storage import READ, READ_WRITE, WRITE_EMPTY, Storage, write_all
 
@@ -86,7 +86,7 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
     term: int
     vote: int | None
     first_index: int
-    entries: tuple[Entry, ...]
+    entries: tuple[LogEntry, ...]
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -110,7 +110,7 @@ class RaftDisk:
         self._end = 0
         self._synced = 0
         self._kept = fresh()
-        self._entries: list[Entry] = []
+        self._entries: list[LogEntry] = []
 
     # --- opening ---
     @property
@@ -254,7 +254,7 @@ class RaftDisk:
         self._kept = msgspec.structs.replace(self._kept, snapshot=snapshot)
 
     def _store(
-        self, term: int, vote: int | None, first_index: int, entries: tuple[Entry, ...]
+        self, term: int, vote: int | None, first_index: int, entries: tuple[LogEntry, ...]
     ) -> None:
         base = self._kept.snapshot.index + 1
         if not base <= first_index <= base + len(self._entries):

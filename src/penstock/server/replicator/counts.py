@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 
 @dataclass(slots=True)
-class Counts:
+class ReplicatorCounts:
     """Sizes are bytes. `garbage`: what came from a leader and could not be taken; `unread`: reads
     of the log here that failed."""
 

@@ -18,17 +18,17 @@ from typing import Final
 
 import zmq
 
-from penstock.cluster.replica import Diverged, Fetched, FetchRefused, Follower
+from penstock.cluster.replica import Diverged, Fetched, FetchRefused, ReplicaFollower
 from penstock.core import header as hd
 from penstock.core.errors import PenstockError
 from penstock.ipc import layout as lo
 from penstock.ipc import roles as ro
 from penstock.ipc.lane import Ack
 from penstock.server.replicator import protocol
-from penstock.server.replicator.counts import Counts
+from penstock.server.replicator.counts import ReplicatorCounts
 from penstock.server.replicator.lanes import Lanes
 from penstock.server.replicator.leader_connection import LeaderLink
-from penstock.server.replicator.partition import Partition, name_of
+from penstock.server.replicator.partition import ReplicatedPartition, name_of
 
 logger = logging.getLogger("penstock.replicator")
 
@@ -50,11 +50,11 @@ class Copy:
     __slots__ = ("answer", "asked", "asked_at", "ends", "error", "good", "is_busy", "left",
                  "partition", "paused_until", "role", "sync_until")  # fmt: skip
 
-    def __init__(self, partition: Partition) -> None:
+    def __init__(self, partition: ReplicatedPartition) -> None:
         self.partition = partition
         self.asked: LeaderLink | None = None
         self.asked_at = 0.0
-        self.role: Follower | None = None
+        self.role: ReplicaFollower | None = None
         self.is_busy = False
         """Its writer has something to answer."""
         self.paused_until = 0.0
@@ -71,7 +71,7 @@ class Copying:
     def __init__(
         self,
         lanes: Lanes,
-        counts: Counts,
+        counts: ReplicatorCounts,
         link_to: Callable[[int], LeaderLink | None],
         epoch: Callable[[], int],
         later: Callable[[float, Callable[[], None]], object],
@@ -86,7 +86,7 @@ class Copying:
         self._unsynced: dict[int, Copy] = {}
 
     # --- whose turn it is ---
-    def turned(self, partition: Partition) -> None:
+    def turned(self, partition: ReplicatedPartition) -> None:
         """It follows, or does not any more; or its writer has it again."""
         copy = self._copies.get(partition.page)
         if partition.follower is None or partition.is_gone:
@@ -106,7 +106,7 @@ class Copying:
             del self._copies[copy.partition.page]
         self._unsynced.pop(copy.partition.page, None)
 
-    def forget(self, partition: Partition) -> None:
+    def forget(self, partition: ReplicatedPartition) -> None:
         copy = self._copies.get(partition.page)
         if copy is not None:
             self._forget(copy)
@@ -271,7 +271,7 @@ class Copying:
         if not copy.left:
             self._settle(copy, role)
 
-    def _written(self, copy: Copy, role: Follower, ack: Ack) -> None:
+    def _written(self, copy: Copy, role: ReplicaFollower, ack: Ack) -> None:
         """Its writer has answered for a frame. Those behind one that was refused do not count."""
         copy.left -= 1
         if ack.error:
@@ -281,7 +281,7 @@ class Copying:
         if not copy.left:
             self._settle(copy, role)
 
-    def _settle(self, copy: Copy, role: Follower) -> None:
+    def _settle(self, copy: Copy, role: ReplicaFollower) -> None:
         """All of an answer is in the log, or as much as there is going to be."""
         partition, answer, ends = copy.partition, copy.answer, copy.ends
         copy.answer, copy.ends = None, []
@@ -327,7 +327,7 @@ class Copying:
         order = ro.BeginAnew(role.epoch, end) if begins else ro.Truncate(role.epoch, end)
         self._lanes.order(partition, order, lambda ack: self._cut(copy, role, ack))
 
-    def _cut(self, copy: Copy, role: Follower, ack: Ack) -> None:
+    def _cut(self, copy: Copy, role: ReplicaFollower, ack: Ack) -> None:
         partition = copy.partition
         if partition.is_gone or partition.follower is not role:
             return
@@ -348,7 +348,7 @@ class Copying:
 
 
 def checked(
-    partition: Partition, fetched: Fetched, runs: list[zmq.Frame], *, begins: bool
+    partition: ReplicatedPartition, fetched: Fetched, runs: list[zmq.Frame], *, begins: bool
 ) -> tuple[list[memoryview], list[tuple[int, int]]]:
     """The batches in what came, and (offset behind it, leader epoch) of each. `begins`: nothing
     stands before them. Raises `WireError` or `CorruptBatchError` for what cannot follow this

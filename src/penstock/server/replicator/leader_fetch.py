@@ -21,15 +21,15 @@ from penstock.cluster.replica import (
     Fetched,
     FetchRefused,
     FetchRequest,
-    Leader,
-    Refusal,
+    ReplicaLeader,
+    ReplicaRefusal,
 )
 from penstock.core.errors import PenstockError
 from penstock.core.reader import Limit, LogReader
 from penstock.core.storage import Storage
 from penstock.server.replicator import protocol
-from penstock.server.replicator.counts import Counts
-from penstock.server.replicator.partition import Partition
+from penstock.server.replicator.counts import ReplicatorCounts
+from penstock.server.replicator.partition import ReplicatedPartition
 
 logger = logging.getLogger("penstock.replicator")
 
@@ -70,7 +70,7 @@ class Parked(NamedTuple):
 class Ready(NamedTuple):
     """An answer to be sent, as long as that leader leads."""
 
-    leader: Leader
+    leader: ReplicaLeader
     number: int
     offset: int
 
@@ -96,8 +96,8 @@ class FetchPeer:
         self.serial = 0
         """The last one that came."""
         self.is_gone = False
-        self.fresh: OrderedDict[Served, Ready] = OrderedDict()
-        self.behind: OrderedDict[Served, Ready] = OrderedDict()
+        self.fresh: OrderedDict[LedPartition, Ready] = OrderedDict()
+        self.behind: OrderedDict[LedPartition, Ready] = OrderedDict()
         self.diverged: list[tuple[int, Diverged]] = []
         self.refused: list[tuple[int, FetchRefused]] = []
         self.under_way: dict[int, tuple[int, float]] = {}  # of those behind: (bytes, since)
@@ -122,13 +122,13 @@ class FetchPeer:
         return f"broker {self.broker}"
 
 
-class Served:
+class LedPartition:
     """A partition that is led here. By broker: who waits, where it reads, and the high watermark
     that it was told last. `recent`: by its offset, what was read last, for the next follower."""
 
     __slots__ = ("parked", "partition", "readers", "recent", "told")
 
-    def __init__(self, partition: Partition) -> None:
+    def __init__(self, partition: ReplicatedPartition) -> None:
         self.partition = partition
         self.parked: dict[int, Parked] = {}
         self.readers: dict[int, LogReader] = {}
@@ -142,21 +142,21 @@ class Serving:
     def __init__(
         self,
         storage: Storage,
-        counts: Counts,
-        find: Callable[[int], Partition | None],
-        asked: Callable[[Partition], None],
+        counts: ReplicatorCounts,
+        find: Callable[[int], ReplicatedPartition | None],
+        asked: Callable[[ReplicatedPartition], None],
     ) -> None:
         self._storage = storage
         self._counts = counts
         self._find = find
         self._asked = asked
-        self._served: dict[int, Served] = {}
+        self._served: dict[int, LedPartition] = {}
         self._open: OrderedDict[LogReader, float] = OrderedDict()
         """And when each was used last."""
-        self._uninformed: dict[Served, None] = {}
+        self._uninformed: dict[LedPartition, None] = {}
 
     # --- roles ---
-    def turned(self, partition: Partition) -> None:
+    def turned(self, partition: ReplicatedPartition) -> None:
         """It leads, or does not any more; or it does so again."""
         leader = None if partition.is_gone else partition.leader
         served = self._served.get(partition.page)
@@ -164,11 +164,11 @@ class Serving:
             self._end(served)
             served = None
         if leader is not None and served is None:
-            self._served[partition.page] = Served(partition)
+            self._served[partition.page] = LedPartition(partition)
         elif served is not None:
             served.recent.clear()
 
-    def _end(self, served: Served) -> None:
+    def _end(self, served: LedPartition) -> None:
         """Nobody is answered from here any more; who waits is told to ask again."""
         del self._served[served.partition.page]
         self._uninformed.pop(served, None)
@@ -176,7 +176,7 @@ class Serving:
             self._open.pop(reader, None)
             reader.close()
         for parked in served.parked.values():
-            refused = FetchRefused(parked.number, Refusal.NOT_LEADER, 0)
+            refused = FetchRefused(parked.number, ReplicaRefusal.NOT_LEADER, 0)
             parked.peer.refused.append((served.partition.page, refused))
         served.parked.clear()
 
@@ -192,12 +192,12 @@ class Serving:
             partition = self._find(page)
             if partition is None or partition.topic_id != topic_id or partition.replica is None:
                 # It hears of the partition earlier than this broker does, or for longer.
-                self._refuse(peer, page, FetchRefused(request.number, Refusal.NOT_LEADER, 0))
+                self._refuse(peer, page, FetchRefused(request.number, ReplicaRefusal.NOT_LEADER, 0))
                 continue
             self._fetch(peer, partition, request, now)
 
     def _fetch(
-        self, peer: FetchPeer, partition: Partition, request: FetchRequest, now: float
+        self, peer: FetchPeer, partition: ReplicatedPartition, request: FetchRequest, now: float
     ) -> None:
         partition.look()
         assert partition.replica is not None
@@ -223,11 +223,11 @@ class Serving:
         self._counts.refused_in += 1
         peer.refused.append((page, refused))
 
-    def _make_ready(self, served: Served, peer: FetchPeer, ready: Ready) -> None:
+    def _make_ready(self, served: LedPartition, peer: FetchPeer, ready: Ready) -> None:
         if not peer.is_gone:
             (peer.fresh if peer.broker in ready.leader.isr else peer.behind)[served] = ready
 
-    def moved(self, partition: Partition) -> None:
+    def moved(self, partition: ReplicatedPartition) -> None:
         """Its log has grown, or its high watermark."""
         served = self._served.get(partition.page)
         if served is None or not served.parked:
@@ -239,7 +239,7 @@ class Serving:
         if served.parked:
             self._uninformed[served] = None
 
-    def _unpark(self, served: Served, parked: Parked) -> None:
+    def _unpark(self, served: LedPartition, parked: Parked) -> None:
         del served.parked[parked.peer.broker]
         leader = served.partition.leader
         if leader is not None:
@@ -296,7 +296,7 @@ class Serving:
     def _add(
         self,
         peer: FetchPeer,
-        served: Served,
+        served: LedPartition,
         ready: Ready,
         fetched: list[tuple[int, int, Fetched]],
         pieces: list[memoryview],
@@ -306,7 +306,7 @@ class Serving:
         partition = served.partition
         page, log, number = partition.page, partition.log, ready.number
         if partition.leader is not ready.leader or self._served.get(page) is not served:
-            self._refuse(peer, page, FetchRefused(number, Refusal.NOT_LEADER, 0))
+            self._refuse(peer, page, FetchRefused(number, ReplicaRefusal.NOT_LEADER, 0))
             return 0
         run = None
         if ready.offset < log.log_end:
@@ -317,7 +317,7 @@ class Serving:
                 logger.error("%s: not read at offset %d for %s: %s",
                              partition, ready.offset, peer, error)  # fmt: skip
             if run is None:  # it asks again
-                self._refuse(peer, page, FetchRefused(number, Refusal.NOT_LEADER, 0))
+                self._refuse(peer, page, FetchRefused(number, ReplicaRefusal.NOT_LEADER, 0))
                 return 0
             pieces += run.pieces
         served.told[peer.broker] = log.high_watermark
@@ -328,7 +328,7 @@ class Serving:
         fetched.append((page, count, answer))
         return 0 if run is None else run.nbytes
 
-    def _read(self, served: Served, broker: int, offset: int, bytes_max: int) -> Run | None:
+    def _read(self, served: LedPartition, broker: int, offset: int, bytes_max: int) -> Run | None:
         """Batches from that offset on; None where its writer is just publishing, or has trimmed.
         What another follower was sent a moment ago is not read again."""
         log_end, recent = served.partition.log.log_end, served.recent
@@ -352,7 +352,7 @@ class Serving:
         return Run(at, pieces, nbytes, now) if pieces else None
 
     def _read_on(
-        self, served: Served, broker: int, offset: int, bytes_max: int, now: float
+        self, served: LedPartition, broker: int, offset: int, bytes_max: int, now: float
     ) -> Run | None:
         partition = served.partition
         log, state = partition.log, partition.state
@@ -376,7 +376,7 @@ class Serving:
         pieces.append(view[start:end])
         return Run(reader.offset, pieces, nbytes, now)
 
-    def _reader(self, served: Served, broker: int, offset: int, now: float) -> LogReader:
+    def _reader(self, served: LedPartition, broker: int, offset: int, now: float) -> LogReader:
         """One that stands there, if there is one: to look for a place costs more than to read.
         Those that read longest ago hold no file open."""
         readers = served.readers

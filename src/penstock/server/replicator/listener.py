@@ -18,7 +18,7 @@ import zmq
 from penstock.server.config import NodeConfig
 from penstock.server.gateway.listener import NO_FD, Frames, Listener, descriptor_of
 from penstock.server.replicator import protocol
-from penstock.server.replicator.counts import Counts
+from penstock.server.replicator.counts import ReplicatorCounts
 from penstock.server.replicator.leader_fetch import FetchPeer, Serving
 
 logger = logging.getLogger("penstock.replicator")
@@ -44,7 +44,7 @@ class Port:
         config: NodeConfig,
         url: str,
         serving: Serving,
-        counts: Counts,
+        counts: ReplicatorCounts,
         *,
         secure: Callable[[zmq.Socket[bytes]], None],
         admits: Callable[[protocol.Hello], str],

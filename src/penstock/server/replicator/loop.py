@@ -29,14 +29,14 @@ from penstock.server.gateway.events import Events
 from penstock.server.replicator import messages as rm
 from penstock.server.replicator import protocol
 from penstock.server.replicator.checkpoint import Checkpoint
-from penstock.server.replicator.counts import Counts
+from penstock.server.replicator.counts import ReplicatorCounts
 from penstock.server.replicator.curve import Secured
 from penstock.server.replicator.follower_fetch import Copying
 from penstock.server.replicator.lanes import Lanes
 from penstock.server.replicator.leader_connection import LeaderLink
 from penstock.server.replicator.leader_fetch import ANSWER_BYTES, NEWS_AFTER, Serving
 from penstock.server.replicator.listener import Port
-from penstock.server.replicator.partition import Partition
+from penstock.server.replicator.partition import ReplicatedPartition
 from penstock.server.replicator.replica_manager import Hosting
 
 logger = logging.getLogger("penstock.replicator")
@@ -69,7 +69,7 @@ class Replicator:
     ) -> None:
         self._lifeline = lifeline
         self._session = session
-        self.counts = counts = Counts()
+        self.counts = counts = ReplicatorCounts()
         self._events = Events()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._secured = Secured(self._context, key)
@@ -91,7 +91,7 @@ class Replicator:
             secure=self._secured.listening, admits=self._admits, welcome=self._welcome,
         )  # fmt: skip
         self._message_bytes_max = 2 * ANSWER_BYTES + config.batch_bytes_max
-        self._cluster = rm.Cluster(b"", -1, 0, {})
+        self._cluster = rm.LivingBrokers(b"", -1, 0, {})
         self._links: dict[int, LeaderLink] = {}
         self._is_stopping = False
         self._turned_at = time.monotonic()
@@ -201,7 +201,7 @@ class Replicator:
             order, fds = received
             close_fds(fds)
             self._hosting.take(order)
-            if isinstance(order, rm.Cluster):
+            if isinstance(order, rm.LivingBrokers):
                 self._heard_of(order)
 
     def _farewell(self) -> None:
@@ -223,7 +223,7 @@ class Replicator:
     def _live(self) -> None:
         self._tell(rm.Lives(self.counts.as_dict(), self._hosting.lags()))
 
-    def _heard_of(self, order: rm.Cluster) -> None:
+    def _heard_of(self, order: rm.LivingBrokers) -> None:
         """Brokers came, went, or live again."""
         self._cluster = order
         for broker, link in list(self._links.items()):
@@ -277,11 +277,11 @@ class Replicator:
     def _open_lane(self, writer: int) -> tuple[LaneSender, Doorbell]:
         return self._session.open_lane(writer, LANE_TIMEOUT)
 
-    def _turned(self, partition: Partition) -> None:
+    def _turned(self, partition: ReplicatedPartition) -> None:
         self._serving.turned(partition)
         self._copying.turned(partition)
 
-    def _moved(self, partition: Partition) -> None:
+    def _moved(self, partition: ReplicatedPartition) -> None:
         self._serving.moved(partition)
 
     def _watch(self, pages: Iterable[int]) -> None:

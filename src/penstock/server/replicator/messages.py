@@ -2,7 +2,7 @@
 
     node                                              replicator
                                                   <-    Listens(url)
-      Cluster(cluster id, broker, epoch, brokers) ->    at each change
+      LivingBrokers(cluster id, broker, epoch, brokers) ->    at each change
       Assign(page, ..., word)                     ->    at each change of the word
       Opened(page)                                ->    each time a writer has opened the partition
       Forget(page)                                ->    no replica of it is here any more
@@ -22,16 +22,16 @@ from typing import Final
 
 import msgspec
 
-from penstock.cluster.replica.messages import Assignment, IsrChange, IsrChanged, LogEnd
+from penstock.cluster.replica.messages import IsrChange, IsrChanged, LogEnd, PartitionAssignment
 
 BROKERS_MAX: Final = 1024
-"""Brokers that one `Cluster` names."""
+"""Brokers that one `LivingBrokers` names."""
 LAGS_MAX: Final = 64
 """Pages of which `Lives` tells how far their followers are behind: those furthest behind."""
 
 
 # --- node -> replicator -------------------------------------------------------------------------
-class Cluster(msgspec.Struct, frozen=True, tag="cluster"):
+class LivingBrokers(msgspec.Struct, frozen=True, tag="cluster"):
     """The living brokers, this one too: the epoch and the replication URL of each (empty where it
     has not told one yet). `broker_epoch` is this broker's own."""
 
@@ -52,7 +52,7 @@ class Assign(msgspec.Struct, frozen=True, tag="assign"):
     name: str
     folder: str
     synced: bool
-    word: Assignment
+    word: PartitionAssignment
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
@@ -77,7 +77,7 @@ class IsrAnswer(msgspec.Struct, frozen=True, tag="isr_answer"):
     answer: IsrChanged
 
 
-Order = Cluster | Assign | Opened | Forget | IsrAnswer
+Order = LivingBrokers | Assign | Opened | Forget | IsrAnswer
 
 
 # --- replicator -> node -------------------------------------------------------------------------

@@ -21,15 +21,15 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 from penstock.cluster.replica import (
-    Assignment,
-    Follower,
     IsrChange,
     IsrChanged,
-    Leader,
     LogEnd,
     LogEnds,
+    PartitionAssignment,
     Replica,
     ReplicaConfig,
+    ReplicaFollower,
+    ReplicaLeader,
 )
 from penstock.core.epochs import EpochCache, load_epochs
 from penstock.core.errors import DataFolderError, ErrorCode
@@ -48,7 +48,7 @@ UNHEARD_MAX: Final = 4
 OPEN: Final = (lo.STATUS_ONLINE, lo.STATUS_FOLLOWING, lo.STATUS_FULL)
 
 
-class Broker(Protocol):
+class ReplicaHost(Protocol):
     """What a partition needs of the process that it is in."""
 
     number: int
@@ -65,20 +65,20 @@ class Broker(Protocol):
     def high_watermark(self, topic_id: bytes, partition: int) -> int:
         """What was written down in an earlier life; 0 if nothing was."""
 
-    def turned(self, partition: Partition) -> None:
+    def turned(self, partition: ReplicatedPartition) -> None:
         """Its writer has taken a role, another one or the one that it had."""
 
-    def leaderless(self, partition: Partition, end: LogEnd) -> None:
+    def leaderless(self, partition: ReplicatedPartition, end: LogEnd) -> None:
         """It follows nobody, since nobody leads, and has this."""
 
-    def moved(self, partition: Partition) -> None:
+    def moved(self, partition: ReplicatedPartition) -> None:
         """Its writer is to be told how far it may be read, at the end of the turn."""
 
 
-class Partition:
+class ReplicatedPartition:
     """See the module."""
 
-    def __init__(self, broker: Broker, order: Assign, state: StatePage) -> None:
+    def __init__(self, broker: ReplicaHost, order: Assign, state: StatePage) -> None:
         self._broker = broker
         self.page = order.page
         self.topic_id = order.topic_id
@@ -90,7 +90,7 @@ class Partition:
         self.word = order.word
         self.replica: Replica | None = None
         self.is_gone = False
-        self._turning: Assignment | None = None
+        self._turning: PartitionAssignment | None = None
         self._is_again = False
         self._was_committed = 0
         """Up to where, as it was written down before this life began."""
@@ -125,14 +125,14 @@ class Partition:
         return self._turning is None and not self._is_again and self.replica is not None
 
     @property
-    def leader(self) -> Leader | None:
+    def leader(self) -> ReplicaLeader | None:
         role = None if self.replica is None else self.replica.role
-        return role if isinstance(role, Leader) else None
+        return role if isinstance(role, ReplicaLeader) else None
 
     @property
-    def follower(self) -> Follower | None:
+    def follower(self) -> ReplicaFollower | None:
         role = None if self.replica is None else self.replica.role
-        return role if isinstance(role, Follower) else None
+        return role if isinstance(role, ReplicaFollower) else None
 
     @property
     def log(self) -> LogEnds:
@@ -191,8 +191,8 @@ class Partition:
         if self._broker.number not in word.replicas:
             return role is not None
         if word.leader == self._broker.number:
-            return not (is_same and isinstance(role, Leader))
-        return not (is_same and isinstance(role, Follower) and role.leader == word.leader)
+            return not (is_same and isinstance(role, ReplicaLeader))
+        return not (is_same and isinstance(role, ReplicaFollower) and role.leader == word.leader)
 
     def _turned(self, ack: Ack) -> None:
         """Its writer has answered."""
@@ -217,7 +217,8 @@ class Partition:
             role = self.replica.role
             logger.info(
                 "%s: %s in epoch %d from offset %d", self,
-                "leads" if isinstance(role, Leader) else "follows" if role else "has no replica",
+                "leads" if isinstance(role, ReplicaLeader)
+                else "follows" if role else "has no replica",
                 word.leader_epoch, ack.base_offset,
             )  # fmt: skip
         self._broker.turned(self)
@@ -341,5 +342,5 @@ def name_of(error: int) -> str:
     return ErrorCode(error).name if error in ErrorCode._value2member_map_ else str(error)
 
 
-def _age(word: Assignment) -> tuple[int, int]:
+def _age(word: PartitionAssignment) -> tuple[int, int]:
     return word.leader_epoch, word.partition_epoch

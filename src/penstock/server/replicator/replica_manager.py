@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from penstock.cluster.replica import Leader, LogEnd, ReplicaConfig
+from penstock.cluster.replica import LogEnd, ReplicaConfig, ReplicaLeader
 from penstock.core.errors import ConfigError
 from penstock.core.storage import Storage
 from penstock.ipc import layout as lo
 from penstock.ipc.state import StatePage
 from penstock.server.replicator import messages as rm
 from penstock.server.replicator.checkpoint import Checkpoint
-from penstock.server.replicator.counts import Counts
+from penstock.server.replicator.counts import ReplicatorCounts
 from penstock.server.replicator.lanes import Lanes
-from penstock.server.replicator.partition import Partition
+from penstock.server.replicator.partition import ReplicatedPartition
 
 logger = logging.getLogger("penstock.replicator")
 
@@ -37,13 +37,13 @@ class Hosting:
         self,
         storage: Storage,
         lanes: Lanes,
-        counts: Counts,
+        counts: ReplicatorCounts,
         checkpoint: Checkpoint,
         *,
         state_of: Callable[[int], StatePage],
         lag_time: float,
-        turned: Callable[[Partition], None],
-        moved: Callable[[Partition], None],
+        turned: Callable[[ReplicatedPartition], None],
+        moved: Callable[[ReplicatedPartition], None],
         watch: Callable[[Iterable[int]], None],
         tell: Callable[[rm.Report], None],
     ) -> None:
@@ -54,7 +54,7 @@ class Hosting:
         self.number = -1
         self.epoch = 0
         self.living: dict[int, int] = {}
-        self.partitions: dict[int, Partition] = {}
+        self.partitions: dict[int, ReplicatedPartition] = {}
         self.now = time.monotonic()
         self._checkpoint = checkpoint
         self._state_of = state_of
@@ -62,9 +62,9 @@ class Hosting:
         self._on_moved = moved
         self._watch = watch
         self._tell = tell
-        self._untold: dict[Partition, None] = {}
+        self._untold: dict[ReplicatedPartition, None] = {}
         self._is_another = False  # which pages are led
-        self._led: list[Partition] = []
+        self._led: list[ReplicatedPartition] = []
         self._words: list[int] = []
         self._seen: list[int] = []
         self._q: Any = None
@@ -87,10 +87,10 @@ class Hosting:
                     known.isr_answer(order.change, order.answer)
                     self._note_isr(known, leader, before)
                     self.counts.isr_refused += order.answer.refused is not None
-            case rm.Cluster():
+            case rm.LivingBrokers():
                 self._cluster(order)
 
-    def _cluster(self, order: rm.Cluster) -> None:
+    def _cluster(self, order: rm.LivingBrokers) -> None:
         if self.number not in (-1, order.broker):
             raise ConfigError(f"this was broker {self.number} and is now to be {order.broker}")
         self.number, self.epoch = order.broker, order.broker_epoch
@@ -106,7 +106,7 @@ class Hosting:
             self._forget(order.page)
             known = None
         if known is None:
-            known = Partition(self, order, self._state_of(order.page))
+            known = ReplicatedPartition(self, order, self._state_of(order.page))
             self.partitions[order.page] = known
             known.turn()
         else:
@@ -115,7 +115,9 @@ class Hosting:
             known.hear(order)
             self._note_isr(known, leader, before)
 
-    def _note_isr(self, known: Partition, leader: Leader | None, before: int) -> None:
+    def _note_isr(
+        self, known: ReplicatedPartition, leader: ReplicaLeader | None, before: int
+    ) -> None:
         """How it has changed, by the controller's word or its answer."""
         if leader is not None and known.leader is leader:
             self.counts.isr_grows += len(leader.isr) > before
@@ -134,16 +136,16 @@ class Hosting:
     def high_watermark(self, topic_id: bytes, partition: int) -> int:
         return self._checkpoint.of((topic_id, partition))
 
-    def turned(self, partition: Partition) -> None:
+    def turned(self, partition: ReplicatedPartition) -> None:
         self._is_another = True
         self.counts.elections += partition.leader is not None
         self._on_turned(partition)
         partition.look()
 
-    def leaderless(self, partition: Partition, end: LogEnd) -> None:
+    def leaderless(self, partition: ReplicatedPartition, end: LogEnd) -> None:
         self._tell(rm.Leaderless(partition.page, partition.topic_id, partition.partition, end))
 
-    def moved(self, partition: Partition) -> None:
+    def moved(self, partition: ReplicatedPartition) -> None:
         self._untold[partition] = None
 
     # --- each turn ---
@@ -195,14 +197,14 @@ class Hosting:
                 if partition.leader is not None:
                     self._on_moved(partition)
 
-    def asked(self, partition: Partition) -> None:
+    def asked(self, partition: ReplicatedPartition) -> None:
         """A follower has fetched: the ISR may have to grow, the high watermark has moved maybe."""
         partition.noted()
         leader = partition.leader
         if leader is not None and leader.wanted is not None:
             self._ask(partition)
 
-    def _ask(self, partition: Partition) -> None:
+    def _ask(self, partition: ReplicatedPartition) -> None:
         leader = partition.leader
         change = None if leader is None else leader.isr_change(self.now)
         if change is not None:

@@ -24,7 +24,7 @@ logger: Final = logging.getLogger("penstock.access")
 _S = TypeVar("_S", bound=msgspec.Struct)
 
 
-class Shared(Protocol):
+class SharedDocument(Protocol):
     """The document that all brokers of a cluster have."""
 
     async def settled(self) -> None:
@@ -40,7 +40,7 @@ class Accessing:
     def __init__(
         self,
         access: Access,
-        shared: Shared | None = None,
+        shared: SharedDocument | None = None,
         uses: Callable[[], list[ac.LimitUse]] = list,
     ) -> None:
         """`uses`: how much of each limit is used here."""

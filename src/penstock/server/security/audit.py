@@ -33,7 +33,7 @@ class _Book:
         self.left_out = 0
 
 
-class Audit:
+class AuditLog:
     """Of refusals or, with another level, of what was allowed: one does not crowd the other out."""
 
     def __init__(self, level: int = logging.WARNING, lines: int = LINES_PER_SECOND) -> None:

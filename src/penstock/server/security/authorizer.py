@@ -26,7 +26,7 @@ from penstock.ipc import messages as ms
 from penstock.ipc import operating as op
 from penstock.ipc.names import is_internal
 from penstock.server.security.access_store import Access
-from penstock.server.security.audit import ACTIONS_PER_SECOND, NAME_SHOWN, Audit
+from penstock.server.security.audit import ACTIONS_PER_SECOND, NAME_SHOWN, AuditLog
 
 LOOKS_PER_SECOND: Final = 10
 """Looks at the files because of refusals."""
@@ -174,8 +174,8 @@ class Guard:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.access = access
-        self.audit = Audit()
-        self.actions = Audit(logging.INFO, ACTIONS_PER_SECOND)
+        self.audit = AuditLog()
+        self.actions = AuditLog(logging.INFO, ACTIONS_PER_SECOND)
         self._looks = Bucket(clock(), LOOKS_PER_SECOND)
         self._name_of = name_of
         self._clock = clock

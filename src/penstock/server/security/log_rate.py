@@ -17,7 +17,7 @@ LINES_PER_SECOND: Final = 50
 """Of one kind, at WARNING and below."""
 
 
-class Pace(logging.Filter):
+class LogRateLimit(logging.Filter):
     """For a logger. `only`: the formats that are bounded; None: all."""
 
     def __init__(

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock.core.errors import ConfigError
-from penstock.spark.clients import Address
+from penstock.spark.clients import NodeAddress
 from penstock.spark.jobs.common import (
     LOCK,
     Say,
@@ -82,7 +82,7 @@ def archive(
         swept = 0 if folder is None else sweep(spark, folder)
         with told(f"archiving {names} to {out}"):
             reader = spark.readStream.format(FORMAT).options(
-                **Address(bootstrap, keys=keys).options()
+                **NodeAddress(bootstrap, keys=keys).options()
             )
             frame = (
                 reader.option("subscribe", names)

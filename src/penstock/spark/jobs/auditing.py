@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
 from penstock.core.errors import ConfigError
-from penstock.spark.clients import Address
+from penstock.spark.clients import NodeAddress
 from penstock.spark.jobs.backfilling import reading_session
 from penstock.spark.jobs.common import Say, read_topics, silent, told
 
@@ -141,13 +141,13 @@ def audit(
             log = spark.read.parquet(archive)
         else:
             assert bootstrap is not None
-            node = Address(bootstrap, keys=keys)
+            node = NodeAddress(bootstrap, keys=keys)
             starts = log_starts(node, names)
             log = read_topics(spark, node, names, LOG)
         return judge(book, log.where(F.col("topic").isin(names)), names, starts, samples)
 
 
-def log_starts(node: Address, topics: Sequence[str]) -> dict[tuple[str, int], int]:
+def log_starts(node: NodeAddress, topics: Sequence[str]) -> dict[tuple[str, int], int]:
     """Where the logs begin now."""
     with node.connect("penstock-audit") as client, client.admin() as admin:
         return {

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 
 from penstock.client.client import Client
 from penstock.core.errors import ConfigError, PenstockError, StageDecidedError
-from penstock.spark.clients import Address
+from penstock.spark.clients import NodeAddress
 from penstock.spark.jobs.common import Say, silent, told
 from penstock.spark.sessions import register
 from penstock.spark.source import FORMAT
@@ -129,7 +129,7 @@ def backfill(
     txn_id = txn_id_of(topic, mapping, files, slices)
     done_before = records = 0
     own = reading_session(spark, ordered=ordered)
-    node = Address(bootstrap, keys=keys)
+    node = NodeAddress(bootstrap, keys=keys)
     with node.connect("penstock-backfill") as client:
         for epoch, part in enumerate(slices):
             name = f"slice {epoch + 1} of {len(slices)} ({len(part)} files)"
@@ -303,7 +303,7 @@ def is_decided(client: Client, txn_id: str, epoch: int) -> bool:
     return False
 
 
-def send(records: DataFrame, node: Address, topic: str, txn_id: str, epoch: int) -> int:
+def send(records: DataFrame, node: NodeAddress, topic: str, txn_id: str, epoch: int) -> int:
     """Write one transaction; the number of its records."""
     seen = Observation()
     counted = records.observe(seen, F.count(F.lit(1)).alias("records"))

@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.core.errors import ConfigError, PenstockError, PenstockTimeout
-from penstock.spark.clients import Address
+from penstock.spark.clients import NodeAddress
 from penstock.spark.source import FORMAT
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def checked_topics(topics: Sequence[str]) -> str:
 
 def read_topics(
     spark: SparkSession,
-    node: Address,
+    node: NodeAddress,
     topics: Sequence[str],
     schema: str | None = None,
     options: Mapping[str, object] | None = None,

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from penstock.client.producer.partitioner import partition_of
 from penstock.core.errors import ConfigError
-from penstock.spark.clients import Address
+from penstock.spark.clients import NodeAddress
 from penstock.spark.jobs.common import Say, read_topics, silent, told
 
 COLUMNS: Final = "key BINARY, value BINARY, topic STRING, partition INT"
@@ -98,7 +98,7 @@ def hot_keys(
     """
     if top < 1:
         raise ConfigError(f"top={top}: at least one key is to be shown")
-    node = Address(bootstrap, keys=keys)
+    node = NodeAddress(bootstrap, keys=keys)
     with told(f"counting the keys of {topic}"):
         frame = read_topics(spark, node, [topic], COLUMNS)
         loads, heavy, different = counted(frame, top)
@@ -107,7 +107,7 @@ def hot_keys(
     return found
 
 
-def _partitions(node: Address, topic: str) -> int:
+def _partitions(node: NodeAddress, topic: str) -> int:
     with node.connect("penstock-hot-keys") as client, client.admin() as admin:
         return len(admin.describe_topic(topic).partitions)
 

@@ -22,7 +22,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock.core.errors import ConfigError
-from penstock.spark.clients import Address
+from penstock.spark.clients import NodeAddress
 from penstock.spark.jobs.auditing import ERROR, LEDGER, SUCCESS
 from penstock.spark.jobs.common import Say, read_topics, replace_parquet, silent, told
 from penstock.spark.jobs.picture import draw, needs_matplotlib
@@ -78,7 +78,7 @@ def rollup(
         raise ConfigError(f"window={window}: at least {WINDOW_MIN:g} seconds")
     if png is not None:
         needs_matplotlib()
-    node = Address(bootstrap, keys=keys)
+    node = NodeAddress(bootstrap, keys=keys)
     committed = committed_offsets(node, groups)
     with told(f"rolling up {', '.join(topics)}"):
         table = rolled(read_topics(spark, node, topics, COLUMNS), window, committed)
@@ -101,7 +101,7 @@ def rollup(
     return RolledUp(out, png, rows, records)
 
 
-def committed_offsets(node: Address, groups: Sequence[str]) -> Committed:
+def committed_offsets(node: NodeAddress, groups: Sequence[str]) -> Committed:
     """Up to where groups have committed."""
     if not groups:
         return {}

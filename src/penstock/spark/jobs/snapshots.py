@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from penstock.spark.clients import Address
+from penstock.spark.clients import NodeAddress
 from penstock.spark.jobs.common import Say, read_topics, replace_parquet, silent, told
 
 
@@ -44,7 +44,7 @@ def snapshot(
     seen, written = Observation(), Observation()
     with told(f"taking a snapshot of {', '.join(topics)}"):
         frame = read_topics(
-            spark, Address(bootstrap, keys=keys), topics,
+            spark, NodeAddress(bootstrap, keys=keys), topics,
             options={"includeHeaders": str(include_headers).lower()},
         )  # fmt: skip
         counted = frame.observe(

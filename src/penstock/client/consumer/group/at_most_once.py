@@ -22,7 +22,7 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from penstock.client.consumer.consumer import Start
-from penstock.client.consumer.group.membership import Membership, Posted
+from penstock.client.consumer.group.membership import GroupMembership, Posted
 from penstock.client.consumer.group.reader import UNSEEN, GroupReader
 from penstock.client.consumer.partition_cursor import TopicPartition
 from penstock.client.consumer.records import Chunk
@@ -50,7 +50,11 @@ class Claims:
     """See the module. `queue`: granted, and not handed out yet."""
 
     def __init__(
-        self, reader: GroupReader, member: Membership, counts: dict[str, int], node_timeout: float
+        self,
+        reader: GroupReader,
+        member: GroupMembership,
+        counts: dict[str, int],
+        node_timeout: float,
     ) -> None:
         self._reader = reader
         self._member = member

@@ -23,7 +23,7 @@ NO_GRANT: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Ownership:
+class GrantedPartitions:
     """What a member owned at some time, and under which grants. Never changed: replaced.
 
     `rewinds`: how often a partition was rewound until then, and the least offset it went back to.
@@ -38,12 +38,12 @@ class Ownership:
         owned = self.owned[name]
         return OffsetCommit(owned.topic_id, owned.partition, owned.grant, offset, leader_epoch)
 
-    def is_still(self, before: Ownership, name: TopicPartition) -> bool:
+    def is_still(self, before: GrantedPartitions, name: TopicPartition) -> bool:
         """Whether it owns that partition under the grant that it had then."""
         one, other = self.owned.get(name), before.owned.get(name)
         return one is not None and other is not None and one.grant == other.grant
 
-    def rewound(self, places: Mapping[TopicPartition, int]) -> Ownership:
+    def rewound(self, places: Mapping[TopicPartition, int]) -> GrantedPartitions:
         """The same after partitions went back to these offsets."""
         found = dict(self.rewinds)
         for name, offset in places.items():
@@ -51,13 +51,13 @@ class Ownership:
             found[name] = times + 1, min(least, offset)
         return replace(self, rewinds=found)
 
-    def comes_again(self, before: Ownership, name: TopicPartition, end: int) -> bool:
+    def comes_again(self, before: GrantedPartitions, name: TopicPartition, end: int) -> bool:
         """Whether what was brought then, up to `end`, was rewound since."""
         times, least = self.rewinds.get(name, (0, 0))
         return times > before.rewinds.get(name, (0, 0))[0] and end > least
 
 
-class Source(Protocol):
+class OffsetSource(Protocol):
     """The group's consumer, as far as a transaction needs it."""
 
     def offsets_of(self, batch: GroupBatch | None = None) -> GroupOffsets: ...
@@ -71,7 +71,10 @@ class GroupBatch(RecordBatch):
     __slots__ = ("ownership", "source")
 
     def __init__(
-        self, chunks: Sequence[Chunk], ownership: Ownership, source: Source | None = None
+        self,
+        chunks: Sequence[Chunk],
+        ownership: GrantedPartitions,
+        source: OffsetSource | None = None,
     ) -> None:
         super().__init__(chunks)
         self.ownership = ownership
@@ -85,7 +88,7 @@ class GroupBatch(RecordBatch):
         """The offsets behind its records, to be committed by who owned them when they were read."""
         return self.consumed_under(self.ownership)
 
-    def consumed_under(self, now: Ownership) -> GroupOffsets:
+    def consumed_under(self, now: GrantedPartitions) -> GroupOffsets:
         """The same. What was rewound since comes again, so it is named under a grant that nobody
         has: a transaction with it is refused as stale."""
         ends = {(chunk.topic, chunk.partition): chunk for chunk in self.chunks}
@@ -133,11 +136,11 @@ def as_committed(given: object) -> Committed:
     return {name: int(offset) for name, offset in found.items()}
 
 
-Consumed: TypeAlias = "GroupBatch | Source | Iterable[GroupBatch | Source]"
+Consumed: TypeAlias = "GroupBatch | OffsetSource | Iterable[GroupBatch | OffsetSource]"
 """What a transaction takes: a batch of a group, a group's consumer (all it handed out), several."""
 
 
-def _each(consumed: Consumed | None) -> list[GroupBatch | Source]:
+def _each(consumed: Consumed | None) -> list[GroupBatch | OffsetSource]:
     if consumed is None:
         return []
     if isinstance(consumed, GroupBatch) or hasattr(consumed, "offsets_of"):

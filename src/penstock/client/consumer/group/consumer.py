@@ -21,7 +21,7 @@ from penstock.client.consumer.consumer import END_POLL, FAR_PATIENCE, Start
 from penstock.client.consumer.group.at_most_once import Claims
 from penstock.client.consumer.group.consumed import Committed, GroupBatch, as_batch, as_committed
 from penstock.client.consumer.group.iteration import Looping, Runs
-from penstock.client.consumer.group.membership import Membership, stale_error
+from penstock.client.consumer.group.membership import GroupMembership, stale_error
 from penstock.client.consumer.group.offset_commits import Commits
 from penstock.client.consumer.group.options import GUARANTEES, Guarantee, check_group_options
 from penstock.client.consumer.group.reader import UNSEEN, GroupReader
@@ -124,7 +124,7 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
         join = co.JoinGroup(
             group, "", topics, pattern, guarantee, instance_id, session_timeout, processing_timeout
         )
-        self._member = Membership(self._reader, join, timeout)
+        self._member = GroupMembership(self._reader, join, timeout)
         self._commits = Commits(self._reader, self._member, self._counts, commit_interval)
         self._claims = (
             Claims(self._reader, self._member, self._counts, node_timeout)

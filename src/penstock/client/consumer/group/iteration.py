@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from penstock.client.consumer.group.at_most_once import Claims
-from penstock.client.consumer.group.consumed import GroupBatch, Ownership
+from penstock.client.consumer.group.consumed import GrantedPartitions, GroupBatch
 from penstock.client.consumer.group.reader import GroupReader
 from penstock.client.consumer.group.run_length import RunPace
 from penstock.client.consumer.partition_cursor import AssignedPartition
@@ -34,7 +34,9 @@ class Looping:
         self._is_due = is_due
         self.pace = RunPace()
 
-    def begin(self, batch: GroupBatch, now: Ownership) -> list[tuple[AssignedPartition, Chunk]]:
+    def begin(
+        self, batch: GroupBatch, now: GrantedPartitions
+    ) -> list[tuple[AssignedPartition, Chunk]]:
         """What `runs` is to hand out: not what was given to others since it was brought, or sought.
         Nothing counts as brought until it is handed out."""
         partitions = self._reader.partitions

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from penstock.client.consumer.group.consumed import Ownership
+from penstock.client.consumer.group.consumed import GrantedPartitions
 from penstock.client.consumer.group.reader import UNSEEN, GroupReader
 from penstock.client.consumer.partition_cursor import TopicPartition
 from penstock.client.session import Session
@@ -45,7 +45,7 @@ class Posted(NamedTuple):
     ticket: int
 
 
-class Membership:
+class GroupMembership:
     """See the module. `join`: how it joins; its member id is filled in."""
 
     def __init__(self, reader: GroupReader, join: co.JoinGroup, timeout: float) -> None:
@@ -53,7 +53,7 @@ class Membership:
         self._join = msgspec.structs.replace(join, attempt=_attempt())
         self._timeout = timeout
         self._session: Session | None = None
-        self.ownership = Ownership(join.group)
+        self.ownership = GrantedPartitions(join.group)
 
     @property
     def group(self) -> str:
@@ -82,7 +82,7 @@ class Membership:
         """The coordinator does not know this member: the next request joins as a new one, but not
         in the place of who may have taken over from it."""
         self._join = msgspec.structs.replace(self._join, takes_over=False, attempt=_attempt())
-        self.ownership = Ownership(self.group)
+        self.ownership = GrantedPartitions(self.group)
         self._session = None
 
     # --- requests ---

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from penstock.client.consumer.group.consumed import Committed, GroupBatch
-from penstock.client.consumer.group.membership import Membership, stale_error
+from penstock.client.consumer.group.membership import GroupMembership, stale_error
 from penstock.client.consumer.group.reader import UNSEEN, GroupReader
 from penstock.client.consumer.partition_cursor import AssignedPartition, TopicPartition
 from penstock.client.consumer.records import Record
@@ -31,7 +31,7 @@ class Commits:
     """See the module. `at`: when the next automatic commit is due (monotonic seconds)."""
 
     def __init__(
-        self, reader: GroupReader, member: Membership, counts: dict[str, int], interval: float
+        self, reader: GroupReader, member: GroupMembership, counts: dict[str, int], interval: float
     ) -> None:
         self._reader = reader
         self._member = member

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol
 
-from penstock.client.consumer.group.membership import JOINS_MAX, Membership
+from penstock.client.consumer.group.membership import JOINS_MAX, GroupMembership
 from penstock.client.consumer.group.reader import GroupReader
 from penstock.client.consumer.partition_cursor import TopicPartition
 from penstock.core import errors as er
@@ -54,7 +54,7 @@ class Changes:
     def __init__(
         self,
         reader: GroupReader,
-        member: Membership,
+        member: GroupMembership,
         counts: dict[str, int],
         listeners: tuple[Listener | None, Listener | None, Listener | None],
         owner: Owner,
