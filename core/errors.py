@@ -197,3 +197,14 @@ class ProducerFencedError(TransactionError):
 class StageDecidedError(TransactionError):
     """The epoch of this stage is decided already, so its records are to be left out: the work was
     done by an earlier try, or given up."""
+
+
+def named(name: str, message: str) -> PenstockError:
+    """The error that another process raised; a plain one where it is not known here."""
+    kind = globals().get(name)
+    if isinstance(kind, type) and issubclass(kind, PenstockError):
+        try:
+            return kind(message)
+        except TypeError:
+            pass  # it wants more than a message
+    return PenstockError(f"{name}: {message}")

@@ -382,10 +382,7 @@ def as_topic(name: object) -> str:
 def refusal(reply: object, socket: Place) -> er.PenstockError:
     """The exception that a node's answer asks for."""
     if isinstance(reply, ms.Refused):
-        kind = getattr(er, reply.error, er.PenstockError)
-        if isinstance(kind, type) and issubclass(kind, er.PenstockError):
-            return kind(reply.message)
-        return er.PenstockError(reply.message)
+        return er.named(reply.error, reply.message)
     return er.PenstockError(
         f"the node at {socket} answered {type(reply).__name__}, which does not belong here: "
         "run the same Penstock version in the node and its clients"

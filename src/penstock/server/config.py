@@ -12,7 +12,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.header import BATCH_BYTES_MAX
 from penstock.ipc import layout as lo
 from penstock.ipc.paths import DEFAULT_NODE, check_node_name
-from penstock.server.broker.settings import check_clustered, parse_quorum
+from penstock.server.broker.settings import check_clustered, check_whole, parse_quorum
 from penstock.server.health.address import check_http_address
 from penstock.server.node.log_format import FORMATS
 
@@ -266,9 +266,9 @@ class NodeConfig:
                 f"log_format is {self.log_format!r}: allowed are {', '.join(FORMATS)}"
             )
         if self.writers_max is not None:
-            _check_whole("writers_max", self.writers_max, 1, lo.WRITERS_MAX)
+            check_whole("writers_max", self.writers_max, 1, lo.WRITERS_MAX)
         for field, (low, high) in _WHOLE.items():
-            _check_whole(field, getattr(self, field), low, high)
+            check_whole(field, getattr(self, field), low, high)
         if self.lane_capacity % 4096:
             raise ConfigError(f"lane_capacity is {self.lane_capacity}: use a multiple of 4096")
         for field, (least, most) in _SECONDS.items():
@@ -348,11 +348,6 @@ def check_listen(url: str) -> tuple[str, int]:
             f"listen is {url!r}: write tcp://ADDRESS:PORT, such as tcp://127.0.0.1:9640"
         )
     return host, int(port)
-
-
-def _check_whole(field: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ConfigError(f"{field} is {value!r}: allowed are whole numbers {low}..{high}")
 
 
 def _check_seconds(field: str, value: object, low: float, high: float) -> None:

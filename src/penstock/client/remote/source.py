@@ -256,7 +256,4 @@ def _error(failed: fr.CursorFailed) -> er.PenstockError:
     """What the local reader would have raised."""
     if failed.error == er.LogTruncatedError.__name__:
         return er.LogTruncatedError(failed.message, divergence=failed.divergence)
-    kind = getattr(er, failed.error, er.PenstockError)
-    if isinstance(kind, type) and issubclass(kind, er.PenstockError):
-        return kind(failed.message)
-    return er.PenstockError(failed.message)
+    return er.named(failed.error, failed.message)

@@ -56,8 +56,8 @@ def check_clustered(config: ClusterSettings) -> None:
                 "number of its own), listen and controller_quorum; a node that is alone has none"
             )
         return
-    _check_number("node_id", config.node_id, 1, NODE_ID_MAX)
-    _check_number("replication_port", config.replication_port, 0, 65_535)
+    check_whole("node_id", config.node_id, 1, NODE_ID_MAX)
+    check_whole("replication_port", config.replication_port, 0, 65_535)
     if config.controller_quorum is None:
         raise ConfigError(
             f"node_id is {config.node_id} and controller_quorum is missing: name the brokers that "
@@ -128,7 +128,7 @@ def parse_quorum(text: str) -> dict[int, str]:
                 "another one"
             )
         broker = int(number)
-        _check_number("a number in controller_quorum", broker, 1, NODE_ID_MAX)
+        check_whole("a number in controller_quorum", broker, 1, NODE_ID_MAX)
         if not port or broker in voters or url in voters.values():
             raise ConfigError(
                 f"controller_quorum has {word.strip()!r}: each broker and each place is there "
@@ -161,6 +161,6 @@ def place_of(field: str, url: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _check_number(field: str, value: object, low: int, high: int) -> None:
+def check_whole(field: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ConfigError(f"{field} is {value!r}: allowed are whole numbers {low}..{high}")

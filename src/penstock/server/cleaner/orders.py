@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from penstock.core import errors as er
 from penstock.ipc import messages as ms
@@ -116,9 +115,7 @@ class CleaningOrders:
 
 def _refusal(name: str, message: str) -> er.PenstockError:
     """The error that a writer named."""
-    kind: Any = getattr(er, name, er.PenstockError)
-    if issubclass(kind, er.StorageError) and kind is not er.LogOfflineError:
+    found = er.named(name, message)
+    if isinstance(found, er.StorageError) and not isinstance(found, er.LogOfflineError):
         return er.StorageError(message, retriable=True)
-    found = kind(message)
-    assert isinstance(found, er.PenstockError)
     return found

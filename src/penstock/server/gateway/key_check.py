@@ -24,14 +24,13 @@ from penstock.core.errors import ConfigError
 from penstock.security.keys import load_server_key
 from penstock.server.security.access_store import Access
 from penstock.server.security.audit import AuditLog
+from penstock.server.security.zap import ZAP_VERSION, zap_socket
 
 logger = logging.getLogger("penstock.gateway")
 
-ZAP_URL: Final = "inproc://zeromq.zap.01"
 DOMAIN: Final = b"penstock"
 NOT_AUTHORIZED: Final = "no access"
 """What the answer to that question leads to, among reasons why a handshake failed."""
-VERSION: Final = b"1.0"
 KEY_BYTES: Final = 32
 LOOKS_PER_SECOND: Final = 10
 """Looks at the folder because of keys that are not known."""
@@ -47,9 +46,7 @@ class KeyCheck:
         self._audit = audit
         self._secret = load_server_key(access.data_folder)
         self._server = access.keys.server
-        self._socket = context.socket(zmq.REP)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.bind(ZAP_URL)
+        self._socket = zap_socket(context)
         self._looks = Bucket(time.monotonic(), LOOKS_PER_SECOND)
 
     @property
@@ -105,9 +102,9 @@ class KeyCheck:
             self._socket.send_multipart(self._answer(self._socket.recv_multipart(), now))
 
     def _answer(self, question: list[bytes], now: float) -> list[bytes]:
-        if len(question) < 6 or question[0] != VERSION:
+        if len(question) < 6 or question[0] != ZAP_VERSION:
             number = question[1] if len(question) > 1 else b""
-            return [VERSION, number, b"500", b"not understood", b"", b""]
+            return [ZAP_VERSION, number, b"500", b"not understood", b"", b""]
         _, number, _domain, address, _identity, mechanism = question[:6]
         credentials = question[6:]
         if mechanism != b"CURVE" or len(credentials) != 1 or len(credentials[0]) != KEY_BYTES:
@@ -124,7 +121,7 @@ class KeyCheck:
             if old is not None:
                 why = f"its key {public} of {old.principal} expired at {old.expires_text}"
             return self._no(now, number, address, why)
-        return [VERSION, number, b"200", b"OK", key.user_id.encode(), b""]
+        return [ZAP_VERSION, number, b"200", b"OK", key.user_id.encode(), b""]
 
     def failed(self, reason: str) -> None:
         """A handshake ended without a question about a key, which would have been audited. ZeroMQ
@@ -141,7 +138,7 @@ class KeyCheck:
         self._audit.note(
             now, f"{ANONYMOUS}@{place}", "not let in", why, address=place, reason=why
         )  # fmt: skip
-        return [VERSION, number, b"400", b"not authorized", b"", b""]
+        return [ZAP_VERSION, number, b"400", b"not authorized", b"", b""]
 
     def close(self) -> None:
         self._socket.close(0)

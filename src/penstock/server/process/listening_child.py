@@ -74,8 +74,7 @@ class ListeningChild(ChildProcess):
 
     def _failed(self, error: str, message: str) -> None:
         if not self._first.done():
-            kind = getattr(er, error, er.PenstockError)
-            self._first.set_exception(kind(message))
+            self._first.set_exception(er.named(error, message))
             self._first.exception()  # nobody may be waiting any more
 
     # --- its life ---

@@ -289,17 +289,6 @@ def refused(number: int, error: PenstockError) -> Answer:
 def result(request: QuorumRequest[R], answer: Answer) -> R:
     """The answer, or the error that it is."""
     if answer.error:
-        raise error_of(answer.error, answer.message)
+        raise errors.named(answer.error, answer.message)
     found: R = _answers[type(request)].decode(answer.body)
     return found
-
-
-def error_of(name: str, message: str) -> PenstockError:
-    """The error that another process raised; a plain one where it is not known here."""
-    kind = getattr(errors, name, None)
-    if isinstance(kind, type) and issubclass(kind, PenstockError):
-        try:
-            return kind(message)
-        except TypeError:
-            pass  # it wants more than a message
-    return PenstockError(f"{name}: {message}")

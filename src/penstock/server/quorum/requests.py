@@ -17,8 +17,8 @@ from penstock.core.errors import (
     PenstockError,
     PenstockTimeout,
     ResourceLimitError,
+    named,
 )
-from penstock.server.quorum.controller_requests import error_of
 from penstock.server.quorum.messages import BODY_BYTES_MAX, TEXT_MAX, Request, Response
 
 logger = logging.getLogger("penstock.quorum")
@@ -65,7 +65,7 @@ class Requests:
         finally:
             del self._asked[number]
         if response.error:
-            raise error_of(response.error, response.message)
+            raise named(response.error, response.message)
         return response.body
 
     def responded(self, node: int, response: Response) -> None:

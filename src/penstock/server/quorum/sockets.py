@@ -15,10 +15,10 @@ from collections.abc import Callable
 from typing import Final
 
 import zmq
-from zmq.utils import z85
 
 from penstock.security.keys import ServerKey
 from penstock.server.quorum.messages import MESSAGE_BYTES_MAX
+from penstock.server.security.zap import ClusterKeyCheck, zap_socket
 
 Context = zmq.Context[zmq.Socket[bytes]]
 TURN_MAX: Final = 64
@@ -29,8 +29,6 @@ SNDHWM: Final = 512
 BACKLOG: Final = 128
 RESOLVED_WITHIN: Final = 3.0
 WILDCARDS: Final = ("*", "0.0.0.0", "::", "[::]")
-ZAP_URL: Final = "inproc://zeromq.zap.01"
-ZAP_VERSION: Final = b"1.0"
 DOMAIN: Final = b"penstock-cluster"
 
 
@@ -84,24 +82,18 @@ class Watched:
 
 
 class Doorman:
-    """Answers ZeroMQ's question (ZAP, RFC 27) whether a key is let in: the cluster's own is."""
+    """Answers ZeroMQ's question whether a key is let in: the cluster's own is."""
 
     def __init__(self, context: Context, key: ServerKey, refused: Callable[[], None]) -> None:
-        self._known = [[b"CURVE", z85.decode(public.encode())] for public in key.publics]
+        self._check = ClusterKeyCheck(key)
         self._refused = refused
-        sock = context.socket(zmq.REP)
-        sock.setsockopt(zmq.LINGER, 0)
-        sock.bind(ZAP_URL)
-        self._watched = Watched(sock, self._asked)
+        self._watched = Watched(zap_socket(context), self._asked)
 
     def _asked(self, frames: list[zmq.Frame]) -> None:
-        question = [frame.bytes for frame in frames]
-        number = question[1] if len(question) > 1 else b""
-        is_known = len(question) == 7 and question[0] == ZAP_VERSION and question[5:] in self._known
-        if not is_known:
+        before = self._check.refusals
+        self._watched.send(self._check.answer([frame.bytes for frame in frames]))
+        if self._check.refusals > before:
             self._refused()
-        code, text = (b"200", b"OK") if is_known else (b"400", b"not the cluster's key")
-        self._watched.send([ZAP_VERSION, number, code, text, b"broker", b""])
 
     def close(self) -> None:
         self._watched.close()

@@ -275,13 +275,10 @@ class ReplicatedPartition:
         replica, state = self.replica, self.state
         if replica is None or self.leader is None or self._turning is not None:
             return
-        log_end, log = state.log_end, replica.log
-        if log_end > log.log_end:
+        log_end = state.log_end
+        if log_end > replica.log.log_end:
             replica.appended(log_end)
-        if log.synced is not None:
-            replica.synced(min(state.durable, log.log_end))
-        if state.log_start > log.log_start:
-            log.trim(state.log_start)
+        self.refresh()
         self.noted()
 
     def isr_answer(self, change: IsrChange, answer: IsrChanged) -> None:
@@ -292,7 +289,7 @@ class ReplicatedPartition:
 
     # --- following ---
     def refresh(self) -> None:
-        """Before the next request: what only the page knows."""
+        """Take in what only the page knows: how far it is durable, and where it starts."""
         replica, state = self.replica, self.state
         assert replica is not None
         log = replica.log
