@@ -103,7 +103,6 @@ class Stats:
     tombstones_dropped: int = 0
     keyless: int = 0
     groups: int = 0
-    groups_unchanged: int = 0
 
     @property
     def records_dropped(self) -> int:
@@ -177,9 +176,7 @@ class Compaction:
         for group in self._groups():
             prepared = self._clean(group)
             self.stats.groups += 1
-            if prepared is None:
-                self.stats.groups_unchanged += 1
-            else:
+            if prepared is not None:
                 yield prepared
         if self.reached > self.plan.dirty_from:
             save_cleaned_to(self.storage, self.plan.folder, self.reached)
