@@ -69,12 +69,10 @@ def encode_control(
     the transaction + 1."""
     return encode_records(
         [(CONTROL_KEY.pack(CONTROL_VERSION, kind), CONTROL_VALUE.pack(0, coordinator_epoch))],
+        hd.BatchIdentity(
+            topic_id, partition, producer_id, producer_epoch, coordinator_epoch << _TYPE_BITS | kind
+        ),
         base_timestamp=timestamp,
-        topic_id=topic_id,
-        partition=partition,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=coordinator_epoch << _TYPE_BITS | kind,
         attributes=_CONTROL,
     )
 

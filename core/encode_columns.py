@@ -84,13 +84,9 @@ class RecordColumns(NamedTuple):
 
 def encode_columns(
     records: RecordColumns,
+    identity: hd.BatchIdentity,
     *,
     base_timestamp: int,
-    topic_id: bytes,
-    partition: int,
-    producer_id: int = 0,
-    producer_epoch: int = 0,
-    base_sequence: int = 0,
     codec: int = hd.CODEC_NONE,
     attributes: int = 0,
     offset_deltas: npt.NDArray[np.int32] | None = None,
@@ -120,17 +116,13 @@ def encode_columns(
         attributes |= hd.ATTR_HAS_HEADERS
     return en.finish_batch(
         sections,
+        identity=identity,
         count=len(records.values),
         last_offset_delta=(
             len(records.values) - 1 if last_offset_delta is None else last_offset_delta
         ),
         base_timestamp=base_timestamp,
         max_timestamp=max_timestamp,
-        topic_id=topic_id,
-        partition=partition,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
         codec=codec,
         attributes=attributes,
         in_pieces=in_pieces,

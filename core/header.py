@@ -110,6 +110,12 @@ class BatchHeader(NamedTuple):
     reserved_end: int
 
     @property
+    def identity(self) -> BatchIdentity:
+        return BatchIdentity(
+            self.topic_id, self.partition, self.producer_id, self.producer_epoch, self.base_sequence
+        )
+
+    @property
     def last_offset(self) -> int:
         return self.base_offset + self.last_offset_delta
 
@@ -118,7 +124,18 @@ class BatchHeader(NamedTuple):
         return self.base_offset + self.last_offset_delta + 1
 
 
+class BatchIdentity(NamedTuple):
+    """Where a batch belongs, and which batch of its producer it is."""
+
+    topic_id: bytes
+    partition: int
+    producer_id: int = 0
+    producer_epoch: int = 0
+    base_sequence: int = 0
+
+
 def pack_header(
+    identity: BatchIdentity,
     *,
     length: int,
     body_crc: int = 0,
@@ -126,17 +143,13 @@ def pack_header(
     attributes: int = 0,
     last_offset_delta: int,
     record_count: int,
-    producer_id: int,
-    producer_epoch: int,
-    base_sequence: int,
     base_timestamp: int,
     max_timestamp: int,
     raw_body_length: int,
-    partition: int,
-    topic_id: bytes,
 ) -> bytearray:
     """The producer's header, with the broker's part blank and both checksums still to be set
     (`seal` does so once the body stands behind it)."""
+    topic_id, partition, producer_id, producer_epoch, base_sequence = identity
     return bytearray(
         HEADER.pack(
             MAGIC, VERSION, HEADER_BYTES // 16, 0, 0, length, 0, 0, 0, 0, 0, body_crc,

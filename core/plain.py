@@ -38,13 +38,9 @@ class PlainRecord(NamedTuple):
 
 def encode_records(
     pairs: Sequence[Pair],
+    identity: hd.BatchIdentity,
     *,
     base_timestamp: int,
-    topic_id: bytes,
-    partition: int,
-    producer_id: int,
-    producer_epoch: int,
-    base_sequence: int,
     attributes: int = 0,
 ) -> bytes:
     """One sealed batch image of these (key, value) pairs, at least one.
@@ -55,18 +51,14 @@ def encode_records(
     keys, values = [key for key, _ in pairs], [value for _, value in pairs]
     body, raw_length = _body(keys, values)
     head = hd.pack_header(
+        identity,
         length=hd.HEADER_BYTES + len(body),
         attributes=attributes | hd.ATTR_HAS_KEYS,
         last_offset_delta=len(pairs) - 1,
         record_count=len(pairs),
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
         base_timestamp=base_timestamp,
         max_timestamp=base_timestamp,
         raw_body_length=raw_length,
-        partition=partition,
-        topic_id=topic_id,
     )
     hd.seal_header(head, crc32c(body, crc32c(memoryview(head)[hd.BODY_CRC_FROM :])))
     return bytes(head) + body

@@ -10,7 +10,7 @@ Owns the re-encoding. Never decides what goes. Imports numpy: for the cleaner's 
 from __future__ import annotations
 
 import struct
-from typing import Final, TypedDict
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,14 +24,6 @@ from penstock.core.encode_columns import HeaderColumns, RecordColumns, encode_co
 ATTRIBUTES: Final = struct.Struct("<H")
 
 Mask = npt.NDArray[np.bool_]
-
-
-class _Identity(TypedDict):
-    topic_id: bytes
-    partition: int
-    producer_id: int
-    producer_epoch: int
-    base_sequence: int
 
 
 def stamped(
@@ -67,13 +59,13 @@ def emptied(head: hd.BatchHeader) -> en.EncodedBatch:
     return en.finish_batch(
         (),
         (b"", 0),
+        identity=head.identity,
         count=0,
         last_offset_delta=head.last_offset_delta,
         base_timestamp=head.base_timestamp,
         max_timestamp=head.max_timestamp,
         codec=hd.CODEC_NONE,
         attributes=hd.ATTR_SPARSE_OFFSETS,
-        **_identity(head),
     )
 
 
@@ -90,19 +82,9 @@ def thinned(columns: Columns, keep: Mask) -> en.EncodedBatch:
     )
     return encode_columns(
         records.take(rows),
+        head.identity,
         base_timestamp=head.base_timestamp,
         offset_deltas=(columns.offsets[rows] - head.base_offset).astype(np.int32),
         last_offset_delta=head.last_offset_delta,
         codec=head.codec,
-        **_identity(head),
     )
-
-
-def _identity(head: hd.BatchHeader) -> _Identity:
-    return {
-        "topic_id": head.topic_id,
-        "partition": head.partition,
-        "producer_id": head.producer_id,
-        "producer_epoch": head.producer_epoch,
-        "base_sequence": head.base_sequence,
-    }

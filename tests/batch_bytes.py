@@ -49,6 +49,12 @@ FIELDS = {
 }
 
 
+def identified(**fields: Any) -> dict[str, Any]:
+    """Arguments of an encoder: those fields that identify a batch become its `identity`."""
+    own = {name: fields.pop(name) for name in hd.BatchIdentity._fields if name in fields}
+    return {"identity": hd.BatchIdentity(**own), **fields}
+
+
 def put(image: bytearray, **fields: int | bytes) -> None:
     """Overwrite header fields where the format has them; checksums are left as they are."""
     for name, value in fields.items():

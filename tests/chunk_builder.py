@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from batch_bytes import put, reseal
+from batch_bytes import identified, put, reseal
 
 from penstock.client.consumer.records import Chunk
 from penstock.core import header as hd
@@ -24,7 +24,7 @@ def chunk_of(
 ) -> Chunk:
     """Rows `start` to `stop` of these records, encoded and decoded again."""
     given = {"base_timestamp": 1_000, "topic_id": bytes(16), "partition": partition, **columns}
-    image = bytearray(encode_batch(values, **given).image())
+    image = bytearray(encode_batch(values, **identified(**given)).image())
     put(image, base_offset=base_offset)
     view = memoryview(bytes(reseal(image)))
     return Chunk(topic, partition, decode(view, 0, hd.checked(view)), start, stop)

@@ -25,15 +25,9 @@ LINE_BYTES = 16
 
 
 def _batch(values: list[bytes | None], **columns: object) -> EncodedBatch:
-    given = {
-        "base_timestamp": BASE_TIME,
-        "topic_id": TOPIC_ID,
-        "partition": 7,
-        "producer_id": 0x1122334455667788,
-        "producer_epoch": 3,
-        "base_sequence": 0x0102030405060708,
-    }
-    return encode_batch(values, **{**given, **columns})  # type: ignore[arg-type]
+    identity = hd.BatchIdentity(TOPIC_ID, 7, 0x1122334455667788, 3, 0x0102030405060708)
+    given = {"base_timestamp": BASE_TIME, **columns}
+    return encode_batch(values, identity, **given)  # type: ignore[arg-type]
 
 
 def _stamped() -> EncodedBatch:

@@ -24,6 +24,7 @@ import msgspec
 
 from penstock.core.encode import encode_batch
 from penstock.core.errors import NotConnectedError
+from penstock.core.header import BatchIdentity
 from penstock.ipc import channel, liveness, paths, shm
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
@@ -331,12 +332,10 @@ class RawProducer:
             sequence = self.sequences.get(partition, 0)
             image = encode_batch(
                 [b"record %d" % sequence],
+                BatchIdentity(
+                    self.topic.topic_id, partition, self.client.welcome.producer_id, 0, sequence
+                ),
                 base_timestamp=1_700_000_000_000_000,
-                topic_id=self.topic.topic_id,
-                partition=partition,
-                producer_id=self.client.welcome.producer_id,
-                producer_epoch=0,
-                base_sequence=sequence,
             ).image()
             assert lane.try_write(page, [image], len(image)) is not None, "the lane is full"
             self.sequences[partition] = sequence + 1

@@ -84,10 +84,10 @@ class World:
         for _ in range(batches):
             route, count = self.route, self.chance.randint(1, 3)
             encoded = encode_batch(
-                [b"%08d" % len(self.sent)] + [b"x" * 30] * (count - 1), base_timestamp=0,
-                topic_id=TOPIC, partition=0, producer_id=1, producer_epoch=route.epoch,
-                base_sequence=route.next_sequence,
-            )  # fmt: skip
+                [b"%08d" % len(self.sent)] + [b"x" * 30] * (count - 1),
+                hd.BatchIdentity(TOPIC, 0, 1, route.epoch, route.next_sequence),
+                base_timestamp=0,
+            )
             if spoilt:
                 body = bytearray(encoded.body)
                 body[-1] ^= 1

@@ -14,7 +14,7 @@ from penstock.client.consumer.partition_cursor import AssignedPartition, Isolati
 from penstock.client.consumer.source import LocalSource
 from penstock.core.compaction import Compaction, plan_compaction
 from penstock.core.encode import encode_batch
-from penstock.core.header import ATTR_TRANSACTIONAL
+from penstock.core.header import ATTR_TRANSACTIONAL, BatchIdentity
 from penstock.core.segment import list_segments
 from penstock.core.storage import Storage, Window
 from penstock.ipc import layout as lo
@@ -105,10 +105,12 @@ class Partition:
         values = [b"%d" % number for number in range(self.count, self.count + count)]
         self.count += count
         image = encode_batch(
-            values, keys=values, base_timestamp=self.clock, topic_id=TOPIC, partition=0,
-            producer_id=producer, producer_epoch=epoch, base_sequence=sequence,
+            values,
+            BatchIdentity(TOPIC, 0, producer, epoch, sequence),
+            keys=values,
+            base_timestamp=self.clock,
             attributes=ATTR_TRANSACTIONAL if inside else 0,
-        ).image()  # fmt: skip
+        ).image()
         (offset,) = self.append(memoryview(image))
         self.sequences[producer] = sequence + count
         who = (producer, epoch) if inside else None

@@ -13,6 +13,7 @@ from store_crash import memory
 
 from penstock.cluster.frames import messages as fr
 from penstock.core.encode import encode_batch
+from penstock.core.header import BatchIdentity
 from penstock.ipc import layout as lo
 from penstock.ipc import state
 from penstock.ipc.doorbell import Doorbell
@@ -86,9 +87,10 @@ class Sending:
     def send(self, page: int = 0, flags: int = 0) -> None:
         """A batch of one record for partition `page` of the topic, which is on that page."""
         encoded = encode_batch(
-            [b"value"], base_timestamp=0, topic_id=TOPIC, partition=page, producer_id=PRODUCER,
-            producer_epoch=0, base_sequence=self.sequences.get(page, 0),
-        )  # fmt: skip
+            [b"value"],
+            BatchIdentity(TOPIC, page, PRODUCER, 0, self.sequences.get(page, 0)),
+            base_timestamp=0,
+        )
         self.sequences[page] = self.sequences.get(page, 0) + 1
         payload = memoryview(bytes(encoded.header) + bytes(encoded.body))
         message = fr.Produce(1, 0, self.sent, page, flags)

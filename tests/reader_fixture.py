@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from batch_bytes import put, reseal
+from batch_bytes import identified, put, reseal
 
 from penstock.core import header as hd
 from penstock.core.columns import decode
@@ -46,9 +46,12 @@ class World:
         for values in batches:
             stamps = None if timestamps is None else [next(timestamps) for _ in values]
             encoded = encode_batch(
-                values, base_timestamp=TIME, timestamps=stamps, topic_id=TOPIC, partition=0,
-                producer_id=1, base_sequence=len(self.values), codec=codec,
-            )  # fmt: skip
+                values,
+                hd.BatchIdentity(TOPIC, 0, 1, base_sequence=len(self.values)),
+                base_timestamp=TIME,
+                timestamps=stamps,
+                codec=codec,
+            )
             image = bytearray(encoded.image())
             if claimed is not None:
                 put(image, max_timestamp=claimed)
@@ -109,8 +112,8 @@ def images_of(*shapes, base=0, **fields):
         flags = options.pop("flags", 0)
         encoded = encode_batch(
             [b"%d" % (base_offset + index) for index in range(count)],
-            base_timestamp=TIME, topic_id=TOPIC, partition=0, **options,
-        )  # fmt: skip
+            **identified(base_timestamp=TIME, topic_id=TOPIC, partition=0, **options),
+        )
         hd.stamp(encoded.header, base_offset=base_offset, leader_epoch=0, generation=1,
                  append_timestamp=TIME, flags=flags)  # fmt: skip
         images.append(encoded.image())

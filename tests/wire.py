@@ -14,6 +14,7 @@ import zmq
 from penstock.cluster.frames import codec
 from penstock.cluster.frames import messages as fr
 from penstock.core.encode import encode_batch
+from penstock.core.header import BatchIdentity
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 
@@ -27,9 +28,12 @@ def batch_of(
 ) -> bytes:
     """A batch as a producer makes it."""
     encoded = encode_batch(
-        values, topic_id=topic.topic_id, partition=more.pop("partition", 0),
-        producer_id=producer_id, producer_epoch=more.pop("producer_epoch", 0),
-        base_sequence=sequence, base_timestamp=1_700_000_000_000_000, **more,
+        values,
+        BatchIdentity(
+            topic.topic_id, more.pop("partition", 0), producer_id, more.pop("producer_epoch", 0),
+            sequence,
+        ),
+        base_timestamp=1_700_000_000_000_000, **more,
     )  # fmt: skip
     return encoded.image()
 

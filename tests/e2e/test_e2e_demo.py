@@ -16,7 +16,7 @@ from cli_runner import call_cli, cli_process, environment, run_cli
 from penstock.client.consumer.records import Chunk
 from penstock.core.columns import decode
 from penstock.core.encode import encode_batch
-from penstock.core.header import parse
+from penstock.core.header import BatchIdentity, parse
 from penstock.demo.consumer import Judge
 from penstock.demo.stage import NodeOutcome
 from penstock.testing import flights, wait_until
@@ -214,10 +214,9 @@ def chunk(partition, entries):
     """A run of (number, key) as the consumer brings it."""
     sealed = encode_batch(
         [b"%d,row" % number for number, _ in entries],
+        BatchIdentity(bytes(16), partition),
         keys=[key for _, key in entries],
         base_timestamp=10,
-        topic_id=bytes(16),
-        partition=partition,
     )
     image = memoryview(bytes(sealed.header) + bytes(sealed.body))
     return Chunk("flights", partition, decode(image, 0, parse(image), verify=False))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from batch_bytes import identified
 from crash.node_under_test import NodeUnderTest
 from crc32c import crc32c
 
@@ -64,7 +65,7 @@ class Rogue:
             "producer_epoch": 0,
             "base_sequence": self.sequence,
         }
-        return encode_batch([b"rogue %d" % self.sequence], **{**fields, **changes})
+        return encode_batch([b"rogue %d" % self.sequence], **identified(**{**fields, **changes}))
 
     def send(self, batch: EncodedBatch, page: int | None = None) -> None:
         page = self.topic.pages[0] if page is None else page

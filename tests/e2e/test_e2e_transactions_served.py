@@ -14,7 +14,7 @@ from group_members import RawMember
 from node_helpers import NodeProcess, RawClient, Refusal, environment, eventually
 
 from penstock.core.errors import ErrorCode
-from penstock.core.header import ATTR_TRANSACTIONAL
+from penstock.core.header import ATTR_TRANSACTIONAL, BatchIdentity
 from penstock.core.plain import encode_records
 from penstock.ipc import coordination as co
 from penstock.ipc import layout as lo
@@ -57,12 +57,8 @@ class Sender:
             self.lanes[writer] = self.client.open_lane(writer)
         image = encode_records(
             [(b"key", b"value")],
+            BatchIdentity(topic.topic_id, partition, self.id, self.epoch, sequence),
             base_timestamp=1,
-            topic_id=topic.topic_id,
-            partition=partition,
-            producer_id=self.id,
-            producer_epoch=self.epoch,
-            base_sequence=sequence,
             attributes=ATTR_TRANSACTIONAL,
         )
         assert self.lanes[writer].try_write(page, [image], len(image)) is not None

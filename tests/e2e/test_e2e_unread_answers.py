@@ -9,6 +9,7 @@ import pytest
 from penstock import TopicConfig
 from penstock.client.session import Session, place_of
 from penstock.core.encode import encode_batch
+from penstock.core.header import BatchIdentity
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
 from penstock.ipc.channel import Channel
@@ -36,9 +37,10 @@ def test_rule_1_a_writer_sleeps_while_a_ring_of_answers_is_full_and_goes_on_afte
         sender, doorbell = session.open_lane(0, WITHIN)
         for sequence in range(200):
             encoded = encode_batch(
-                [b"%d" % sequence], base_timestamp=0, topic_id=info.topic_id, partition=0,
-                producer_id=session.producer_id, base_sequence=sequence,
-            )  # fmt: skip
+                [b"%d" % sequence],
+                BatchIdentity(info.topic_id, 0, session.producer_id, base_sequence=sequence),
+                base_timestamp=0,
+            )
             assert sender.try_write(info.pages[0], encoded, encoded.length) == sequence
         doorbell.ring()
         page = session.page(info.pages[0])

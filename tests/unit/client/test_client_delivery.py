@@ -19,6 +19,7 @@ from penstock.client.producer.delivery import (
 from penstock.client.producer.routes import Batch, PartitionRoute
 from penstock.core.encode import encode_batch
 from penstock.core.errors import ForkedClientError, PenstockTimeout, ProduceError
+from penstock.core.header import BatchIdentity
 
 TOPIC_ID = bytes(16)
 
@@ -53,7 +54,7 @@ def box_of(owner, *counts):
     sequence = 0
     for partition, count in enumerate(counts):
         route = PartitionRoute("t", TOPIC_ID, partition, 0, 0, cast(Any, None))
-        encoded = encode_batch([b"x"] * count, base_timestamp=0, topic_id=TOPIC_ID, partition=0)
+        encoded = encode_batch([b"x"] * count, BatchIdentity(TOPIC_ID, 0), base_timestamp=0)
         box.batches.append(Batch(box, route, encoded, count, sequence))
         sequence += count
     if len(counts) > 1:

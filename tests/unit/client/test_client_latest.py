@@ -28,10 +28,13 @@ def chunk_of(base: int, records: list[Any], keyed: bool, stamped: bool, headed: 
     keys, values, stamps = zip(*records, strict=True)
     headers = [(("n", str(i).encode()),) * (i % 3) for i in range(len(records))]
     encoded = encode_batch(
-        values, base_timestamp=7, topic_id=bytes(16), partition=0, producer_id=1,
-        base_sequence=base, keys=keys if keyed else None, timestamps=stamps if stamped else None,
+        values,
+        hd.BatchIdentity(bytes(16), 0, 1, base_sequence=base),
+        base_timestamp=7,
+        keys=keys if keyed else None,
+        timestamps=stamps if stamped else None,
         headers=headers if headed else None,
-    )  # fmt: skip
+    )
     header = encoded.header
     hd.stamp(header, base_offset=base, leader_epoch=3, generation=0, append_timestamp=9, flags=0)
     view = memoryview(encoded.image())

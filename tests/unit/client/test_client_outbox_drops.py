@@ -82,10 +82,10 @@ class DropMachine(RuleBasedStateMachine):
         for count in counts:
             number = b"%08d" % len(self.sent)
             encoded = encode_batch(
-                [number] + [b"x" * 60] * (count - 1), base_timestamp=0, topic_id=bytes(16),
-                partition=page, producer_id=1, producer_epoch=route.epoch,
-                base_sequence=route.next_sequence,
-            )  # fmt: skip
+                [number] + [b"x" * 60] * (count - 1),
+                hd.BatchIdentity(bytes(16), page, 1, route.epoch, route.next_sequence),
+                base_timestamp=0,
+            )
             box: Any = SimpleNamespace(deadline=time.monotonic() + 60.0)
             batches.append(Batch(box, route, encoded, count, route.next_sequence))
             route.next_sequence += count

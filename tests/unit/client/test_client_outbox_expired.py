@@ -19,6 +19,7 @@ from penstock.client.producer.routes import Batch, LaneLink
 from penstock.client.producer.sender import ASK_EVERY
 from penstock.core import errors as er
 from penstock.core.encode import encode_batch
+from penstock.core.header import BatchIdentity
 from penstock.ipc import layout as lo
 from penstock.ipc.doorbell import Doorbell
 from penstock.ipc.lane import Ack
@@ -46,9 +47,10 @@ class Slow(World):
     def send(self, size: int) -> Batch:
         route = self.route
         encoded = encode_batch(
-            [b"%08d" % len(self.sent), b"x" * size], base_timestamp=0, topic_id=TOPIC, partition=0,
-            producer_id=1, producer_epoch=route.epoch, base_sequence=route.next_sequence,
-        )  # fmt: skip
+            [b"%08d" % len(self.sent), b"x" * size],
+            BatchIdentity(TOPIC, 0, 1, route.epoch, route.next_sequence),
+            base_timestamp=0,
+        )
         box: Any = SimpleNamespace(deadline=time.monotonic() + 1e6)
         self.sent.append(Batch(box, route, encoded, 2, route.next_sequence))
         route.next_sequence += 2

@@ -15,6 +15,7 @@ from penstock.client.backoff import Retries
 from penstock.client.producer.routes import Batch, PartitionRoute, TopicRoutes
 from penstock.core.encode import encode_batch
 from penstock.core.errors import ErrorCode
+from penstock.core.header import BatchIdentity
 
 TURNS_MAX = 60
 
@@ -31,9 +32,10 @@ class Shared(World):
     def send(self, partition: int, size: int = 100) -> Batch:
         route = self.routes[partition]
         encoded = encode_batch(
-            [b"x" * size], base_timestamp=0, topic_id=TOPIC, partition=partition, producer_id=1,
-            base_sequence=route.next_sequence,
-        )  # fmt: skip
+            [b"x" * size],
+            BatchIdentity(TOPIC, partition, 1, base_sequence=route.next_sequence),
+            base_timestamp=0,
+        )
         box: Any = SimpleNamespace(deadline=time.monotonic() + 1e6)
         batch = Batch(box, route, encoded, 1, route.next_sequence)
         route.next_sequence += 1

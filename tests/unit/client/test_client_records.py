@@ -21,7 +21,7 @@ PAIRS = st.lists(st.tuples(st.text(max_size=3), ITEM), max_size=2).map(tuple)
 
 
 def columns_of(values, *, base_offset=0, epoch=0, **columns):
-    encoded = encode_batch(values, base_timestamp=1_000, topic_id=bytes(16), partition=0, **columns)
+    encoded = encode_batch(values, hd.BatchIdentity(bytes(16), 0), base_timestamp=1_000, **columns)
     image = bytearray(encoded.image())
     put(image, base_offset=base_offset, leader_epoch=epoch)
     view = memoryview(bytes(reseal(image)))

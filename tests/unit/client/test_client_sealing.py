@@ -355,9 +355,12 @@ def test_invariant_4_threads_that_send_while_a_lid_closes_lose_and_reorder_nothi
 def test_rule_4_resequenced_batches_differ_in_epoch_and_sequence_only(codec):
     def encoded(**numbers):
         return encode_batch(
-            [b"x" * 100, None], keys=[b"k", None], base_timestamp=OPENED, topic_id=TOPIC_ID,
-            partition=2, producer_id=5, codec=codec, **numbers,
-        )  # fmt: skip
+            [b"x" * 100, None],
+            hd.BatchIdentity(TOPIC_ID, 2, 5, **numbers),
+            keys=[b"k", None],
+            base_timestamp=OPENED,
+            codec=codec,
+        )
 
     first = encoded(producer_epoch=1, base_sequence=10)
     before = first.image()

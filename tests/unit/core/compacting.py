@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from batch_bytes import identified
 from unit.core.log_helpers import FOLDER, TOPIC, MemoryStorage, open_log
 
 from penstock.core.columns import decode
@@ -33,7 +34,7 @@ def keyed(pairs: Sequence[Pair], sequence: int = 0, producer: int = 1, **more: A
     keys = [key for key, _ in pairs]
     if any(key is not None for key in keys):
         options["keys"] = keys
-    return memoryview(encode_batch([value for _, value in pairs], **options).image())
+    return memoryview(encode_batch([value for _, value in pairs], **identified(**options)).image())
 
 
 class Keyed:

@@ -18,6 +18,7 @@ from penstock.core.errors import ErrorCode
 from penstock.core.header import (
     ATTR_TRANSACTIONAL,
     HEADER_BYTES,
+    BatchIdentity,
     aligned,
     pack_header,
     seal_header,
@@ -50,18 +51,14 @@ def make_batch(
     payload = bytes([0xA0 + sequence % 64]) * body if isinstance(body, int) else body
     payload = payload.ljust(aligned(len(payload)), b"\0")
     head = pack_header(
+        BatchIdentity(topic_id, partition, producer, epoch, sequence),
         length=HEADER_BYTES + len(payload),
         attributes=attributes,
         last_offset_delta=records - 1 if delta is None else delta,
         record_count=records,
-        producer_id=producer,
-        producer_epoch=epoch,
-        base_sequence=sequence,
         base_timestamp=timestamp if base_timestamp is None else base_timestamp,
         max_timestamp=timestamp,
         raw_body_length=len(payload),
-        partition=partition,
-        topic_id=topic_id,
     )
     seal_header(head, crc32c(payload, crc32c(bytes(head[48:]))))
     return memoryview(bytes(head) + payload)

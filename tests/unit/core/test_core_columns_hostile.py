@@ -289,7 +289,7 @@ def test_random_compressed_bodies_raise_nothing_but_named_errors(block, stored, 
 def test_a_large_honest_batch_comes_through():
     items = [bytes([index & 255]) * 1000 for index in range(20_000)]
     encoded = encode_batch(
-        items, keys=items, base_timestamp=0, topic_id=bytes(16), partition=0, codec=1
+        items, hd.BatchIdentity(bytes(16), 0), keys=items, base_timestamp=0, codec=1
     )
     assert encoded.length < 4 << 20
     _, _, _, keys, found, _, _ = read_all(encoded.image())

@@ -89,8 +89,10 @@ def test_a_header_that_its_record_contradicts_is_refused(fields):
 
 def test_two_records_are_no_control_batch():
     image = encode_records(
-        [(b"\1\0\1\0", bytes(8))] * 2, base_timestamp=1, topic_id=bytes(16), partition=0,
-        producer_id=1, producer_epoch=0, base_sequence=1, attributes=3,
-    )  # fmt: skip
+        [(b"\1\0\1\0", bytes(8))] * 2,
+        hd.BatchIdentity(bytes(16), 0, 1, 0, 1),
+        base_timestamp=1,
+        attributes=3,
+    )
     with pytest.raises(CorruptBatchError, match="2 offsets"):
         read_control(image, 0, hd.checked(image))

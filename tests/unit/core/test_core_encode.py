@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import golden_batches
 import pytest
-from batch_bytes import batch, body_of, get, int32s
+from batch_bytes import batch, body_of, get, identified, int32s
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +23,7 @@ PAIRS = st.lists(st.tuples(st.text(max_size=5), ITEM), max_size=3).map(tuple)
 
 def encode(values, **columns):
     given_columns = {"base_timestamp": 1_000, "topic_id": bytes(16), "partition": 0, **columns}
-    return encode_batch(values, **given_columns)
+    return encode_batch(values, **identified(**given_columns))
 
 
 def decoded(encoded):

@@ -19,7 +19,10 @@ from penstock.core.gather import copy_items, gather, ranges, take, without_hidde
 BOUNDED = settings(derandomize=True, max_examples=100)
 ITEM = st.none() | st.binary(max_size=6)
 PAIRS = st.lists(st.tuples(st.text("ab", max_size=3), ITEM), max_size=3)
-FIELDS: dict[str, Any] = {"base_timestamp": 1_000, "topic_id": bytes(range(16)), "partition": 3}
+FIELDS: dict[str, Any] = {
+    "base_timestamp": 1_000,
+    "identity": hd.BatchIdentity(bytes(range(16)), 3),
+}
 
 
 def column(items, before=b""):

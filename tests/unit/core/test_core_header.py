@@ -61,7 +61,7 @@ PRODUCERS = ("length", "codec", "attributes", "last_offset_delta", "record_count
 @given(st.fixed_dictionaries({name: strategy(name) for name in (*PRODUCERS, "body_crc")}))
 def test_the_producers_part_is_written_to_its_place(fields):
     body_crc = fields.pop("body_crc")
-    packed = hd.pack_header(**fields)
+    packed = hd.pack_header(**batch_bytes.identified(**fields))
     hd.seal_header(packed, body_crc)
     expected = bytearray(128)
     batch_bytes.put(expected, magic=b"PSTK", version=1, header_units=8, body_crc=body_crc, **fields)

@@ -7,6 +7,7 @@ import pytest
 from batch_bytes import (
     batch,
     body_of,
+    identified,
     int32s,
     put,
     reseal,
@@ -55,15 +56,15 @@ def by_columns(image):
 @BOUNDED
 @given(pairs=PAIRS, fields=HEADER_FIELDS)
 def test_the_bytes_are_those_that_the_columns_make_of_the_same_records(pairs, fields):
-    image = encode_records(pairs, **fields)
+    image = encode_records(pairs, **identified(**fields))
     keys, values = [key for key, _ in pairs], [value for _, value in pairs]
-    assert image == encode_batch(values, keys=keys, **fields).image()
+    assert image == encode_batch(values, keys=keys, **identified(**fields)).image()
 
 
 @BOUNDED
 @given(pairs=PAIRS, fields=HEADER_FIELDS)
 def test_what_goes_in_comes_out_and_the_columns_read_the_same(pairs, fields):
-    image = encode_records(pairs, **fields)
+    image = encode_records(pairs, **identified(**fields))
     assert [(key, value) for _, key, value in plain(image)] == pairs
     assert plain(image) == by_columns(image)
     head = hd.checked(image)
@@ -81,14 +82,13 @@ def test_any_batch_of_the_columns_is_read_alike(values, keyed, sparse, codec):
     count = len(values)
     encoded = encode_batch(
         values,
+        hd.BatchIdentity(bytes(16), 0),
         keys=values[::-1] if keyed else None,
         headers=[(("name", b"value"),)] * count,
         timestamps=range(5, 5 + count),
         offset_deltas=list(range(3, 3 + 2 * count, 2)) if sparse else None,
         last_offset_delta=3 + 2 * count if sparse else None,
         base_timestamp=0,
-        topic_id=bytes(16),
-        partition=0,
         codec=codec,
     )
     assert plain(encoded.image()) == by_columns(encoded.image())
@@ -130,9 +130,8 @@ def test_columns_that_do_not_fit_are_refused(sections, fields):
 
 def test_a_batch_that_is_cut_off_or_whose_body_changed_is_refused():
     image = encode_records(
-        [(b"k", b"v")], base_timestamp=1, topic_id=bytes(16), partition=0, producer_id=1,
-        producer_epoch=0, base_sequence=0,
-    )  # fmt: skip
+        [(b"k", b"v")], hd.BatchIdentity(bytes(16), 0, 1, 0, 0), base_timestamp=1
+    )
     head = hd.checked(image)
     with pytest.raises(CorruptBatchError, match="are there"):
         decode_records(image[:-64], 0, head)
@@ -145,9 +144,8 @@ def test_a_batch_that_is_cut_off_or_whose_body_changed_is_refused():
 def test_a_column_beyond_the_format_is_refused_before_its_offsets_wrap():
     with pytest.raises(RecordTooLargeError, match="fewer or smaller"):
         encode_records(
-            [(b"k", bytes(1 << 24))] * 17, base_timestamp=1, topic_id=bytes(16), partition=0,
-            producer_id=1, producer_epoch=0, base_sequence=0,
-        )  # fmt: skip
+            [(b"k", bytes(1 << 24))] * 17, hd.BatchIdentity(bytes(16), 0, 1, 0, 0), base_timestamp=1
+        )
 
 
 def test_damaged_directories_are_refused_as_the_columns_refuse_them():

@@ -103,9 +103,12 @@ def test_a_body_that_cannot_be_read_is_where_its_reader_meets_it(tmp_path):
 
 def within(world, values, stamps, epoch):
     encoded = encode_batch(
-        values, base_timestamp=TIME, timestamps=stamps, topic_id=TOPIC, partition=0,
-        producer_id=7, producer_epoch=epoch, base_sequence=0, attributes=hd.ATTR_TRANSACTIONAL,
-    )  # fmt: skip
+        values,
+        hd.BatchIdentity(TOPIC, 0, 7, epoch, 0),
+        base_timestamp=TIME,
+        timestamps=stamps,
+        attributes=hd.ATTR_TRANSACTIONAL,
+    )
     return memoryview(encoded.image())
 
 

@@ -23,7 +23,7 @@ from penstock.core.errors import ConfigError, CorruptBatchError, UnsupportedVers
 
 zstd = pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 
-FIELDS: dict[str, Any] = {"base_timestamp": 0, "topic_id": bytes(16), "partition": 0}
+FIELDS: dict[str, Any] = {"base_timestamp": 0, "identity": hd.BatchIdentity(bytes(16), 0)}
 RAW = body_of([(1, 1, b""), (7, 0, int32s(0, 3, 3)), (8, 0, b"one")])
 
 

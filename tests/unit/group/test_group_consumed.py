@@ -14,7 +14,7 @@ from penstock.client.consumer.records import Chunk, RecordBatch
 from penstock.core.columns import decode
 from penstock.core.encode import encode_batch
 from penstock.core.errors import ConfigError
-from penstock.core.header import checked
+from penstock.core.header import BatchIdentity, checked
 from penstock.ipc.coordination import GroupOffsets, OffsetCommit, Owned
 
 OWNED = {
@@ -26,9 +26,7 @@ OWNERSHIP = GrantedPartitions("billing", "member-1", OWNED)
 
 def chunk(partition, count=3):
     image = memoryview(
-        encode_batch(
-            [b"x"] * count, base_timestamp=0, topic_id=b"o" * 16, partition=partition
-        ).image()
+        encode_batch([b"x"] * count, BatchIdentity(b"o" * 16, partition), base_timestamp=0).image()
     )
     return Chunk("orders", partition, decode(image, 0, checked(image, 0)))
 

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.core.control import ControlType, encode_control
 from penstock.core.errors import ErrorCode
-from penstock.core.header import ATTR_TRANSACTIONAL
+from penstock.core.header import ATTR_TRANSACTIONAL, BatchIdentity
 from penstock.core.plain import encode_records
 from penstock.ipc import layout as lo
 from penstock.ipc import shm
@@ -47,19 +47,26 @@ COORDINATOR = 3 << lo.PRODUCER_COUNTER_BITS
 def data(producer_id: int, attributes: int = 0) -> memoryview:
     return memoryview(
         encode_records(
-            [(b"k", b"v")], base_timestamp=0, topic_id=bytes(16), partition=0,
-            producer_id=producer_id, producer_epoch=0, base_sequence=0, attributes=attributes,
+            [(b"k", b"v")],
+            BatchIdentity(bytes(16), 0, producer_id, 0, 0),
+            base_timestamp=0,
+            attributes=attributes,
         )
-    )  # fmt: skip
+    )
 
 
 def control(producer_id: int) -> memoryview:
     return memoryview(
         encode_control(
-            ControlType.COMMIT, producer_id=producer_id, producer_epoch=1, coordinator_epoch=1,
-            timestamp=0, topic_id=bytes(16), partition=0,
+            ControlType.COMMIT,
+            producer_id=producer_id,
+            producer_epoch=1,
+            coordinator_epoch=1,
+            timestamp=0,
+            topic_id=bytes(16),
+            partition=0,
         )
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(

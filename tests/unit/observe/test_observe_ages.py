@@ -8,6 +8,7 @@ import pytest
 from reader_fixture import TOPIC, World
 
 from penstock.core.encode import encode_batch
+from penstock.core.header import BatchIdentity
 from penstock.core.lookup import header_at
 from penstock.core.storage import Storage
 from penstock.observe.ages import LOOKS_MAX, Ages, LogPosition
@@ -22,9 +23,10 @@ def world(tmp_path):
     made = World(tmp_path / "log", segment_bytes=4096)
     for number in range(60):
         image = encode_batch(
-            [b"%d" % (number * 3 + i) * 20 for i in range(3)], base_timestamp=7, topic_id=TOPIC,
-            partition=0, producer_id=1, base_sequence=number * 3,
-        ).image()  # fmt: skip
+            [b"%d" % (number * 3 + i) * 20 for i in range(3)],
+            BatchIdentity(TOPIC, 0, 1, base_sequence=number * 3),
+            base_timestamp=7,
+        ).image()
         made.log.append([memoryview(image)], START + number * 1_000_000)
     return made
 

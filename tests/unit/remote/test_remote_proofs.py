@@ -6,15 +6,17 @@ import msgspec
 
 from penstock.client.remote.proofs import PRODUCERS_MAX, Proofs
 from penstock.core.encode import encode_batch
-from penstock.core.header import ATTR_TRANSACTIONAL
+from penstock.core.header import ATTR_TRANSACTIONAL, BatchIdentity
 from penstock.ipc import coordination as co
 
 
 def batch(producer_id: int, epoch: int, attributes: int = ATTR_TRANSACTIONAL) -> memoryview:
     encoded = encode_batch(
-        [b"x"], topic_id=bytes(16), partition=0, producer_id=producer_id, producer_epoch=epoch,
-        base_sequence=0, base_timestamp=0, attributes=attributes,
-    )  # fmt: skip
+        [b"x"],
+        BatchIdentity(bytes(16), 0, producer_id, epoch, 0),
+        base_timestamp=0,
+        attributes=attributes,
+    )
     return memoryview(encoded.image())
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from batch_bytes import identified
 from produce_fixture import PRODUCER, TOPIC, Sending
 
 from penstock.cluster.frames import messages as fr
@@ -27,7 +28,7 @@ def batch(**changes: Any) -> bytes:
         "base_timestamp": 0, "topic_id": TOPIC, "partition": 0, "producer_id": PRODUCER,
         "producer_epoch": 0, "base_sequence": 0, **changes,
     }  # fmt: skip
-    return encode_batch([b"value"], **options).image()
+    return encode_batch([b"value"], **identified(**options)).image()
 
 
 def control(producer_id: int) -> bytes:

@@ -21,6 +21,7 @@ from coordinator_fixture import (
 
 from penstock.core.control import ControlType, encode_control
 from penstock.core.errors import CorruptBatchError, ErrorCode, PenstockTimeout, ResourceLimitError
+from penstock.core.header import BatchIdentity
 from penstock.core.plain import encode_records
 from penstock.ipc import layout as lo
 from penstock.ipc.state import OpenSince
@@ -291,9 +292,8 @@ def request(*images):
 
 SUSPECT = brokers.Suspect(PRODUCER, 3, TOPIC_ID, 0)
 PLAIN = encode_records(
-    [(b"k", b"v")], base_timestamp=0, topic_id=TOPIC_ID, partition=0, producer_id=COORDINATOR,
-    producer_epoch=0, base_sequence=0,
-)  # fmt: skip
+    [(b"k", b"v")], BatchIdentity(TOPIC_ID, 0, COORDINATOR, 0, 0), base_timestamp=0
+)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.client.arrow.intake import Part, Wanted, opened
-from penstock.client.producer.batch_builder import SealSettings, address, append, runs
+from penstock.client.producer.batch_builder import SealSettings, append, next_identity, runs
 from penstock.client.producer.delivery import BatchDelivery, Box
 from penstock.client.producer.partitioner import partitions_of_items
 from penstock.client.producer.pipeline import Pipeline
@@ -232,6 +232,7 @@ def _encode(
     settings: SealSettings,
 ) -> None:  # fmt: skip
     encoded = encode_columns(
-        records, base_timestamp=box.opened, in_pieces=True, **address(route, settings)
-    )
+        records, next_identity(route, settings), base_timestamp=box.opened, codec=settings.codec,
+        attributes=settings.attributes, in_pieces=True,
+    )  # fmt: skip
     append(batches, box, route, encoded, len(records.values))

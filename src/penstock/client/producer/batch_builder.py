@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import repeat
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, TypedDict
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -55,28 +55,10 @@ class SealSettings:
         return cls(session.producer_id, codec, min(batch_bytes, limit - BATCH_OVERHEAD), limit)
 
 
-class Address(TypedDict):
-    """What the encoders are told of where a batch goes, and what it follows there."""
-
-    topic_id: bytes
-    partition: int
-    producer_id: int
-    producer_epoch: int
-    base_sequence: int
-    codec: int
-    attributes: int
-
-
-def address(route: PartitionRoute, settings: SealSettings) -> Address:
+def next_identity(route: PartitionRoute, settings: SealSettings) -> hd.BatchIdentity:
     """That of the next batch of a route."""
-    return Address(
-        topic_id=route.topic_id,
-        partition=route.partition,
-        producer_id=settings.producer_id,
-        producer_epoch=route.epoch,
-        base_sequence=route.next_sequence,
-        codec=settings.codec,
-        attributes=settings.attributes,
+    return hd.BatchIdentity(
+        route.topic_id, route.partition, settings.producer_id, route.epoch, route.next_sequence
     )
 
 
@@ -191,10 +173,12 @@ def seal_one(
     else:
         encoded = encode_batch(
             (value,),
+            next_identity(route, settings),
             base_timestamp=stamp,
             keys=None if key is None else (key,),
             headers=None if headers is None else (headers,),
-            **address(route, settings),
+            codec=settings.codec,
+            attributes=settings.attributes,
         )
     if hd.HEADER_BYTES + len(encoded.body) > settings.batch_bytes_max:
         raise _too_large(encoded, route, settings)
@@ -255,11 +239,13 @@ def append(
 def _encode(box: Box, rows: Rows, route: PartitionRoute, settings: SealSettings) -> EncodedBatch:
     return encode_batch(
         rows.values,
+        next_identity(route, settings),
         base_timestamp=box.opened,
         keys=rows.keys,
         headers=rows.headers,
         timestamps=rows.timestamps,
-        **address(route, settings),
+        codec=settings.codec,
+        attributes=settings.attributes,
     )
 
 

@@ -28,6 +28,7 @@ from penstock.core.errors import (
     PenstockTimeout,
     ResourceLimitError,
 )
+from penstock.core.header import BatchIdentity
 from penstock.core.plain import encode_records
 from penstock.ipc.lane import Ack
 from penstock.ipc.messages import TopicInfo
@@ -101,12 +102,8 @@ class Journal:
     def _encoded(self, records: Sequence[Record]) -> bytes:
         image = encode_records(
             records,
-            producer_id=self._producer_id,
-            producer_epoch=self.epoch,
-            base_sequence=self._sequence,
+            BatchIdentity(self._topic.topic_id, 0, self._producer_id, self.epoch, self._sequence),
             base_timestamp=time.time_ns() // 1000,
-            partition=0,
-            topic_id=self._topic.topic_id,
         )
         most = self._mailbox.frame_max(self._page)
         if len(image) > most:
