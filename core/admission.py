@@ -6,7 +6,7 @@ whether it is next is judged by `producers`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
@@ -14,12 +14,16 @@ from penstock.core.control import read_control
 from penstock.core.errors import CorruptBatchError, ErrorCode, UnsupportedVersionError
 from penstock.core.header import (
     ATTR_CONTROL,
+    ATTR_HAS_WORK,
     BODY_CRC_FROM,
     HEADER_BYTES,
     BatchHeader,
     checked,
     checked_private,
 )
+from penstock.core.work import read_work
+
+_LOOKED_INTO: Final = ATTR_CONTROL | ATTR_HAS_WORK
 
 
 class AppendResult(NamedTuple):
@@ -68,8 +72,8 @@ def verify(
         and head.base_timestamp <= head.max_timestamp
         and crc32c(batch[BODY_CRC_FROM:]) == head.body_crc
     ):
-        if head.attributes & ATTR_CONTROL:
-            return _verify_control(batch, private, head)
+        if head.attributes & _LOOKED_INTO:
+            return _verify_body(batch, private, head)
         return private, head
     return Refusal(_why(batch, head, topic_id, partition, batch_bytes_max), head)
 
@@ -97,11 +101,15 @@ def verify_verbatim(
     return head
 
 
-def _verify_control(
+def _verify_body(
     batch: memoryview, private: bytearray, head: BatchHeader
 ) -> tuple[bytearray, BatchHeader] | Refusal:
+    """What the node itself reads of a batch: control records, and columns for work queues."""
     try:
-        read_control(bytes(batch), 0, head)
+        if head.attributes & ATTR_CONTROL:
+            read_control(bytes(batch), 0, head)
+        if head.attributes & ATTR_HAS_WORK:
+            read_work(batch[HEADER_BYTES:], head)
     except CorruptBatchError as error:
         return Refusal(refused(ErrorCode.CORRUPT_BATCH, str(error)), head)
     except UnsupportedVersionError as error:

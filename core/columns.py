@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from penstock.core import codecs
 from penstock.core import encode as en
 from penstock.core import header as hd
 from penstock.core import sections as sc
+from penstock.core import work as wk
 from penstock.core.errors import CorruptBatchError
+from penstock.core.plain import expanded
 from penstock.core.storage import Window
 
 SMALL: Final = 8
@@ -168,12 +169,13 @@ class Columns:
     `timestamps`: int64[n], microseconds since the epoch, and `constant_timestamp` the only one of
     them, None where they differ. `is_dense`: whether record i has offset base + i.
     `header_columns`: int32[n+1] bounds of each record's headers in the columns of names and values;
-    None where the batch has no headers at all. `mapped_end`: where the batch ends in the buffer
+    None where the batch has no headers at all. `work`: columns for work queues, None where it has
+    none of them. `mapped_end`: where the batch ends in the buffer
     that the columns view, 0 where they view none.
     """
 
     __slots__ = ("_sparse", "_times", "constant_timestamp", "count", "head", "header_columns",
-                 "is_dense", "keys", "mapped_end", "values")  # fmt: skip
+                 "is_dense", "keys", "mapped_end", "values", "work")  # fmt: skip
 
     constant_timestamp: int | None
 
@@ -185,6 +187,7 @@ class Columns:
         sparse: npt.NDArray[np.int32] | None,
         times: npt.NDArray[np.int32] | npt.NDArray[np.int64] | None,
         header_columns: tuple[npt.NDArray[np.int32], BinaryColumn, BinaryColumn] | None,
+        work: wk.WorkColumns | None = None,
     ) -> None:
         self.head = head
         self.count = head.record_count
@@ -198,6 +201,7 @@ class Columns:
         else:
             self.constant_timestamp = head.base_timestamp if times is None else None
         self.header_columns = header_columns
+        self.work = work
         self.mapped_end = 0
 
     def check_mapped(self) -> None:
@@ -287,17 +291,6 @@ def _binary_column(
     return BinaryColumn(offsets, body[data_start : data_start + data_length], valid)
 
 
-def _raw_body(stored: memoryview, head: hd.BatchHeader) -> memoryview:
-    """A compressed body expanded. `header.checked` has bounded what it may expand to."""
-    if len(stored) < sc.STORED.size:
-        raise CorruptBatchError("a compressed body is shorter than its own length field")
-    packed, _ = sc.STORED.unpack_from(stored)
-    if packed > len(stored) - sc.STORED.size:
-        raise CorruptBatchError("a compressed body is longer than its batch")
-    packed_body = stored[sc.STORED.size : sc.STORED.size + packed]
-    return memoryview(codecs.expand(head.codec, packed_body, head.raw_body_length))
-
-
 def decode(
     buffer: memoryview,
     position: int,
@@ -322,10 +315,10 @@ def decode(
             f"body checksum of the batch at byte {position} (base offset {head.base_offset}) is "
             "wrong"
         )
-    body = buffer[position + hd.HEADER_BYTES : position + head.length]
+    stored = body = buffer[position + hd.HEADER_BYTES : position + head.length]
     mapped_end = position + head.length
     if head.codec != hd.CODEC_NONE:
-        body, mapped_end = _raw_body(body, head), 0
+        body, mapped_end = memoryview(expanded(stored, head)), 0
     count = head.record_count
     if count == 1 and not head.attributes & _NOT_PLAIN:
         only = _plain_one(body, head)
@@ -357,11 +350,15 @@ def decode(
         head, values, keys, _sparse(body, found, head), _times(body, found, count),
         _headers(body, found, head),
     )  # fmt: skip
+    if head.attributes & hd.ATTR_HAS_WORK:
+        columns.work = wk.read_work(stored, head).columns(count)
     columns.mapped_end = mapped_end
     return columns
 
 
-_NOT_PLAIN: Final = hd.ATTR_HAS_KEYS | hd.ATTR_HAS_HEADERS | hd.ATTR_SPARSE_OFFSETS
+_NOT_PLAIN: Final = (
+    hd.ATTR_HAS_KEYS | hd.ATTR_HAS_HEADERS | hd.ATTR_SPARSE_OFFSETS | hd.ATTR_HAS_WORK
+)
 _NO_KEY: Final = NullColumn(1)
 
 

@@ -50,7 +50,7 @@ from penstock.core.swapping import (
     load_cleaned_to,
     save_cleaned_to,
 )
-from penstock.core.thinning import Mask, emptied, settled, stamped, thinned
+from penstock.core.thinning import Mask, check_sections, emptied, settled, stamped, thinned
 
 KEYS_MAX: Final = 500_000
 """Keys in the map of one pass: some 100 MB with keys of 50 bytes."""
@@ -330,6 +330,7 @@ class Compaction:
             same = horizon == known and not was_transactional
             return stamped(header, body, head, horizon), same
         if kept:
+            check_sections(body, head)
             batch_left = thinned(columns, keep)
         elif needed:
             batch_left = emptied(head)

@@ -19,6 +19,7 @@ from crc32c import crc32c
 from penstock.core import codecs
 from penstock.core import header as hd
 from penstock.core import sections as sc
+from penstock.core import work as wk
 from penstock.core.errors import RecordTooLargeError
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -256,19 +257,22 @@ def encode_batch(
     timestamps: Sequence[int] | None = None,
     offset_deltas: Sequence[int] | None = None,
     last_offset_delta: int | None = None,
+    work: wk.WorkColumns | None = None,
     codec: int = hd.CODEC_NONE,
     attributes: int = 0,
 ) -> EncodedBatch:
     """One sealed batch of `len(values)` records.
 
-    `keys`, `headers` and `timestamps` are None or as long as `values`; `timestamps` in microseconds
-    since the epoch, and where None every record carries `base_timestamp`. `offset_deltas` makes a
-    sparse batch (compaction) whose `last_offset_delta` must then be given. Raises
-    `RecordTooLargeError` above `BATCH_BYTES_MAX` and `ConfigError` for a codec this build lacks.
+    `keys`, `headers`, `timestamps` and the columns of `work` are None or as long as `values`;
+    `timestamps` in microseconds since the epoch, and where None every record carries
+    `base_timestamp`. `offset_deltas` makes a sparse batch (compaction) whose `last_offset_delta`
+    must then be given. Raises `RecordTooLargeError` above `BATCH_BYTES_MAX` and `ConfigError` for a
+    codec this build lacks.
     """
     count = len(values)
     plain = None
-    if keys is None and headers is None and timestamps is None and offset_deltas is None:
+    is_plain = keys is None and headers is None and timestamps is None and work is None
+    if is_plain and offset_deltas is None:
         plain = _plain_body(values, codec)
     max_timestamp = base_timestamp
     sections: list[Section] = []
@@ -285,6 +289,7 @@ def encode_batch(
         last_offset_delta=count - 1 if last_offset_delta is None else last_offset_delta,
         base_timestamp=base_timestamp,
         max_timestamp=max_timestamp,
+        work=work,
         codec=codec,
         attributes=attributes,
     )
@@ -301,17 +306,23 @@ def finish_batch(
     max_timestamp: int,
     codec: int,
     attributes: int,
+    work: wk.WorkColumns | None = None,
     in_pieces: bool = False,
 ) -> EncodedBatch:
     """A batch of these sections, or of a `plain` body and its raw length: compressed, with its
     header, sealed. `in_pieces` leaves the body of one that is not compressed in its pieces."""
     pieces: list[Piece] = []
+    beside = [] if work is None else _work_sections(work)
+    if beside:
+        attributes |= hd.ATTR_HAS_WORK
     if plain is not None:
         body, raw_length = plain
     else:
-        raw_length = 8 * (len(sections) + 1) + sum((part.length + 7) & -8 for part in sections)
-        pieces = _pieces(sections, hd.BATCH_ALIGN if codec == hd.CODEC_NONE else 8)
-        in_pieces = in_pieces and codec == hd.CODEC_NONE
+        raw_length = _raw_length(*sections, *beside)
+        if codec == hd.CODEC_NONE:
+            pieces = _pieces((*sections, *beside), hd.BATCH_ALIGN)
+        else:
+            pieces, in_pieces = _pieces(sections, 8), False
         body = b"" if in_pieces else b"".join(pieces)
     if raw_length > hd.BATCH_BYTES_MAX - 2 * hd.HEADER_BYTES:
         raise RecordTooLargeError(
@@ -319,7 +330,15 @@ def finish_batch(
             f"{hd.BATCH_BYTES_MAX}: send fewer or smaller records"
         )
     if codec != hd.CODEC_NONE:
-        codec, body = _compress(codec, body)
+        stored = _compress(codec, body, beside, raw_length)
+        if stored is not None:
+            body, raw_length = stored, len(body)
+        else:
+            codec = hd.CODEC_NONE
+            if beside:
+                body = b"".join(_pieces((*sections, *beside), hd.BATCH_ALIGN))
+            else:
+                body += _PAD[: -raw_length & (hd.BATCH_ALIGN - 1)]
     head = hd.pack_header(
         identity,
         length=hd.HEADER_BYTES + (sum(map(len, pieces)) if in_pieces else len(body)),
@@ -372,22 +391,39 @@ def encode_one(
     return tuple.__new__(EncodedBatch, (head, body))  # `EncodedBatch()` is one more call
 
 
-def _compress(codec: int, body: bytes) -> tuple[int, bytes]:
-    """The stored form of a body under `codec`; plain where that is not smaller, or too large."""
+def _raw_length(*sections: Section) -> int:
+    return 8 * (len(sections) + 1) + sum((section.length + 7) & -8 for section in sections)
+
+
+def _work_sections(work: wk.WorkColumns) -> list[Section]:
+    return [Section(ident, kind, len(data), (data,)) for ident, kind, data in wk.packed(work)]
+
+
+def _compress(codec: int, body: bytes, beside: Sequence[Section], raw_length: int) -> bytes | None:
+    """The stored form of a body under `codec`, with what stands `beside` it; None where that is not
+    smaller than the `raw_length` of both, or the body too large."""
     codecs.require(codec)
-    if len(body) <= hd.RAW_BODY_MAX:
-        packed = codecs.compress(codec, body)
-        stored = sc.STORED.size + len(packed)
-        if hd.aligned(stored) < hd.aligned(len(body)):
-            tail = _PAD[: -stored & (hd.BATCH_ALIGN - 1)]
-            return codec, b"".join((sc.STORED.pack(len(packed), 0), packed, tail))
-    return hd.CODEC_NONE, body + _PAD[: -len(body) & (hd.BATCH_ALIGN - 1)]
+    if len(body) > hd.RAW_BODY_MAX:
+        return None
+    packed = codecs.compress(codec, body)
+    pieces: list[Piece] = [sc.STORED.pack(len(packed), 0), packed]
+    if beside:
+        pieces += (_PAD[: -len(packed) & 7], *_pieces(beside, 8))
+    stored = sum(map(len, pieces))
+    if hd.aligned(stored) >= hd.aligned(raw_length):
+        return None
+    return b"".join((*pieces, _PAD[: -stored & (hd.BATCH_ALIGN - 1)]))
 
 
-def record_overhead(value: bytes | None, key: bytes | None, headers: Headers | None) -> int:
-    """An upper bound of what a record adds to a body, in bytes: its value, key and headers, and 24
-    for three offsets, a timestamp and the validity bits."""
+def record_overhead(
+    value: bytes | None,
+    key: bytes | None,
+    headers: Headers | None,
+    work: wk.WorkFields | None = None,
+) -> int:
+    """An upper bound of what a record adds to a body, in bytes: its value, key, headers and fields
+    for work queues, and 24 for three offsets, a timestamp and the validity bits."""
     size = 24 + (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
     for name, content in headers or ():
         size += 12 + 4 * len(name) + (len(content) if content is not None else 0)
-    return size
+    return size if work is None else size + work.size

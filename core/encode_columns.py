@@ -15,6 +15,7 @@ import numpy.typing as npt
 from penstock.core import encode as en
 from penstock.core import header as hd
 from penstock.core import sections as sc
+from penstock.core import work as wk
 from penstock.core.columns import BinaryColumn
 from penstock.core.gather import ranges, take
 
@@ -35,6 +36,7 @@ class RecordColumns(NamedTuple):
     keys: BinaryColumn | None = None
     timestamps: npt.NDArray[np.int64] | None = None
     headers: HeaderColumns | None = None
+    work: wk.WorkColumns | None = None
 
     def run(self, start: int, stop: int) -> RecordColumns:
         """These rows, in place."""
@@ -46,6 +48,7 @@ class RecordColumns(NamedTuple):
             None if self.keys is None else self.keys[start:stop],
             None if self.timestamps is None else self.timestamps[start:stop],
             headers,
+            None if self.work is None else self.work.run(start, stop),
         )
 
     def take(self, rows: npt.NDArray[np.int64]) -> RecordColumns:
@@ -65,6 +68,7 @@ class RecordColumns(NamedTuple):
             None if self.keys is None else take(self.keys, rows),
             None if self.timestamps is None else self.timestamps[rows],
             headers,
+            None if self.work is None else self.work.take(rows.tolist()),
         )
 
     def sizes(self) -> npt.NDArray[np.int64]:
@@ -79,6 +83,8 @@ class RecordColumns(NamedTuple):
             bounds, names, values = self.headers
             ends = names.offsets.astype(np.int64) + values.offsets
             found += np.diff(ends[bounds]) + 9 * np.diff(bounds) + 4
+        if self.work is not None:
+            found += np.fromiter(self.work.sizes(len(found)), np.int64, len(found))
         return found
 
 
@@ -123,6 +129,7 @@ def encode_columns(
         ),
         base_timestamp=base_timestamp,
         max_timestamp=max_timestamp,
+        work=records.work,
         codec=codec,
         attributes=attributes,
         in_pieces=in_pieces,

@@ -63,6 +63,8 @@ ATTR_CONTROL: Final = 2
 ATTR_HAS_KEYS: Final = 4
 ATTR_HAS_HEADERS: Final = 8
 ATTR_SPARSE_OFFSETS: Final = 16
+ATTR_HAS_WORK: Final = 32
+"""Has columns for work queues (`work`)."""
 
 FLAG_APPEND_TIME: Final = 1
 FLAG_COMPACTED: Final = 2

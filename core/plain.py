@@ -67,13 +67,12 @@ def encode_records(
 def _body(keys: list[bytes], values: list[bytes | None]) -> tuple[bytes, int]:
     """The body, padded, and its length without the padding of the batch."""
     parts: list[tuple[int, int, bytes]] = [(sc.SECTION_TIMESTAMPS, sc.ENCODING_CONSTANT, b"")]
-    parts += _binary(keys, sc.SECTION_KEY_OFFSETS, sc.SECTION_KEY_BYTES)
-    filled = [value or b"" for value in values]
-    if None in values:
-        bits = "".join(["01"[value is not None] for value in reversed(values)])
-        bitmap = int(bits, 2).to_bytes((len(values) + 7) // 8, "little")
-        parts.append((sc.SECTION_VALUE_VALIDITY, sc.ENCODING_PLAIN, bitmap))
-    parts += _binary(filled, sc.SECTION_VALUE_OFFSETS, sc.SECTION_VALUE_BYTES)
+    parts += column_sections(
+        keys, sc.SECTION_KEY_VALIDITY, sc.SECTION_KEY_OFFSETS, sc.SECTION_KEY_BYTES
+    )
+    parts += column_sections(
+        values, sc.SECTION_VALUE_VALIDITY, sc.SECTION_VALUE_OFFSETS, sc.SECTION_VALUE_BYTES
+    )
     pieces = [sc.DIRECTORY_ENTRY.pack(ident, kind, len(data)) for ident, kind, data in parts]
     pieces.append(sc.DIRECTORY_ENTRY.pack(0, 0, 0))
     for _, _, data in parts:
@@ -87,18 +86,26 @@ def _body(keys: list[bytes], values: list[bytes | None]) -> tuple[bytes, int]:
     return body + _PAD[: -len(body) & (hd.BATCH_ALIGN - 1)], len(body)
 
 
-def _binary(column: list[bytes], offsets_id: int, bytes_id: int) -> list[tuple[int, int, bytes]]:
-    data = b"".join(column)
+def column_sections(
+    column: Sequence[bytes | None], validity_id: int, offsets_id: int, bytes_id: int
+) -> list[tuple[int, int, bytes]]:
+    """(id, encoding, bytes) of a column's sections: validity where it has nulls, offsets, bytes."""
+    parts = []
+    if None in column:
+        bits = "".join(["01"[item is not None] for item in reversed(column)])
+        bitmap = int(bits, 2).to_bytes((len(column) + 7) // 8, "little")
+        parts.append((validity_id, sc.ENCODING_PLAIN, bitmap))
+    filled = [item or b"" for item in column]
+    data = b"".join(filled)
     if len(data) > hd.BATCH_BYTES_MAX:  # before the int32 offsets could wrap
         raise RecordTooLargeError(
             f"{len(column)} items of one column hold {len(data)} bytes; the format's bound for a "
             f"batch is {hd.BATCH_BYTES_MAX}: send fewer or smaller records"
         )
-    offsets = array("i", accumulate(map(len, column), initial=0)).tobytes()
-    return [
-        (offsets_id, sc.ENCODING_PLAIN, offsets),
-        (bytes_id, sc.ENCODING_PLAIN, data),
-    ]
+    offsets = array("i", accumulate(map(len, filled), initial=0)).tobytes()
+    parts.append((offsets_id, sc.ENCODING_PLAIN, offsets))
+    parts.append((bytes_id, sc.ENCODING_PLAIN, data))
+    return parts
 
 
 # ---- back
@@ -127,7 +134,7 @@ def decode_records(view: hd.Buffer, position: int, head: hd.BatchHeader) -> list
         body = expanded(body, head)
     found = sc.directory(body)
     count = head.record_count
-    values = _column(
+    values = column(
         body,
         found,
         sc.SECTION_VALUE_VALIDITY,
@@ -137,7 +144,7 @@ def decode_records(view: hd.Buffer, position: int, head: hd.BatchHeader) -> list
     )
     keys: Sequence[bytes | None] = [None] * count
     if head.attributes & hd.ATTR_HAS_KEYS:
-        keys = _column(
+        keys = column(
             body,
             found,
             sc.SECTION_KEY_VALIDITY,
@@ -150,14 +157,24 @@ def decode_records(view: hd.Buffer, position: int, head: hd.BatchHeader) -> list
 
 def expanded(stored: bytes | memoryview, head: hd.BatchHeader) -> bytes:
     """A compressed body expanded. `header.checked` has bounded what it may expand to."""
-    packed, _ = sc.STORED.unpack_from(stored) if len(stored) >= sc.STORED.size else (-1, 0)
-    if not 0 <= packed <= len(stored) - sc.STORED.size:
-        raise CorruptBatchError("a compressed body is longer than its batch")
-    block = memoryview(stored)[sc.STORED.size : sc.STORED.size + packed]
+    block = memoryview(stored)[sc.STORED.size : _block_end(stored)]
     return bytes(codecs.expand(head.codec, block, head.raw_body_length))
 
 
-def _ints(body: bytes, found: sc.Directory, ident: int, count: int) -> tuple[int, ...]:
+def behind_block(stored: bytes | memoryview) -> bytes | memoryview:
+    """What stands behind the block of a compressed body, uncompressed."""
+    return stored[(_block_end(stored) + 7) & -8 :]
+
+
+def _block_end(stored: bytes | memoryview) -> int:
+    packed: int
+    packed, _ = sc.STORED.unpack_from(stored) if len(stored) >= sc.STORED.size else (-1, 0)
+    if not 0 <= packed <= len(stored) - sc.STORED.size:
+        raise CorruptBatchError("a compressed body is longer than its batch")
+    return sc.STORED.size + packed
+
+
+def _ints(body: hd.Buffer, found: sc.Directory, ident: int, count: int) -> tuple[int, ...]:
     if ident not in found:
         raise CorruptBatchError(f"the batch lacks its section {ident}")
     _, start, length = found[ident]
@@ -179,16 +196,22 @@ def _offsets(body: bytes, found: sc.Directory, head: hd.BatchHeader) -> Sequence
     return [base + delta for delta in deltas]
 
 
-def _column(
-    body: bytes, found: sc.Directory, validity_id: int, offsets_id: int, bytes_id: int, count: int
+def column(
+    body: hd.Buffer,
+    found: sc.Directory,
+    validity_id: int,
+    offsets_id: int,
+    bytes_id: int,
+    count: int,
 ) -> list[bytes | None]:
+    """The items of a column of byte strings. Raises `CorruptBatchError`."""
     bounds = _ints(body, found, offsets_id, count + 1)
     if bytes_id not in found:
         raise CorruptBatchError(f"the batch lacks its section {bytes_id}")
     _, start, length = found[bytes_id]
     if bounds[0] != 0 or bounds[-1] != length or list(bounds) != sorted(bounds):
         raise CorruptBatchError("column offsets do not rise from 0 to the length of their bytes")
-    data = body[start : start + length]
+    data = bytes(body[start : start + length])
     items: list[bytes | None] = list(map(data.__getitem__, map(slice, bounds, bounds[1:])))
     if validity_id in found:
         _, start, length = found[validity_id]

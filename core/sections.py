@@ -9,11 +9,15 @@
     │ key offsets,  key bytes      │  int32[n+1] + bytes: Arrow's `binary` layout as it stands
     │ value offsets, value bytes   │
     │ header columns               │  int32[n+1] into the header entries, then names and values
+    │ columns for work queues      │  due and expiry times, priorities, dedup ids: see `work`
     └──────────────────────────────┘
 
 A null value is a tombstone. A compressed body is `<stored length u32> <0 u32> <codec block>`; the
 batch header's `raw_body_length` bounds what it may expand to. Codecs that do not shrink a body are
-not used for it, nor for one larger than `RAW_BODY_MAX`.
+not used for it, nor for one larger than `RAW_BODY_MAX`. Columns for work queues are not compressed:
+they stand behind the block, from the next multiple of 8 on, with a directory of their own.
+
+A reader passes over sections that it does not know. Who writes a batch again has to know them all.
 
 Owns the numbers. Encoding is `encode` and `columns`; `plain` is the same without numpy.
 """
@@ -39,6 +43,13 @@ SECTION_HEADER_NAME_BYTES: Final = 11
 SECTION_HEADER_VALUE_VALIDITY: Final = 12
 SECTION_HEADER_VALUE_OFFSETS: Final = 13
 SECTION_HEADER_VALUE_BYTES: Final = 14
+SECTION_DUE_TIMES: Final = 15
+SECTION_EXPIRY_TIMES: Final = 16
+SECTION_PRIORITIES: Final = 17
+SECTION_DEDUP_ID_VALIDITY: Final = 18
+SECTION_DEDUP_ID_OFFSETS: Final = 19
+SECTION_DEDUP_ID_BYTES: Final = 20
+SECTIONS_KNOWN: Final = frozenset(range(SECTION_TIMESTAMPS, SECTION_DEDUP_ID_BYTES + 1))
 SECTIONS_MAX: Final = 32
 
 ENCODING_PLAIN: Final = 0
@@ -53,7 +64,7 @@ Directory = dict[int, tuple[int, int, int]]
 """Section id -> (encoding, start, length), every one inside the body."""
 
 
-def directory(body: bytes | memoryview) -> Directory:
+def directory(body: bytes | bytearray | memoryview) -> Directory:
     """The sections of a body. Raises `CorruptBatchError` where they do not fit into it."""
     listed = []
     position = 0

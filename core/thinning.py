@@ -18,8 +18,11 @@ from crc32c import crc32c
 
 from penstock.core import encode as en
 from penstock.core import header as hd
+from penstock.core import sections as sc
 from penstock.core.columns import BinaryColumn, Columns
 from penstock.core.encode_columns import HeaderColumns, RecordColumns, encode_columns
+from penstock.core.errors import UnsupportedVersionError
+from penstock.core.plain import behind_block, expanded
 
 ATTRIBUTES: Final = struct.Struct("<H")
 
@@ -69,6 +72,22 @@ def emptied(head: hd.BatchHeader) -> en.EncodedBatch:
     )
 
 
+def check_sections(stored: memoryview, head: hd.BatchHeader) -> None:
+    """Raises `UnsupportedVersionError` for a batch that would lose sections of a later version when
+    it is written again. `stored`: its body."""
+    bodies: list[hd.Buffer] = [stored if head.codec == hd.CODEC_NONE else expanded(stored, head)]
+    if head.codec != hd.CODEC_NONE and head.attributes & hd.ATTR_HAS_WORK:
+        bodies.append(behind_block(stored))
+    for body in bodies:
+        unknown = sc.directory(body).keys() - sc.SECTIONS_KNOWN
+        if unknown:
+            raise UnsupportedVersionError(
+                f"the batch at offset {head.base_offset} has sections that this build does not "
+                f"know ({', '.join(map(str, sorted(unknown)))}) and would lose in compaction: "
+                "compact it with the version that wrote it, or a newer one"
+            )
+
+
 def thinned(columns: Columns, keep: Mask) -> en.EncodedBatch:
     """The batch with those records for which `keep` is true: at least one. The header of `columns`
     must not say that the append's time counts, or the producers' times would be lost."""
@@ -79,6 +98,7 @@ def thinned(columns: Columns, keep: Mask) -> en.EncodedBatch:
         columns.keys if isinstance(columns.keys, BinaryColumn) else None,
         columns.timestamps if columns.constant_timestamp is None else None,
         None if headers is None else HeaderColumns(*headers),
+        columns.work,
     )
     return encode_columns(
         records.take(rows),

@@ -15,6 +15,7 @@ from pathlib import Path
 from penstock.core import header as hd
 from penstock.core.control import ControlType, encode_control
 from penstock.core.encode import EncodedBatch, encode_batch
+from penstock.core.work import WorkColumns
 
 FOLDER = Path(__file__).parent / "golden"
 READ_ONLY = FOLDER / "read-only"
@@ -22,6 +23,12 @@ READ_ONLY = FOLDER / "read-only"
 TOPIC_ID = bytes(range(16))
 BASE_TIME = 1_700_000_000_000_000
 LINE_BYTES = 16
+WORK = WorkColumns(
+    due=[BASE_TIME + 30_000_000, None, BASE_TIME + 30_000_007],
+    expires=[BASE_TIME + 60_000_000, BASE_TIME + (1 << 40), None],
+    priorities=[0, 9, None],
+    dedup_ids=[b"invoice-4711", None, "naïve".encode()],
+)
 
 
 def _batch(values: list[bytes | None], **columns: object) -> EncodedBatch:
@@ -75,6 +82,12 @@ CASES: dict[str, Callable[[], EncodedBatch]] = {
     "timestamps-int64": lambda: _batch([b"a", b"b"], timestamps=[-1, (1 << 31) - 1]),
     "lz4": lambda: _batch([b"x" * 200, b"y" * 200], keys=[b"k", None], codec=hd.CODEC_LZ4),
     "lz4-not-smaller": lambda: _batch([b"abc"], codec=hd.CODEC_LZ4),
+    "work": lambda: _batch([b"a", b"b", b"c"], keys=[b"k", None, b"kk"], work=WORK),
+    "work-constant": lambda: _batch(
+        [b"a", b"b"], work=WorkColumns([BASE_TIME + 1] * 2, priorities=[7, 7])
+    ),
+    "work-lz4": lambda: _batch([b"x" * 200] * 3, work=WORK, codec=hd.CODEC_LZ4),
+    "work-lz4-not-smaller": lambda: _batch([b"abc"] * 3, work=WORK, codec=hd.CODEC_LZ4),
 }
 
 

@@ -12,6 +12,7 @@ from penstock.client.consumer.records import Chunk, Record, RecordBatch
 from penstock.core import header as hd
 from penstock.core.columns import decode
 from penstock.core.encode import encode_batch
+from penstock.core.work import WorkColumns
 
 KEYS = st.sampled_from([b"", b"a", b"b", b"cc", b"d" * 40])
 RECORD = st.tuples(
@@ -34,6 +35,9 @@ def chunk_of(base: int, records: list[Any], keyed: bool, stamped: bool, headed: 
         keys=keys if keyed else None,
         timestamps=stamps if stamped else None,
         headers=headers if headed else None,
+        work=WorkColumns(priorities=[i % 3 or None for i in range(len(records))])
+        if headed
+        else None,
     )
     header = encoded.header
     hd.stamp(header, base_offset=base, leader_epoch=3, generation=0, append_timestamp=9, flags=0)

@@ -10,13 +10,15 @@ from batch_bytes import put, reseal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.client.consumer.records import Chunk, ChunkedColumn, Record, RecordBatch
+from penstock.client.consumer.records import Chunk, ChunkedColumn, Record, RecordBatch, WorkRecord
 from penstock.core import header as hd
 from penstock.core.columns import decode
 from penstock.core.encode import encode_batch
+from penstock.core.work import WorkColumns, WorkFields
 
 BOUNDED = settings(derandomize=True, max_examples=150)
 ITEM = st.none() | st.binary(max_size=5)
+WORK = st.sampled_from([WorkFields(5, 9), WorkFields(None, None, 7, b"id"), WorkFields(6, 7, 0)])
 PAIRS = st.lists(st.tuples(st.text(max_size=3), ITEM), max_size=2).map(tuple)
 
 
@@ -48,13 +50,16 @@ def chunks(draw):
         sparse = {"offset_deltas": deltas, "last_offset_delta": 99}
     base = draw(st.integers(0, 1 << 40))
     topic, partition = draw(st.sampled_from([("a", 0), ("b", 7)]))
+    work = column(st.none() | WORK)
     columns = columns_of(
-        values, keys=keys, headers=headers, timestamps=stamps, base_offset=base, **sparse
-    )
+        values, keys=keys, headers=headers, timestamps=stamps, base_offset=base,
+        work=None if work is None else WorkColumns.of(work), **sparse,
+    )  # fmt: skip
     start = draw(st.integers(0, count))
     stop = draw(st.integers(start, count))
+    has_work = work is not None and any(each is not None for each in work)
     records = [
-        Record(
+        (WorkRecord if has_work else Record)(
             topic,
             partition,
             base + deltas[row],
@@ -62,10 +67,22 @@ def chunks(draw):
             keys[row] if keys else None,
             values[row],
             (headers[row] or ()) if headers else (),
+            *(((work and work[row]) or WorkFields()) if has_work else ()),
         )
         for row in range(count)
     ]
     return Chunk(topic, partition, columns, start, stop), records[start:stop]
+
+
+def check_work(rows, records):
+    """Columns and records have the same for work queues, and no column where none has any."""
+    if isinstance(rows, Chunk):
+        columns = [None] * 4 if rows.work is None else [*rows.work]
+    else:
+        columns = [rows.due, rows.expires, rows.priorities, rows.dedup_ids]
+    for column, name in zip(columns, WorkFields._fields, strict=True):
+        wanted = [getattr(record, name) for record in records]
+        assert wanted == ([None] * len(records) if column is None else list(column))
 
 
 @BOUNDED
@@ -80,6 +97,8 @@ def test_a_chunk_is_the_records_it_stands_for(pair):
     assert chunk.keys.to_list() == [record.key for record in records]
     headers = chunk.headers()
     assert headers is None or headers == [record.headers for record in records]
+    check_work(chunk, records)
+    check_work(RecordBatch([chunk, chunk]), records * 2)
     rows = range(chunk.start, chunk.stop)
     assert [chunk.row_offset(row) for row in rows] == chunk.offsets.tolist()
 

@@ -133,6 +133,10 @@ def test_golden_batches_are_read_whatever_wrote_them(name):
         "timestamps-int64": ([0, 1], [-1, (1 << 31) - 1], [None] * 2, [b"a", b"b"], None),
         "lz4": ([0, 1], [base] * 2, [b"k", None], [b"x" * 200, b"y" * 200], None),
         "lz4-not-smaller": ([0], [base], [None], [b"abc"], None),
+        "work": ([0, 1, 2], [base] * 3, [b"k", None, b"kk"], [b"a", b"b", b"c"], None),
+        "work-constant": ([0, 1], [base] * 2, [None] * 2, [b"a", b"b"], None),
+        "work-lz4": ([0, 1, 2], [base] * 3, [None] * 3, [b"x" * 200] * 3, None),
+        "work-lz4-not-smaller": ([0, 1, 2], [base] * 3, [None] * 3, [b"abc"] * 3, None),
     }
     assert (offsets, stamps, keys, values, headers) == expected[name]
 

@@ -120,6 +120,7 @@ def pick(chunk: Chunk, rows: Longs) -> Chunk:
         columns.keys if isinstance(columns.keys, BinaryColumn) else None,
         columns.timestamps - head.base_timestamp if columns.constant_timestamp is None else None,
         None if headers is None else HeaderColumns(*headers),
+        columns.work,
     ).take(rows)
     size = found.values.nbytes + (0 if found.keys is None else found.keys.nbytes)
     picked = Columns(
@@ -134,6 +135,7 @@ def pick(chunk: Chunk, rows: Longs) -> Chunk:
         (columns.offsets[rows] - head.base_offset).astype(np.int32),
         found.timestamps,
         None if found.headers is None else (*found.headers,),
+        found.work,
     )
     return Chunk(chunk.topic, chunk.partition, picked)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import chain, repeat
 from operator import index as as_index
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Final, Self, overload
 
 import msgspec
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from penstock.client.public_view import shortened
 from penstock.core.columns import BinaryColumn, Columns, HeaderList, NullColumn
+from penstock.core.work import WorkColumns
 
 if TYPE_CHECKING:
     import pyarrow
@@ -25,6 +26,9 @@ def _arrow() -> ModuleType:
     from penstock.client.arrow import export
 
     return export
+
+
+_NO_WORK: Final[list[Iterable[Any]]] = []
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -46,6 +50,36 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     def datetime(self) -> datetime:
         """The timestamp as an aware datetime (UTC)."""
         return datetime.fromtimestamp(self.timestamp / 1e6, UTC)
+
+    @property
+    def due(self) -> int | None:
+        """When a work queue may deliver it, in microseconds since the epoch. None: at once."""
+        return None
+
+    @property
+    def expires(self) -> int | None:
+        """From when on a work queue delivers it no more. None: never."""
+        return None
+
+    @property
+    def priority(self) -> int | None:
+        """0 to 9, as its producer gave it, or None."""
+        return None
+
+    @property
+    def dedup_id(self) -> bytes | None:
+        """By which a work queue knows it again, or None."""
+        return None
+
+
+class WorkRecord(Record, frozen=True, gc=False):
+    """A record of a batch with columns for work queues. Others have no room for what they lack:
+    four more fields make each 8 % slower to make (measured)."""
+
+    due: int | None = None
+    expires: int | None = None
+    priority: int | None = None
+    dedup_id: bytes | None = None
 
 
 class Chunk:
@@ -106,6 +140,12 @@ class Chunk:
         headers = self.columns.headers()
         return None if headers is None else headers[self.start : self.stop]
 
+    @property
+    def work(self) -> WorkColumns | None:
+        """Columns for work queues; None where the batch has none at all."""
+        work = self.columns.work
+        return work if work is None or self._is_whole else work.run(self.start, self.stop)
+
     def to_arrow(self) -> pyarrow.Table:
         """See `RecordBatch.to_arrow`."""
         return RecordBatch([self]).to_arrow()
@@ -134,7 +174,8 @@ class Chunk:
         columns.check_mapped()
         head = columns.head
         stamps = columns.constant_timestamp
-        if columns.count == 1 == self.stop - self.start and columns.is_dense and stamps is not None:
+        is_one = columns.count == 1 == self.stop - self.start and columns.is_dense
+        if is_one and stamps is not None and columns.work is None:
             # Nobody wants to wait for machinery made for many.
             only_key = None if isinstance(columns.keys, NullColumn) else columns.keys[0]
             lists = columns.headers() if columns.header_columns is not None else None
@@ -151,8 +192,12 @@ class Chunk:
             offsets = self.offsets.tolist()
         headers = self.headers()
         keys = self.keys
-        rows = map(
-            Record,
+        kind, more = Record, _NO_WORK
+        if (work := self.work) is not None:
+            kind = WorkRecord
+            more = [repeat(None) if column is None else column for column in work]
+        rows: map[Record] = map(
+            kind,
             repeat(self.topic),
             repeat(self.partition),
             offsets,
@@ -160,6 +205,7 @@ class Chunk:
             keys if isinstance(keys, NullColumn) else keys.to_list(),
             self.values.to_list(),
             repeat(()) if headers is None else headers,
+            *more,
         )
         return list(rows)
 
@@ -170,7 +216,8 @@ class RecordBatch:
     `len()` counts records; an empty batch is false. Iterating gives `Record`s, `batch[0]` one of
     them, and `batch[2:5]` a batch of these, in place. The columns run over all chunks in order:
     `offsets`, `timestamps` (microseconds) and `partitions` are int64[n] and int32[n]; `values` and
-    `keys` behave as sequences of `bytes | None`.
+    `keys` behave as sequences of `bytes | None`. `due`, `expires`, `priorities` and `dedup_ids` are
+    lists, and None where no record has anything there.
     """
 
     __slots__ = ("chunks",)
@@ -242,6 +289,36 @@ class RecordBatch:
     @property
     def keys(self) -> ChunkedColumn:
         return ChunkedColumn([chunk.keys for chunk in self.chunks])
+
+    @property
+    def due(self) -> list[int | None] | None:
+        """When work queues may deliver each record; None where none of them has such a time."""
+        return self._of_work("due")
+
+    @property
+    def expires(self) -> list[int | None] | None:
+        """See `due`."""
+        return self._of_work("expires")
+
+    @property
+    def priorities(self) -> list[int | None] | None:
+        """See `due`."""
+        return self._of_work("priorities")
+
+    @property
+    def dedup_ids(self) -> list[bytes | None] | None:
+        """See `due`."""
+        return self._of_work("dedup_ids")
+
+    def _of_work(self, name: str) -> list[Any] | None:
+        columns = [getattr(chunk.work, name, None) for chunk in self.chunks]
+        if all(column is None for column in columns):
+            return None
+        filled = (
+            repeat(None, len(chunk)) if column is None else column
+            for chunk, column in zip(self.chunks, columns, strict=True)
+        )
+        return list(chain.from_iterable(filled))
 
     @property
     def nbytes(self) -> int:
