@@ -25,7 +25,7 @@ def read(client: penstock.Client, topic: str) -> dict[int, list[tuple[Any, ...]]
         topic, start="earliest", follow=False, isolation="read-committed"
     ) as consumer:
         for it in consumer:
-            row = (it.key, it.value, tuple(it.headers), it.timestamp)
+            row = (it.key, it.value, tuple(it.headers), it.timestamp, it.work)
             found.setdefault(it.partition, []).append(row)
     return found
 
@@ -39,13 +39,14 @@ def test_records_are_copied_with_all_they_have(node: Broker) -> None:
                 producer.send(topic, b"a", key=b"k", headers={"h": b"1"}, timestamp=1, partition=0)
                 producer.send(topic, None, key=b"k", timestamp=2, partition=1)
                 producer.send(topic, b"", headers=[("h", b"1"), ("h", None)], partition=1)
+                producer.send(topic, b"w", delay=9, ttl=10, priority=1, dedup_id="i", partition=0)
             producer.begin_transaction()
             producer.send(topic, b"aborted", partition=0)
             producer.abort_transaction()
         ran = call_cli("topic", "copy", topic, to, "--format", "json", url=node.url)
         assert ran.code == 0, ran.err
         [told] = ran.objects
-        assert (told["records"], told["is_whole"]) == (3, True)
+        assert (told["records"], told["is_whole"]) == (4, True)
         assert f"created topic {to} with 2 partitions, like {topic}" in ran.err
         assert read(client, to) == read(client, topic)
         again = call_cli("topic", "copy", topic, to, url=node.url)

@@ -209,7 +209,7 @@ class TopicCopy:
             for record in batch:
                 send(
                     target, record.value, key=record.key, headers=record.headers,
-                    timestamp=record.timestamp,
+                    timestamp=record.timestamp, work=record.work,
                     partition=record.partition if self.keeps else None,
                 )  # fmt: skip
             ends = {chunk.partition: chunk for chunk in batch.chunks}

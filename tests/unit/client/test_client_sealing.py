@@ -20,6 +20,7 @@ from penstock.core import header as hd
 from penstock.core.columns import decode
 from penstock.core.encode import EncodedBatch, encode_batch
 from penstock.core.errors import RecordTooLargeError
+from penstock.core.work import TIME_MAX, WorkFields
 from penstock.ipc.messages import TopicInfo, TopicSettings
 
 TOPIC_ID = bytes(range(16))
@@ -58,7 +59,7 @@ def columns_of(batch):
 
 
 def located(box, ordinal):
-    """The record that a delivery finds, as (partition, key, value, headers, timestamp)."""
+    """The record that a delivery finds: (partition, key, value, headers, timestamp, work)."""
     batch, index = box.locate(ordinal)
     columns = columns_of(batch)
     headers = columns.headers()
@@ -68,6 +69,7 @@ def located(box, ordinal):
         columns.values[index],
         headers[index] if headers is not None else (),
         int(columns.timestamps[index]),
+        WorkFields(*(column and column[index] for column in columns.work or ())),
     )
 
 
@@ -75,18 +77,25 @@ ITEM = st.none() | st.binary(max_size=30)
 KEY = st.none() | st.sampled_from([b"a", b"b", b"cc", b""]) | st.binary(max_size=4)
 HEADERS = st.none() | st.lists(st.tuples(st.text(max_size=3), ITEM), max_size=2).map(tuple)
 STAMP = st.none() | st.integers(0, 1 << 55)
+WORK = st.none() | st.builds(
+    WorkFields,
+    st.none() | st.integers(0, TIME_MAX),
+    st.none() | st.integers(0, TIME_MAX),
+    st.none() | st.integers(0, 9),
+    st.none() | st.binary(min_size=1, max_size=20),
+)
 
 
 @st.composite
 def sealings(draw):
     partitions = draw(st.sampled_from([1, 1, 2, 3, 7]))
-    uses = draw(st.tuples(*[st.booleans()] * 4))
-    columns = (KEY, HEADERS, STAMP, st.none() | st.integers(0, partitions - 1))
+    uses = draw(st.tuples(*[st.booleans()] * 5))
+    columns = (KEY, HEADERS, STAMP, st.none() | st.integers(0, partitions - 1), WORK)
     fields = [column if use else st.none() for use, column in zip(uses, columns, strict=True)]
     records = draw(st.lists(st.tuples(ITEM, *fields), min_size=1, max_size=40))
     limits = draw(
         st.sampled_from(
-            [(LARGE, LARGE), (200, 700), (60, 700), (1, 700), (500, LARGE), (LARGE, 800)]
+            [(LARGE, LARGE), (200, 900), (60, 900), (1, 900), (500, LARGE), (LARGE, 1000)]
         )
     )
     trusted = draw(st.sampled_from([0, 5, 1 << 15]))
@@ -126,9 +135,10 @@ def test_every_record_is_found_where_its_delivery_looks(given_, chance):
     assert batches == box.batches
     assert sum(batch.count for batch in batches) == len(arrived)
     for ordinal in arrived:
-        value, key, headers, stamp, partition = records[ordinal]
+        value, key, headers, stamp, partition, work = records[ordinal]
         found_partition, *found = located(box, ordinal)
-        assert found == [key, value, headers or (), OPENED if stamp is None else stamp]
+        stamp = OPENED if stamp is None else stamp
+        assert found == [key, value, headers or (), stamp, work or WorkFields()]
         if partition is not None:
             assert found_partition == partition
         elif key is not None:
@@ -171,12 +181,13 @@ def test_columns_that_no_record_uses_are_left_out():
     for width in (NARROW, WIDE):
         box = new_box(width)
         for ordinal in range(5):
-            box.extend((ordinal, b"v", None, None, None, None)[:width])
+            box.extend((ordinal, b"v", *[None] * 5)[:width])
         box.sealed = True
         assert close_lid(box) == rows_of([b"v"] * 5)
     box = new_box(WIDE)
     for ordinal in range(3):
-        box.extend((ordinal, b"v", [None, b"k"][ordinal == 1], None, [None, 7][ordinal == 2], None))
+        key, stamp = [None, b"k"][ordinal == 1], [None, 7][ordinal == 2]
+        box.extend((ordinal, b"v", key, None, stamp, None, None))
     box.sealed = True
     assert close_lid(box) == rows_of(
         [b"v"] * 3, keys=[None, b"k", None], timestamps=[OPENED, OPENED, 7]

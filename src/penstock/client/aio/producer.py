@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from penstock.client import fork_safety
 from penstock.client.aio.delivery import BatchDelivery, Delivery, News
@@ -22,13 +21,17 @@ from penstock.client.arrow.intake import Wanted
 from penstock.client.options import ProducerOptions, StageOptions, TransactionOptions
 from penstock.client.producer.delivery import Receipt
 from penstock.client.producer.producer import Producer as BlockingProducer
+from penstock.client.producer.record_options import (
+    RecordOptions,
+    WorkOptions,
+    record_fields,
+    work_of_rows,
+)
 from penstock.client.public_view import Shown
 from penstock.client.remote.address import Place
 from penstock.client.validation import (
     HeadersLike,
     as_bytes,
-    as_headers,
-    as_microseconds,
     check_columns,
 )
 from penstock.core import errors as er
@@ -81,8 +84,8 @@ class Producer(Shown):
         *,
         key: bytes | None = None,
         headers: HeadersLike | None = None,
-        timestamp: int | datetime | None = None,
         partition: int | None = None,
+        **options: Unpack[RecordOptions],
     ) -> Delivery:
         """Hand over one record; awaiting what it returns gives the receipt, or raises what became
         of it. Arguments and errors as of `penstock.Producer.send`; `UnknownTopicError` comes with
@@ -92,25 +95,24 @@ class Producer(Shown):
                 return Delivery(
                     self._news,
                     self._send(
-                        topic, value, key=key, headers=headers, timestamp=timestamp,
-                        partition=partition,
+                        topic, value, key=key, headers=headers, partition=partition, **options
                     ),
-                )  # fmt: skip
+                )
             except er.BufferFullError:
                 if not self._waits:
                     raise
-        return self._queue(self._send, topic, value, key, headers, timestamp, partition)
+        return self._queue(self._send, topic, value, key, headers, partition, options)
 
     def _queue(
         self, send: Callable[..., Any], topic: str, value: Any, key: Any,
-        headers: HeadersLike | None, timestamp: int | datetime | None, partition: int | None,
+        headers: HeadersLike | None, partition: int | None, options: RecordOptions,
     ) -> Delivery:  # fmt: skip
         self._check_may_send()
         value, key = as_bytes("value", value), as_bytes("key", key)
-        call = partial(
-            send, topic, value, key=key, headers=as_headers(headers),
-            timestamp=as_microseconds(timestamp), partition=partition,
-        )  # fmt: skip
+        fields = record_fields(
+            headers, partition, options
+        )._asdict()  # times count from now, not from its turn
+        call = partial(send, topic, value, key=key, **fields)
         delivery = Delivery(self._news)
         self._lines.add(topic, delivery, call, 1, len(value or b"") + len(key or b""))
         return delivery
@@ -122,9 +124,9 @@ class Producer(Shown):
         *,
         key: bytes | None = None,
         headers: HeadersLike | None = None,
-        timestamp: int | datetime | None = None,
         partition: int | None = None,
         timeout: float | None = None,
+        **options: Unpack[RecordOptions],
     ) -> Receipt:
         """Send one record without lingering and wait for its receipt, up to `timeout` seconds
         (`PenstockTimeout`; the record stays on its way)."""
@@ -138,11 +140,11 @@ class Producer(Shown):
 
         if self._knows(topic) and topic not in self._lines:
             delivery = self.send(
-                topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition
+                topic, value, key=key, headers=headers, partition=partition, **options
             )
             self._core.unthreaded.hurry(topic)
         else:
-            delivery = self._queue(send, topic, value, key, headers, timestamp, partition)
+            delivery = self._queue(send, topic, value, key, headers, partition, options)
         try:
             async with asyncio.timeout(timeout):
                 return await delivery
@@ -163,14 +165,16 @@ class Producer(Shown):
         headers: Sequence[HeadersLike | None] | None = None,
         timestamps: Sequence[int] | None = None,
         partition: int | None = None,
+        **work: Unpack[WorkOptions],
     ) -> BatchDelivery:
         """Hand over many records with one call (see `penstock.Producer.send_batch`); awaiting what
         it returns gives their receipts."""
         self._check_may_send()
         check_columns(topic, len(values), keys=keys, headers=headers, timestamps=timestamps)
+        told = work_of_rows(topic, len(values), work)  # times count from now, not from its turn
         call = partial(
             self._core.send_batch, topic, values, keys=keys, headers=headers,
-            timestamps=timestamps, partition=partition,
+            timestamps=timestamps, partition=partition, work=told,
         )  # fmt: skip
         if self._knows(topic) and topic not in self._lines:
             try:

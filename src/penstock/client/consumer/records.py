@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from penstock.client.public_view import shortened
 from penstock.core.columns import BinaryColumn, Columns, HeaderList, NullColumn
-from penstock.core.work import WorkColumns
+from penstock.core.work import WorkColumns, WorkFields
 
 if TYPE_CHECKING:
     import pyarrow
@@ -71,6 +71,11 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         """By which a work queue knows it again, or None."""
         return None
 
+    @property
+    def work(self) -> WorkFields | None:
+        """These four as one, for `send(..., work=record.work)` of who passes it on."""
+        return None
+
 
 class WorkRecord(Record, frozen=True, gc=False):
     """A record of a batch with columns for work queues. Others have no room for what they lack:
@@ -80,6 +85,10 @@ class WorkRecord(Record, frozen=True, gc=False):
     expires: int | None = None
     priority: int | None = None
     dedup_id: bytes | None = None
+
+    @property
+    def work(self) -> WorkFields | None:
+        return WorkFields(self.due, self.expires, self.priority, self.dedup_id)
 
 
 class Chunk:

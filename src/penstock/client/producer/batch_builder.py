@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from penstock.client.producer.delivery import WIDE, Box
 from penstock.client.producer.partitioner import partitions_of
+from penstock.client.producer.record_options import RecordFields
 from penstock.client.producer.routes import BATCH_OVERHEAD, Batch, PartitionRoute, TopicRoutes
 from penstock.client.session import Session
 from penstock.core import header as hd
@@ -28,6 +29,7 @@ from penstock.core.encode import (
     record_overhead,
 )
 from penstock.core.errors import RecordTooLargeError
+from penstock.core.work import WorkColumns, WorkFields
 from penstock.ipc import layout as lo
 
 _COUNTING: Final = list(range(1 << 16))
@@ -70,6 +72,14 @@ class Rows(NamedTuple):
     headers: Sequence[Headers | None] | None
     timestamps: Sequence[int] | None
     partitions: Sequence[int | None] | None
+    work: Sequence[WorkFields | None] | None = None
+
+    def sizes(self) -> Iterator[int]:
+        """The most that each record takes in a batch, in bytes."""
+        keys, headers = self.keys or repeat(None), self.headers or repeat(None)
+        if self.work is None:
+            return map(record_overhead, self.values, keys, headers)
+        return map(record_overhead, self.values, keys, headers, self.work)
 
     def take(self, indices: Sequence[int]) -> Rows:
         if len(indices) == 1:
@@ -86,8 +96,7 @@ def check_rows(rows: Rows, topic: TopicRoutes) -> None:
     """`TopicRoutes.check_size` for many; topics without a bound of their own leave it to the
     encoder."""
     if topic.info.settings.record_bytes_max is not None:
-        keys, headers = rows.keys or repeat(None), rows.headers or repeat(None)
-        topic.check_size(max(map(record_overhead, rows.values, keys, headers)))
+        topic.check_size(max(rows.sizes()))
 
 
 def close_lid(box: Box) -> Rows:
@@ -110,10 +119,10 @@ def close_lid(box: Box) -> Rows:
         column = items[field:stop:width]
         columns.append(None if column.count(None) == count else column)
     columns += [None] * (WIDE - width)
-    values, keys, headers, stamps, partitions = columns
+    values, keys, headers, stamps, partitions, work = columns
     if stamps is not None:
         stamps = [box.opened if stamp is None else stamp for stamp in stamps]
-    return Rows(values, keys, headers, stamps, partitions)  # type: ignore[arg-type]
+    return Rows(values, keys, headers, stamps, partitions, work)  # type: ignore[arg-type]
 
 
 def choose(rows: Rows, topic: TopicRoutes) -> int | npt.NDArray[np.int64]:
@@ -156,15 +165,19 @@ def seal(box: Box, rows: Rows, topic: TopicRoutes, settings: SealSettings) -> li
 
 
 def seal_one(
-    record: tuple[bytes | None, bytes | None, Headers | None],
-    stamp: int,
+    value: bytes | None,
+    key: bytes | None,
+    fields: RecordFields,
+    now_us: int,
     route: PartitionRoute,
     settings: SealSettings,
 ) -> EncodedBatch:
-    """A batch of one record (value, key, headers); moves the route's sequence on. Raises
-    `RecordTooLargeError` with nothing changed."""
-    value, key, headers = record
-    is_plain = key is None and headers is None and not (settings.codec or settings.attributes)
+    """A batch of one record; moves the route's sequence on. Raises `RecordTooLargeError` with
+    nothing changed."""
+    headers, timestamp, _, work = fields
+    stamp = now_us if timestamp is None else timestamp
+    is_plain = key is None and headers is None and work is None
+    is_plain = is_plain and not (settings.codec or settings.attributes)
     if value is not None and is_plain:
         encoded = encode_one(
             value, stamp, route.topic_id, route.partition, settings.producer_id, route.epoch,
@@ -177,6 +190,7 @@ def seal_one(
             base_timestamp=stamp,
             keys=None if key is None else (key,),
             headers=None if headers is None else (headers,),
+            work=None if work is None else WorkColumns.of((work,)),
             codec=settings.codec,
             attributes=settings.attributes,
         )
@@ -244,16 +258,14 @@ def _encode(box: Box, rows: Rows, route: PartitionRoute, settings: SealSettings)
         keys=rows.keys,
         headers=rows.headers,
         timestamps=rows.timestamps,
+        work=None if rows.work is None else WorkColumns.of(rows.work),
         codec=settings.codec,
         attributes=settings.attributes,
     )
 
 
 def _runs(rows: Rows, settings: SealSettings) -> Iterator[tuple[int, int]]:
-    keys = rows.keys or repeat(None)
-    headers = rows.headers or repeat(None)
-    sizes = map(record_overhead, rows.values, keys, headers)
-    return runs(np.fromiter(sizes, np.int64, len(rows.values)), settings.batch_bytes)
+    return runs(np.fromiter(rows.sizes(), np.int64, len(rows.values)), settings.batch_bytes)
 
 
 def runs(sizes: npt.NDArray[np.int64], bytes_max: int) -> Iterator[tuple[int, int]]:

@@ -16,14 +16,14 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from penstock.client.producer.record_options import RecordFields
 from penstock.client.producer.routes import Batch
-from penstock.core.encode import Headers
 from penstock.core.errors import PenstockError, PenstockTimeout
 
 NARROW: Final = 3
-WIDE: Final = 6
-"""A box is a flat list: of each record ordinal, value and key, and in a wide box headers, timestamp
-and partition. One `extend` of a tuple is a single atomic step, so `send` takes no lock."""
+WIDE: Final = 7
+"""A box is a flat list: ordinal, value and key of each record, and `RecordFields` in a wide box.
+One `extend` of a tuple is a single atomic step, so `send` takes no lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +131,7 @@ class Box:
         """Whether a record of that size, with or without the wide columns, fits in here."""
         return max(self.room, self.slow_room) >= size and (self.width == WIDE or not wide)
 
-    def add(
-        self, size: int, value: bytes | None, key: bytes | None, headers: Headers | None,
-        timestamp: int | None, partition: int | None,
-    ) -> int:  # fmt: skip
+    def add(self, size: int, value: bytes | None, key: bytes | None, fields: RecordFields) -> int:
         """Put a record in the slow way, under the lock; its ordinal."""
         if self.room < 0:
             self.slow_room -= size
@@ -142,7 +139,7 @@ class Box:
             self.room -= size
         ordinal = self.next_ordinal()
         if self.width == WIDE:
-            self.extend((ordinal, value, key, headers, timestamp, partition))
+            self.extend((ordinal, value, key, *fields))
         else:
             self.extend((ordinal, value, key))
         return ordinal

@@ -11,7 +11,6 @@ the lock back first, and begins again after that.
 from __future__ import annotations
 
 import time
-from datetime import datetime
 from functools import partial
 from typing import Any, Protocol
 
@@ -22,14 +21,20 @@ from penstock.client.producer.callbacks import Flushed, Outcomes
 from penstock.client.producer.config import ProducerConfig
 from penstock.client.producer.delivery import Box, Delivery
 from penstock.client.producer.io_thread import Minder
+from penstock.client.producer.record_options import (
+    PLAIN,
+    RecordFields,
+    RecordOptions,
+    record_fields,
+)
 from penstock.client.producer.repair import mend
 from penstock.client.producer.routes import TopicRoutes
 from penstock.client.producer.sender import Finished, Outbox
 from penstock.client.producer.single_record import express
 from penstock.client.producer.state import ProducerState, Terms
-from penstock.client.validation import HeadersLike, as_bytes, as_headers, as_microseconds
+from penstock.client.validation import HeadersLike, as_bytes
 from penstock.core import errors as er
-from penstock.core.encode import Headers, record_overhead
+from penstock.core.encode import record_overhead
 from penstock.ipc.messages import TopicInfo
 
 
@@ -99,7 +104,7 @@ class Pipeline:
 
     def send_slowly(
         self, topic: str, value: Any, key: Any, headers: HeadersLike | None,
-        timestamp: int | datetime | None, partition: int | None,
+        partition: int | None, options: RecordOptions,
     ) -> Delivery:  # fmt: skip
         """The long way of a single record, that cannot be put into an open box: checked, under the
         lock, after a wait where one is needed."""
@@ -107,9 +112,10 @@ class Pipeline:
             value = as_bytes("value", value)
         if key is not None:
             key = as_bytes("key", key)
-        pairs = None if headers is None else as_headers(headers)
-        stamp = None if timestamp is None else as_microseconds(timestamp)
-        size = record_overhead(value, key, pairs) + 8
+        fields = PLAIN
+        if options or headers is not None or partition is not None:
+            fields = record_fields(headers, partition, options)
+        size = record_overhead(value, key, fields.headers, fields.work) + 8
         until: float | None = None
         config = self._config
         while True:
@@ -117,15 +123,15 @@ class Pipeline:
                 self._books.open()
                 found = self.known(topic)
                 if found is not None:
-                    if partition is not None or size > found.record_bytes_max:
-                        found.check_record(partition, size)
+                    if fields.partition is not None or size > found.record_bytes_max:
+                        found.check_record(fields.partition, size)
                     settings = self.state.settings
                     queues = config.linger or topic in self.boxes.open or settings is None
                     if not queues and self.outbox.buffered < config.buffer_bytes_max:
                         assert settings is not None
                         alone = express(
-                            self.io, self.outbox, found, settings, (value, key, pairs), stamp,
-                            partition, config.delivery_timeout,
+                            self.io, self.outbox, found, settings, value, key, fields,
+                            config.delivery_timeout,
                         )  # fmt: skip
                         if alone is not None:
                             self.state.sent(alone.batches)
@@ -133,18 +139,17 @@ class Pipeline:
                             self._books.close()
                             return Delivery(alone, 0)
                     if not self.must_wait():
-                        taken = self._gather(topic, size, value, key, pairs, stamp, partition)
+                        taken = self._gather(topic, size, value, key, fields)
                         self._books.close()
                         return taken
                 self._books.close()
             until = self._make_ready(topic, found, until)
 
     def _gather(
-        self, topic: str, size: int, value: bytes | None, key: bytes | None,
-        headers: Headers | None, timestamp: int | None, partition: int | None,
-    ) -> Delivery:  # fmt: skip
+        self, topic: str, size: int, value: bytes | None, key: bytes | None, fields: RecordFields
+    ) -> Delivery:
         """Put a record into the open box of its topic, unless it is dropped (lock held)."""
-        wide = headers is not None or timestamp is not None or partition is not None
+        wide = fields is not PLAIN
         refused = self.pressure.refuse(topic, 1, size, wide=wide)
         if refused is not None:
             return Delivery(refused, 0)
@@ -153,7 +158,7 @@ class Pipeline:
             self._seal(box)
             box = None
         box = box or self.boxes.add(topic, wide=wide)
-        ordinal = box.add(size, value, key, headers, timestamp, partition)
+        ordinal = box.add(size, value, key, fields)
         if self._config.linger == 0:
             self.io.gathered(box)
         else:

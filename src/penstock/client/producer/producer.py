@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from penstock.client import fork_safety, process_exit
@@ -20,9 +19,15 @@ from penstock.client.arrow.intake import Wanted
 from penstock.client.arrow.send import ended, sending
 from penstock.client.producer.batch_builder import Rows
 from penstock.client.producer.config import ProducerConfig
-from penstock.client.producer.delivery import BatchDelivery, Box, Delivery, Receipt
+from penstock.client.producer.delivery import BatchDelivery, Delivery, Receipt
 from penstock.client.producer.hooks import hooked
 from penstock.client.producer.pipeline import Pipeline, SendPolicy
+from penstock.client.producer.record_options import (
+    RecordOptions,
+    WorkOptions,
+    is_plain,
+    work_of_rows,
+)
 from penstock.client.producer.state import ProducerState
 from penstock.client.producer.unthreaded import Unthreaded
 from penstock.client.public_view import Shown
@@ -76,36 +81,50 @@ class Producer(Elsewhere, Shown):
         *,
         key: bytes | None = None,
         headers: HeadersLike | None = None,
-        timestamp: int | datetime | None = None,
         partition: int | None = None,
+        **options: Unpack[RecordOptions],
     ) -> Delivery:
         """Hand over one record; returns at once unless the producer's memory bound is reached.
 
-        `value` None is a tombstone. `timestamp` in microseconds since the epoch (or a datetime);
-        without one the record carries the time its box was opened, at most `linger` ago.
+        Args:
+            value: None is a tombstone.
+            headers: names and values, as a mapping or as pairs.
+            timestamp: microseconds since the epoch, or a datetime. Without one the record carries
+                the time its batch was opened, at most `linger` ago.
+            partition: where it goes, whatever its key is.
+            delay, at: when a work queue may deliver it: seconds from now, or a datetime (or
+                microseconds since the epoch). Consumers that are no share group get it at once.
+            ttl: seconds from now after which a work queue delivers it to nobody.
+            priority: 0 to 9.
+            dedup_id: a work queue delivers one of the records with the same id and key.
+
         Raises `UnknownTopicError`, `RecordTooLargeError`, `BufferFullError`, `ClosedError`,
-        TypeError for a value or key that is not bytes."""
-        box: Box | None
+        TypeError for a value or key that is not bytes, ValueError for options out of range.
+        """
         try:
             box = self._open[topic]
         except KeyError:
-            box = None
-        if box is None:
             self._ready()
-        elif value.__class__ is bytes and headers is None and timestamp is partition is None:
-            room = box.room - len(value) - 24
-            if key is not None:
-                room = room - len(key) if key.__class__ is bytes else -1
-            if room >= 0:
-                ordinal = box.next_ordinal()
-                box.extend((ordinal, value, key))
-                box.room = room
-                if not box.sealed or self._pipeline.got_in(box, ordinal):
-                    delivery = _blank(Delivery)  # without __init__, which costs 100 ns
-                    delivery._box = box
-                    delivery._ordinal = ordinal
-                    return delivery
-        return self._pipeline.send_slowly(topic, value, key, headers, timestamp, partition)
+        else:
+            if (
+                value.__class__ is bytes
+                and headers is None
+                and partition is None
+                and (not options or is_plain(options))
+            ):
+                room = box.room - len(value) - 24
+                if key is not None:
+                    room = room - len(key) if key.__class__ is bytes else -1
+                if room >= 0:
+                    ordinal = box.next_ordinal()
+                    box.extend((ordinal, value, key))
+                    box.room = room
+                    if not box.sealed or self._pipeline.got_in(box, ordinal):
+                        delivery = _blank(Delivery)  # without __init__, which costs 100 ns
+                        delivery._box = box
+                        delivery._ordinal = ordinal
+                        return delivery
+        return self._pipeline.send_slowly(topic, value, key, headers, partition, options)
 
     def send_and_wait(
         self,
@@ -114,14 +133,12 @@ class Producer(Elsewhere, Shown):
         *,
         key: bytes | None = None,
         headers: HeadersLike | None = None,
-        timestamp: int | datetime | None = None,
         partition: int | None = None,
         timeout: float | None = None,
+        **options: Unpack[RecordOptions],
     ) -> Receipt:
         """Send one record without lingering and wait for its receipt (see `Delivery.result`)."""
-        delivery = self.send(
-            topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition
-        )
+        delivery = self.send(topic, value, key=key, headers=headers, partition=partition, **options)
         self.hurry(topic)
         return delivery.result(timeout)
 
@@ -138,16 +155,20 @@ class Producer(Elsewhere, Shown):
         headers: Sequence[HeadersLike | None] | None = None,
         timestamps: Sequence[int] | None = None,
         partition: int | None = None,
+        **work: Unpack[WorkOptions],
     ) -> BatchDelivery:
         """Hand over many records with one call; they leave at once, in order.
 
         The other columns are None or as long as `values`. Records are split into batches of at most
-        `batch_bytes`, by partition of their keys unless `partition` is given.
+        `batch_bytes`, by partition of their keys unless `partition` is given. `delays`, `ats`,
+        `ttls`, `priorities` and `dedup_ids` are columns of what `send` takes for one record; None
+        in one of them says nothing of its record.
         """
         check_columns(topic, len(values), keys=keys, headers=headers, timestamps=timestamps)
         pairs = None if headers is None else [as_headers(entry) for entry in headers]
         partitions = None if partition is None else [partition] * len(values)
-        rows = Rows(values, keys, pairs, timestamps, partitions)
+        told = work_of_rows(topic, len(values), work) if work else None
+        rows = Rows(values, keys, pairs, timestamps, partitions, told)
         self._ready()
         return BatchDelivery(self._pipeline.send_rows(topic, rows, partition))
 

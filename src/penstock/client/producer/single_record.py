@@ -12,9 +12,9 @@ import time
 from penstock.client.producer.batch_builder import SealSettings, seal_one
 from penstock.client.producer.delivery import Awaited, Box
 from penstock.client.producer.partitioner import partition_of
+from penstock.client.producer.record_options import RecordFields
 from penstock.client.producer.routes import Batch, PartitionRoute, TopicRoutes
 from penstock.client.producer.sender import IN_FLIGHT_EAGER, Outbox
-from penstock.core.encode import Headers
 
 
 def _route_of(topic: TopicRoutes, key: bytes | None, partition: int | None) -> PartitionRoute:
@@ -30,9 +30,9 @@ def express(
     outbox: Outbox,
     topic: TopicRoutes,
     settings: SealSettings,
-    record: tuple[bytes | None, bytes | None, Headers | None],
-    stamp: int | None,
-    partition: int | None,
+    value: bytes | None,
+    key: bytes | None,
+    fields: RecordFields,
     timeout: float,
 ) -> Box | None:
     """Send one record now; the box that answers for it, None where it has to queue.
@@ -40,7 +40,7 @@ def express(
     Raises `RecordTooLargeError` with nothing sent. Lock of the producer held.
     """
     routes = topic.routes
-    route = routes[0] if len(routes) == 1 else _route_of(topic, record[1], partition)
+    route = routes[0] if len(routes) == 1 else _route_of(topic, key, fields.partition)
     link = route.link
     is_open = link is not None and not route.pending and route.ask_at is None
     is_open = is_open and route.may_fly(route.epoch)
@@ -49,7 +49,7 @@ def express(
     now_us = time.time_ns() // 1000
     sequence = route.next_sequence
     link.begin(route)  # an interrupt leaves neither a gap nor a sequence shared by two: see `mend`
-    encoded = seal_one(record, now_us if stamp is None else stamp, route, settings)
+    encoded = seal_one(value, key, fields, now_us, route, settings)
     flight = link.write(route.page, encoded)
     if flight is not None and not link.wake_writer():
         os.sched_yield()  # it looks for records, and may wait for this very processor to do so
