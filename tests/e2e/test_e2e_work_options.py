@@ -44,20 +44,20 @@ def test_consumers_see_what_producers_said_and_get_it_at_once(
         client.producer(linger=linger, compression=compression) as producer,
     ):
         producer.send(topic, b"plain", headers=None, timestamp=None, delay=None)
-        producer.send(topic, long, key=b"k", headers={"a": b"b"}, **OPTIONS)
         producer.send(topic, b"at", at=1_000_000)
+        producer.send(topic, long, key=b"k", headers={"a": b"b"}, **OPTIONS)
         producer.flush(20.0)
         producer.send_batch(topic, [b"a", b"b", b"c"], **COLUMNS)
     records = drain(node, topic, count=6)
     assert [told(record, sent) for record in records] == [
         (b"plain", None, None, None, None),
-        (long, 1, 10, 7, b"invoice-4711"),
         (b"at", round((1 - sent) / 3600), None, None, None),
+        (long, 1, 10, 7, b"invoice-4711"),
         (b"a", None, None, 1, None),
         (b"b", 2, None, 2, b"b"),
         (b"c", None, 3, None, b"c"),
     ]
-    assert (records[2].due, records[1].key, records[1].headers) == (
+    assert (records[1].due, records[2].key, records[2].headers) == (
         1_000_000, b"k", (("a", b"b"),),
     )  # fmt: skip
 

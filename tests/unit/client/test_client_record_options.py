@@ -94,7 +94,8 @@ def test_a_record_without_options_is_plain():
     assert is_plain({"delay": None, "timestamp": None})
     assert not is_plain({"delay": 0})
     assert record_fields({"a": b"b"}, 3, {"timestamp": 5}) == RecordFields((("a", b"b"),), 5, 3)
-    assert record_fields(None, None, {"delay": None}) == PLAIN
+    assert record_fields(None, None, {"delay": None}) is PLAIN
+    assert record_fields(None, None, {"delay": 0}) is PLAIN
     before = time.time_ns() // 1000
     found = record_fields(None, None, {"delay": 10}).work
     assert found is not None

@@ -92,9 +92,9 @@ def record_fields(
         if work is not None:
             raise ValueError(f"work= says all that {', '.join(told)} would: give one or the other")
         work = as_work(time.time_ns() // 1000, **told)
-    return RecordFields(
-        as_headers(headers), as_microseconds(options.get("timestamp")), partition, work
-    )
+    stamp = as_microseconds(options.get("timestamp"))
+    found = RecordFields(as_headers(headers), stamp, partition, work)
+    return PLAIN if found == PLAIN else found
 
 
 def as_work(
