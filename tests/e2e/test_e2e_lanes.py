@@ -268,6 +268,10 @@ BAD_BATCHES: dict[str, tuple[ErrorCode, Callable[[Rogue], EncodedBatch]]] = {
         ErrorCode.CORRUPT_BATCH,
         lambda rogue: resealed(rogue.batch(), 56, (9).to_bytes(4, "little")),
     ),
+    "columns for work queues that are not there": (
+        ErrorCode.CORRUPT_BATCH,
+        lambda rogue: rogue.batch(attributes=hd.ATTR_HAS_WORK),
+    ),
 }
 
 

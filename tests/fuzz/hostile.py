@@ -20,6 +20,7 @@ from wire import Dealer, batch_of
 
 from penstock.cluster.frames import codec
 from penstock.cluster.frames import messages as fr
+from penstock.core import header as hd
 from penstock.ipc import coordination as co
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
@@ -220,10 +221,16 @@ class Attacker:
     def _batch(self) -> None:
         """Checksums are right, what they cover is not."""
         rng, head = self._rng, self._good()[0]
-        body = batch_bytes.body_of([(1, 0, bytes(8)), (8, 0, self._bytes(64))])
+        sections = [(1, 0, bytes(8)), (8, 0, self._bytes(64))]
+        attributes = 0
+        if rng.random() < 0.3:
+            sections.append((rng.randint(15, 20), rng.randint(0, 4), self._bytes(64)))
+            attributes = hd.ATTR_HAS_WORK
+        body = batch_bytes.body_of(sections)
         fields: dict[str, Any] = {
             "topic_id": self._info_id(), "producer_id": self._attachment.producer_id,
             "base_sequence": self._sequence - 1, "record_count": rng.choice([0, 1, 1 << 31]),
+            "attributes": attributes,
         }  # fmt: skip
         if rng.random() < 0.4:
             body = lz4.block.compress(bytes(1 << 22), store_size=False)
