@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -180,14 +181,14 @@ class Box:
         return self.error is not None or all(batch.done for batch in self.batches)
 
 
-class Delivery:
-    """The future of one record. Thread-safe; does not have to be kept or looked at."""
+class Delivery(msgspec.Struct, eq=False):
+    """The future of one record. Thread-safe; does not have to be kept or looked at.
 
-    __slots__ = ("_box", "_ordinal")
+    A msgspec struct, because `send` makes one of each record: 59 ns, and 88 without `__init__`.
+    """
 
-    def __init__(self, box: Box, ordinal: int) -> None:
-        self._box = box
-        self._ordinal = ordinal
+    _box: Box
+    _ordinal: int
 
     def done(self) -> bool:
         """Whether the outcome is known. Never blocks."""
