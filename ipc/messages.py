@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from penstock.ipc import accessing, clustering, coordination, lookups, operating
+from penstock.ipc import accessing, clustering, coordination, lookups, operating, sharing
 from penstock.ipc.names import PartitionName
 
 PROTOCOL_VERSION: Final = 1
@@ -173,6 +173,7 @@ ClientMessage = (
     Hello | OpenLane | FindTopic | ListTopics | CreateTopic | AlterTopic | DeleteTopic
     | TrimPartition | SwapSegments | DescribeNode | Bye | coordination.Request
     | lookups.Request | accessing.Request | clustering.Request | operating.Request
+    | sharing.Request
 )  # fmt: skip
 
 
@@ -276,7 +277,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 NodeMessage = (
     Welcome | LaneOpened | TopicFound | Topics | NodeDescription | Cleaned | Done | Refused
     | coordination.Reply | lookups.Reply | accessing.Reply | clustering.Reply
-    | operating.Reply
+    | operating.Reply | sharing.Reply
 )  # fmt: skip
 
 

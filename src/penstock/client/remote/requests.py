@@ -31,6 +31,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
 from penstock.ipc import operating as op
+from penstock.ipc import sharing as sh
 
 REQUESTS_MAX: Final = 256
 """Requests of one attachment that wait for the one before."""
@@ -144,7 +145,7 @@ class RequestRouter:
         until = now + PATIENCE
         if not self._view.is_cluster:
             return _Round(wanted, make, at_once=at_once, until=until)
-        if isinstance(message, (co.Request, lk.LookUpPositions)):
+        if isinstance(message, (co.Request, sh.Request, lk.LookUpPositions)):
             wanted = {0: COORDINATOR}
         elif isinstance(message, op.Request) and message.broker is not None:
             wanted = {0: BROKERS - message.broker}

@@ -25,6 +25,7 @@ from penstock.ipc import coordination as co
 from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
 from penstock.ipc import operating as op
+from penstock.ipc import sharing as sh
 from penstock.ipc.channel import close_fds
 from penstock.server.gateway import lookups
 from penstock.server.gateway.counts import GatewayCounts
@@ -42,7 +43,7 @@ DEADLINE_MAX: Final = 600.0
 Allowed = (
     ms.FindTopic | ms.ListTopics | ms.CreateTopic | ms.AlterTopic | ms.DeleteTopic
     | ms.TrimPartition | ms.DescribeNode | co.Request | lk.Request | ac.Request | cg.Request
-    | op.Request
+    | op.Request | sh.Request
 )  # fmt: skip
 """What a remote client may ask for. Lanes, hellos and the cleaner's orders are not among it."""
 _DECODER: Final = msgspec.msgpack.Decoder(Allowed)

@@ -1,0 +1,178 @@
+"""What workers of a share group say to the node's coordinator. They join as members of a group do,
+with the guarantee "shared" (`ipc.coordination`).
+
+Offsets are named by runs: pairs (first, end), ascending and apart.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+
+RECORDS_MAX: Final = 10_000
+"""Records that one request acquires at most."""
+ANSWERS_MAX: Final = 256
+"""Leases that one request answers for."""
+ENDS_MAX: Final = 1000
+"""Partitions whose ends one request tells."""
+RUNS_MAX: Final = 1000
+REASON_MAX: Final = 1000
+CONDEMNED_MAX: Final = 100
+"""Records that one answer has to be made dead letters."""
+
+Offset = Annotated[int, msgspec.Meta(ge=0, lt=(1 << 63) - 1)]
+TopicId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+Runs = Annotated[list[tuple[int, int]], msgspec.Meta(max_length=RUNS_MAX)]
+Reason = Annotated[str, msgspec.Meta(max_length=REASON_MAX)]
+
+
+class ShareSettings(msgspec.Struct, frozen=True, array_like=True):
+    """How a share group delivers. `start`: where it begins with a partition, "earliest" or
+    "latest". Seconds; 0 deliveries: no end."""
+
+    max_deliveries: int = 5
+    backoff_min: float = 1.0
+    backoff_max: float = 300.0
+    start: str = "earliest"
+
+
+class PartitionEnds(msgspec.Struct, frozen=True, array_like=True):
+    """What readers of committed records may read of a partition, as the member knows it."""
+
+    topic_id: TopicId
+    partition: Number
+    start: Offset
+    end: Offset
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """Deliveries that failed. `delay`: seconds until the next one; None: the group's backoff."""
+
+    runs: Runs
+    reason: Reason = ""
+    delay: float | None = None
+
+
+class LeaseAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """What became of records of a lease. Those not named stay leased."""
+
+    topic_id: TopicId
+    partition: Number
+    lease: Offset
+    accepted: Runs = []
+    released: Runs = []
+    failed: Annotated[list[Failure], msgspec.Meta(max_length=RUNS_MAX)] = []
+    rejected: Annotated[list[Failure], msgspec.Meta(max_length=RUNS_MAX)] = []
+
+
+class AcquireRecords(msgspec.Struct, frozen=True, tag="acquire_records"):
+    """Answer for leases, and then acquire at most so many records (0: none). `ends`: partitions
+    that the member reads. `settings`: by who has joined, once."""
+
+    group: str
+    member_id: str
+    records_max: Annotated[int, msgspec.Meta(ge=0, le=RECORDS_MAX)] = 0
+    ends: Annotated[list[PartitionEnds], msgspec.Meta(max_length=ENDS_MAX)] = []
+    answers: Annotated[list[LeaseAnswer], msgspec.Meta(max_length=ANSWERS_MAX)] = []
+    settings: ShareSettings | None = None
+
+
+class BuryRecords(msgspec.Struct, frozen=True, tag="bury_records"):
+    """The dead letters of these condemned records are written."""
+
+    group: str
+    member_id: str
+    topic_id: TopicId
+    partition: Number
+    runs: Runs
+
+
+class SeekShare(msgspec.Struct, frozen=True, tag="seek_share"):
+    """A share group begins with this offset of a partition; all leases there are void."""
+
+    group: str
+    topic_id: TopicId
+    partition: Number
+    offset: Offset
+
+
+class DescribeShare(msgspec.Struct, frozen=True, tag="describe_share"):
+    """Partitions from the `skip`-th on: the answer has `ENDS_MAX` at most."""
+
+    group: str
+    skip: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+# --- node -> client -----------------------------------------------------------------------------
+class LeasedRecords(msgspec.Struct, frozen=True, array_like=True):
+    """What the member works on from now on. `deliveries`: (how often, first, end)."""
+
+    topic_id: bytes
+    partition: int
+    lease: int
+    runs: list[tuple[int, int]]
+    deliveries: list[tuple[int, int, int]]
+
+
+class FailureInfo(msgspec.Struct, frozen=True, array_like=True):
+    """`at_us`: microseconds since the epoch."""
+
+    member_id: str
+    at_us: int
+    reason: str
+
+
+class CondemnedRecord(msgspec.Struct, frozen=True, array_like=True):
+    """This member is to write its dead letter, and then to say so by `BuryRecords`."""
+
+    topic_id: bytes
+    partition: int
+    offset: int
+    deliveries: int
+    failures: list[FailureInfo]
+
+
+class RecordsAcquired(msgspec.Struct, frozen=True, tag="records_acquired"):
+    """`stale`: for each answer the runs that its lease did not hold any more, so that nothing
+    changed. `frontiers`: for each of `ends`, where records begin that nobody has had yet.
+    `notice`: see `coordination.GroupAssignment`. `is_full`: records that are begun and not done
+    hold up the others."""
+
+    leases: list[LeasedRecords]
+    stale: list[list[tuple[int, int]]]
+    frontiers: list[int]
+    condemned: list[CondemnedRecord] = []
+    notice: int = 0
+    is_full: bool = False
+
+
+class SharePartitionInfo(msgspec.Struct, frozen=True, array_like=True):
+    """All below `floor` is final, all from `frontier` on is new. Numbers of records."""
+
+    topic: str
+    topic_id: bytes
+    partition: int
+    page: int
+    floor: int
+    frontier: int
+    ready: int
+    waiting: int
+    leased: int
+    condemned: int
+    next_due_us: int = 0
+
+
+class ShareDescription(msgspec.Struct, frozen=True, tag="share_description"):
+    """`leased`: records by member. `counts`: since the coordinator serves."""
+
+    settings: ShareSettings
+    partitions: list[SharePartitionInfo]
+    leased: dict[str, int]
+    counts: dict[str, int]
+    more: bool = False
+
+
+Request = AcquireRecords | BuryRecords | SeekShare | DescribeShare
+Reply = RecordsAcquired | ShareDescription
