@@ -7,6 +7,7 @@ answers is in `types`.
 from __future__ import annotations
 
 from penstock.cluster.groups.machine import Groups
+from penstock.cluster.groups.records import Member
 from penstock.cluster.groups.types import (
     Assignment,
     Claim,
@@ -35,6 +36,7 @@ __all__ = [
     "GroupList",
     "GroupPartition",
     "Groups",
+    "Member",
     "MemberInfo",
     "OffsetCommit",
     "OffsetSeek",

@@ -8,7 +8,7 @@ from typing import NoReturn
 from penstock.cluster.groups.records import Member
 from penstock.cluster.groups.requests import go_together
 from penstock.cluster.groups.state import Group
-from penstock.cluster.groups.types import AT_MOST_ONCE, ClientIdentity, GroupLimits
+from penstock.cluster.groups.types import AT_MOST_ONCE, SHARED, ClientIdentity, GroupLimits
 from penstock.core.errors import GroupError, ResourceLimitError, UnknownMemberError
 
 Owns = Callable[[str], bool]
@@ -56,10 +56,16 @@ def check_guarantee(group: Group, guarantee: str) -> None:
             f"nobody may join group {group.name!r} with guarantee {guarantee!r}: its members have "
             f"{group.guarantee!r}; use another group"
         )
-    if group.at_most_once and guarantee != AT_MOST_ONCE:
+    for lasting in (AT_MOST_ONCE, SHARED):
+        if group.guarantee == lasting != guarantee:
+            raise GroupError(
+                f"nobody may join group {group.name!r} with guarantee {guarantee!r}: it is "
+                f"{lasting} until it is deleted; use another group"
+            )
+    if guarantee == SHARED and group.meta is not None and group.guarantee != SHARED:
         raise GroupError(
-            f"nobody may join group {group.name!r} with guarantee {guarantee!r}: it is "
-            "at-most-once until it is deleted; use another group"
+            f"group {group.name!r} cannot be a share group: it has had plain members, until it is "
+            "deleted; use another group"
         )
 
 

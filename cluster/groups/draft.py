@@ -28,7 +28,7 @@ from penstock.cluster.groups.records import (
     owners_record,
 )
 from penstock.cluster.groups.state import Group
-from penstock.cluster.groups.types import Assignment, OwnedPartition, Release, Topics
+from penstock.cluster.groups.types import SHARED, Assignment, OwnedPartition, Release, Topics
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ class GroupDraft:
         there = {topic_id for topic_id, _ in topics.values()}
         self.tables = {i: table for i, table in self.tables.items() if i in there}
         shares: dict[bytes, Shares] = {}
-        wanted = _subscribers(self.members.values(), topics)
+        wanted = {} if self.guarantee == SHARED else _subscribers(self.members.values(), topics)
         before: Container[str] = ()
         if any(topics[topic][0] not in self.tables for topic in wanted):
             before = _subscribers(self.group.members.values(), topics)

@@ -54,6 +54,7 @@ from penstock.cluster.groups.liveness import Liveness, Timers
 from penstock.cluster.groups.records import Member
 from penstock.cluster.groups.state import Group
 from penstock.cluster.groups.types import (
+    SHARED,
     Assignment,
     Claim,
     Claimed,
@@ -90,6 +91,7 @@ class Groups:
         The shell says so."""
         self._unsettled: dict[str, None] = {}  # groups that have not followed the catalogue yet
         self._counts: dict[str, Counter[str]] = {}
+        self._gone: dict[tuple[str, str], None] = {}
 
     def limit(self, now: float, limits: GroupLimits) -> None:
         """Other bounds from now on. Nothing is decided by that: what expires earlier by them does
@@ -108,6 +110,7 @@ class Groups:
         group.replay(kind, rest, record.value)
         if kind == records.MEMBER:
             if record.value is None:
+                self._gone[name, rest[0]] = None
                 self._liveness.forget((name, rest[0]))
             else:
                 self._liveness.replayed((name, rest[0]))
@@ -116,6 +119,7 @@ class Groups:
         if group.void:
             del self._groups[name]
             self._counts.pop(name, None)
+            self._gone[name, ""] = None
 
     # --- membership ---
     def join(
@@ -219,6 +223,16 @@ class Groups:
             for member in group.members.values():
                 yield group.name, member.member_id, member.client
 
+    def take_gone(self) -> Collection[tuple[str, str]]:
+        """(group, member) of members that were dropped since the last call; (group, "") of groups
+        that are gone."""
+        gone, self._gone = self._gone, {}
+        return gone
+
+    def is_shared(self, group: str) -> bool:
+        there = self._groups.get(group)
+        return there is not None and there.guarantee == SHARED
+
     def names(self) -> Collection[str]:
         """Of all groups there are."""
         return self._groups.keys()
@@ -294,6 +308,8 @@ class Groups:
         requests.check_name("the group", group)
         requests.check_places(group, offsets)
         there = self._groups.get(group) or Group(group)
+        if there.guarantee == SHARED:
+            raise GroupError(f"group {group!r} is a share group, which has no committed offsets")
         if is_report and there.members:
             raise GroupError(
                 f"how far group {group!r} is was not taken from outside: it has "

@@ -20,7 +20,9 @@ AT_MOST_ONCE: Final = "at-most-once"
 AT_LEAST_ONCE: Final = "at-least-once"
 EXACTLY_ONCE: Final = "exactly-once"
 MANUAL: Final = "manual"
-GUARANTEES: Final = (AT_MOST_ONCE, AT_LEAST_ONCE, EXACTLY_ONCE, MANUAL)
+SHARED: Final = "shared"
+"""Of a share group, whose members own no partitions: see `cluster.shares`."""
+GUARANTEES: Final = (AT_MOST_ONCE, AT_LEAST_ONCE, EXACTLY_ONCE, MANUAL, SHARED)
 
 EMPTY: Final = "empty"
 STABLE: Final = "stable"

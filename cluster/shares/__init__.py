@@ -1,13 +1,23 @@
 """Share groups: workers that share the records of a partition, each record with one at a time.
 
-Pure: no I/O, no clock, no threads. `SharePartition` is the machine of one group in one partition.
+Pure: no I/O, no clock, no threads. `SharePartition` is the machine of one group in one partition,
+`LoggedShare` what it is in a log that is compacted, `ShareGroups` all of them.
 """
 
 from __future__ import annotations
 
+from penstock.cluster.shares.groups import GrantedRecords as GrantedRecords
+from penstock.cluster.shares.groups import LogEnds as LogEnds
+from penstock.cluster.shares.groups import ShareGroups as ShareGroups
+from penstock.cluster.shares.groups import SharePolicy as SharePolicy
+from penstock.cluster.shares.groups import runs_of as runs_of
 from penstock.cluster.shares.limits import ShareLimits as ShareLimits
 from penstock.cluster.shares.machine import LeaseAnswered as LeaseAnswered
 from penstock.cluster.shares.machine import LeaseGranted as LeaseGranted
 from penstock.cluster.shares.machine import ShareDecision as ShareDecision
 from penstock.cluster.shares.machine import SharePartition as SharePartition
+from penstock.cluster.shares.runs import Run as Run
+from penstock.cluster.shares.runs import Runs as Runs
+from penstock.cluster.shares.share_log import LoggedShare as LoggedShare
+from penstock.cluster.shares.share_log import Place as Place
 from penstock.cluster.shares.state import ShareSnapshot as ShareSnapshot

@@ -128,7 +128,11 @@ class SharePartition:
 
     def condemned(self, count_max: int) -> Runs:
         """The first records that are to become dead letters."""
-        return self._state.window.in_state(CONDEMNED, count_max)
+        return self._state.window.in_state(CONDEMNED, count_max) if self._state.condemned else ()
+
+    def deliveries(self, offset: int) -> int:
+        """How often a record that is not final was delivered."""
+        return next(times for times, _ in self._state.window.by_deliveries([(offset, offset + 1)]))
 
     def failures(self, offset: int) -> Sequence[FailedDelivery]:
         """The newest failures of a record that is not final, oldest first."""
@@ -155,12 +159,15 @@ class SharePartition:
         fresh = end - window.frontier - count(left_out)
         return ShareDecision((rec.Begun(end, packed(left_out)),), fresh)
 
-    def lease(self, now_us: int, member: str, count_max: int) -> ShareDecision[LeaseGranted | None]:
-        """At most so many ready records for this member, from the lowest offset on."""
+    def lease(
+        self, now_us: int, member: str, count_max: int, runs_max: int | None = None
+    ) -> ShareDecision[LeaseGranted | None]:
+        """At most so many ready records for this member, from the lowest offset on, in at most so
+        many runs."""
         if count_max < 1 or not 0 < len(member.encode()) <= MEMBER_BYTES_MAX:
             raise ConfigError(f"{count_max} records for member {member!r}: neither may be empty")
         window = self._state.window
-        runs = window.in_state(READY, count_max)[: self.limits.runs_max]
+        runs = window.in_state(READY, count_max)[: runs_max or self.limits.runs_max]
         if not runs:
             return ShareDecision((), None)
         number = self._state.numbers + 1
@@ -171,6 +178,36 @@ class SharePartition:
             (rec.Leased(number, member, now_us, packed(runs)),),
             LeaseGranted(number, runs, delivered),
         )
+
+    def acquire(
+        self, now_us: int, member: str, count_max: int, end: int, runs_max: int | None = None
+    ) -> ShareDecision[LeaseGranted | None]:
+        """`lease`, which begins with records up to `end` as far as others do not suffice."""
+        window = self._state.window
+        deltas, granted = self.lease(now_us, member, count_max, runs_max)
+        missing = count_max - (count(granted.runs) if granted else 0)
+        upto = min(end, window.frontier + missing, self._begun_max)
+        if upto <= window.frontier:
+            return ShareDecision(deltas, granted)
+        fresh = (window.frontier, upto)
+        runs = joined([*(granted.runs if granted else ()), fresh])
+        number = self._state.numbers + 1
+        before = granted.deliveries if granted else ()
+        return ShareDecision(
+            (rec.Begun(upto), rec.Leased(number, member, now_us, packed(runs))),
+            LeaseGranted(number, runs, (*before, (1, fresh))),
+        )
+
+    @property
+    def _begun_max(self) -> int:
+        """How far `begin` may go now."""
+        window = self._state.window
+        return window.begun_max(self.limits.blocks_max)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing may be begun before something is done."""
+        return self._begun_max <= self.frontier
 
     # --- answering for a lease ---
     def accept(self, lease: int, runs: Iterable[Sequence[int]]) -> ShareDecision[LeaseAnswered]:

@@ -9,7 +9,15 @@ import msgspec
 
 from penstock.cluster.shares import records as rec
 from penstock.cluster.shares.runs import Runs, count, unpacked
-from penstock.cluster.shares.window import FINAL_FIRST, READY, WAITING, ShareWindow
+from penstock.cluster.shares.window import (
+    CONDEMNED,
+    DEAD,
+    FINAL_FIRST,
+    READY,
+    STATES,
+    WAITING,
+    ShareWindow,
+)
 
 FAILURES_KEPT: Final = 5
 """Failures of a record that its dead letter tells: the newest ones."""
@@ -54,8 +62,9 @@ class ShareSnapshot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ShareState:
-    """`numbers`: the last one that a lease or a wait has. `waits`: a heap, the soonest first; what
-    is not in the window by its number any more waits no longer."""
+    """`numbers`: the last one that a lease or a wait has. `condemned`: how many records are.
+    `waits`: a heap, the soonest first; what is not in the window by its number any more waits no
+    longer."""
 
     def __init__(self, start: int) -> None:
         self.numbers = 0
@@ -66,6 +75,7 @@ class ShareState:
         self.leases: dict[int, ShareLease] = {}
         self.waits: list[Postponement] = []
         self.failures: dict[int, list[FailedDelivery]] = {}
+        self.condemned = 0
 
     @classmethod
     def of(cls, snapshot: ShareSnapshot) -> ShareState:
@@ -75,6 +85,7 @@ class ShareState:
         made.window = ShareWindow.of_columns(snapshot.frontier, snapshot.blocks)
         made.leases, made.failures = dict(snapshot.leases), dict(snapshot.failures)
         made.waits = list(snapshot.waits)
+        made.condemned = made.window.counts()[STATES[CONDEMNED]]
         return made
 
     def snapshot(self) -> ShareSnapshot:
@@ -112,6 +123,7 @@ class ShareState:
                 self.leases[delta.lease] = ShareLease(delta.member, delta.at_us, runs, count(runs))
             case rec.Settled():
                 runs = unpacked(delta.runs)
+                self.condemned += count(runs) * ((delta.state == CONDEMNED) - (delta.state == DEAD))
                 if delta.uncounted:
                     window.uncount(runs)
                 if delta.state < FINAL_FIRST:

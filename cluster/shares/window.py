@@ -64,6 +64,12 @@ class ShareWindow:
         first, last = self.frontier // BLOCK, (end - 1) // BLOCK
         return len(self._blocks) + last - first + (first not in self._blocks)
 
+    def begun_max(self, blocks_max: int) -> int:
+        """How far the frontier may go without more blocks than that."""
+        first = self.frontier // BLOCK
+        more = blocks_max - len(self._blocks)
+        return (first + more + (first in self._blocks)) * BLOCK
+
     def counts(self) -> dict[str, int]:
         """How many records of the window are in each state that is not final."""
         found = dict.fromkeys(STATES[READY:FINAL_FIRST], 0)

@@ -13,6 +13,7 @@ import pytest
 from coordinator_fixture import TOPIC_ID, World, running, turns
 
 from penstock.cluster.groups import GroupLimits, Groups
+from penstock.cluster.shares import ShareGroups
 from penstock.cluster.transactions import Transactions
 from penstock.core.control import ControlType, read_control
 from penstock.core.errors import ErrorCode, PenstockError, TransactionError
@@ -38,7 +39,7 @@ def run(tmp_path):
 def begun(world: World) -> Life:
     groups = Groups(GroupLimits())
     made = Life(
-        Machines(groups, Transactions(groups)), world.journal(), world.mailbox,
+        Machines(groups, Transactions(groups), ShareGroups(max)), world.journal(), world.mailbox,
         clock=time.time, doubt=lambda: 0.0, pages=lambda: {TOPIC_ID: [0]},
         notify=lambda _: None, page=lambda _: world.state,
     )  # fmt: skip
@@ -284,6 +285,6 @@ def test_offsets_are_kept_for_as_long_as_the_node_says(tmp_path):
         config, nothing, nothing, 1, nothing, nothing, None,
         broken=nothing, woken=nothing, leads_in=nothing,
     )  # fmt: skip
-    groups, transactions = made.machines()
+    groups, transactions, _ = made.machines()
     assert groups._limits.offsets_retention == 123.0
     assert transactions._limits.stage_timeout == 45.0

@@ -32,9 +32,11 @@ from penstock.core.errors import (
     NotLeaderError,
     PenstockError,
     PenstockTimeout,
+    UnknownMemberError,
 )
 from penstock.ipc import coordination as co
 from penstock.ipc import messages as ms
+from penstock.ipc import sharing
 from penstock.server.config import NodeConfig
 from penstock.server.coordinator import brokers
 from penstock.server.coordinator.brokers import CoordinatorCluster
@@ -53,6 +55,7 @@ from penstock.server.coordinator.orphan_transactions import Suspecting
 from penstock.server.coordinator.patterns import learn
 from penstock.server.coordinator.port import ControlPort
 from penstock.server.coordinator.producer_holders import Holders
+from penstock.server.coordinator.share_requests import ShareRequests
 from penstock.server.coordinator.transaction_requests import REQUESTS as OF_TRANSACTIONS
 from penstock.server.coordinator.transaction_requests import TransactionRequests
 from penstock.server.coordinator.turns import PrincipalTurns
@@ -71,10 +74,14 @@ RETRY_FIRST: Final = 0.05
 RETRY_LAST: Final = 5.0
 _ASKS_AFTER: Final = (
     co.SyncGroup, co.LeaveGroup, co.CommitOffsets, co.ClaimOffsets, co.ListGroups,
-    co.DescribeGroup, co.DeleteGroup, co.ListTransactions,
+    co.DescribeGroup, co.DeleteGroup, co.ListTransactions, sharing.AcquireRecords,
+    sharing.BuryRecords, sharing.SeekShare, sharing.DescribeShare,
 )  # fmt: skip
 """What need not make the topic: without it, the answer is that nothing is there."""
-_OF_MEMBERS: Final = (co.SyncGroup, co.LeaveGroup, co.CommitOffsets, co.ClaimOffsets)
+_OF_MEMBERS: Final = (
+    co.SyncGroup, co.LeaveGroup, co.CommitOffsets, co.ClaimOffsets, sharing.AcquireRecords,
+    sharing.BuryRecords,
+)  # fmt: skip
 """Who asks one of these was answered by a coordinator before."""
 
 
@@ -205,7 +212,9 @@ class Coordinator:
             f"{TOPIC}-0; ask there"
         )
 
-    async def _not_here(self, client: Client, request: co.Request) -> ms.NodeMessage | None:
+    async def _not_here(
+        self, client: Client, request: co.Request | sharing.Request
+    ) -> ms.NodeMessage | None:
         """The answer of a broker that does not lead; None if it does by now. Who is the first to
         ask has the topic made."""
         if not self._topics.has(TOPIC) and not isinstance(request, _OF_MEMBERS):
@@ -251,7 +260,7 @@ class Coordinator:
         return machines.groups.names(), machines.transactions.ids()
 
     # --- requests ---
-    async def answer(self, client: Client, request: co.Request) -> ms.NodeMessage:
+    async def answer(self, client: Client, request: co.Request | sharing.Request) -> ms.NodeMessage:
         """Decide what a client asks for; raises what refuses it, or `PenstockTimeout`."""
         if self._cluster is not None:
             if self._leads_in is None and (told := await self._not_here(client, request)):
@@ -266,6 +275,9 @@ class Coordinator:
         life = await self._serving(until)
         if client.connection is None:
             raise NotConnectedError(f"{client} has gone before its request was decided")
+        if isinstance(request, sharing.Request):  # of members, who have joined
+            views = (self._members, self._pages, self._names, self._tables.page)
+            return await ShareRequests(life, *views, self._now, until).answer(client, request)
         check_namespaces(self._topics.limits(), life.machines, request)
         if isinstance(request, OF_TRANSACTIONS):
             parts = (self._folder, self._holders, self._now, until, self._checks, self._turns)
@@ -275,8 +287,12 @@ class Coordinator:
         plan = GroupRequests(*known).plan(client, request)
         return await life.carried_out(plan.decide, until, plan.say)
 
-    def _nothing(self, client: Client, request: co.Request) -> ms.NodeMessage:
+    def _nothing(self, client: Client, request: co.Request | sharing.Request) -> ms.NodeMessage:
         """The answer of a node that never had a group or a transaction."""
+        if isinstance(request, sharing.DescribeShare):
+            return sharing.ShareDescription(sharing.ShareSettings(), [], {}, {})
+        if isinstance(request, sharing.Request):
+            raise UnknownMemberError(f"there is no share group {request.group!r}: join again")
         if isinstance(request, co.ListTransactions):
             return co.Transactions([], False)
         groups = self._opening.machines().groups
@@ -386,6 +402,7 @@ class Coordinator:
         self._names = {info.topic_id: info.name for info in infos}
         known = {info.name: (info.topic_id, len(info.pages)) for info in infos}
         life.act(lambda now: life.machines.groups.topics_changed(now, known))
+        life.forget_topics(self._pages)
         life.markers.look()
 
     # --- loading ---
@@ -461,6 +478,7 @@ class Coordinator:
             self._counts["died"] += 1
             life.act(lambda now: groups.died(now, group, member_id))
 
+        life.look_at_shares(self._pages)
         known = list(groups.members())
         self._members.keep_only(member_id for _, member_id, _ in known)
         for group, member_id, identity in known:

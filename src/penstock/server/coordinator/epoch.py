@@ -12,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from penstock.cluster.decisions import Decision, Record
 from penstock.cluster.groups import Groups
+from penstock.cluster.shares import ShareGroups
 from penstock.cluster.transactions import Transactions
 from penstock.core.errors import PenstockError, ResourceLimitError
 from penstock.ipc.state import StatePage
@@ -31,6 +33,8 @@ logger = logging.getLogger("penstock.coordinator")
 
 AGAIN: Final = 1.0
 """Seconds until a decision that nobody waits for is tried again when there was no room for it."""
+GONE: Final = "its worker is gone"
+"""Why deliveries failed whose member was dropped."""
 TICK_MIN: Final = 0.01
 """Seconds between two calls of `tick`, whatever deadline a machine names."""
 
@@ -38,17 +42,19 @@ _T = TypeVar("_T")
 
 
 class Machines(NamedTuple):
-    """Both read every record of the log, and take their own."""
+    """All read every record of the log, and take their own."""
 
     groups: Groups
     transactions: Transactions
+    shares: ShareGroups
 
     def replay(self, record: Record) -> None:
         self.groups.replay(record)
         self.transactions.replay(record)
+        self.shares.replay(record)
 
     def deadline(self) -> float | None:
-        found = (self.groups.deadline(), self.transactions.deadline())
+        found = [machine.deadline() for machine in self]
         return min((each for each in found if each is not None), default=None)
 
     def doubt(self, seconds: float) -> None:
@@ -128,8 +134,46 @@ class Life:
             self.records += len(decision.records)
             if decision.durable:
                 self.markers.look()
+            self._return_leases()
         self.plan_tick()
         return decision
+
+    def _return_leases(self) -> None:
+        """What members of share groups had that are dropped now goes to others."""
+        groups, shares = self.machines.groups, self.machines.shares
+        for group, member_id in groups.take_gone():
+            if group not in shares.names():
+                continue
+            if member_id:
+                self.act(partial(shares.leave, name=group, member=member_id, reason=GONE))
+            else:
+                self.take_away(group)
+
+    def take_away(self, group: str) -> None:
+        """Drop all that is known of a share group."""
+        shares = self.machines.shares
+        while not self._is_over and group in shares.names():
+            before = self.decisions
+            self.act(_untimed(partial(shares.delete, group)))
+            if self.decisions == before:
+                return  # no room: a load takes away what is left
+
+    def look_at_shares(self, topics: Collection[bytes]) -> None:
+        """What share groups have of members, groups and topics that are not there any more."""
+        groups, shares = self.machines.groups, self.machines.shares
+        groups.take_gone()
+        for group in [name for name in shares.names() if name not in groups.names()]:
+            self.take_away(group)
+        for group, member_id in list(shares.holders()):
+            if not groups.is_member(group, member_id):
+                self.act(partial(shares.leave, name=group, member=member_id, reason=GONE))
+        self.forget_topics(topics)
+
+    def forget_topics(self, there: Collection[bytes]) -> None:
+        """Drop what share groups have of topics that are gone."""
+        shares = self.machines.shares
+        for group, place in list(shares.forget_topics(there)):
+            self.act(_untimed(partial(shares.drop, group, place)))
 
     def _replay(self, records: tuple[Record, ...]) -> None:
         try:
@@ -199,3 +243,8 @@ class Life:
         self._retries.clear()
         self.sweep.close()
         self.markers.close(failure)
+
+
+def _untimed(decide: Callable[[], Decision[_T]]) -> Callable[[float], Decision[_T]]:
+    """What is decided whatever the time is."""
+    return lambda _: decide()

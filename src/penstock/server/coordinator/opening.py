@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import time
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
@@ -20,6 +21,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from penstock.cluster.groups import GroupLimits, Groups
+from penstock.cluster.shares import ShareGroups
 from penstock.cluster.transactions import TransactionLimits, Transactions
 from penstock.core.errors import PenstockError, PenstockTimeout
 from penstock.ipc import layout as lo
@@ -95,7 +97,7 @@ class CoordinatorOpening:
         """Fresh ones."""
         groups = Groups(self.group_limits())
         limits = TransactionLimits(stage_timeout=self._config.stage_timeout)
-        return Machines(groups, Transactions(groups, limits))
+        return Machines(groups, Transactions(groups, limits), ShareGroups(random.uniform))
 
     def group_limits(self) -> GroupLimits:
         """As they are now."""

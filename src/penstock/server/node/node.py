@@ -25,7 +25,7 @@ from penstock.ipc import accessing as ac
 from penstock.ipc import clustering as cg
 from penstock.ipc import coordination as co
 from penstock.ipc import layout as lo
-from penstock.ipc import lookups
+from penstock.ipc import lookups, sharing
 from penstock.ipc import messages as ms
 from penstock.ipc import operating as op
 from penstock.ipc.channel import FDS_MAX, PeerCredentials
@@ -467,7 +467,7 @@ class Node:
                 return self._cleaning.swap(message)
             case ms.DescribeNode():
                 return Reply(self._describe())
-            case _ if isinstance(message, co.Request):
+            case _ if isinstance(message, (co.Request, sharing.Request)):
                 return self._coordinator.answer(client, message)
             case ac.ListAccess():
                 return Reply(self._accessing.listed(message))

@@ -24,6 +24,7 @@ from penstock.ipc import coordination as co
 from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
 from penstock.ipc import operating as op
+from penstock.ipc import sharing as sh
 from penstock.ipc.names import is_internal
 from penstock.server.security.access_store import Access
 from penstock.server.security.audit import ACTIONS_PER_SECOND, NAME_SHOWN, AuditLog
@@ -69,6 +70,10 @@ _NAMED: Final[dict[type, tuple[Operation, Kind, str]]] = {
     co.LeaveGroup: (READ, GROUP, "group"),
     co.CommitOffsets: (READ, GROUP, "group"),
     co.ClaimOffsets: (READ, GROUP, "group"),
+    sh.AcquireRecords: (READ, GROUP, "group"),
+    sh.BuryRecords: (READ, GROUP, "group"),
+    sh.DescribeShare: (DESCRIBE, GROUP, "group"),
+    sh.SeekShare: (ALTER, GROUP, "group"),
     co.DescribeGroup: (DESCRIBE, GROUP, "group"),
     co.DeleteGroup: (DELETE, GROUP, "group"),
     co.InitTransactions: (WRITE, TRANSACTIONAL_ID, "transactional_id"),
@@ -152,6 +157,8 @@ def _needs(message: ms.ClientMessage) -> Iterator[Need]:
         case co.DeleteGroup():
             for topic_id in {topic_id for topic_id, _ in message.offsets}:
                 yield Need(DESCRIBE, TOPIC, "", topic_id)
+        case sh.SeekShare():
+            yield Need(DESCRIBE, TOPIC, "", message.topic_id)
         case lk.LookUpTime():
             yield Need(READ, TOPIC, "", message.topic_id)
         case lk.LookUpAppends():

@@ -1,0 +1,477 @@
+"""All share groups of a coordinator: which worker gets records of which partition.
+
+Who is a member is decided by `cluster.groups`; here a member is a name, and one that is gone is
+said to be so by `leave`. Handlers decide records, `replay` alone changes what is so. Volatile, and
+safe to lose: which members wait for work, who writes which dead letter, and counts.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import msgspec
+
+from penstock.cluster.decisions import Decision, Record
+from penstock.cluster.shares.limits import ShareLimits
+from penstock.cluster.shares.machine import (
+    LeaseAnswered,
+    LeaseGranted,
+    ShareDecision,
+    SharePartition,
+)
+from penstock.cluster.shares.runs import Runs
+from penstock.cluster.shares.share_log import DELTA, SNAPSHOT, LoggedShare, Place, Uniform
+from penstock.cluster.shares.state import FailedDelivery
+from penstock.core.errors import ConfigError, ResourceLimitError, UnknownTopicError
+
+SHARE: Final = "share"
+PARTITIONS_MAX: Final = 1000
+"""Partitions of a group."""
+TOMBSTONES_MAX: Final = 500
+WAKES_MAX: Final = 100
+"""Partitions that one tick wakes."""
+BURY_WITHIN: Final = 30.0
+"""Seconds that a member has for a dead letter before another one is asked to write it."""
+LEASE_RUNS_MAX: Final = 500
+"""Runs of what one request acquires: an answer is one message."""
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode_key: Final = msgspec.msgpack.Decoder().decode
+
+
+class SharePolicy(msgspec.Struct, frozen=True, array_like=True):
+    """How a group delivers, and where it begins with a partition."""
+
+    max_deliveries: int = 5
+    backoff_min: float = 1.0
+    backoff_max: float = 300.0
+    start: str = "earliest"
+
+    def limits(self) -> ShareLimits:
+        """Raises `ConfigError` for what nobody may ask."""
+        if self.start not in ("earliest", "latest"):
+            raise ConfigError(f"start: {self.start!r} is not 'earliest' or 'latest'")
+        return ShareLimits(
+            max_deliveries=self.max_deliveries,
+            backoff_min=self.backoff_min,
+            backoff_max=self.backoff_max,
+            runs_max=1000,
+        )
+
+
+_decode_policy: Final = msgspec.msgpack.Decoder(SharePolicy).decode
+
+
+class LogEnds(NamedTuple):
+    """What may be read of a partition."""
+
+    place: Place
+    start: int
+    end: int
+
+
+class GrantedRecords(NamedTuple):
+    place: Place
+    granted: LeaseGranted
+
+
+class Acquisition(NamedTuple):
+    """`frontiers`: of the partitions that were asked about."""
+
+    granted: tuple[GrantedRecords, ...]
+    frontiers: tuple[int, ...]
+    is_full: bool
+
+
+class DeadLetter(NamedTuple):
+    """A condemned record, and its story."""
+
+    place: Place
+    offset: int
+    deliveries: int
+    failures: Sequence[FailedDelivery]
+
+
+@dataclass(slots=True)
+class ShareGroup:
+    """`turn`: how many acquisitions there were, so that partitions take turns."""
+
+    policy: SharePolicy = field(default_factory=SharePolicy)
+    is_set: bool = False
+    partitions: dict[Place, LoggedShare] = field(default_factory=dict)
+    waiting: dict[str, None] = field(default_factory=dict)
+    burying: dict[tuple[Place, int], tuple[str, float]] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    turn: int = 0
+
+
+class ShareGroups:
+    """See the module. `uniform` draws the jitter of a wait."""
+
+    def __init__(self, uniform: Uniform) -> None:
+        self._uniform = uniform
+        self._groups: dict[str, ShareGroup] = {}
+        self._due: list[tuple[float, str, Place]] = []
+        self._planned: dict[tuple[str, Place], float] = {}
+        self._large: dict[tuple[str, Place], None] = {}
+
+    # --- what is so ---
+    def replay(self, record: Record) -> None:
+        """The only mutator of what is logged. Records of other machines are passed over."""
+        kind, *rest = _decode_key(record.key)
+        if kind == SHARE:
+            self._replay_policy(rest[0], record.value)
+        elif kind in (SNAPSHOT, DELTA):
+            name, topic_id, partition, side, at = rest
+            group = self._groups.setdefault(name, ShareGroup())
+            place = (topic_id, partition)
+            share = group.partitions.get(place)
+            if share is None:
+                share = LoggedShare(name, place, self._uniform, group.policy.limits())
+                group.partitions[place] = share
+            share.replay(kind, side, at, record.value)
+            if share.is_void:
+                del group.partitions[place]
+                self._forget_void(name)
+            else:
+                self._plan(name, share)
+
+    def _replay_policy(self, name: str, value: bytes | None) -> None:
+        group = self._groups.setdefault(name, ShareGroup())
+        group.is_set = value is not None
+        if value is not None:
+            group.policy = _decode_policy(value)
+            limits = group.policy.limits()
+            for share in group.partitions.values():
+                share.limit(limits)
+        self._forget_void(name)
+
+    def _forget_void(self, name: str) -> None:
+        group = self._groups[name]
+        if not group.is_set and not group.partitions:
+            del self._groups[name]
+
+    def _plan(self, name: str, share: LoggedShare) -> None:
+        key = (name, share.place)
+        if share.is_snapshot_due:
+            self._large[key] = None
+        due_us = share.machine.next_due_us() if share.machine is not None else None
+        if due_us is not None and due_us / 1e6 < self._planned.get(key, float("inf")):
+            self._planned[key] = due_us / 1e6
+            heapq.heappush(self._due, (due_us / 1e6, *key))
+
+    def names(self) -> Collection[str]:
+        return self._groups.keys()
+
+    def counts(self, name: str) -> dict[str, int]:
+        """Since this coordinator serves."""
+        group = self._groups.get(name)
+        return dict(group.counts) if group else {}
+
+    def policy(self, name: str) -> SharePolicy:
+        group = self._groups.get(name)
+        return group.policy if group else SharePolicy()
+
+    def partitions(self, name: str) -> Iterator[tuple[Place, SharePartition]]:
+        """Those that the group has begun with, in order."""
+        group = self._groups.get(name)
+        for place, share in sorted(group.partitions.items()) if group else ():
+            if share.machine is not None:
+                yield place, share.machine
+
+    def holders(self) -> Iterator[tuple[str, str]]:
+        """(group, member) of every member that has something to answer for."""
+        for name, group in self._groups.items():
+            members = {
+                member for share in group.partitions.values() if share.machine is not None
+                for member in share.machine.members()
+            }  # fmt: skip
+            yield from ((name, member) for member in sorted(members))
+
+    # --- what workers ask ---
+    def configure(self, name: str, policy: SharePolicy) -> Decision[None]:
+        """How the group delivers from now on: what the last member to join said."""
+        policy.limits()
+        group = self._groups.get(name)
+        if group is not None and group.is_set and group.policy == policy:
+            return Decision((), None)
+        return Decision((Record(_encode((SHARE, name)), _encode(policy)),), None)
+
+    def accept(self, name: str, place: Place, lease: int, runs: Runs) -> Decision[LeaseAnswered]:
+        return self._answered(name, place, "accepted", lambda it: it.accept(lease, runs), runs)
+
+    def release(
+        self, name: str, place: Place, lease: int, runs: Runs, by: str
+    ) -> Decision[LeaseAnswered]:
+        return self._answered(name, place, "released", lambda it: it.release(lease, runs), runs, by)
+
+    def fail(
+        self, now: float, name: str, place: Place, lease: int, runs: Runs, reason: str,
+        delay: float | None, by: str,
+    ) -> Decision[LeaseAnswered]:  # fmt: skip
+        def decide(machine: SharePartition) -> ShareDecision[LeaseAnswered]:
+            return machine.fail(_us(now), lease, runs, reason, delay)
+
+        return self._answered(name, place, "failed", decide, runs, by)
+
+    def reject(
+        self, now: float, name: str, place: Place, lease: int, runs: Runs, reason: str, by: str
+    ) -> Decision[LeaseAnswered]:
+        def decide(machine: SharePartition) -> ShareDecision[LeaseAnswered]:
+            return machine.reject(_us(now), lease, runs, reason)
+
+        return self._answered(name, place, "rejected", decide, runs, by)
+
+    def _answered(
+        self,
+        name: str,
+        place: Place,
+        what: str,
+        decide: Callable[[SharePartition], ShareDecision[LeaseAnswered]],
+        runs: Runs,
+        by: str | None = None,
+    ) -> Decision[LeaseAnswered]:
+        """`by`: who answered so that others may have something to do now."""
+        share = self._share(name, place)
+        if share is None or share.machine is None:
+            return Decision((), LeaseAnswered(0, runs))
+        deltas, answer = decide(share.machine)
+        counts = self._groups[name].counts
+        counts[what] += answer.settled
+        counts["stale"] += sum(end - first for first, end in answer.stale)
+        counts["condemned"] += answer.condemned
+        if not deltas:
+            return Decision((), answer)
+        notify = frozenset() if by is None else self._called(name, answer.settled, by)
+        return Decision((share.record_of(deltas),), answer, notify)
+
+    def acquire(
+        self, now: float, name: str, member: str, count_max: int, ends: Sequence[LogEnds],
+        topics: Collection[bytes],
+    ) -> Decision[Acquisition]:  # fmt: skip
+        """At most so many records of these topics for the member: what is ready first, and what is
+        new up to the ends that it knows."""
+        group = self._groups.get(name) or ShareGroup()
+        known = {each.place: each for each in ends}
+        if len(group.partitions.keys() | known.keys()) > PARTITIONS_MAX:
+            raise ResourceLimitError(
+                f"share group {name!r} would read more than {PARTITIONS_MAX} partitions "
+                "(PARTITIONS_MAX): use several groups"
+            )
+        places = [place for place in group.partitions.keys() | known.keys() if place[0] in topics]
+        group.turn += 1
+        at = group.turn % len(places) if places else 0
+        places = sorted(places)
+        records: list[Record] = []
+        granted: list[GrantedRecords] = []
+        frontiers: dict[Place, int] = {}
+        is_full, runs_left = False, LEASE_RUNS_MAX
+        for place in places[at:] + places[:at]:
+            share = group.partitions.get(place)
+            ends_known = known.get(place)
+            made: list[Record] = []
+            if share is not None and share.machine is not None:
+                machine = share.machine
+            elif ends_known is not None:
+                share = LoggedShare(name, place, self._uniform, group.policy.limits())
+                latest = group.policy.start == "latest"
+                machine, made = share.begin(ends_known.end if latest else ends_known.start)
+                records += made
+            else:
+                continue
+            frontiers[place] = machine.frontier
+            if count_max <= 0 or runs_left <= 0:
+                continue
+            end = machine.frontier if ends_known is None else ends_known.end
+            deltas, grant = machine.acquire(_us(now), member, count_max, end, runs_left)
+            is_full = is_full or (end > machine.frontier and machine.is_full)
+            if grant is None:
+                continue
+            records.append(share.first_record_of(deltas) if made else share.record_of(deltas))
+            granted.append(GrantedRecords(place, grant))
+            taken = sum(last - first for first, last in grant.runs)
+            count_max, runs_left = count_max - taken, runs_left - len(grant.runs)
+            group.counts["acquired"] += taken
+            again = sum(last - first for times, (first, last) in grant.deliveries if times > 1)
+            group.counts["redelivered"] += again
+            frontiers[place] = max(frontiers[place], grant.runs[-1][1])
+        if granted or count_max <= 0:
+            group.waiting.pop(member, None)
+        else:
+            group.waiting[member] = None
+        if records and name not in self._groups:
+            self._groups[name] = group  # its volatile part
+        answer = Acquisition(
+            tuple(granted), tuple(frontiers.get(each.place, each.start) for each in ends), is_full
+        )
+        return Decision(tuple(records), answer)
+
+    def dead_letters(
+        self, now: float, name: str, member: str, topics: Collection[bytes], count_max: int
+    ) -> list[DeadLetter]:
+        """Condemned records that this member is to write the dead letters of. Volatile: another one
+        is asked once it has taken too long."""
+        group = self._groups.get(name)
+        found: list[DeadLetter] = []
+        if group is None:
+            return found
+        for place, share in group.partitions.items():
+            if share.machine is None or place[0] not in topics:
+                continue
+            for first, end in share.machine.condemned(count_max):
+                for offset in range(first, end):
+                    who, until = group.burying.get((place, offset), ("", 0.0))
+                    if len(found) == count_max:
+                        return found
+                    if who != member and now < until:
+                        continue
+                    group.burying[place, offset] = (member, now + BURY_WITHIN)
+                    failures = share.machine.failures(offset)
+                    times = share.machine.deliveries(offset)
+                    found.append(DeadLetter(place, offset, times, failures))
+        return found
+
+    def bury(self, name: str, place: Place, runs: Runs) -> Decision[int]:
+        """Their dead letters are written. How many of them were condemned."""
+        share = self._share(name, place)
+        if share is None or share.machine is None:
+            return Decision((), 0)
+        deltas, buried = share.machine.bury(runs)
+        group = self._groups[name]
+        group.counts["buried"] += buried
+        for first, end in runs:
+            for key in [key for key in group.burying if key[0] == place and first <= key[1] < end]:
+                del group.burying[key]
+        return Decision((share.record_of(deltas),) if deltas else (), buried)
+
+    # --- what happens to members ---
+    def leave(self, now: float, name: str, member: str, reason: str) -> Decision[int]:
+        """The member is gone: others get what it had, at once. How many records those are."""
+        group = self._groups.get(name)
+        if group is None:
+            return Decision((), 0)
+        group.waiting.pop(member, None)
+        for key in [key for key, (who, _) in group.burying.items() if who == member]:
+            del group.burying[key]
+        records, settled = [], 0
+        for share in group.partitions.values():
+            if share.machine is None:
+                continue
+            deltas, answer = share.machine.leave(_us(now), member, reason)
+            if deltas:
+                records.append(share.record_of(deltas))
+                settled += answer.settled
+                group.counts["condemned"] += answer.condemned
+        group.counts["returned"] += settled
+        return Decision(tuple(records), settled, self._called(name, settled, member))
+
+    def _called(self, name: str, count: int, but: str = "") -> frozenset[str]:
+        """Members that wait for work, as many as there may be something for."""
+        group = self._groups.get(name)
+        found: list[str] = []
+        for member in group.waiting if group is not None else ():
+            if len(found) == count:
+                break
+            if member != but:
+                found.append(member)
+        for member in found:
+            assert group is not None
+            del group.waiting[member]
+        return frozenset(found)
+
+    # --- what time and operators do ---
+    def deadline(self) -> float | None:
+        """When `tick` is wanted next."""
+        return self._due[0][0] if self._due else None
+
+    def tick(self, now: float) -> Decision[None]:
+        """What is due by now is ready again."""
+        records: list[Record] = []
+        notify: frozenset[str] = frozenset()
+        while self._due and self._due[0][0] <= now and len(records) < WAKES_MAX:
+            _, name, place = heapq.heappop(self._due)
+            self._planned.pop((name, place), None)
+            share = self._share(name, place)
+            if share is None or share.machine is None:
+                continue
+            deltas, woken = share.machine.wake(_us(now))
+            if deltas:
+                records.append(share.record_of(deltas))
+                self._groups[name].counts["woken"] += woken
+                notify |= self._called(name, woken)
+            else:
+                self._plan(name, share)
+        return Decision(tuple(records), None, notify)
+
+    def snapshots(self) -> Iterator[Decision[None]]:
+        """What makes the log shorter; each is to be decided before the next is asked for."""
+        while self._large:
+            name, place = next(iter(self._large))
+            del self._large[name, place]
+            share = self._share(name, place)
+            if share is None or not share.is_snapshot_due:
+                continue
+            yield from (Decision((record,), None) for record in share.snapshot_records())
+
+    def seek(self, name: str, place: Place, offset: int) -> Decision[None]:
+        """The group begins there; all leases and waits of that partition are void."""
+        share = self._share(name, place)
+        if share is None or share.machine is None:
+            if name not in self._groups:
+                raise ConfigError(f"there is no share group {name!r}")
+            share = LoggedShare(name, place, self._uniform, self._groups[name].policy.limits())
+            _, records = share.begin(offset)
+            return Decision(tuple(records), None, self._called(name, len(self._waiting(name))))
+        deltas, _ = share.machine.seek(offset)
+        notify = self._called(name, len(self._waiting(name)))
+        return Decision((share.record_of(deltas),), None, notify)
+
+    def _waiting(self, name: str) -> Collection[str]:
+        return self._groups[name].waiting
+
+    def delete(self, name: str) -> Decision[bool]:
+        """Take the group away, a bounded part of it: whether there is more to take."""
+        group = self._groups.get(name)
+        if group is None:
+            return Decision((), False)
+        for share in group.partitions.values():
+            if records := share.tombstones(TOMBSTONES_MAX):
+                return Decision(tuple(records), True)
+        return Decision((Record(_encode((SHARE, name)), None),), False)
+
+    def forget_topics(self, there: Collection[bytes]) -> Iterator[tuple[str, Place]]:
+        """Partitions of topics that are gone."""
+        for name, group in self._groups.items():
+            for place in group.partitions:
+                if place[0] not in there:
+                    yield name, place
+
+    def drop(self, name: str, place: Place) -> Decision[bool]:
+        """Take one partition of a group away, a bounded part of it: whether there is more."""
+        share = self._share(name, place)
+        records = share.tombstones(TOMBSTONES_MAX) if share is not None else []
+        return Decision(tuple(records), len(records) == TOMBSTONES_MAX)
+
+    def check_place(self, name: str, place: Place) -> None:
+        """Raise UnknownTopicError for a partition that the group has nothing of."""
+        if self._share(name, place) is None:
+            raise UnknownTopicError(
+                f"share group {name!r} has nothing of partition {place[1]} of topic "
+                f"{place[0].hex()}"
+            )
+
+    def _share(self, name: str, place: Place) -> LoggedShare | None:
+        group = self._groups.get(name)
+        return group.partitions.get(place) if group is not None else None
+
+
+def _us(seconds: float) -> int:
+    return int(seconds * 1e6)
+
+
+def runs_of(pairs: Iterable[Sequence[int]]) -> Runs:
+    return tuple((first, end) for first, end in pairs)

@@ -1,0 +1,249 @@
+"""What workers of share groups ask, as calls of the machine of all share groups.
+
+A request is a row of decisions, each appended as it is taken; the answer waits for the last of
+them. Owns the translation, and what a member may name; decides nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+from penstock.cluster import groups as gr
+from penstock.cluster import shares as sh
+from penstock.cluster.access import Kind
+from penstock.cluster.decisions import Decision
+from penstock.core.errors import GroupError, PenstockError, UnknownTopicError
+from penstock.ipc import messages as ms
+from penstock.ipc import sharing
+from penstock.ipc.state import StatePage
+from penstock.server.coordinator.committed import LEADING
+from penstock.server.coordinator.epoch import Life
+from penstock.server.coordinator.group_members import WatchedMembers
+from penstock.server.node.attached_client import Client
+
+NO_PAGE: Final = -1
+CONDEMNED_BYTES: Final = 24_000
+"""Of the stories that one answer tells."""
+PARTITIONS_PER_PAGE: Final = 200
+MEMBERS_SHOWN: Final = 256
+
+
+class ShareRequests:
+    """For one life of the machines. `pages`: those of each topic there is; `names`: of topics."""
+
+    def __init__(
+        self,
+        life: Life,
+        members: WatchedMembers,
+        pages: Mapping[bytes, Sequence[int]],
+        names: Mapping[bytes, str],
+        page: Callable[[int], StatePage],
+        now: Callable[[], float],
+        until: float,
+    ) -> None:
+        self._life = life
+        self._shares = life.machines.shares
+        self._groups = life.machines.groups
+        self._members = members
+        self._pages = pages
+        self._names = names
+        self._page = page
+        self._now = now
+        self._until = until
+
+    async def answer(self, client: Client, request: sharing.Request) -> ms.NodeMessage:
+        """Raises what refuses it, and `PenstockTimeout`: it may take effect."""
+        try:
+            said = self._decided(client, request)
+        except PenstockError:
+            await self._settled()  # what refuses it may yet come to nothing
+            raise
+        await self._settled()
+        return said
+
+    async def _settled(self) -> None:
+        left = max(0.0, self._until - time.monotonic())
+        await self._life.journal.settled(durable=False, timeout=left)
+
+    def _decided(self, client: Client, request: sharing.Request) -> ms.NodeMessage:
+        match request:
+            case sharing.AcquireRecords():
+                return self._acquire(client, request)
+            case sharing.BuryRecords():
+                self._member(client, request.group, request.member_id)
+                place = self._allowed(client, request.topic_id, request.partition)
+                runs = sh.runs_of(request.runs)
+                self._decide(lambda _: self._shares.bury(request.group, place, runs))
+                return ms.Done()
+            case sharing.SeekShare():
+                place = (request.topic_id, request.partition)
+                if not 0 <= request.partition < len(self._pages.get(request.topic_id, ())):
+                    raise UnknownTopicError(
+                        f"there is no partition {request.partition} of topic "
+                        f"{request.topic_id.hex()}"
+                    )
+                self._decide(lambda _: self._shares.seek(request.group, place, request.offset))
+                return ms.Done()
+            case sharing.DescribeShare():
+                return self._described(client, request)
+
+    # --- a worker ---
+    def _acquire(self, client: Client, request: sharing.AcquireRecords) -> ms.NodeMessage:
+        name, member_id = request.group, request.member_id
+        member = self._member(client, name, member_id)
+        if request.settings is not None:
+            given = request.settings
+            policy = sh.SharePolicy(
+                given.max_deliveries, given.backoff_min, given.backoff_max, given.start
+            )
+            self._decide(lambda _: self._shares.configure(name, policy))
+        stale = [self._answered(client, name, member_id, each) for each in request.answers]
+        topics = self._topics_of(client, member)
+        ends = [self._ends(client, each) for each in request.ends]
+        ends = [each for each in ends if each.place[0] in topics]
+        acquired = self._decide(
+            lambda now: self._shares.acquire(
+                now, name, member_id, request.records_max, ends, topics
+            )
+        )
+        frontiers = dict(zip((each.place for each in ends), acquired.frontiers, strict=True))
+        condemned = self._condemned(name, member_id, topics) if request.records_max else []
+        return sharing.RecordsAcquired(
+            [_leased(each) for each in acquired.granted],
+            [list(runs) for runs in stale],
+            [frontiers.get((it.topic_id, it.partition), it.start) for it in request.ends],
+            condemned,
+            self._members.notice_of(client),
+            acquired.is_full,
+        )
+
+    def _answered(
+        self, client: Client, name: str, member_id: str, answer: sharing.LeaseAnswer
+    ) -> sh.Runs:
+        """What of it was stale."""
+        place = self._allowed(client, answer.topic_id, answer.partition)
+        lease, shares = answer.lease, self._shares
+        stale: list[sh.Run] = []
+        if answer.accepted:
+            runs = sh.runs_of(answer.accepted)
+            stale += self._decide(lambda _: shares.accept(name, place, lease, runs)).stale
+        if answer.released:
+            runs = sh.runs_of(answer.released)
+            stale += self._decide(
+                lambda _: shares.release(name, place, lease, runs, member_id)
+            ).stale
+        told: Any = {"name": name, "place": place, "lease": lease, "by": member_id}
+        for failure in answer.failed:
+            fail = partial(
+                shares.fail, runs=sh.runs_of(failure.runs), reason=failure.reason,
+                delay=failure.delay, **told,
+            )  # fmt: skip
+            stale += self._decide(fail).stale
+        for failure in answer.rejected:
+            reject = partial(
+                shares.reject, runs=sh.runs_of(failure.runs), reason=failure.reason, **told
+            )
+            stale += self._decide(reject).stale
+        return tuple(sorted(stale))
+
+    def _condemned(
+        self, name: str, member_id: str, topics: set[bytes]
+    ) -> list[sharing.CondemnedRecord]:
+        now, room = self._now(), CONDEMNED_BYTES
+        found: list[sharing.CondemnedRecord] = []
+        for each in self._shares.dead_letters(now, name, member_id, topics, sharing.CONDEMNED_MAX):
+            story = [sharing.FailureInfo(it.member, it.at_us, it.reason) for it in each.failures]
+            topic_id, partition = each.place
+            found.append(
+                sharing.CondemnedRecord(topic_id, partition, each.offset, each.deliveries, story)
+            )
+            room -= 100 + sum(len(one.reason) + len(one.member_id) + 20 for one in story)
+            if room < 0:
+                break
+        return found
+
+    # --- what a member may name ---
+    def _member(self, client: Client, name: str, member_id: str) -> gr.Member:
+        member = self._groups.member_of(name, member_id, client.permits.acts_for)
+        if not self._groups.is_shared(name):
+            raise GroupError(f"group {name!r} is no share group: its members own partitions")
+        self._members.seen(member_id, client)
+        self._groups.connected(self._now(), name, member_id)
+        return member
+
+    def _allowed(self, client: Client, topic_id: bytes, partition: int) -> sh.Place:
+        """That partition. Raises AccessDeniedError, UnknownTopicError."""
+        if (why := client.permits.denied(topic_id)) is not None:
+            raise why
+        return topic_id, partition
+
+    def _topics_of(self, client: Client, member: gr.Member) -> set[bytes]:
+        """The topics that it works on and may read."""
+        wanted = set(member.topics)
+        return {
+            topic_id for topic_id, name in self._names.items()
+            if name in wanted and client.permits.denied(topic_id) is None
+        }  # fmt: skip
+
+    def _ends(self, client: Client, told: sharing.PartitionEnds) -> sh.LogEnds:
+        """Where a partition that is led here ends is known, so that nobody begins beyond it."""
+        end = told.end
+        numbers = self._pages.get(told.topic_id, ())
+        if client.remote is not None and told.partition < len(numbers):
+            page = self._page(numbers[told.partition])
+            if page.status in LEADING and page.identity == (told.topic_id, told.partition):
+                end = min(end, page.log_end)
+        return sh.LogEnds((told.topic_id, told.partition), min(told.start, end), end)
+
+    # --- operators ---
+    def _described(self, client: Client, request: sharing.DescribeShare) -> ms.NodeMessage:
+        names = self._names
+        found: list[sharing.SharePartitionInfo] = []
+        leased: dict[str, int] = {}
+        for (topic_id, partition), machine in self._shares.partitions(request.group):
+            name = names.get(topic_id)
+            if name is None or not client.permits.sees(Kind.topic, name):
+                continue
+            counts = machine.counts()
+            pages = self._pages.get(topic_id, ())
+            page = pages[partition] if partition < len(pages) else NO_PAGE
+            found.append(
+                sharing.SharePartitionInfo(
+                    name, topic_id, partition, page, machine.floor, machine.frontier,
+                    counts["ready"], counts["waiting"], counts["leased"], counts["condemned"],
+                    machine.next_due_us() or 0,
+                )
+            )  # fmt: skip
+            for member, count in machine.members().items():
+                leased[member] = leased.get(member, 0) + count
+        policy = self._shares.policy(request.group)
+        upto = request.skip + PARTITIONS_PER_PAGE
+        return sharing.ShareDescription(
+            sharing.ShareSettings(
+                policy.max_deliveries, policy.backoff_min, policy.backoff_max, policy.start
+            ),
+            found[request.skip : upto], dict(list(leased.items())[:MEMBERS_SHOWN]),
+            self._shares.counts(request.group), upto < len(found),
+        )  # fmt: skip
+
+    def _decide(self, decide: Callable[[float], Decision[Any]]) -> Any:
+        answer = self._life.decide(decide).answer
+        for snapshot in self._shares.snapshots():
+            self._life.decide(_as_decided(snapshot))
+        return answer
+
+
+def _leased(each: sh.GrantedRecords) -> sharing.LeasedRecords:
+    topic_id, partition = each.place
+    granted = each.granted
+    return sharing.LeasedRecords(
+        topic_id, partition, granted.lease, list(granted.runs),
+        [(times, first, end) for times, (first, end) in granted.deliveries],
+    )  # fmt: skip
+
+
+def _as_decided(decision: Decision[None]) -> Callable[[float], Decision[None]]:
+    return lambda _: decision
