@@ -1,0 +1,242 @@
+"""All share groups of a coordinator, and the log that makes them again: whole, cut, compacted."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from seeds import seed_of
+
+from penstock.cluster.decisions import Decision, Record
+from penstock.cluster.shares import LogEnds, ShareGroups, SharePolicy, share_log
+from penstock.cluster.shares import groups as groups_module
+from penstock.core.errors import ConfigError, ResourceLimitError
+
+TOPICS = (b"a" * 16, b"b" * 16)
+PLACES = [(topic, partition) for topic in TOPICS for partition in range(2)]
+
+
+class Shell:
+    """The machine, and the log of its decisions, a batch each."""
+
+    def __init__(self) -> None:
+        self.machine = ShareGroups(lambda low, high: high)
+        self.log: list[tuple[Record, ...]] = []
+        self.snapshots: list[int] = []
+        """Batches that are a part of a snapshot of what was there before."""
+
+    def decide(self, decision: Decision):
+        if decision.records:
+            self.log.append(decision.records)
+            for record in decision.records:
+                self.machine.replay(record)
+        return decision.answer
+
+    def tidy(self) -> None:
+        for snapshot in self.machine.snapshots():
+            self.snapshots.append(len(self.log))
+            self.decide(snapshot)
+
+
+def replayed(batches, *, compacted: bool) -> ShareGroups:
+    """The machine as another one is made of these."""
+    records = [record for batch in batches for record in batch]
+    if compacted:
+        newest = {record.key: at for at, record in enumerate(records)}
+        records = [record for at, record in enumerate(records) if newest[record.key] == at]
+    machine = ShareGroups(lambda low, high: high)
+    for record in records:
+        machine.replay(record)
+    return machine
+
+
+def told(machine: ShareGroups):
+    """All that is logged of it."""
+    return {
+        name: (
+            machine.policy(name),
+            {place: share.snapshot() for place, share in machine.partitions(name)},
+        )
+        for name in machine.names()
+    }
+
+
+def held(machine: ShareGroups, name: str, member: str):
+    """(place, lease, runs) of a member."""
+    return [
+        (place, number, lease.runs)
+        for place, share in machine.partitions(name)
+        for number, lease in share.snapshot().leases.items()
+        if lease.member == member
+    ]
+
+
+def step(draw: random.Random, shell: Shell, now: float) -> None:
+    machine, name = shell.machine, draw.choice(("red", "blue"))
+    member = f"{name}-{draw.randrange(3)}"
+    match draw.randrange(12):
+        case 0 | 1 | 2 | 3:
+            ends = [
+                LogEnds(place, 0, draw.randrange(1, 9000))
+                for place in draw.sample(PLACES, draw.randrange(4))
+            ]
+            count = draw.choice((0, 1, 7, 3000))
+            shell.decide(machine.acquire(now, name, member, count, ends, TOPICS))
+        case 4 | 5 | 6 | 7:
+            for place, lease, runs in held(machine, name, member)[: draw.randrange(3)]:
+                part = [(first, draw.randrange(first, end) + 1) for first, end in runs]
+                match draw.randrange(4):
+                    case 0:
+                        shell.decide(machine.accept(name, place, lease, part))
+                    case 1:
+                        shell.decide(machine.release(name, place, lease, part, member))
+                    case 2:
+                        delay = draw.choice((None, 0.0, 5.0))
+                        told = (name, place, lease, part, "it failed", delay, member)
+                        shell.decide(machine.fail(now, *told))
+                    case 3:
+                        told = (name, place, lease, part, "never", member)
+                        shell.decide(machine.reject(now, *told))
+        case 8:
+            shell.decide(machine.leave(now, name, member, "gone"))
+        case 9:
+            for place, share in list(machine.partitions(name)):
+                shell.decide(machine.bury(name, place, share.condemned(draw.randrange(1, 9))))
+        case 10:
+            policy = SharePolicy(draw.choice((0, 1, 3)), 1.0, draw.choice((1.0, 60.0)))
+            shell.decide(machine.configure(name, policy))
+        case 11 if name in machine.names() and not draw.randrange(4):
+            shell.decide(machine.seek(name, draw.choice(PLACES), draw.randrange(5000)))
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_the_log_makes_the_same_state_wherever_it_ends_and_whatever_a_compaction_took(
+    monkeypatch, number
+):
+    monkeypatch.setattr(share_log, "PART_BYTES", 120)
+    monkeypatch.setattr(share_log, "DELTA_BYTES_MIN", 400)
+    monkeypatch.setattr(share_log, "SLOTS_MAX", 20)
+    draw = random.Random(seed_of(f"share groups {number}"))
+    shell, states, now = Shell(), [], 1_000_000.0
+    for _ in range(300):
+        now += draw.random() * 3
+        if shell.machine.deadline() is not None and shell.machine.deadline() <= now:
+            shell.decide(shell.machine.tick(now))
+        step(draw, shell, now)
+        if draw.randrange(3) == 0:
+            shell.tidy()
+        if draw.randrange(12) == 0:
+            states.append((len(shell.log), told(shell.machine)))
+    assert len(shell.log) > 150
+    for batches, state in draw.sample(states, 6):
+        for compacted in (False, True):
+            assert told(replayed(shell.log[:batches], compacted=compacted)) == state
+    for at in draw.sample(shell.snapshots, 6):  # it ends within a snapshot, or right behind one
+        before = told(replayed(shell.log[:at], compacted=False))
+        assert told(replayed(shell.log[: at + 1], compacted=True)) == before
+
+
+def acquired(shell: Shell, count: int, end: int, *, name: str = "red", member: str = "m"):
+    ends = [LogEnds(PLACES[0], 0, end)]
+    return shell.decide(shell.machine.acquire(0.0, name, member, count, ends, TOPICS))
+
+
+def test_a_deletion_leaves_no_key_that_is_not_a_tombstone(monkeypatch):
+    monkeypatch.setattr(share_log, "SLOTS_MAX", 5)
+    monkeypatch.setattr(groups_module, "TOMBSTONES_MAX", 3)
+    shell = Shell()
+    shell.decide(shell.machine.configure("red", SharePolicy()))
+    for _ in range(40):
+        acquired(shell, 1, 100)
+        shell.tidy()
+    rounds = 0
+    while shell.decide(shell.machine.delete("red")):
+        rounds += 1
+    assert rounds > 2
+    assert "red" not in shell.machine.names()
+    newest = {record.key: record.value for batch in shell.log for record in batch}
+    assert set(newest.values()) == {None}
+    assert acquired(shell, 1, 100).granted[0].granted.runs == ((0, 1),), "it begins again"
+
+
+def test_partitions_take_turns():
+    shell = Shell()
+    first = [
+        shell.decide(
+            shell.machine.acquire(
+                0.0, "red", "m", 1, [LogEnds(place, 0, 100) for place in PLACES], TOPICS
+            )
+        ).granted[0].place
+        for _ in range(8)
+    ]  # fmt: skip
+    assert {place: first.count(place) for place in PLACES} == dict.fromkeys(PLACES, 2)
+
+
+def test_a_topic_that_is_not_the_members_gives_nothing():
+    shell = Shell()
+    acquired(shell, 1, 100)
+    assert shell.decide(
+        shell.machine.acquire(0.0, "red", "m", 5, [LogEnds(PLACES[0], 0, 100)], TOPICS[1:])
+    ) == groups_module.Acquisition((), (0,), False)
+
+
+def test_only_as_many_are_called_as_there_is_something_for():
+    shell = Shell()
+    leased = acquired(shell, 3, 3).granted[0]
+    for member in ("x", "y", "z"):
+        acquired(shell, 3, 3, member=member)
+    decision = shell.machine.release("red", PLACES[0], leased.granted.lease, ((0, 2),), "m")
+    assert decision.notify == {"x", "y"}
+    shell.decide(decision)
+    assert shell.machine.leave(0.0, "red", "m", "gone").notify == {"z"}
+
+
+def test_who_does_not_write_a_dead_letter_in_time_is_not_asked_for_ever():
+    shell = Shell()
+    leased = acquired(shell, 1, 1).granted[0]
+    shell.decide(
+        shell.machine.reject(0.0, "red", PLACES[0], leased.granted.lease, ((0, 1),), "no", "m")
+    )
+    asked = shell.machine.dead_letters
+    assert [it.offset for it in asked(1.0, "red", "x", TOPICS, 10)] == [0]
+    assert asked(2.0, "red", "y", TOPICS, 10) == []
+    assert [it.offset for it in asked(2.0, "red", "x", TOPICS, 10)] == [0]
+    late = 3.0 + groups_module.BURY_WITHIN
+    assert [it.offset for it in asked(late, "red", "y", TOPICS, 10)] == [0]
+    shell.machine.leave(late, "red", "y", "gone")
+    assert [it.offset for it in asked(late, "red", "x", TOPICS, 10)] == [0]
+
+
+def test_the_latest_start_passes_over_what_is_there():
+    shell = Shell()
+    shell.decide(shell.machine.configure("red", SharePolicy(start="latest")))
+    assert acquired(shell, 5, 70) == groups_module.Acquisition((), (70,), False)
+    assert acquired(shell, 5, 72).granted[0].granted.runs == ((70, 72),)
+
+
+def test_a_group_that_is_full_says_so_and_goes_on_once_something_is_done():
+    shell = Shell()
+    shell.decide(shell.machine.configure("red", SharePolicy()))
+    for _, share in shell.machine.partitions("red"):
+        assert not share.is_full
+    first = acquired(shell, 1, 1 << 40).granted[0].granted
+    taken = 0
+    while not (found := acquired(shell, 100_000, 1 << 40)).is_full:
+        taken += sum(end - at for each in found.granted for at, end in each.granted.runs)
+    [(_, share)] = shell.machine.partitions("red")
+    assert share.frontier == share.limits.blocks_max * 4096
+    assert taken < share.frontier
+    assert shell.decide(shell.machine.accept("red", PLACES[0], first.lease, first.runs)).settled
+
+
+def test_bad_policies_and_too_many_partitions_are_refused_by_name():
+    shell = Shell()
+    with pytest.raises(ConfigError, match="start: 'now'"):
+        shell.machine.configure("red", SharePolicy(start="now"))
+    with pytest.raises(ConfigError, match="max_deliveries: 256"):
+        shell.machine.configure("red", SharePolicy(256))
+    with pytest.raises(ConfigError, match="there is no share group 'red'"):
+        shell.machine.seek("red", PLACES[0], 1)
+    ends = [LogEnds((TOPICS[0], number), 0, 1) for number in range(1001)]
+    with pytest.raises(ResourceLimitError, match="PARTITIONS_MAX"):
+        shell.machine.acquire(0.0, "red", "m", 1, ends, TOPICS)
