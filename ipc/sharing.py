@@ -14,9 +14,12 @@ RECORDS_MAX: Final = 10_000
 """Records that one request acquires at most."""
 ANSWERS_MAX: Final = 256
 """Leases that one request answers for."""
-ENDS_MAX: Final = 1000
+ENDS_MAX: Final = 500
 """Partitions whose ends one request tells."""
 RUNS_MAX: Final = 1000
+"""Runs that all answers of one request name together: a request is one message."""
+HELD_MAX: Final = 500
+"""Leases that a member holds at once."""
 REASON_MAX: Final = 1000
 CONDEMNED_MAX: Final = 100
 """Records that one answer has to be made dead letters."""
@@ -47,7 +50,7 @@ class PartitionEnds(msgspec.Struct, frozen=True, array_like=True):
     end: Offset
 
 
-class Failure(msgspec.Struct, frozen=True, array_like=True):
+class FailedRuns(msgspec.Struct, frozen=True, array_like=True):
     """Deliveries that failed. `delay`: seconds until the next one; None: the group's backoff."""
 
     runs: Runs
@@ -63,13 +66,23 @@ class LeaseAnswer(msgspec.Struct, frozen=True, array_like=True):
     lease: Offset
     accepted: Runs = []
     released: Runs = []
-    failed: Annotated[list[Failure], msgspec.Meta(max_length=RUNS_MAX)] = []
-    rejected: Annotated[list[Failure], msgspec.Meta(max_length=RUNS_MAX)] = []
+    failed: Annotated[list[FailedRuns], msgspec.Meta(max_length=RUNS_MAX)] = []
+    rejected: Annotated[list[FailedRuns], msgspec.Meta(max_length=RUNS_MAX)] = []
+
+
+class HeldLease(msgspec.Struct, frozen=True, array_like=True):
+    topic_id: TopicId
+    partition: Number
+    lease: Offset
 
 
 class AcquireRecords(msgspec.Struct, frozen=True, tag="acquire_records"):
     """Answer for leases, and then acquire at most so many records (0: none). `ends`: partitions
-    that the member reads. `settings`: by who has joined, once."""
+    that the member reads. `settings`: by who has joined, once.
+
+    `holds`: all leases that the member knows, after the answer to a request was lost, also by a
+    new connection: what else it was given was handed out to nobody, and goes back without being
+    counted as delivered. Where it is None that is known to agree."""
 
     group: str
     member_id: str
@@ -77,6 +90,7 @@ class AcquireRecords(msgspec.Struct, frozen=True, tag="acquire_records"):
     ends: Annotated[list[PartitionEnds], msgspec.Meta(max_length=ENDS_MAX)] = []
     answers: Annotated[list[LeaseAnswer], msgspec.Meta(max_length=ANSWERS_MAX)] = []
     settings: ShareSettings | None = None
+    holds: Annotated[list[HeldLease], msgspec.Meta(max_length=HELD_MAX)] | None = None
 
 
 class BuryRecords(msgspec.Struct, frozen=True, tag="bury_records"):

@@ -7,7 +7,7 @@ Pure: no I/O, no clock, no threads. `SharePartition` is the machine of one group
 from __future__ import annotations
 
 from penstock.cluster.shares.groups import GrantedRecords as GrantedRecords
-from penstock.cluster.shares.groups import LogEnds as LogEnds
+from penstock.cluster.shares.groups import KnownEnds as KnownEnds
 from penstock.cluster.shares.groups import ShareGroups as ShareGroups
 from penstock.cluster.shares.groups import SharePolicy as SharePolicy
 from penstock.cluster.shares.groups import runs_of as runs_of

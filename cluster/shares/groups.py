@@ -66,7 +66,7 @@ class SharePolicy(msgspec.Struct, frozen=True, array_like=True):
 _decode_policy: Final = msgspec.msgpack.Decoder(SharePolicy).decode
 
 
-class LogEnds(NamedTuple):
+class KnownEnds(NamedTuple):
     """What may be read of a partition."""
 
     place: Place
@@ -250,7 +250,7 @@ class ShareGroups:
         return Decision((share.record_of(deltas),), answer, notify)
 
     def acquire(
-        self, now: float, name: str, member: str, count_max: int, ends: Sequence[LogEnds],
+        self, now: float, name: str, member: str, count_max: int, ends: Sequence[KnownEnds],
         topics: Collection[bytes],
     ) -> Decision[Acquisition]:  # fmt: skip
         """At most so many records of these topics for the member: what is ready first, and what is
@@ -367,6 +367,22 @@ class ShareGroups:
                 settled += answer.settled
                 group.counts["condemned"] += answer.condemned
         group.counts["returned"] += settled
+        return Decision(tuple(records), settled, self._called(name, settled, member))
+
+    def keep_only(
+        self, name: str, member: str, holds: Collection[tuple[Place, int]]
+    ) -> Decision[int]:
+        """The member knows of these leases alone. How many records others can have therefore."""
+        group = self._groups.get(name)
+        records, settled = [], 0
+        for place, share in group.partitions.items() if group is not None else ():
+            if share.machine is None:
+                continue
+            known = {lease for at, lease in holds if at == place}
+            deltas, count = share.machine.keep_only(member, known)
+            if deltas:
+                records.append(share.record_of(deltas))
+                settled += count
         return Decision(tuple(records), settled, self._called(name, settled, member))
 
     def _called(self, name: str, count: int, but: str = "") -> frozenset[str]:

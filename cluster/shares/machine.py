@@ -10,7 +10,7 @@ number that is never used again, so what a former holder answers late is stale a
 | new | `begin` | ready, or skipped where it is no work |
 | ready | `lease` | leased, delivered once more |
 | leased | `accept` | done |
-| leased | `release` | ready, this delivery does not count |
+| leased | `release`, or `keep_only` without its lease | ready, this delivery does not count |
 | leased | `fail` | waiting, or ready without a delay; condemned at `max_deliveries` |
 | leased | `reject` | condemned |
 | leased | `leave`: its member is gone | ready; condemned at `max_deliveries` |
@@ -29,7 +29,7 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from penstock.cluster.shares import records as rec
@@ -277,6 +277,18 @@ class SharePartition:
                     deltas.append(rec.Settled(number, state, packed(runs)))
             settled, dead = settled + count(held), dead + count(condemned)
         return ShareDecision(tuple(deltas), LeaseAnswered(settled, (), dead))
+
+    def keep_only(self, member: str, leases: Collection[int]) -> ShareDecision[int]:
+        """The member knows of these leases alone: what else it was given it never got, so that it
+        is ready and this delivery does not count. How many records those are."""
+        deltas: list[rec.Delta] = []
+        settled = 0
+        for number, lease in self._state.leases.items():
+            if lease.member == member and number not in leases:
+                held = self._state.window.held(lease.runs, LEASED, number)
+                deltas.append(rec.Settled(number, READY, packed(held), uncounted=True))
+                settled += count(held)
+        return ShareDecision(tuple(deltas), settled)
 
     # --- what time and operators do ---
     def wake(self, now_us: int) -> ShareDecision[int]:

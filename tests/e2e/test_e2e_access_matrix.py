@@ -21,6 +21,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
 from penstock.ipc import operating as op
+from penstock.ipc import sharing as sh
 
 NOBODY, READER, WRITER, OTHER = "nobody", "reader", "writer", "other"
 PRINCIPALS = (NOBODY, READER, WRITER, OTHER)
@@ -111,6 +112,12 @@ ROWS: dict[type, Row] = {
     op.KickClient: Row(lambda _: op.KickClient(1)),
     op.DescribeSettings: Row(lambda _: op.DescribeSettings()),
     op.ChangeSettings: Row(lambda _: op.ChangeSettings({})),
+    sh.AcquireRecords: Row(lambda it: sh.AcquireRecords(it.name, MEMBER), (READER,)),
+    sh.BuryRecords: Row(
+        lambda it: sh.BuryRecords(it.name, MEMBER, it.topic_id, 0, [(0, 1)]), (READER,)
+    ),
+    sh.SeekShare: Row(lambda it: sh.SeekShare(it.name, it.topic_id, 0, 0)),
+    sh.DescribeShare: Row(lambda it: sh.DescribeShare(it.name), (READER,)),
 }
 LOCAL: dict[type, Callable[[Thing], msgspec.Struct]] = {
     ms.Hello: lambda _: ms.Hello(1, lo.KIND_ADMIN, 0, "x"),

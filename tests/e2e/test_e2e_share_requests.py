@@ -64,7 +64,7 @@ def test_two_workers_share_a_partition_and_none_gets_what_another_has(serving, t
 
 def test_what_failed_comes_again_after_its_delay_and_counts(worker):
     [lease] = worker.acquire(2, ends={0: 2}).leases
-    worker.answer(lease, failed=[sh.Failure([(0, 1)], "no", 0.05)])
+    worker.answer(lease, failed=[sh.FailedRuns([(0, 1)], "no", 0.05)])
     worker.sync()
     found = worker.acquire(5, ends={0: 2})
     if not found.leases:  # it waits for its time, and a notice comes then
@@ -82,7 +82,7 @@ def test_what_fails_too_often_is_condemned_told_with_its_story_and_buried_once(w
     assert worker.describe().settings == settings
     for reason in ("first", "second"):
         [lease] = worker.acquire(1, ends={1: 1}).leases
-        worker.answer(lease, failed=[sh.Failure([(0, 1)], reason)])
+        worker.answer(lease, failed=[sh.FailedRuns([(0, 1)], reason)])
     [told] = worker.acquire(1, ends={1: 1}).condemned
     assert (told.partition, told.offset, told.deliveries) == (1, 0, 2)
     assert [(it.member_id, it.reason) for it in told.failures] == [
@@ -115,7 +115,7 @@ def test_leases_waits_and_counts_outlive_the_node(tmp_path):
         worker = worker_of(node, topic)
         worker.acquire(0, settings=sh.ShareSettings(max_deliveries=9, backoff_min=60.0))
         [lease] = worker.acquire(6, ends={0: 10}).leases
-        worker.answer(lease, accepted=[(0, 2)], failed=[sh.Failure([(2, 3)], "no", 3600.0)])
+        worker.answer(lease, accepted=[(0, 2)], failed=[sh.FailedRuns([(2, 3)], "no", 3600.0)])
         for _ in range(3):
             before = worker.describe()
             node.kill()

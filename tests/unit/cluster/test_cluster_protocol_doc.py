@@ -18,6 +18,7 @@ from penstock.ipc import coordination as co
 from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
 from penstock.ipc import operating as op
+from penstock.ipc import sharing
 from penstock.server.gateway.forward import Allowed
 
 TEXT = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
@@ -77,7 +78,9 @@ def test_structures_of_requests_stand_there_with_their_fields():
     assert rows("structure")
     for heading, fields in rows("structure").items():
         name, _, mark = heading.partition(" ")
-        struct = next(getattr(m, name) for m in (ms, co, lk, ac, cg, op) if hasattr(m, name))
+        struct = next(
+            getattr(m, name) for m in (ms, co, lk, ac, cg, op, sharing) if hasattr(m, name)
+        )
         assert fields == names_of(struct), name
         assert bool(mark) == struct.__struct_config__.array_like, name
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from seeds import seed_of
 
 from penstock.cluster.decisions import Decision, Record
-from penstock.cluster.shares import LogEnds, ShareGroups, SharePolicy, share_log
+from penstock.cluster.shares import KnownEnds, ShareGroups, SharePolicy, share_log
 from penstock.cluster.shares import groups as groups_module
 from penstock.core.errors import ConfigError, ResourceLimitError
 
@@ -25,7 +26,7 @@ class Shell:
         self.snapshots: list[int] = []
         """Batches that are a part of a snapshot of what was there before."""
 
-    def decide(self, decision: Decision):
+    def decide(self, decision: Decision[Any]) -> Any:
         if decision.records:
             self.log.append(decision.records)
             for record in decision.records:
@@ -74,17 +75,17 @@ def held(machine: ShareGroups, name: str, member: str):
 def step(draw: random.Random, shell: Shell, now: float) -> None:
     machine, name = shell.machine, draw.choice(("red", "blue"))
     member = f"{name}-{draw.randrange(3)}"
-    match draw.randrange(12):
+    match draw.randrange(13):
         case 0 | 1 | 2 | 3:
             ends = [
-                LogEnds(place, 0, draw.randrange(1, 9000))
+                KnownEnds(place, 0, draw.randrange(1, 9000))
                 for place in draw.sample(PLACES, draw.randrange(4))
             ]
             count = draw.choice((0, 1, 7, 3000))
             shell.decide(machine.acquire(now, name, member, count, ends, TOPICS))
         case 4 | 5 | 6 | 7:
             for place, lease, runs in held(machine, name, member)[: draw.randrange(3)]:
-                part = [(first, draw.randrange(first, end) + 1) for first, end in runs]
+                part = tuple((first, draw.randrange(first, end) + 1) for first, end in runs)
                 match draw.randrange(4):
                     case 0:
                         shell.decide(machine.accept(name, place, lease, part))
@@ -92,11 +93,11 @@ def step(draw: random.Random, shell: Shell, now: float) -> None:
                         shell.decide(machine.release(name, place, lease, part, member))
                     case 2:
                         delay = draw.choice((None, 0.0, 5.0))
-                        told = (name, place, lease, part, "it failed", delay, member)
-                        shell.decide(machine.fail(now, *told))
+                        shell.decide(
+                            machine.fail(now, name, place, lease, part, "failed", delay, member)
+                        )
                     case 3:
-                        told = (name, place, lease, part, "never", member)
-                        shell.decide(machine.reject(now, *told))
+                        shell.decide(machine.reject(now, name, place, lease, part, "never", member))
         case 8:
             shell.decide(machine.leave(now, name, member, "gone"))
         case 9:
@@ -105,7 +106,10 @@ def step(draw: random.Random, shell: Shell, now: float) -> None:
         case 10:
             policy = SharePolicy(draw.choice((0, 1, 3)), 1.0, draw.choice((1.0, 60.0)))
             shell.decide(machine.configure(name, policy))
-        case 11 if name in machine.names() and not draw.randrange(4):
+        case 11:
+            known = {(place, lease) for place, lease, _ in held(machine, name, member)[::2]}
+            shell.decide(machine.keep_only(name, member, known))
+        case 12 if name in machine.names() and not draw.randrange(4):
             shell.decide(machine.seek(name, draw.choice(PLACES), draw.randrange(5000)))
 
 
@@ -120,7 +124,8 @@ def test_the_log_makes_the_same_state_wherever_it_ends_and_whatever_a_compaction
     shell, states, now = Shell(), [], 1_000_000.0
     for _ in range(300):
         now += draw.random() * 3
-        if shell.machine.deadline() is not None and shell.machine.deadline() <= now:
+        deadline = shell.machine.deadline()
+        if deadline is not None and deadline <= now:
             shell.decide(shell.machine.tick(now))
         step(draw, shell, now)
         if draw.randrange(3) == 0:
@@ -137,7 +142,7 @@ def test_the_log_makes_the_same_state_wherever_it_ends_and_whatever_a_compaction
 
 
 def acquired(shell: Shell, count: int, end: int, *, name: str = "red", member: str = "m"):
-    ends = [LogEnds(PLACES[0], 0, end)]
+    ends = [KnownEnds(PLACES[0], 0, end)]
     return shell.decide(shell.machine.acquire(0.0, name, member, count, ends, TOPICS))
 
 
@@ -164,7 +169,7 @@ def test_partitions_take_turns():
     first = [
         shell.decide(
             shell.machine.acquire(
-                0.0, "red", "m", 1, [LogEnds(place, 0, 100) for place in PLACES], TOPICS
+                0.0, "red", "m", 1, [KnownEnds(place, 0, 100) for place in PLACES], TOPICS
             )
         ).granted[0].place
         for _ in range(8)
@@ -172,11 +177,28 @@ def test_partitions_take_turns():
     assert {place: first.count(place) for place in PLACES} == dict.fromkeys(PLACES, 2)
 
 
+def test_what_a_member_never_heard_of_goes_back_and_counts_for_nothing():
+    shell = Shell()
+    known = acquired(shell, 2, 9).granted[0].granted
+    lost = acquired(shell, 3, 9).granted[0].granted
+    acquired(shell, 9, 9, member="x")
+    acquired(shell, 9, 9, member="y")
+    decision = shell.machine.keep_only("red", "m", {(PLACES[0], known.lease)})
+    assert (decision.answer, set(decision.notify)) == (3, {"y"})
+    shell.decide(decision)
+    again = acquired(shell, 9, 9, member="y").granted[0].granted
+    assert (again.runs, again.deliveries) == (lost.runs, ((1, (2, 5)),))
+    stale = shell.decide(shell.machine.accept("red", PLACES[0], lost.lease, lost.runs))
+    assert stale.stale == lost.runs
+    answer = shell.decide(shell.machine.accept("red", PLACES[0], known.lease, known.runs))
+    assert answer.settled == 2
+
+
 def test_a_topic_that_is_not_the_members_gives_nothing():
     shell = Shell()
     acquired(shell, 1, 100)
     assert shell.decide(
-        shell.machine.acquire(0.0, "red", "m", 5, [LogEnds(PLACES[0], 0, 100)], TOPICS[1:])
+        shell.machine.acquire(0.0, "red", "m", 5, [KnownEnds(PLACES[0], 0, 100)], TOPICS[1:])
     ) == groups_module.Acquisition((), (0,), False)
 
 
@@ -237,6 +259,6 @@ def test_bad_policies_and_too_many_partitions_are_refused_by_name():
         shell.machine.configure("red", SharePolicy(256))
     with pytest.raises(ConfigError, match="there is no share group 'red'"):
         shell.machine.seek("red", PLACES[0], 1)
-    ends = [LogEnds((TOPICS[0], number), 0, 1) for number in range(1001)]
+    ends = [KnownEnds((TOPICS[0], number), 0, 1) for number in range(1001)]
     with pytest.raises(ResourceLimitError, match="PARTITIONS_MAX"):
         shell.machine.acquire(0.0, "red", "m", 1, ends, TOPICS)

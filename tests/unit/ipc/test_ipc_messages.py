@@ -17,6 +17,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
 from penstock.ipc import operating as op
+from penstock.ipc import sharing as sh
 from penstock.ipc.channel import FDS_MAX, MESSAGE_BYTES_MAX, Channel, ChannelError
 
 U64 = (1 << 64) - 1
@@ -67,6 +68,7 @@ def topic(pages):
     return ms.TopicInfo(NAME, b"\xff" * 16, pages, SETTINGS)
 
 
+RUN = (NUMBER - 1, NUMBER)
 # Every message at its largest.
 CLIENT = [
     ms.Hello(1, lo.KIND_PRODUCER, U64, NAME, U64),
@@ -127,6 +129,15 @@ CLIENT = [
     op.KickClient(NUMBER, 65_535),
     op.DescribeSettings(65_535),
     op.ChangeSettings({f"{NAME}{at}": NUMBER for at in range(op.CHANGES_MAX)}, 65_535),
+    sh.AcquireRecords(
+        NAME, NAME, 10_000, [sh.PartitionEnds(ID, 4095, NUMBER, NUMBER)] * 250,
+        [sh.LeaseAnswer(ID, 4095, NUMBER, accepted=[RUN] * (sh.RUNS_MAX // 2),
+                        failed=[sh.FailedRuns([RUN] * (sh.RUNS_MAX // 2), "r" * 1000, 1.5)])],
+        sh.ShareSettings(), [sh.HeldLease(ID, 4095, NUMBER)] * 250,
+    ),
+    sh.BuryRecords(NAME, NAME, ID, 4095, [RUN] * sh.RUNS_MAX),
+    sh.SeekShare(NAME, ID, 4095, NUMBER),
+    sh.DescribeShare(NAME, 4095),
 ]  # fmt: skip
 NODE = [
     ms.Welcome(1, b"\xff" * 16, "b" * 36, "/" + "d" * 4095, 1023, lo.WRITERS_MAX, U64, U64,
@@ -171,6 +182,17 @@ NODE = [
     cg.DrainStatus(65_535, True, 4095, 4095, [PLACE] * cg.ILL_MAX),
     op.Clients([CLIENT_INFO] * op.CLIENTS_PER_PAGE, U64, True),
     op.Settings([op.SettingInfo(NAME, NAME, NAME, "live", True, NAME)] * 50),
+    sh.RecordsAcquired(
+        [sh.LeasedRecords(ID, 4095, NUMBER, [RUN] * 500, [(255, *RUN)] * 500)],
+        [[RUN] * sh.RUNS_MAX], [NUMBER] * 250,
+        [sh.CondemnedRecord(ID, 4095, NUMBER, 255, [sh.FailureInfo(NAME, NUMBER, "r" * 1000)])] * 9,
+        U64, True,
+    ),
+    sh.ShareDescription(
+        sh.ShareSettings(),
+        [sh.SharePartitionInfo(NAME, ID, 4095, 4095, *[NUMBER] * 7)] * 100,
+        {f"{at}{NAME}": NUMBER for at in range(64)}, {NAME: NUMBER}, True,
+    ),
     ms.Refused("RecordTooLargeError", "\N{SNOWMAN}" * 4000),
 ]  # fmt: skip
 ORDERS = [
@@ -219,14 +241,16 @@ TAGS = {
                        "describe_cluster", "describe_partitions", "elect_leaders",
                        "reassign_partition", "remove_broker", "drain_broker",
                        "describe_drain", "list_clients", "kick_client",
-                       "describe_settings", "change_settings"],
+                       "describe_settings", "change_settings", "acquire_records",
+                       "bury_records", "seek_share", "describe_share"],
     "node to client": ["welcome", "lane_opened", "topic_found", "topics", "node", "cleaned",
                        "done", "group_assignment", "committed", "claimed", "groups",
                        "group_description", "transaction_ready", "transaction_ended",
                        "transactions", "time_looked_up", "appends_looked_up",
                        "segments_looked_up", "pages_looked_up", "positions_looked_up",
                        "access_list", "access_changed", "cluster", "partition_places",
-                       "leaders_elected", "drain_status", "clients", "settings", "refused"],
+                       "leaders_elected", "drain_status", "clients", "settings", "records_acquired",
+                       "share_description", "refused"],
     "node to writer": ["open_partition", "close_partition", "add_lane", "retire_lane",
                        "add_client", "remove_client", "trim_log", "swap_log", "stop_writer"],
     "writer to node": ["partition_opened", "partition_failed", "partition_offline",

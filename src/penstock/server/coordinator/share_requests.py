@@ -25,10 +25,10 @@ from penstock.server.coordinator.group_members import WatchedMembers
 from penstock.server.node.attached_client import Client
 
 NO_PAGE: Final = -1
-CONDEMNED_BYTES: Final = 24_000
+CONDEMNED_BYTES: Final = 12_000
 """Of the stories that one answer tells."""
-PARTITIONS_PER_PAGE: Final = 200
-MEMBERS_SHOWN: Final = 256
+PARTITIONS_PER_PAGE: Final = 100
+MEMBERS_SHOWN: Final = 64
 
 
 class ShareRequests:
@@ -100,6 +100,9 @@ class ShareRequests:
                 given.max_deliveries, given.backoff_min, given.backoff_max, given.start
             )
             self._decide(lambda _: self._shares.configure(name, policy))
+        if request.holds is not None:
+            holds = {((it.topic_id, it.partition), it.lease) for it in request.holds}
+            self._decide(lambda _: self._shares.keep_only(name, member_id, holds))
         stale = [self._answered(client, name, member_id, each) for each in request.answers]
         topics = self._topics_of(client, member)
         ends = [self._ends(client, each) for each in request.ends]
@@ -188,7 +191,7 @@ class ShareRequests:
             if name in wanted and client.permits.denied(topic_id) is None
         }  # fmt: skip
 
-    def _ends(self, client: Client, told: sharing.PartitionEnds) -> sh.LogEnds:
+    def _ends(self, client: Client, told: sharing.PartitionEnds) -> sh.KnownEnds:
         """Where a partition that is led here ends is known, so that nobody begins beyond it."""
         end = told.end
         numbers = self._pages.get(told.topic_id, ())
@@ -196,7 +199,7 @@ class ShareRequests:
             page = self._page(numbers[told.partition])
             if page.status in LEADING and page.identity == (told.topic_id, told.partition):
                 end = min(end, page.log_end)
-        return sh.LogEnds((told.topic_id, told.partition), min(told.start, end), end)
+        return sh.KnownEnds((told.topic_id, told.partition), min(told.start, end), end)
 
     # --- operators ---
     def _described(self, client: Client, request: sharing.DescribeShare) -> ms.NodeMessage:
