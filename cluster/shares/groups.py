@@ -172,6 +172,10 @@ class ShareGroups:
         group = self._groups.get(name)
         return dict(group.counts) if group else {}
 
+    def totals(self) -> Counter[str]:
+        """The counts of all groups."""
+        return sum((group.counts for group in self._groups.values()), Counter())
+
     def policy(self, name: str) -> SharePolicy:
         group = self._groups.get(name)
         return group.policy if group else SharePolicy()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from penstock.client.admin.admin import Admin
     from penstock.client.admin.exported_offsets import ExportedOffsets
     from penstock.client.admin.groups import GroupDescription, OffsetReset
+    from penstock.client.admin.share_groups import ShareGroupDescription
     from penstock.client.consumer.offsets import Offset
 
 Names = Annotated[list[str], typer.Argument(metavar="GROUP", help="One or more groups.")]
@@ -80,15 +81,17 @@ def describe(
 
         def show(name: str) -> None:
             group = admin.describe_group(name, sample=sample)
+            shares = admin.describe_share_group(name) if group.guarantee == "shared" else None
             if env.is_json:
-                output.write_json(asdict(group))
+                more = {} if shares is None else {"share": asdict(shares)}
+                output.write_json(asdict(group) | more)
             else:
-                _write(env, group)
+                _write(env, group, shares)
 
         return for_each(env, names, show)
 
 
-def _write(env: Env, group: GroupDescription) -> None:
+def _write(env: Env, group: GroupDescription, shares: ShareGroupDescription | None) -> None:
     drain = "-" if group.drain_seconds is None else output.human_age(group.drain_seconds)
     if not _is_there(group):
         output.write_line(f"{group.group}: empty, nobody has joined it yet")
@@ -98,6 +101,45 @@ def _write(env: Env, group: GroupDescription) -> None:
         f"{group.generation}, {output.counted(len(group.members), 'member')}, lag {_lag(group)} "
         f"({output.human_age(group.lag_seconds)}), drained in {drain}, skipped {group.skipped}"
     )
+    if shares is not None:
+        _write_share(shares)
+    elif group.partitions:
+        _write_partitions(env, group)
+    if env.is_wide and group.members:
+        output.write_columns(
+            ["MEMBER", "INSTANCE", "CLIENT", "PID", "CONNECTED", "PARTITIONS"],
+            [
+                [one.member_id, one.instance_id, one.client_id, one.pid,
+                 "yes" if one.is_connected else "no", one.partitions]
+                for one in group.members
+            ],
+        )  # fmt: skip
+
+
+def _write_share(shares: ShareGroupDescription) -> None:
+    times = shares.max_deliveries or "any number of"
+    output.write_line(
+        f"shared: {times} deliveries, backoff {shares.backoff[0]:g} to {shares.backoff[1]:g} s, "
+        f"{output.counted(shares.lag, 'record')} not done"
+    )
+    now = time.time()
+    if shares.partitions:
+        output.write_columns(
+            ["TOPIC", "PARTITION", "FLOOR", "FRONTIER", "END", "READY", "WAITING", "LEASED",
+             "CONDEMNED", "LAG", "NEXT"],
+            [
+                [one.topic, one.partition, one.floor, one.frontier, one.end, one.ready,
+                 one.waiting, one.leased, one.condemned, one.lag,
+                 output.human_age(None if one.next_due is None else max(0, one.next_due - now))]
+                for one in shares.partitions
+            ],
+        )  # fmt: skip
+    if shares.leased:
+        rows = [[member, count] for member, count in sorted(shares.leased.items())]
+        output.write_columns(["WORKER", "LEASED"], rows)
+
+
+def _write_partitions(env: Env, group: GroupDescription) -> None:
     polled = {one.member_id: one.poll_seconds for one in group.members}
     now = time.time()
     heads = ["TOPIC", "PARTITION", "COMMITTED", "END", "LAG", "AGE", "IN-HAND", "COMMIT", "POLL",
@@ -114,17 +156,7 @@ def _write(env: Env, group: GroupDescription) -> None:
         for row, one in zip(rows, group.partitions, strict=True):
             at = one.committed_at
             row += [one.position, None if at is None else output.iso_time(round(at * 1e6))]
-    if rows:
-        output.write_columns(heads, rows)
-    if env.is_wide and group.members:
-        output.write_columns(
-            ["MEMBER", "INSTANCE", "CLIENT", "PID", "CONNECTED", "PARTITIONS"],
-            [
-                [one.member_id, one.instance_id, one.client_id, one.pid,
-                 "yes" if one.is_connected else "no", one.partitions]
-                for one in group.members
-            ],
-        )  # fmt: skip
+    output.write_columns(heads, rows)
 
 
 def _lag(group: GroupDescription) -> str:

@@ -23,6 +23,7 @@ PUBLIC_NAMES: Final = {
         "transport url",
         "Admin": "add_access add_partitions alter_settings alter_topic close create_topic "
         "delete_group delete_topic describe_cluster describe_drain describe_group "
+        "describe_share_group "
         "describe_node describe_partitions describe_topic drain_broker elect_leaders "
         "export_offsets import_offsets kick_client list_access list_clients list_groups "
         "list_limits list_quotas list_settings list_topics list_transactions list_uses "

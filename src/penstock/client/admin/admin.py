@@ -27,6 +27,7 @@ from penstock.client.admin.cluster import (
 from penstock.client.admin.exported_offsets import ExportedOffsets
 from penstock.client.admin.groups import GroupAdmin, GroupDescription, GroupListing, OffsetReset
 from penstock.client.admin.node import ClientInfo, NodeAdmin, SettingInfo, SettingValue
+from penstock.client.admin.share_groups import ShareGroupAdmin, ShareGroupDescription
 from penstock.client.admin.topic_config import SETTABLE, TopicConfig, altered, config_of
 from penstock.client.admin.trim import PartitionTrim, TrimResult, chosen
 from penstock.client.closing import Closing
@@ -59,6 +60,7 @@ __all__ = [
     "PartitionPlace",
     "QuotaSetting",
     "SettingInfo",
+    "ShareGroupDescription",
     "TopicConfig",
     "TopicDescription",
     "TransactionDescription",
@@ -299,6 +301,12 @@ class Admin(Closing):
         group that is not there."""
         return self._groups().describe(group, sample)
 
+    def describe_share_group(self, group: str) -> ShareGroupDescription:
+        """How far the workers of a share group are, by partition; one that is not there has none.
+        Its members are told by `describe_group`."""
+        self._check_attached()
+        return ShareGroupAdmin(self._ask, self._session).describe(group)
+
     def reset_offsets(
         self,
         group: str,
@@ -314,8 +322,10 @@ class Admin(Closing):
 
         `to` is "earliest", "latest", an offset, a time (the first batch at or after it), or an
         `Offset`; `Offset.relative` counts from what is committed (nothing: from the log start).
-        `dry_run` only tells what would change. Raises `OffsetOutOfRangeError`, `UnknownTopicError`,
-        and `GroupError` for an at-most-once group that would go back without `allow_redelivery`.
+        Of a share group `before` is the first offset that is not done, and workers cannot answer
+        any more for what they have. `dry_run` only tells what would change. Raises
+        `OffsetOutOfRangeError`, `UnknownTopicError`, and `GroupError` for an at-most-once group
+        that would go back without `allow_redelivery`.
         """
         return self._groups().reset(
             group, topic, Offset.of(to), partitions, dry_run=dry_run,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.client.admin.exported_offsets import ExportedOffset, ExportedOffsets
+from penstock.client.admin.share_groups import ShareGroupAdmin
 from penstock.client.admin.trim import chosen
 from penstock.client.consumer.group.options import check_group_name
 from penstock.client.consumer.logs import LogHandle, PollAge
@@ -31,6 +32,8 @@ if TYPE_CHECKING:  # it needs numpy, which administration does without
 AGES_BUDGET = 1.0
 """Seconds that may be spent on looking up when records were appended."""
 
+SHARED = "shared"
+"""The guarantee of a share group."""
 NAMED_MAX = 5
 """Partitions that a refusal names."""
 
@@ -262,9 +265,17 @@ class GroupAdmin:
     ) -> list[OffsetReset]:
         info = self._find(topic)
         asked = self._asked(group)
-        known = {
-            one.partition: one.offset for one in asked.partitions if one.topic_id == info.topic_id
-        }
+        is_shared = asked.info.guarantee == SHARED
+        shares = ShareGroupAdmin(self._ask, self._session)
+        known = (
+            shares.floors(group, info.topic_id)
+            if is_shared
+            else {
+                one.partition: one.offset
+                for one in asked.partitions
+                if one.topic_id == info.topic_id
+            }
+        )
         resets, seeks = [], []
         for number in chosen(info, partitions):
             offset = known.get(number, co.NO_OFFSET)
@@ -274,7 +285,9 @@ class GroupAdmin:
             resets.append(_reset(topic, number, offset, after, start))
             seeks.append(co.OffsetSeek(info.topic_id, number, after, epoch))
         self._check_redelivery(asked, resets, allow_redelivery)
-        if not dry_run:
+        if is_shared and not dry_run:
+            shares.seek(group, info, [(seek.partition, seek.offset) for seek in seeks])
+        elif not dry_run:
             for part in _parts(seeks):
                 self._ask(co.SeekGroup(group, part, allow_redelivery), ms.Done)
         return resets

@@ -25,6 +25,7 @@ from penstock.client.admin.admin import (
     PartitionPlace,
     QuotaSetting,
     SettingInfo,
+    ShareGroupDescription,
     TopicConfig,
     TopicDescription,
     TransactionDescription,
@@ -166,6 +167,9 @@ class Admin(AsyncClosing):
         """A group with its members, offsets and lag. With `sample`, so many seconds are waited for
         in the thread, and other requests of this admin wait for them."""
         return await self._do(partial(self._core.describe_group, group, sample=sample))
+
+    async def describe_share_group(self, group: str) -> ShareGroupDescription:
+        return await self._do(partial(self._core.describe_share_group, group))
 
     async def reset_offsets(
         self,

@@ -249,6 +249,7 @@ class Coordinator:
             found |= {"markers": life.markers.sent, "markers_refused": life.markers.refused}
             found["swept"] = life.sweep.swept
             found |= life.machines.transactions.counts
+            found |= {f"share_{what}": n for what, n in life.machines.shares.totals().items()}
         return found
 
     def names(self) -> tuple[Collection[str], Collection[str]] | None:
