@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from cli_runner import call_cli
 from group_members import RawMember
 from node_helpers import NodeProcess, Refusal, eventually
 from share_workers import RawWorker, WorkerProcess, offsets
 
+import penstock
 from penstock.ipc import coordination as co
 from penstock.ipc import messages as ms
 from penstock.ipc import paths
@@ -177,3 +179,29 @@ def test_a_seek_makes_leases_void(worker):
     worker.client.ask(sh.SeekShare(worker.group, worker.topic.topic_id, 0, 8), ms.Done)
     assert worker.answer(lease, accepted=[(0, 5)]).stale == [[(0, 5)]]
     assert offsets(worker.acquire(5, ends={0: 10}).leases) == [(0, 8), (0, 9)]
+
+
+def test_operators_see_and_move_share_groups(serving, topic, worker):
+    url = f"shm://{serving.folder}"
+    with penstock.connect(url) as client, client.producer() as producer:
+        for number in range(9):
+            producer.send(topic.name, b"%d" % number, partition=0)
+    worker.acquire(0, settings=sh.ShareSettings(max_deliveries=7))
+    [lease] = worker.acquire(6, ends={0: 9}).leases
+    worker.answer(lease, accepted=[(0, 2)], rejected=[sh.FailedRuns([(2, 3)], "broken")])
+    told = call_cli("group", "describe", worker.group, url=url)
+    assert told.code == 0
+    assert "7 deliveries, backoff 1 to 300 s, 7 records not done" in told.lines[1]
+    numbers = ["0", "2", "6", "9", "0", "0", "3", "1", "7", "-"]
+    assert told.lines[3].split() == [topic.name, *numbers]
+    assert told.lines[5].split() == [worker.member_id, "3"]
+    [found] = call_cli("group", "describe", worker.group, "--format", "json", url=url).objects
+    assert found["share"]["counts"]["accepted"] == 2
+    seek = ("group", "seek", worker.group, topic.name, "-p", "0", "--to", "1", "-y")
+    assert call_cli(*seek, url=url).code == 0
+    assert worker.answer(lease, accepted=[(3, 6)]).stale == [[(3, 6)]]
+    assert offsets(worker.acquire(2, ends={0: 9}).leases) == [(0, 1), (0, 2)]
+    assert f"{worker.group}" in call_cli("group", "list", "resize*", url=url).lines
+    worker.leave()
+    assert call_cli("group", "delete", worker.group, "-y", url=url).code == 0
+    assert "nobody has joined" in call_cli("group", "describe", worker.group, url=url).lines[0]
