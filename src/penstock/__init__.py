@@ -45,6 +45,8 @@ _HOMES = {
     "RecordBatch": "client.consumer.records",
     "TransactionDescription": "client.transactions.listing",
     "TransactionalProducer": "client.transactions.producer",
+    "Job": "client.share.jobs",
+    "ShareConsumer": "client.share.consumer",
     "Stage": "client.transactions.stages",
     "StagesOutcome": "client.transactions.stages",
     "Delivery": "client.producer.delivery",
@@ -92,6 +94,7 @@ __all__ = [
     "GroupConsumer",
     "GroupDescription",
     "GroupError",
+    "Job",
     "LimitSetting",
     "LimitUse",
     "LogOfflineError",
@@ -112,6 +115,7 @@ __all__ = [
     "RecordBatch",
     "RecordTooLargeError",
     "ResourceLimitError",
+    "ShareConsumer",
     "Stage",
     "StageDecidedError",
     "StagesOutcome",
@@ -148,6 +152,8 @@ if TYPE_CHECKING:
     from penstock.client.consumer.records import Record, RecordBatch
     from penstock.client.producer.delivery import BatchDelivery, BatchReceipt, Delivery, Receipt
     from penstock.client.producer.producer import Producer
+    from penstock.client.share.consumer import ShareConsumer
+    from penstock.client.share.jobs import Job
     from penstock.client.sql import sql
     from penstock.client.transactions.listing import TransactionDescription
     from penstock.client.transactions.producer import TransactionalProducer

@@ -286,7 +286,7 @@ def test_a_member_that_is_put_out_again_as_soon_as_it_has_joined_goes_on(node, m
     topic, group = node.create_topic(), f"put-out-{times}"
     fill(node, topic, 0, 10)
     left = times
-    being_known = GroupMembership._being_known
+    being_known = GroupMembership.being_known
 
     def put_out(member: GroupMembership, timeout: float) -> Any:
         nonlocal left
@@ -299,7 +299,7 @@ def test_a_member_that_is_put_out_again_as_soon_as_it_has_joined_goes_on(node, m
         return session
 
     with node.connect() as client, client.consumer(topic, group=group) as consumer:
-        monkeypatch.setattr(GroupMembership, "_being_known", put_out)
+        monkeypatch.setattr(GroupMembership, "being_known", put_out)
         with client.admin() as admin:
             admin._ask(co.LeaveGroup(group, consumer._member.member_id), Done)
         consumer._changes.retry_at = 0.0  # as if the coordinator had rung

@@ -18,9 +18,10 @@ from penstock.client.aio.consumer import Consumer
 from penstock.client.aio.delivery import BatchDelivery, Delivery
 from penstock.client.aio.group import GroupConsumer
 from penstock.client.aio.producer import Producer
+from penstock.client.aio.share import ShareConsumer
 from penstock.client.aio.transactions import Stage, TransactionalProducer
 
 __all__ = [
     "Admin", "BatchDelivery", "Client", "Consumer", "Delivery", "GroupConsumer", "Producer",
-    "Stage", "TransactionalProducer", "connect",
+    "ShareConsumer", "Stage", "TransactionalProducer", "connect",
 ]  # fmt: skip

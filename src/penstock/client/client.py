@@ -14,14 +14,17 @@ from penstock.client.options import (
     ConsumerOptions,
     GroupOptions,
     ProducerOptions,
+    ShareOptions,
     StageOptions,
     TransactionOptions,
     check_consumer_names,
     check_producer_names,
+    check_share_names,
 )
 from penstock.client.producer.producer import Producer
 from penstock.client.remote.address import RemoteAddress
 from penstock.client.session import default_url
+from penstock.client.share.consumer import ShareConsumer
 from penstock.client.transactions.producer import TransactionalProducer
 from penstock.client.transactions.stages import Stage, StagesOutcome, commit_stages, end_stages
 from penstock.client.transport import Keys, Transport, reaching
@@ -137,6 +140,16 @@ class Client(Closing):
             consumer = Consumer(self._socket, topics, **options)
         else:
             consumer = GroupConsumer(self._socket, topics, **options)
+        self.made.add(consumer)
+        return consumer
+
+    def share_consumer(self, *topics: str, **options: Unpack[ShareOptions]) -> ShareConsumer:
+        """A worker of the share group `group=`, which gets single records of these topics and
+        answers for each; see `ShareConsumer`."""
+        self._check_open()
+        check_share_names(options)
+        options.setdefault("client_id", self._client_id)
+        consumer = ShareConsumer(self._socket, topics, **options)
         self.made.add(consumer)
         return consumer
 

@@ -82,6 +82,23 @@ class GroupOptions(ConsumerOptions, total=False):
     on_lost: Listener | None
 
 
+class ShareOptions(TypedDict, total=False):
+    """See `penstock.client.share.consumer.ShareConsumer` for meanings and units."""
+
+    client_id: str
+    group: Required[str]
+    max_deliveries: int | None
+    backoff: tuple[float, float]
+    start: Literal["earliest", "latest"]
+    max_records: int
+    prefetch_bytes: int
+    ack_interval: float
+    dead_letters: str | None
+    session_timeout: float
+    node_timeout: float
+    timeout: float
+
+
 class AppOptions(ConsumerOptions, total=False):
     """Those of a group's consumer that an app does not decide itself; see `App.consumer`."""
 
@@ -98,6 +115,14 @@ def check_producer_names(options: Mapping[str, Any]) -> None:
 def check_consumer_names(options: Mapping[str, Any]) -> None:
     """Raises TypeError naming an option that such a consumer has not."""
     _check("consumer()", options, ConsumerOptions, GroupOptions, "group")
+
+
+def check_share_names(options: Mapping[str, Any]) -> None:
+    """Raises TypeError naming an option that a share consumer has not, or `group`, where it is
+    missing."""
+    check_names("share_consumer()", options, ShareOptions.__annotations__)
+    if "group" not in options:
+        raise TypeError("share_consumer() needs group=: the name that its workers share")
 
 
 def _check(verb: str, options: Iterable[str], plain: type, more: type, by: str) -> None:

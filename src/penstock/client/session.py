@@ -284,6 +284,11 @@ class Session:
         self._channel.send_nowait(message)
         return self._channel.sent
 
+    @property
+    def next_ticket(self) -> int:
+        """What `post` returns if it is called now."""
+        return self._channel.sent + 1
+
     def collecting(self, ticket: int, expect: type[Reply], timeout: float) -> Waits[Reply | None]:
         """The answer to what was posted; None where another request was made since, before whose
         answer this one went by. Raises as `requesting` does."""

@@ -18,6 +18,7 @@ from penstock.client.client import Client
 from penstock.client.consumer.consumer import Consumer
 from penstock.client.consumer.group.consumer import GroupConsumer
 from penstock.client.producer.producer import Producer
+from penstock.client.share.consumer import ShareConsumer
 from penstock.client.transactions.producer import TransactionalProducer
 from penstock.client.transactions.stages import Stage
 
@@ -27,6 +28,7 @@ PAIRS: dict[type, type] = {
     Consumer: aio.Consumer,
     GroupConsumer: aio.GroupConsumer,
     Producer: aio.Producer,
+    ShareConsumer: aio.ShareConsumer,
     TransactionalProducer: aio.TransactionalProducer,
     Stage: aio.Stage,
 }
@@ -66,6 +68,11 @@ NOT_IN_A_LOOP: dict[type, dict[str, str]] = {
         "unpack": "the group may have to be asked between two records: loop over the consumer",
         "offsets_of": "for transactions",
     },
+    ShareConsumer: {
+        "after_fork_in_child": "asked by penstock.client.fork_safety, of the consumer within",
+        "brought": "for who carries `polling` out",
+        "handing_out": "for the loops over it",
+    },
     Producer: SENDING,
     TransactionalProducer: TRANSACTING
     | {
@@ -82,6 +89,7 @@ ONLY_IN_A_LOOP: dict[type, dict[str, str]] = {
     Client: {},
     Consumer: {},
     GroupConsumer: {"blocking": "for a transaction, which commits for it"},
+    ShareConsumer: {},
     Producer: DRAIN,
     TransactionalProducer: DRAIN | {"transactional_id": "an attribute there"},
     Stage: DRAIN | {"transactional_id": "an attribute there", "epoch": "an attribute there"},

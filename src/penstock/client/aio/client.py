@@ -11,6 +11,7 @@ from penstock.client.aio.admin import Admin
 from penstock.client.aio.consumer import Consumer
 from penstock.client.aio.group import GroupConsumer
 from penstock.client.aio.producer import Producer
+from penstock.client.aio.share import ShareConsumer
 from penstock.client.aio.transactions import Stage, TransactionalProducer
 from penstock.client.aio.waits import Opening, WaitRunner, in_thread
 from penstock.client.closing import AsyncClosing
@@ -19,10 +20,12 @@ from penstock.client.options import (
     ConsumerOptions,
     GroupOptions,
     ProducerOptions,
+    ShareOptions,
     StageOptions,
     TransactionOptions,
     check_consumer_names,
     check_producer_names,
+    check_share_names,
 )
 from penstock.client.remote.address import Place, RemoteAddress
 from penstock.client.session import default_url
@@ -31,7 +34,9 @@ from penstock.client.transport import Keys, Transport, reaching
 from penstock.client.validation import telling_options
 from penstock.core import errors as er
 
-M = TypeVar("M", Producer, TransactionalProducer, Stage, Consumer, GroupConsumer, Admin)
+M = TypeVar(
+    "M", Producer, TransactionalProducer, Stage, Consumer, GroupConsumer, ShareConsumer, Admin
+)
 
 
 class Client(AsyncClosing):
@@ -138,6 +143,14 @@ class Client(AsyncClosing):
             return Opening(lambda: self._keep(GroupConsumer.make(self._socket, topics, group)))
         plain = cast(ConsumerOptions, options)
         return Opening(lambda: self._keep(Consumer.make(self._socket, topics, plain)))
+
+    def share_consumer(
+        self, *topics: str, **options: Unpack[ShareOptions]
+    ) -> Opening[ShareConsumer]:
+        """A worker of the share group `group=`; see `penstock.ShareConsumer` for the options."""
+        check_share_names(options)
+        options.setdefault("client_id", self._client_id)
+        return Opening(lambda: self._keep(ShareConsumer.make(self._socket, topics, options)))
 
     def admin(self, *, timeout: float = 15.0) -> Opening[Admin]:
         """Topics and the node; `timeout` bounds each request in seconds."""

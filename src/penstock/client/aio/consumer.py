@@ -16,7 +16,7 @@ from penstock.client.consumer.consumer import END_POLL, Start
 from penstock.client.consumer.consumer import Consumer as BlockingConsumer
 from penstock.client.consumer.partition_cursor import TopicPartition
 from penstock.client.consumer.records import Record, RecordBatch
-from penstock.client.options import ConsumerOptions, GroupOptions
+from penstock.client.options import ConsumerOptions, GroupOptions, ShareOptions
 from penstock.client.reconnect import Attachment
 from penstock.client.remote.address import Place
 from penstock.client.session import Session
@@ -45,7 +45,7 @@ def checked(options: Options) -> Options:
 
 
 async def attached(
-    socket: Place, options: ConsumerOptions | GroupOptions
+    socket: Place, options: ConsumerOptions | GroupOptions | ShareOptions
 ) -> tuple[WaitRunner, Session]:
     """An attachment of its own for a consumer, and what carries its calls out."""
     carrier = WaitRunner("consumer")

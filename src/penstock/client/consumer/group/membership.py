@@ -100,7 +100,7 @@ class GroupMembership:
     def syncing(self, released: Sequence[co.Release] = ()) -> Waits[co.GroupAssignment]:
         """What is ours now. Raises `UnknownMemberError` and what `asking` raises."""
         deadline = time.monotonic() + self._timeout
-        yield from self._being_known(self._timeout)
+        yield from self.being_known(self._timeout)
         parts = list(_parts(released)) or [[]]
         for part in parts:
             request = co.SyncGroup(self.group, self.member_id, part)
@@ -172,7 +172,7 @@ class GroupMembership:
         while True:
             left = max(deadline - time.monotonic(), REQUEST_MIN)
             try:
-                session = yield from self._being_known(left)
+                session = yield from self.being_known(left)
                 if posted is not None and posted.session is session:
                     ticket, posted = posted.ticket, None
                     answer = yield from session.collecting(ticket, expect, left)
@@ -195,7 +195,7 @@ class GroupMembership:
             if not error.retriable:
                 raise
 
-    def _being_known(self, timeout: float) -> Waits[Session]:
+    def being_known(self, timeout: float) -> Waits[Session]:
         """Join by this attachment, if that is not done yet."""
         session = self._reader.session
         if self._session is not session:

@@ -19,6 +19,7 @@ from penstock.client.session import Session
 from penstock.core import errors as er
 from penstock.ipc.coordination import NO_OFFSET, Owned
 from penstock.ipc.layout import STATUS_DELETED
+from penstock.ipc.messages import TopicInfo
 from penstock.ipc.waits import Waits
 
 logger = logging.getLogger("penstock.consumer")
@@ -144,8 +145,9 @@ class GroupReader(Consumer):
         """Notice that the node went away; look for it again now and then."""
         return self._attachment.minding(self, left)
 
-    def sleeping(self, bound: float) -> Waits[None]:
-        return self._attachment.sleeping(bound, self._spin, self._has_news)
+    def sleeping(self, bound: float, found: Callable[[], bool] | None = None) -> Waits[None]:
+        """`found`: what ends it, in place of records and notices."""
+        return self._attachment.sleeping(bound, self._spin, found or self._has_news)
 
     def reattaching(self, timeout: float) -> Waits[None]:
         """Attach again if the node hung up, within `timeout` seconds."""
@@ -153,9 +155,9 @@ class GroupReader(Consumer):
             self._attachment.give_up()
             yield from self._attachment.reconnecting(self, timeout)
 
-    def finding(self, topics: Collection[str]) -> Waits[None]:
+    def finding(self, topics: Collection[str]) -> Waits[dict[str, TopicInfo]]:
         """Raises `UnknownTopicError` for a topic that is not there."""
-        yield from self._attachment.finding(self, topics, self._timeout)
+        return (yield from self._attachment.finding(self, topics, self._timeout))
 
     @property
     def is_lost(self) -> bool:

@@ -1,0 +1,288 @@
+"""What goes on between two records that a worker gets: answers are sent, leases asked for and read.
+
+    answers wait, and the last request was `ack_interval` ago    they are sent, and not waited for
+    a poll finds nothing at hand                                 they go with the next acquire
+    an acquire brought something                                 the next one is asked as wanted
+    it brought nothing                                           the next one once the log has more,
+                                                                 or at a notice; never at once
+    the coordinator knows this worker no more                    its leases are void, it joins again
+    no word of it                                                asked again soon, counted
+
+Owns when to ask. Hands nothing out.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.client.consumer.group.reader import GroupReader
+from penstock.client.share.dead_letters import DeadLetters
+from penstock.client.share.exchange import ShareExchange
+from penstock.client.share.lease_reader import LeaseReader
+from penstock.client.share.leases import OpenLeases, runs_of
+from penstock.core import errors as er
+from penstock.ipc import coordination as co
+from penstock.ipc import sharing as sh
+from penstock.ipc.doorbell import Backoff
+from penstock.ipc.waits import Wait, Waits
+
+logger = logging.getLogger("penstock.consumer")
+
+ANSWERS_WAITING_MAX: Final = 1000
+"""Answers that wait are sent at the latest once there are so many."""
+LEASES_MAX: Final = sh.HELD_MAX // 2
+"""Leases with records that are not answered for, beyond which no further one is asked for."""
+PAUSE_MIN: Final = 0.005
+PAUSE_MAX: Final = 0.25
+"""Seconds between two requests while records are there, but others have them or nobody may."""
+RETRY_EVERY: Final = 0.5
+"""Seconds until a coordinator that gave no answer is asked again."""
+LOOK_EVERY: Final = 5.0
+"""Seconds until an idle worker asks all the same, and looks for partitions that are new."""
+UNOPENED_EVERY: Final = 0.05
+"""Seconds between two looks whether a new partition is open."""
+
+
+class Acquirer:
+    """See the module."""
+
+    def __init__(
+        self,
+        reader: GroupReader,
+        topics: Sequence[str],
+        leases: OpenLeases,
+        lease_reader: LeaseReader,
+        exchange: ShareExchange,
+        dead_letters: DeadLetters,
+        counts: dict[str, int],
+        ack_interval: float,
+    ) -> None:
+        self._reader = reader
+        self._topics = topics
+        self._leases = leases
+        self._lease_reader = lease_reader
+        self._exchange = exchange
+        self._dead_letters = dead_letters
+        self._counts = counts
+        counts.update(acquired=0, requests=0, empty=0, request_failures=0, rejoins=0)
+        self._ack_interval = ack_interval
+        self._pauses = Backoff(PAUSE_MIN, PAUSE_MAX)
+        self._is_told = False
+        """Whether the coordinator gives a notice once there is something to acquire."""
+        self._retry_at = 0.0
+        self._ask_at = 0.0
+        self._look_at = 0.0
+        self._topics_at = 0.0
+        self._answer_at = 0.0
+
+    # --- between two records ---
+    def is_due(self, now: float) -> bool:
+        """Whether answers are to be sent that no acquire takes along."""
+        waiting = self._leases.waiting
+        return bool(waiting) and (now >= self._answer_at or waiting >= ANSWERS_WAITING_MAX)
+
+    def attending(self, wanted: int) -> Waits[None]:
+        """Do what is due, and see that so many records stand in the queue, or as many as there are
+        (0: send answers only)."""
+        now = time.monotonic()
+        self._lease_reader.read(wanted, now)
+        self._dead_letters.going_on(now)
+        if self._reader.is_lost or now < self._ask_at:
+            return
+        try:
+            yield from self._exchanging(wanted, now)
+        except er.UnknownMemberError as error:
+            self._put_out(error)
+        except er.PenstockError as error:
+            if not error.retriable:
+                raise
+            self._later(error)
+        self._lease_reader.read(wanted, time.monotonic())
+
+    def _exchanging(self, wanted: int, now: float) -> Waits[None]:
+        queue = self._lease_reader.queue
+        if self._exchange.under_way is not None and (self.is_due(now) or len(queue) < wanted):
+            yield from self._taking_in()
+            self._lease_reader.read(wanted, now)
+            queue = self._lease_reader.queue
+        if self._dead_letters.has_written:
+            yield from self._burying()
+        if now >= self._topics_at:
+            yield from self._finding(now)
+        lacking = wanted - len(queue) - self._leases.unread
+        acquires = lacking > 0 and len(self._leases) < LEASES_MAX and self._is_worth_it(now)
+        if (not acquires and not self.is_due(now)) or self._exchange.under_way is not None:
+            return
+        sent = self._leases.outgoing()
+        names, ends = self._lease_reader.ends() if acquires else ([], [])
+        records_max = min(self._lease_reader.room(lacking), sh.RECORDS_MAX) if acquires else 0
+        yield from self._exchange.posting(records_max, names, ends, sent)
+        self._counts["requests"] += 1
+        self._answer_at = time.monotonic() + self._ack_interval
+        if acquires and not queue:
+            yield from self._taking_in()
+
+    def _is_worth_it(self, now: float) -> bool:
+        """Whether an acquire may bring something."""
+        if self._reader.is_disturbed() or now >= self._look_at:
+            return True
+        if now < self._retry_at:
+            return False
+        return not self._is_told or self._lease_reader.has_work()
+
+    def _taking_in(self) -> Waits[None]:
+        """The answer to what was asked, if there is one."""
+        found = yield from self._exchange.collecting()
+        if found is None:
+            return
+        asked, answer = found
+        now = time.monotonic()
+        topics = {part.topic_id: name[0] for name, part in self._reader.partitions.items()}
+        for leased in answer.leases:
+            self._leases.add(topics.get(leased.topic_id, ""), leased)
+        for told in answer.condemned:
+            if told.topic_id in topics:
+                self._dead_letters.add(topics[told.topic_id], told)
+        self._dead_letters.going_on(now)
+        self._leases.confirm(asked.sent, answer.stale)
+        self._lease_reader.told(asked.partitions, answer.frontiers)
+        self._reader.notice = answer.notice
+        self._exchange.taken()
+        self._is_told = asked.records_max > 0 and not answer.leases
+        if not asked.records_max:
+            return
+        self._look_at = now + LOOK_EVERY
+        if answer.leases:
+            self._counts["acquired"] += sum(
+                end - first for leased in answer.leases for first, end in leased.runs
+            )
+            self._pauses.reset()
+            self._retry_at = 0.0
+        else:
+            self._counts["empty"] += 1
+            self._retry_at = now + self._pauses.bound()
+
+    def _burying(self) -> Waits[None]:
+        if self._exchange.under_way is not None:
+            yield from self._taking_in()
+        for (topic_id, partition), offsets in self._dead_letters.written().items():
+            runs = [*runs_of(offsets)][: sh.RUNS_MAX]
+            yield from self._exchange.burying(topic_id, partition, runs)
+            last = runs[-1][1]
+            done = [offset for offset in offsets if offset < last]
+            self._dead_letters.buried(topic_id, partition, done)
+
+    # --- topics ---
+    def joining(self) -> Waits[None]:
+        """Become a member, and learn which partitions there are."""
+        yield from self._reader.finding(self._topics)
+        yield from self._finding(time.monotonic())
+        yield from self._exchange.joining()
+
+    def _finding(self, now: float) -> Waits[None]:
+        """Read partitions that are not read yet, and let go of those that were deleted."""
+        if self._exchange.under_way is not None:
+            yield from self._taking_in()
+        self._topics_at = now + LOOK_EVERY
+        missing = []
+        for topic in self._topics:
+            parts = [p for name, p in self._reader.partitions.items() if name[0] == topic]
+            try:
+                info = (yield from self._reader.finding([topic]))[topic]
+            except er.UnknownTopicError as error:
+                for part in parts:
+                    self._lease_reader.lose(part, error)
+                continue
+            for part in parts:
+                if part.topic_id != info.topic_id:
+                    self._lease_reader.lose(part, f"topic {topic!r} was made again")
+            missing += [
+                co.Owned(topic, info.topic_id, number, page, 0, False)
+                for number, page in enumerate(info.pages)
+                if (topic, number) not in self._reader.partitions
+            ]
+        opened = [one for one in missing if one.page >= 0 and self._reader.is_open(one)]
+        if opened:
+            yield from self._reader.placing(opened)
+        if len(opened) < len(missing):
+            self._topics_at = now + UNOPENED_EVERY
+
+    # --- what fails ---
+    def _put_out(self, error: er.PenstockError) -> None:
+        logger.warning("group %s; its leases are void, joining again", error)
+        self._counts["rejoins"] += 1
+        self._exchange.forget()
+        self._leases.forget()
+        self._lease_reader.forget()
+        self._is_told = False
+        self._ask_at = time.monotonic() + self._pauses.bound()
+
+    def _later(self, error: er.PenstockError) -> None:
+        logger.info("no word of the coordinator: %s", error)
+        self._counts["request_failures"] += 1
+        self._is_told = False
+        self._ask_at = time.monotonic() + RETRY_EVERY
+
+    # --- waiting ---
+    def sleeping(self, bound: float) -> Waits[None]:
+        """Until there may be work, an answer is to be sent, or so many seconds are over."""
+        leases, reader, lease_reader = self._leases, self._reader, self._lease_reader
+        leases.waking(reader.session.doorbell.ring)
+        try:
+            now = time.monotonic()
+            noted = leases.waiting
+            wakes = [self._topics_at, self._look_at]
+            if noted:
+                wakes.append(self._answer_at)
+            is_held_up = now < self._retry_at and not leases.unread
+            if is_held_up:
+                wakes.append(self._retry_at)
+            if now < self._ask_at:
+                wakes, is_held_up = [self._ask_at], True
+
+            def has_news() -> bool:
+                if leases.waiting > noted or self._dead_letters.has_written:
+                    return True
+                if reader.is_disturbed() and not leases.unread:
+                    return True
+                return not is_held_up and lease_reader.has_news()
+
+            bound = min([bound, *(max(wake - now, 0.001) for wake in wakes)])
+            if now < self._ask_at:
+                yield Wait(bound)
+            else:
+                yield from reader.sleeping(bound, has_news)
+        finally:
+            leases.waking(None)
+
+    def flushing(self, deadline: float) -> Waits[None]:
+        """Send all answers, and wait until the coordinator has them. Raises what refuses them, and
+        `PenstockTimeout` or `NotConnectedError` where nobody says a word until then."""
+        pauses = Backoff(PAUSE_MIN, PAUSE_MAX)
+        while self._exchange.under_way is not None or self._leases.is_unsent:
+            left = deadline - time.monotonic()
+            try:
+                if self._exchange.under_way is not None:
+                    yield from self._taking_in()
+                else:
+                    yield from self._exchange.posting(0, [], [], self._leases.outgoing())
+                    self._counts["requests"] += 1
+                continue
+            except er.UnknownMemberError as error:
+                self._put_out(error)
+                return
+            except er.PenstockError as error:
+                if not error.retriable or left <= 0:
+                    raise
+                is_lost = isinstance(error, er.NotConnectedError)
+            yield Wait(min(pauses.bound(), max(left, 0.0)))
+            if is_lost:
+                try:
+                    yield from self._reader.reattaching(max(left, 0.0))
+                except er.PenstockError as error:
+                    if not error.retriable:
+                        raise
+        self._answer_at = time.monotonic() + self._ack_interval

@@ -1,0 +1,309 @@
+"""The consumer of a share group: many workers share each partition, and answer for each record.
+
+What a worker gets is its own until it answers, leaves or its process ends; no clock takes it away.
+Answers are collected and sent together, by the thread that polls or loops; any thread may give
+them. Over the node's restarts the worker stays the same, with its leases.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Final
+
+from penstock.client import api_hints, fork_safety, process_exit
+from penstock.client.closing import Closing
+from penstock.client.consumer.consumer import FAR_PATIENCE
+from penstock.client.consumer.group.membership import GroupMembership
+from penstock.client.consumer.group.reader import GroupReader
+from penstock.client.consumer.group.run_length import RunPace
+from penstock.client.reconnect import RECONNECT_MAX
+from penstock.client.remote.address import Place
+from penstock.client.session import Session
+from penstock.client.share.acquirer import Acquirer
+from penstock.client.share.dead_letters import DeadLetters
+from penstock.client.share.exchange import ShareExchange
+from penstock.client.share.jobs import Job
+from penstock.client.share.lease_reader import LeaseReader
+from penstock.client.share.leases import OpenLeases
+from penstock.client.share.options import (
+    check_share_options,
+    dead_letter_topics,
+    share_settings,
+)
+from penstock.client.validation import check_records_max
+from penstock.core import errors as er
+from penstock.ipc import coordination as co
+from penstock.ipc.doorbell import Backoff
+from penstock.ipc.waits import Waits, run
+
+logger = logging.getLogger("penstock.consumer")
+
+CLOSE_TIMEOUT: Final = 2.0
+"""Seconds that closing waits for its last answers, and as long for a dead letter under way."""
+AHEAD_MIN: Final = 32
+"""Records that a loop works off in a tenth of a second, for the next ones to be asked for ahead."""
+
+
+class ShareConsumer(Closing, api_hints.Elsewhere):
+    """Works on a queue. Made by `Client.share_consumer`. One thread polls, flushes and closes; any
+    thread may answer for jobs.
+
+    Args:
+        group: its name. Each record of the topics goes to one worker of the group at a time.
+        max_deliveries: after so many that failed a record becomes a dead letter; None: no end.
+        backoff: (first, longest) seconds that a failed record waits: up to `first` at first, twice
+            as long each time, drawn at random below that.
+        start: "earliest" or "latest": where a group begins that is new. These three are the
+            group's: the worker that joined last tells them.
+        max_records: records that a poll brings without a number of its own, at most; a loop asks
+            for what it works off in a tenth of a second, up to as many.
+        prefetch_bytes: what is read ahead of the worker, in bytes (and at least a batch).
+        ack_interval: seconds between two requests that only carry answers. An answer waits for the
+            next call, an acquire, or `flush`; never for another thread.
+        dead_letters: the topic for what cannot be done; "{topic}" is the record's. None: nothing is
+            kept of it.
+        session_timeout: seconds for which a worker that lost its connection, from another host,
+            keeps what it has. On the node's own host it keeps it while its process lives.
+        node_timeout: seconds without a node after which `poll` raises `NotConnectedError`.
+        timeout: seconds that a request to the coordinator may take.
+    """
+
+    def __init__(
+        self,
+        socket: Place,
+        topics: Sequence[str] = (),
+        *,
+        group: str,
+        max_deliveries: int | None = 5,
+        backoff: tuple[float, float] = (1.0, 300.0),
+        start: str = "earliest",
+        max_records: int = 500,
+        prefetch_bytes: int = 4 << 20,
+        ack_interval: float = 0.005,
+        dead_letters: str | None = "{topic}.dlq",
+        session_timeout: float = 10.0,
+        node_timeout: float = 30.0,
+        timeout: float = 5.0,
+        client_id: str = "",
+        session: Session | None = None,
+    ) -> None:
+        topics = check_share_options(
+            group, topics, max_records, prefetch_bytes, ack_interval, session_timeout
+        )
+        settings = share_settings(max_deliveries, backoff, start)
+        letters_to = dead_letter_topics(dead_letters, topics)
+        self.group = group
+        self._max_records = max_records
+        self._timeout = timeout
+        self._closed = False
+        self._given: list[Job] = []
+        """What a poll has taken out of the queue, until the caller gets it."""
+        self._pace = RunPace()
+        self._counts: dict[str, int] = {}
+        self._reader = GroupReader(
+            socket, isolation="read_committed", prefetch_bytes=prefetch_bytes, client_id=client_id,
+            node_timeout=node_timeout, timeout=timeout, session=session,
+        )  # fmt: skip
+        join = co.JoinGroup(group, "", topics, None, "shared", session_timeout=session_timeout)
+        self._member = GroupMembership(self._reader, join, timeout)
+        self._leases = OpenLeases(group, self._counts)
+        self._lease_reader = LeaseReader(self._reader, self._leases, self._counts, prefetch_bytes)
+        exchange = ShareExchange(self._reader, self._member, self._leases, settings, timeout)
+        self._letters = DeadLetters(
+            socket, group, letters_to, client_id, self._counts, self._leases.wake_up
+        )
+        self._acquirer = Acquirer(
+            self._reader, topics, self._leases, self._lease_reader, exchange, self._letters,
+            self._counts, ack_interval,
+        )  # fmt: skip
+        self.thread = threading.get_ident()  # that polled last
+        fork_safety.remember(self)
+        process_exit.remember_member(self)
+        if session is None:
+            try:
+                run(self.joining())
+            except BaseException:
+                self.close()
+                raise
+
+    def joining(self) -> Waits[None]:
+        """Become a member; done by the constructor, unless it was given a session."""
+        yield from self._acquirer.joining()
+
+    # --- getting jobs ----------------------------------------------------------------------------
+    def poll(self, max_records: int | None = None, timeout: float | None = 0.0) -> list[Job]:
+        """Jobs that are there, at most so many, or the first that come within `timeout` seconds
+        (None: wait for ever). Nothing there is an empty list. Each is to be answered for.
+
+        Raises `NotConnectedError` (no node for `node_timeout`), and what the coordinator refuses
+        with. What cannot be read of one partition is logged and counted, and does not raise.
+        """
+        jobs = run(self.polling(max_records, timeout))
+        self.brought()
+        return jobs
+
+    def polling(self, max_records: int | None, timeout: float | None) -> Waits[list[Job]]:
+        """`poll`, with the waiting left to another one. Once the caller gets what it returns,
+        `brought` is to be called."""
+        if max_records is not None:
+            check_records_max(max_records)
+        wanted = max_records or self._max_records
+        yield from self._filling(wanted, timeout)
+        queue = self._lease_reader.queue
+        given = list(islice(queue, wanted))
+        rest = type(queue)(islice(queue, wanted, None))
+        # In one go, for interrupts: what the caller does not get goes back.
+        self._given, self._lease_reader.queue = given, rest
+        return given
+
+    def brought(self) -> None:
+        """The caller gets what a poll has returned."""
+        self._given = []
+
+    def filling(self) -> Waits[None]:
+        """Wait until a loop over jobs has something to hand out."""
+        yield from self._filling(min(self._pace.records, self._max_records), None)
+
+    def _filling(self, wanted: int, timeout: float | None) -> Waits[None]:
+        """Wait until something stands in the queue."""
+        reader, lease_reader, acquirer = self._reader, self._lease_reader, self._acquirer
+        reader.check_usable()
+        self.thread = threading.get_ident()
+        if self._given:
+            queue = type(lease_reader.queue)([*self._given, *lease_reader.queue])
+            self._given, lease_reader.queue = [], queue
+        deadline = None if timeout is None else time.monotonic() + timeout
+        backoff = Backoff()
+        while True:
+            reader.polled()
+            yield from acquirer.attending(wanted)
+            if lease_reader.queue:
+                return
+            left = None if deadline is None else deadline - time.monotonic()
+            yield from reader.minding(RECONNECT_MAX if left is None else left)
+            if left is not None and left <= 0:
+                if not self._leases.unread or left <= -FAR_PATIENCE:
+                    return
+                left += FAR_PATIENCE
+            bound = backoff.bound() if left is None else min(backoff.bound(), left)
+            yield from acquirer.sleeping(bound)
+
+    def __iter__(self) -> Iterator[Job]:
+        """Every job, one by one, for ever. Each is to be answered for: `with job:` does it. An
+        exception that leaves the loop's body ends the loop as it ends any other, and another loop
+        goes on with the next job."""
+        while True:
+            run(self.filling())
+            for job in self.handing_out():
+                if job is None:
+                    run(self.attending())
+                else:
+                    yield job
+
+    def handing_out(self) -> Iterator[Job | None]:
+        """What stands in the queue, one by one. None: `attending` is to be carried out."""
+        reader, acquirer = self._lease_reader, self._acquirer
+        begun, count = time.monotonic(), 0
+        while reader.queue:
+            queue = reader.queue
+            job = queue[0]
+            try:
+                queue.popleft()
+            except BaseException:  # of a signal's handler: it was handed to nobody
+                if not queue or queue[0] is not job:
+                    queue.appendleft(job)
+                raise
+            yield job
+            count += 1
+            now = time.monotonic()
+            if acquirer.is_due(now):
+                yield None
+        if count:
+            self._pace.note(count, time.monotonic() - begun)
+
+    def attending(self) -> Waits[None]:
+        """What falls due between two jobs of a loop: answers, and more jobs for a fast one."""
+        self._reader.check_usable()
+        yield from self._reader.minding(0.0)
+        pace = min(self._pace.records, self._max_records)
+        is_ahead = pace >= AHEAD_MIN and len(self._lease_reader.queue) < pace / 2
+        yield from self._acquirer.attending(pace if is_ahead else 0)
+
+    # --- answers ---------------------------------------------------------------------------------
+    def ack_many(self, jobs: Iterable[Job]) -> None:
+        """All of these are done."""
+        for job in jobs:
+            job.ack()
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Send all answers that were given, and wait until the coordinator has them: they outlive
+        the worker and the node then. `timeout`: seconds; None: as the consumer's.
+
+        Raises `PenstockTimeout` or `NotConnectedError` without an answer until then; they are kept,
+        and sent again."""
+        run(self.flushing(timeout))
+
+    def flushing(self, timeout: float | None = None) -> Waits[None]:
+        """`flush`, with the waiting left to another one."""
+        self._reader.check_usable()
+        yield from self._acquirer.flushing(
+            time.monotonic() + (self._timeout if timeout is None else timeout)
+        )
+
+    # --- life ------------------------------------------------------------------------------------
+    @property
+    def member_id(self) -> str:
+        """By which the coordinator knows it."""
+        return self._member.member_id
+
+    def metrics(self) -> dict[str, int]:
+        """Counters since the consumer was made."""
+        reader = self._reader.metrics()
+        return {**self._counts, "reconnects": reader["reconnects"], "aborted": reader["aborted"]}
+
+    def _described(self) -> str:
+        who = f"of group {self.group!r}"
+        if self._closed:
+            return f"{who}, closed"
+        held = self._leases.records
+        return f"{who}: {held} records held, {len(self._lease_reader.queue)} of them at hand"
+
+    def close(self) -> None:
+        """Send the answers, give back what has none (it counts as no delivery), leave the group."""
+        run(self.closing())
+
+    def closing(self, *, commits: bool = True) -> Waits[None]:
+        """`close`, with the waiting left to another one. Without `commits` acks that are not sent
+        yet are given back, too: what was made of these jobs may not be delivered."""
+        reader = self._reader
+        if reader.is_left:
+            return
+        self._closed = True
+        fork_safety.forget(self)
+        process_exit.forget_member(self)
+        try:
+            if not (reader.was_forked or reader.is_closed):
+                yield from self._saying_goodbye(commits)
+        finally:
+            self._leases.forget()
+            self._lease_reader.queue.clear()
+            self._given = []
+            reader.close()
+
+    def _saying_goodbye(self, commits: bool) -> Waits[None]:
+        try:
+            self._letters.close(CLOSE_TIMEOUT)
+            self._leases.release_all(accepts=commits)
+            yield from self._acquirer.flushing(time.monotonic() + CLOSE_TIMEOUT)
+        except er.PenstockError as error:
+            logger.warning("closing a worker of share group %s: %s", self.group, error)
+        finally:
+            yield from self._member.leaving()
+
+    def after_fork_in_child(self) -> None:
+        """The worker stays the parent's: the child is told to make its own (rule 7)."""
+        self._closed = True

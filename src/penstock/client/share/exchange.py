@@ -1,0 +1,146 @@
+"""A worker's talk with the coordinator: one request under way at a time, known by its ticket.
+
+A request is posted and its answer collected later, perhaps by the next call: an interrupt between
+the two loses neither leases nor answers. After each join the first request tells the group's
+settings, and which leases this worker knows of: others of its were granted by an answer that was
+lost with its connection.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final, NamedTuple
+
+from penstock.client.consumer.group.membership import GroupMembership
+from penstock.client.consumer.group.reader import GroupReader
+from penstock.client.consumer.partition_cursor import TopicPartition
+from penstock.client.session import Session
+from penstock.client.share.leases import NOTHING, OpenLeases, Outgoing
+from penstock.core import errors as er
+from penstock.ipc import sharing as sh
+from penstock.ipc.messages import Done
+from penstock.ipc.waits import Wait, Waits
+
+SEND_RETRY: Final = 0.001
+"""Seconds between two tries to hand a request to a node that reads none."""
+
+
+class RequestUnderWay(NamedTuple):
+    """A request whose answer is still to come. `partitions`: those of its `ends`."""
+
+    session: Session
+    ticket: int
+    records_max: int
+    partitions: list[TopicPartition]
+    sent: Outgoing
+
+
+class ShareExchange:
+    """See the module. `under_way`: what was asked and not taken in yet."""
+
+    def __init__(
+        self,
+        reader: GroupReader,
+        member: GroupMembership,
+        leases: OpenLeases,
+        settings: sh.ShareSettings,
+        timeout: float,
+    ) -> None:
+        self._reader = reader
+        self._member = member
+        self._leases = leases
+        self._settings = settings
+        self._timeout = timeout
+        self._told: Session | None = None
+        """By which the coordinator has heard of the settings since this worker joined."""
+        self.under_way: RequestUnderWay | None = None
+        self._answer: sh.RecordsAcquired | None = None
+
+    def forget(self) -> None:
+        """The coordinator does not know this member any more: it joins as a new one."""
+        self._member.forget()
+        self._told = self.under_way = self._answer = None
+
+    def joining(self) -> Waits[None]:
+        yield from self._member.joining()
+
+    def posting(
+        self,
+        records_max: int,
+        partitions: list[TopicPartition],
+        ends: list[sh.PartitionEnds],
+        sent: Outgoing = NOTHING,
+    ) -> Waits[None]:
+        """Ask, and do not wait for the answer. Nothing may be under way."""
+        assert self.under_way is None, "one request at a time"
+        deadline = time.monotonic() + self._timeout
+        session = yield from self._member.being_known(self._timeout)
+        settings = holds = None
+        if self._told is not session:
+            sent = NOTHING  # they go with the next one: all of it may be more than a message takes
+            settings, holds = self._settings, self._holds()
+        request = sh.AcquireRecords(
+            self._member.group, self._member.member_id, records_max, ends, sent.answers, settings,
+            holds,
+        )  # fmt: skip
+        while True:
+            # First: where an interrupt strikes, `collecting` finds out whether it was sent.
+            self.under_way = RequestUnderWay(
+                session, session.next_ticket, records_max, partitions, sent
+            )
+            try:
+                session.post(request)
+                return
+            except BlockingIOError:
+                self.under_way = None
+                if time.monotonic() >= deadline:
+                    raise er.PenstockTimeout(
+                        f"group {self._member.group!r}: the node has read no request for "
+                        f"{self._timeout:g} s"
+                    ) from None
+            except BaseException as error:
+                if isinstance(error, er.PenstockError | OSError):
+                    self.under_way = None
+                raise
+            yield Wait(SEND_RETRY)
+
+    def collecting(self) -> Waits[tuple[RequestUnderWay, sh.RecordsAcquired] | None]:
+        """What was asked, and its answer; None where nothing was, or the answer is lost: then its
+        leases come to light after the next join. `taken` is to be called once it is taken in."""
+        asked = self.under_way
+        if asked is None:
+            return None
+        if self._answer is None:
+            if asked.session is not self._reader.session:
+                self.under_way = None
+                return None
+            try:
+                self._answer = yield from asked.session.collecting(
+                    asked.ticket, sh.RecordsAcquired, self._timeout
+                )
+            except (er.PenstockTimeout, er.NotConnectedError):
+                raise  # it may come yet, or another session will tell
+            except er.PenstockError:
+                self.under_way = None
+                raise
+            if self._answer is None:
+                self.under_way = None
+                return None
+        self._told = asked.session
+        return asked, self._answer
+
+    def _holds(self) -> list[sh.HeldLease] | None:
+        """All leases that this worker knows, where a message takes them."""
+        names = self._leases.names()
+        return [sh.HeldLease(*name) for name in names] if len(names) <= sh.HELD_MAX else None
+
+    def taken(self) -> None:
+        self.under_way, self._answer = None, None
+
+    def burying(self, topic_id: bytes, partition: int, runs: list[tuple[int, int]]) -> Waits[None]:
+        """These dead letters are written. Nothing may be under way."""
+        session = yield from self._member.being_known(self._timeout)
+        request = sh.BuryRecords(
+            self._member.group, self._member.member_id, topic_id, partition, runs
+        )
+        yield from session.requesting(request, Done, self._timeout)

@@ -1,0 +1,240 @@
+"""Brings the records of leases from the logs, and tells where new ones stand.
+
+A cursor rests at the group's frontier in its partition, where what nobody has had begins. To read a
+lease it goes to the lease's offsets, unless it is there, and then back. Offsets where a reader of
+committed records finds none (markers, what was aborted, compacted or deleted) are answered as done.
+
+Owns the cursors' places. Never waits and never asks: what is not here yet is looked for again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.client.consumer.group.reader import GroupReader
+from penstock.client.consumer.partition_cursor import AssignedPartition, TopicPartition
+from penstock.client.consumer.records import Chunk
+from penstock.client.share.jobs import Job, said
+from penstock.client.share.leases import (
+    FAILED,
+    RELEASED,
+    OpenLease,
+    OpenLeases,
+    UnreadSpan,
+    merged,
+    runs_of,
+)
+from penstock.cluster.shares.runs import Run, Runs, count, without
+from penstock.core import errors as er
+from penstock.ipc.sharing import PartitionEnds
+
+logger = logging.getLogger("penstock.consumer")
+
+ENDS_PER_REQUEST: Final = 250
+"""Partitions whose ends one request tells; the next one tells the others."""
+READ_PATIENCE: Final = 5.0
+"""Seconds for which leased records that do not come are waited for."""
+
+
+class LeaseReader:
+    """See the module. `bytes_max`: what is read ahead of the worker."""
+
+    def __init__(
+        self, reader: GroupReader, leases: OpenLeases, counts: dict[str, int], bytes_max: int
+    ) -> None:
+        self._reader = reader
+        self._leases = leases
+        self._counts = counts
+        counts.update(skipped=0, expired=0, unreadable=0, deleted=0, records=0, bytes=0)
+        self._bytes_max = bytes_max
+        self._frontiers: dict[TopicPartition, int] = {}
+        self._bytes_each = 0.0
+        self.queue: deque[Job] = deque()
+        """Read, and not handed out."""
+
+    # --- where there is work ---
+    def has_work(self) -> bool:
+        """Whether a partition has records that nobody has had, as far as is known."""
+        frontiers = self._frontiers
+        return any(
+            name not in frontiers or part.end > frontiers[name]
+            for name, part in self._reader.partitions.items()
+        )
+
+    def has_news(self) -> bool:
+        """The same, or whether leased records may be here by now. Cursors on another host are
+        opened by being looked at."""
+        came = [part for part in self._reader.partitions.values() if part.has_more]
+        return (bool(came) and bool(self._leases.unread)) or self.has_work()
+
+    def ends(self) -> tuple[list[TopicPartition], list[PartitionEnds]]:
+        """Of partitions that have more, or of which nothing is known."""
+        names: list[TopicPartition] = []
+        ends: list[PartitionEnds] = []
+        for name, part in self._reader.partitions.items():
+            if len(ends) == ENDS_PER_REQUEST:
+                break
+            frontier, end, start = self._frontiers.get(name), part.end, part.page.log_start
+            if frontier is None or end > frontier:
+                names.append(name)
+                ends.append(PartitionEnds(part.topic_id, name[1], start, max(start, end)))
+        return names, ends
+
+    def told(self, names: Sequence[TopicPartition], frontiers: Sequence[int]) -> None:
+        """The coordinator says where what nobody has had begins."""
+        self._frontiers.update(zip(names, frontiers, strict=True))
+        unread = {held.name for held in self._leases if held.unread}
+        for name in names:
+            if name not in unread:
+                self._rest(name)
+
+    def forget(self) -> None:
+        """Another node, or another member: all of it is asked again."""
+        self._frontiers.clear()
+        self.queue.clear()
+
+    def room(self, wanted: int) -> int:
+        """Of so many records those that fit into `bytes_max`, by what records took so far."""
+        if self._bytes_each <= 0:
+            return wanted
+        return max(1, min(wanted, int(self._bytes_max / self._bytes_each)))
+
+    # --- reading ---
+    def read(self, wanted: int, now: float) -> None:
+        """Let so many leased records stand in the queue, as far as they are here."""
+        size = 0
+        for held in self._leases:
+            if len(self.queue) >= wanted or size >= self._bytes_max:
+                return
+            if not held.unread:
+                continue
+            part = self._reader.partitions.get(held.name)
+            if part is None:
+                self._leases.forget(held.name)  # its topic was deleted
+                continue
+            while held.unread and len(self.queue) < wanted and size < self._bytes_max:
+                taken = self._step(part, held, wanted - len(self.queue))
+                if taken is None:
+                    self._is_stuck(held, now)
+                    break
+                held.stuck_since = None
+                size += taken
+            if not held.unread:
+                self._rest(held.name)
+
+    def _is_stuck(self, held: OpenLease, now: float) -> None:
+        """Nothing of it is here: it is given back if that goes on."""
+        if held.stuck_since is None:
+            held.stuck_since = now
+        elif now - held.stuck_since >= READ_PATIENCE:
+            logger.warning(
+                "%s-%d: records %d to %d do not come; they are given back",
+                *held.name, held.unread[0].first, held.unread[-1].end,
+            )  # fmt: skip
+            unread, held.unread = held.unread, ()
+            for span in unread:
+                self._leases.answer(held, RELEASED, span.first, span.end)
+
+    def _step(self, part: AssignedPartition, held: OpenLease, wanted: int) -> int | None:
+        """Read on in a lease; how many bytes came, None where nothing is here yet."""
+        span = held.unread[0]
+        if part.offset != span.first:
+            part.jump(span.first)
+        try:
+            chunks = part.take(min(wanted, span.end - span.first))
+        except er.PenstockError as error:
+            return self._failed(part, held, error)
+        at = min(part.offset, span.end)
+        if at <= span.first:
+            return None
+        chunks = [cut for chunk in chunks if (cut := _below(chunk, span.end))]
+        jobs: list[Job] = []
+        for chunk in chunks:
+            jobs += [Job(one, span.deliveries, held, self._leases) for one in chunk.records()]
+        empty = without(((span.first, at),), merged(map(_span, chunks)))
+        empty = merged([*empty, *(run for chunk in chunks for run in _holes(chunk))])
+        if empty:
+            self._leases.skip(held, empty)
+            self._counts["skipped"] += count(empty)
+        size = sum(chunk.values.nbytes for chunk in chunks)
+        self._learn(len(jobs), size)
+        rest = ((span._replace(first=at),) if at < span.end else ()) + held.unread[1:]
+        queue = self.queue.copy()
+        queue.extend(jobs)
+        # In one go, for a Ctrl-C: what was read is in the queue, or is read again.
+        held.unread, self.queue = rest, queue
+        return size
+
+    def _learn(self, records: int, size: int) -> None:
+        if records:
+            self._counts["records"] += records
+            self._counts["bytes"] += size
+            each = size / records
+            self._bytes_each = each if not self._bytes_each else 0.8 * self._bytes_each + 0.2 * each
+
+    def _failed(
+        self, part: AssignedPartition, held: OpenLease, error: er.PenstockError
+    ) -> int | None:
+        """One partition cannot be read where a lease is: that is answered, and others go on."""
+        span = held.unread[0]
+        start = part.page.log_start
+        if isinstance(error, er.UnknownTopicError):
+            self.lose(part, error)
+            return None
+        if isinstance(error, er.LogTruncatedError):
+            logger.warning("%s: %s", part, error)
+            part.jump(span.first)  # without its epoch: what stands there now is what there is
+            return None
+        if isinstance(error, er.OffsetOutOfRangeError) and start > span.first:
+            at = min(start, span.end)
+            logger.warning("group lost records of %s to retention: %s", part, error)
+            self._leases.skip(held, [(span.first, at)])
+            self._counts["expired"] += at - span.first
+            self._go_on(held, span, at)
+            return 0
+        if error.retriable:
+            logger.info("%s: %s", part, error)
+            return None
+        logger.warning("%s: the record at offset %d cannot be read: %s", part, span.first, error)
+        self._leases.answer(held, FAILED, span.first, span.first + 1, said(f"unreadable: {error}"))
+        self._counts["unreadable"] += 1
+        self._go_on(held, span, span.first + 1)
+        return 0
+
+    def _go_on(self, held: OpenLease, span: UnreadSpan, at: int) -> None:
+        rest = (span._replace(first=at),) if at < span.end else ()
+        held.unread = rest + held.unread[1:]
+
+    def lose(self, part: AssignedPartition, why: object) -> None:
+        """It is there no more: what is leased of it nobody needs to answer for."""
+        logger.warning("%s: %s", part, why)
+        self._counts["deleted"] += 1
+        self._leases.forget(part.name)
+        self._reader.drop([part.name])
+        self._frontiers.pop(part.name, None)
+
+    def _rest(self, name: TopicPartition) -> None:
+        """Go where the next new record is expected."""
+        part, frontier = self._reader.partitions.get(name), self._frontiers.get(name)
+        if part is not None and frontier is not None and part.offset != frontier:
+            part.jump(frontier)
+
+
+def _below(chunk: Chunk, end: int) -> Chunk | None:
+    """Its rows below an offset."""
+    stop = min(chunk.stop, chunk.columns.first_at(end))
+    return None if stop <= chunk.start else chunk.cut(chunk.start, stop)
+
+
+def _span(chunk: Chunk) -> Run:
+    return chunk.row_offset(chunk.start), chunk.row_offset(chunk.stop - 1) + 1
+
+
+def _holes(chunk: Chunk) -> Runs:
+    """Offsets within it that hold no record."""
+    if chunk.columns.is_dense:
+        return ()
+    return without((_span(chunk),), runs_of(chunk.offsets.tolist()))

@@ -1,0 +1,318 @@
+"""What a worker holds, and what it has answered: collected here, sent by `exchange`.
+
+A lease holds offsets of one partition. Answers are lists that only grow, with how far they were
+sent, so an interrupt or a lost connection loses none: at worst one is sent again, which the
+coordinator takes for stale. Any thread may answer; the rest is for the thread that polls.
+
+Owns the answers. Knows neither clocks nor the node.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from penstock.client.consumer.partition_cursor import TopicPartition
+from penstock.cluster.shares.runs import Run, Runs, count, joined, without
+from penstock.ipc.sharing import ANSWERS_MAX, FailedRuns, LeaseAnswer, LeasedRecords
+
+logger = logging.getLogger("penstock.consumer")
+
+RUNS_PER_REQUEST: Final = 1000
+"""Runs of offsets that one request names at most, over all its answers."""
+REASON_BYTES_PER_REQUEST: Final = 16_000
+"""Bytes of reasons in one request; at least one reason goes."""
+ACCEPTED, RELEASED, FAILED, REJECTED = range(4)
+_COUNTED: Final = ("acked", "released", "nacked", "rejected")
+
+
+class UnreadSpan(NamedTuple):
+    """Leased offsets whose records are not read yet, all delivered equally often."""
+
+    first: int
+    end: int
+    deliveries: int
+
+
+class _Said(NamedTuple):
+    """An answer other than `accepted` for single records."""
+
+    kind: int
+    first: int
+    end: int
+    reason: str
+    delay: float | None
+
+
+class OpenLease:
+    """See the module. `unread`: what is still to be read; `left`: what the coordinator has no
+    answer for yet, as far as is known. `is_void`: nobody holds it any more. `stuck_since`: when a
+    try to read on brought nothing first."""
+
+    __slots__ = ("accepted", "accepted_sent", "is_void", "left", "name", "number", "others",
+                 "others_sent", "stuck_since", "topic_id", "unread")  # fmt: skip
+
+    def __init__(self, topic: str, leased: LeasedRecords) -> None:
+        self.name: TopicPartition = (topic, leased.partition)
+        self.topic_id = leased.topic_id
+        self.number = leased.lease
+        self.left: Runs = joined((first, end) for first, end in leased.runs)
+        self.unread = tuple(
+            UnreadSpan(first, end, deliveries) for deliveries, first, end in leased.deliveries
+        )
+        self.accepted: list[int] = []
+        self.accepted_sent = 0
+        self.others: list[_Said] = []
+        self.others_sent = 0
+        self.is_void = False
+        self.stuck_since: float | None = None
+
+    @property
+    def is_unsent(self) -> bool:
+        return len(self.accepted) > self.accepted_sent or len(self.others) > self.others_sent
+
+    @property
+    def unanswered(self) -> Runs:
+        """What nobody has answered for, sent or not."""
+        answered = [*runs_of(self.accepted[self.accepted_sent :])]
+        answered += [(one.first, one.end) for one in self.others[self.others_sent :]]
+        return without(self.left, merged(answered))
+
+
+class _Part(NamedTuple):
+    """What of a lease goes with a request: its answers up to these places, which name `runs`."""
+
+    held: OpenLease
+    accepted: int
+    others: int
+    runs: Runs
+
+
+class Outgoing(NamedTuple):
+    """Answers on their way."""
+
+    answers: list[LeaseAnswer]
+    parts: list[_Part]
+
+
+NOTHING: Final = Outgoing([], [])
+
+
+class OpenLeases:
+    """See the module. `waiting`: answers given since the last request, about."""
+
+    def __init__(self, group: str, counts: dict[str, int]) -> None:
+        self._group = group
+        self._counts = counts
+        for name in (*_COUNTED, "stale"):
+            counts.setdefault(name, 0)
+        self._held: dict[tuple[bytes, int, int], OpenLease] = {}
+        self.waiting = 0
+        self._lock = threading.Lock()
+        self._wake: Callable[[], None] | None = None
+        self._has_told = False
+
+    # --- what is held ---
+    def __iter__(self) -> Iterator[OpenLease]:
+        return iter([*self._held.values()])
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, topic: str, leased: LeasedRecords) -> None:
+        """It is this worker's. Told twice it is one lease."""
+        key = (leased.topic_id, leased.partition, leased.lease)
+        if key not in self._held:
+            self._held[key] = OpenLease(topic, leased)
+
+    def names(self) -> list[tuple[bytes, int, int]]:
+        """All by topic id, partition and number."""
+        return [*self._held]
+
+    @property
+    def records(self) -> int:
+        """Offsets that are held and not answered for, as far as the coordinator knows."""
+        return sum(count(held.left) for held in self._held.values())
+
+    @property
+    def unread(self) -> int:
+        """Offsets that are leased and not read yet."""
+        return sum(span.end - span.first for held in self._held.values() for span in held.unread)
+
+    @property
+    def is_unsent(self) -> bool:
+        return any(held.is_unsent for held in self._held.values())
+
+    def forget(self, name: TopicPartition | None = None) -> None:
+        """They are nobody's any more, or those of one partition: later answers are stale."""
+        for key, held in [*self._held.items()]:
+            if name is None or held.name == name:
+                held.is_void, held.unread = True, ()
+                del self._held[key]
+
+    def release_all(self, *, accepts: bool = True) -> None:
+        """Give back what nobody has answered for; without `accepts` also what is done and was not
+        sent yet: it may have come to nothing."""
+        for held in self._held.values():
+            if not accepts:
+                del held.accepted[held.accepted_sent :]
+            held.unread = ()
+            for first, end in held.unanswered:
+                self.answer(held, RELEASED, first, end)
+
+    # --- answering, by any thread ---
+    def accept(self, held: OpenLease, offset: int) -> None:
+        held.accepted.append(offset)
+        self._noted(held, ACCEPTED, 1)
+
+    def answer(
+        self, held: OpenLease, kind: int, first: int, end: int, reason: str = "",
+        delay: float | None = None,
+    ) -> None:  # fmt: skip
+        held.others.append(_Said(kind, first, end, reason, delay))
+        self._noted(held, kind, end - first)
+
+    def skip(self, held: OpenLease, runs: Iterable[Run]) -> None:
+        """These offsets hold no record: they are done, though nobody did them."""
+        for first, end in runs:
+            held.others.append(_Said(ACCEPTED, first, end, "", None))
+            self.waiting += 1
+
+    def _noted(self, held: OpenLease, kind: int, records: int) -> None:
+        if held.is_void:
+            self._is_stale(held, records)
+            return
+        self._counts[_COUNTED[kind]] += records
+        self.waiting += 1
+        if self._wake is not None:
+            self.wake_up()
+
+    def _is_stale(self, held: OpenLease, records: int) -> None:
+        self._counts["stale"] += records
+        if not self._has_told:
+            self._has_told = True
+            logger.info(
+                "group %s: answers for %d records of %s-%d came to nothing: their lease %d had "
+                "ended; others have them, or had their answer (counted as stale, told once)",
+                self._group, records, *held.name, held.number,
+            )  # fmt: skip
+
+    def wake_up(self) -> None:
+        """Let the thread that polls look again, where it sleeps."""
+        with self._lock:
+            if self._wake is not None:
+                self._wake()
+
+    def waking(self, wake: Callable[[], None] | None) -> None:
+        """Call this with each answer from now on; None: no more."""
+        with self._lock:
+            self._wake = wake
+
+    # --- sending, by the thread that polls ---
+    def outgoing(self) -> Outgoing:
+        """What is to be sent next, as much as one request takes."""
+        self.waiting = 0  # first: what comes meanwhile counts for the next one
+        answers: list[LeaseAnswer] = []
+        parts: list[_Part] = []
+        room = _Room()
+        for held in self:
+            if not held.is_unsent:
+                continue
+            if len(answers) == ANSWERS_MAX or room.runs <= 0 or room.reason_bytes <= 0:
+                self.waiting += 1
+                break
+            answer, part = _answered(held, room)
+            answers.append(answer)
+            parts.append(part)
+            if held.accepted[part.accepted :] or held.others[part.others :]:
+                self.waiting += 1
+        return Outgoing(answers, parts) if answers else NOTHING
+
+    def confirm(self, sent: Outgoing, stale: Sequence[Sequence[Run]]) -> None:
+        """The coordinator has these; of each, `stale` changed nothing."""
+        for part, late in zip(sent.parts, stale, strict=True):
+            held = part.held
+            if late:
+                self._is_stale(held, count(late))
+            # Set, and not counted on: after an interrupt all of it is done again.
+            held.accepted_sent = max(held.accepted_sent, part.accepted)
+            held.others_sent = max(held.others_sent, part.others)
+            held.left = without(held.left, part.runs)
+            if not held.left:
+                held.is_void = True
+                self._held.pop((held.topic_id, held.name[1], held.number), None)
+
+
+class _Room:
+    """What a request still takes."""
+
+    def __init__(self) -> None:
+        self.runs = RUNS_PER_REQUEST
+        self.reason_bytes = REASON_BYTES_PER_REQUEST
+
+
+def _answered(held: OpenLease, room: _Room) -> tuple[LeaseAnswer, _Part]:
+    """The answer for one lease, as far as there is room."""
+    upto = len(held.accepted)
+    accepted = [*runs_of(held.accepted[held.accepted_sent : upto])]
+    if len(accepted) > room.runs:
+        upto = held.accepted_sent + room.runs
+        accepted = [*runs_of(held.accepted[held.accepted_sent : upto])]
+    room.runs -= len(accepted)
+    by_kind: dict[tuple[int, str, float | None], list[Run]] = {}
+    others = held.others_sent
+    for one in held.others[others:]:
+        if room.runs <= 0 or room.reason_bytes <= 0:
+            break
+        key = one.kind, one.reason, one.delay
+        if key not in by_kind:
+            by_kind[key] = []
+            room.reason_bytes -= len(one.reason.encode())
+        by_kind[key].append((one.first, one.end))
+        room.runs -= 1
+        others += 1
+    named: dict[int, list[FailedRuns]] = {FAILED: [], REJECTED: []}
+    released: Runs = ()
+    everything: list[Run] = list(accepted)
+    for (kind, reason, delay), given in by_kind.items():
+        runs = [*merged(given)]
+        everything += runs
+        if kind == ACCEPTED:
+            accepted = [*merged([*accepted, *runs])]
+        elif kind == RELEASED:
+            released = merged(runs)
+        else:
+            named[kind].append(FailedRuns(runs, reason, delay))
+    answer = LeaseAnswer(
+        held.topic_id, held.name[1], held.number, accepted, [*released], named[FAILED],
+        named[REJECTED],
+    )  # fmt: skip
+    return answer, _Part(held, upto, others, merged(everything))
+
+
+def runs_of(offsets: Sequence[int]) -> Runs:
+    """Single offsets, in any order and perhaps twice, as runs."""
+    if not offsets:
+        return ()
+    if len(offsets) == 1:
+        return ((offsets[0], offsets[0] + 1),)
+    found = np.unique(np.array(offsets, np.int64))
+    breaks = np.flatnonzero(np.diff(found) != 1)
+    firsts = found[np.concatenate(([0], breaks + 1))]
+    lasts = found[np.concatenate((breaks, [len(found) - 1]))]
+    return tuple(zip(firsts.tolist(), (lasts + 1).tolist(), strict=True))
+
+
+def merged(runs: Iterable[Run]) -> Runs:
+    """Runs in any order, which may overlap, as runs that ascend and are apart."""
+    found: list[Run] = []
+    for first, end in sorted(runs):
+        if found and first <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((first, end))
+    return tuple(found)

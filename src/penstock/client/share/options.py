@@ -1,0 +1,79 @@
+"""The options of a share consumer, checked before anything is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.client.consumer.group.options import check_group_name
+from penstock.client.session import as_topic
+from penstock.client.validation import (
+    PREFETCH_MIN,
+    check_choice,
+    check_integer,
+    check_range,
+    check_text,
+)
+from penstock.core.errors import ConfigError
+from penstock.ipc.coordination import NAMES_MAX
+from penstock.ipc.sharing import RECORDS_MAX, ShareSettings
+
+DELIVERIES_MAX: Final = 255
+BACKOFF_MAX: Final = 365 * 86_400.0
+
+
+def check_share_options(
+    group: object,
+    topics: Sequence[object],
+    max_records: int,
+    prefetch_bytes: int,
+    ack_interval: float,
+    session_timeout: float,
+) -> list[str]:
+    """The topics. Raises `ConfigError` naming option, value and what is allowed; TypeError for
+    wrong types."""
+    check_group_name(group)
+    named = list(dict.fromkeys(as_topic(topic) for topic in topics))
+    if not named:
+        raise ConfigError(f"share group {group!r}: name topics")
+    if len(named) > NAMES_MAX:
+        raise ConfigError(f"{len(named)} topics; a member names {NAMES_MAX} at most")
+    check_integer("max_records", max_records)
+    check_range("max_records", max_records, 1, RECORDS_MAX)
+    check_range("prefetch_bytes", prefetch_bytes, PREFETCH_MIN, 1 << 34)
+    check_range("ack_interval", ack_interval, 0.0, 60.0)
+    check_range("session_timeout", session_timeout, 0.1, 86_400.0)
+    return named
+
+
+def share_settings(
+    max_deliveries: int | None, backoff: tuple[float, float], start: str
+) -> ShareSettings:
+    """As the coordinator is told. Raises `ConfigError`, TypeError."""
+    if max_deliveries is not None:
+        check_integer("max_deliveries", max_deliveries)
+        check_range("max_deliveries", max_deliveries, 1, DELIVERIES_MAX)
+    check_choice("start", start, ("earliest", "latest"))
+    if not isinstance(backoff, tuple | list) or len(backoff) != 2:
+        raise TypeError(f"backoff={backoff!r} must be a pair of seconds: (first, longest)")
+    least, most = backoff
+    check_range("backoff", least, 0.0, BACKOFF_MAX)
+    check_range("backoff", most, least, BACKOFF_MAX)
+    return ShareSettings(max_deliveries or 0, float(least), float(most), start)
+
+
+def dead_letter_topics(given: object, topics: Sequence[str]) -> dict[str, str] | None:
+    """Where the dead letters of each topic go; None: nowhere. Raises `ConfigError` for a topic that
+    would be its own."""
+    if given is None:
+        return None
+    check_text("dead_letters", given)
+    found = {topic: str(given).replace("{topic}", topic) for topic in topics}
+    for topic, name in found.items():
+        if name in topics:
+            raise ConfigError(
+                f"dead_letters={given!r}: dead letters of {topic!r} would go to {name!r}, on which "
+                "this consumer works itself, so what cannot be done would come for ever; name "
+                'another topic, such as "{topic}.dlq"'
+            )
+    return found
