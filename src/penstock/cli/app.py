@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "consume": "consume",
     "sql": "sql",
     "run": "running",
+    "work": "working",
     "top": "top",
     "doctor": "doctor",
     "completion": "completion",

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
-from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.command import Env, ExitCode, command
+from penstock.cli.loading import load as load_named
 from penstock.core import errors as er
 
 if TYPE_CHECKING:
@@ -53,23 +51,11 @@ def load(target: str) -> App:
     """The app that MODULE:APP names. Raises `ConfigError`, and what the module raises."""
     from penstock.client.app.app import App
 
-    module, colon, name = target.partition(":")
-    if not (module and colon and name):
-        raise er.ConfigError(f"{target!r}: name an app by MODULE:APP, such as billing:app")
-    folder = os.getcwd()
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        loaded = import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
-        raise er.ConfigError(
-            f"there is no module {error.name!r} in {folder} or on Python's path"
-        ) from error
-    found = getattr(loaded, name, None)
+    loaded, name, found = load_named(target, "an app by MODULE:APP, such as billing:app")
     if not isinstance(found, App):
         apps = [each for each, value in vars(loaded).items() if isinstance(value, App)]
         there = f"it has {', '.join(apps)}" if apps else "it has none"
-        raise er.ConfigError(f"module {module!r} has no penstock.App named {name!r}: {there}")
+        raise er.ConfigError(
+            f"module {loaded.__name__!r} has no penstock.App named {name!r}: {there}"
+        )
     return found
