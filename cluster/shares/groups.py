@@ -23,7 +23,7 @@ from penstock.cluster.shares.machine import (
     ShareDecision,
     SharePartition,
 )
-from penstock.cluster.shares.runs import Runs
+from penstock.cluster.shares.runs import Runs, count
 from penstock.cluster.shares.share_log import DELTA, SNAPSHOT, LoggedShare, Place, Uniform
 from penstock.cluster.shares.state import FailedDelivery
 from penstock.core.errors import ConfigError, ResourceLimitError, UnknownTopicError
@@ -107,6 +107,30 @@ class ShareGroup:
     burying: dict[tuple[Place, int], tuple[str, float]] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     turn: int = 0
+
+    def machine(self, place: Place) -> SharePartition | None:
+        share = self.partitions.get(place)
+        return None if share is None else share.machine
+
+    def allowed(
+        self, member: str, places: Sequence[Place], topics: Collection[bytes], count_max: int
+    ) -> tuple[Collection[Place], int]:
+        """Of which partitions a member may get records now, and how many. While there are records
+        that may have ended a worker it gets one of those, once it has nothing else."""
+        of_topics = {place for place in places if place[0] in topics}
+        machines = [(it, machine) for it in places if (machine := self.machine(it)) is not None]
+        if any(machine.is_alone(member) for _, machine in machines):
+            return (), 0
+        suspected = {it for it, machine in machines if machine.suspects} & of_topics
+        if not suspected:
+            return of_topics, count_max
+        is_free = not any(machine.holds(member) for _, machine in machines)
+        return suspected, min(count_max, int(is_free))
+
+    def granted(self, grant: LeaseGranted) -> None:
+        self.counts["acquired"] += count(grant.runs)
+        again = [run for times, run in grant.deliveries if times > 1]
+        self.counts["redelivered"] += count(again)
 
 
 class ShareGroups:
@@ -246,7 +270,7 @@ class ShareGroups:
         deltas, answer = decide(share.machine)
         counts = self._groups[name].counts
         counts[what] += answer.settled
-        counts["stale"] += sum(end - first for first, end in answer.stale)
+        counts["stale"] += count(answer.stale)
         counts["condemned"] += answer.condemned
         if not deltas:
             return Decision((), answer)
@@ -261,47 +285,41 @@ class ShareGroups:
         new up to the ends that it knows."""
         group = self._groups.get(name) or ShareGroup()
         known = {each.place: each for each in ends}
-        if len(group.partitions.keys() | known.keys()) > PARTITIONS_MAX:
+        places = sorted(group.partitions.keys() | known.keys())
+        if len(places) > PARTITIONS_MAX:
             raise ResourceLimitError(
                 f"share group {name!r} would read more than {PARTITIONS_MAX} partitions "
                 "(PARTITIONS_MAX): use several groups"
             )
-        places = [place for place in group.partitions.keys() | known.keys() if place[0] in topics]
+        made = {place: self._begun(name, group, known[place]) for place in known
+                if place[0] in topics and group.machine(place) is None}  # fmt: skip
+        records = [record for _, _, first in made.values() for record in first]
+        granted: list[GrantedRecords] = []
+        frontiers, is_full, runs_left = dict[Place, int](), False, LEASE_RUNS_MAX
+        allowed, count_max = group.allowed(member, places, topics, count_max)
         group.turn += 1
         at = group.turn % len(places) if places else 0
-        places = sorted(places)
-        records: list[Record] = []
-        granted: list[GrantedRecords] = []
-        frontiers: dict[Place, int] = {}
-        is_full, runs_left = False, LEASE_RUNS_MAX
         for place in places[at:] + places[:at]:
-            share = group.partitions.get(place)
-            ends_known = known.get(place)
-            made: list[Record] = []
-            if share is not None and share.machine is not None:
-                machine = share.machine
-            elif ends_known is not None:
-                share = LoggedShare(name, place, self._uniform, group.policy.limits())
-                latest = group.policy.start == "latest"
-                machine, made = share.begin(ends_known.end if latest else ends_known.start)
-                records += made
+            if place in made:
+                share, machine, _ = made[place]
+            elif (there := group.machine(place)) is not None:
+                share, machine = group.partitions[place], there
             else:
                 continue
             frontiers[place] = machine.frontier
-            if count_max <= 0 or runs_left <= 0:
+            if count_max <= 0 or runs_left <= 0 or place not in allowed:
                 continue
-            end = machine.frontier if ends_known is None else ends_known.end
+            end = known[place].end if place in known else machine.frontier
             deltas, grant = machine.acquire(_us(now), member, count_max, end, runs_left)
             is_full = is_full or (end > machine.frontier and machine.is_full)
             if grant is None:
                 continue
-            records.append(share.first_record_of(deltas) if made else share.record_of(deltas))
+            records.append(
+                share.first_record_of(deltas) if place in made else share.record_of(deltas)
+            )
             granted.append(GrantedRecords(place, grant))
-            taken = sum(last - first for first, last in grant.runs)
-            count_max, runs_left = count_max - taken, runs_left - len(grant.runs)
-            group.counts["acquired"] += taken
-            again = sum(last - first for times, (first, last) in grant.deliveries if times > 1)
-            group.counts["redelivered"] += again
+            count_max, runs_left = count_max - count(grant.runs), runs_left - len(grant.runs)
+            group.granted(grant)
             frontiers[place] = max(frontiers[place], grant.runs[-1][1])
         if granted or count_max <= 0:
             group.waiting.pop(member, None)
@@ -313,6 +331,14 @@ class ShareGroups:
             tuple(granted), tuple(frontiers.get(each.place, each.start) for each in ends), is_full
         )
         return Decision(tuple(records), answer)
+
+    def _begun(
+        self, name: str, group: ShareGroup, ends: KnownEnds
+    ) -> tuple[LoggedShare, SharePartition, list[Record]]:
+        """A partition that the group begins with."""
+        share = LoggedShare(name, ends.place, self._uniform, group.policy.limits())
+        start = ends.end if group.policy.start == "latest" else ends.start
+        return share, *share.begin(start)
 
     def dead_letters(
         self, now: float, name: str, member: str, topics: Collection[bytes], count_max: int
@@ -383,18 +409,18 @@ class ShareGroups:
             if share.machine is None:
                 continue
             known = {lease for at, lease in holds if at == place}
-            deltas, count = share.machine.keep_only(member, known)
+            deltas, returned = share.machine.keep_only(member, known)
             if deltas:
                 records.append(share.record_of(deltas))
-                settled += count
+                settled += returned
         return Decision(tuple(records), settled, self._called(name, settled, member))
 
-    def _called(self, name: str, count: int, but: str = "") -> frozenset[str]:
+    def _called(self, name: str, most: int, but: str = "") -> frozenset[str]:
         """Members that wait for work, as many as there may be something for."""
         group = self._groups.get(name)
         found: list[str] = []
         for member in group.waiting if group is not None else ():
-            if len(found) == count:
+            if len(found) == most:
                 break
             if member != but:
                 found.append(member)

@@ -13,12 +13,15 @@ number that is never used again, so what a former holder answers late is stale a
 | leased | `release`, or `keep_only` without its lease | ready, this delivery does not count |
 | leased | `fail` | waiting, or ready without a delay; condemned at `max_deliveries` |
 | leased | `reject` | condemned |
-| leased | `leave`: its member is gone | ready; condemned at `max_deliveries` |
+| leased | `leave`: its member is gone | suspect; condemned at `max_deliveries` |
+| suspect | `lease` | leased alone, delivered once more |
 | waiting | `wake`, once it is due | ready |
 | condemned | `bury`: its dead letter is written | dead |
 | any but new | `seek` | new, or below the floor |
 
 A record that ends its worker each time is delivered `max_deliveries` times and is condemned then.
+Which of several it was nobody knows: so what a worker had that is gone is given to others one by
+one, each to a member that has nothing else, and only who ends that one, too, is condemned.
 
 What the shell must hold to: an answer is given when its deltas are in the log as the topic's
 durability wants it; what `lease` answers may be handed out once its deltas are appended. `begin` is
@@ -43,6 +46,7 @@ from penstock.cluster.shares.window import (
     DONE,
     LEASED,
     READY,
+    SUSPECT,
     WAITING,
 )
 from penstock.core.errors import ConfigError, ResourceLimitError
@@ -167,7 +171,11 @@ class SharePartition:
         if count_max < 1 or not 0 < len(member.encode()) <= MEMBER_BYTES_MAX:
             raise ConfigError(f"{count_max} records for member {member!r}: neither may be empty")
         window = self._state.window
-        runs = window.in_state(READY, count_max)[: runs_max or self.limits.runs_max]
+        is_alone = bool(self._state.suspects)
+        if is_alone:
+            runs = window.in_state(SUSPECT, 1)
+        else:
+            runs = window.in_state(READY, count_max)[: runs_max or self.limits.runs_max]
         if not runs:
             return ShareDecision((), None)
         number = self._state.numbers + 1
@@ -175,9 +183,23 @@ class SharePartition:
             (min(before + 1, DELIVERIES_MAX), run) for before, run in window.by_deliveries(runs)
         )
         return ShareDecision(
-            (rec.Leased(number, member, now_us, packed(runs)),),
+            (rec.Leased(number, member, now_us, packed(runs), is_alone),),
             LeaseGranted(number, runs, delivered),
         )
+
+    @property
+    def suspects(self) -> int:
+        """Records that may have ended a worker. While there are any `lease` gives one of them,
+        which only a member that has nothing else is to get."""
+        return self._state.suspects
+
+    def holds(self, member: str) -> bool:
+        """Whether it has something to answer for."""
+        return any(lease.member == member for lease in self._state.leases.values())
+
+    def is_alone(self, member: str) -> bool:
+        """Whether it has a record that may have ended a worker: it is to get nothing else."""
+        return any(it.is_alone and it.member == member for it in self._state.leases.values())
 
     def acquire(
         self, now_us: int, member: str, count_max: int, end: int, runs_max: int | None = None
@@ -185,6 +207,8 @@ class SharePartition:
         """`lease`, which begins with records up to `end` as far as others do not suffice."""
         window = self._state.window
         deltas, granted = self.lease(now_us, member, count_max, runs_max)
+        if self._state.suspects:
+            return ShareDecision(deltas, granted)
         missing = count_max - (count(granted.runs) if granted else 0)
         upto = min(end, window.frontier + missing, self._begun_max)
         if upto <= window.frontier:
@@ -218,7 +242,7 @@ class SharePartition:
     def release(self, lease: int, runs: Iterable[Sequence[int]]) -> ShareDecision[LeaseAnswered]:
         """They were not begun with: others get them, and this delivery does not count."""
         held, stale = self._held(lease, runs)
-        return self._settled(lease, READY, held, stale, uncounted=True)
+        return self._settled(lease, self._back(lease), held, stale, uncounted=True)
 
     def reject(
         self, now_us: int, lease: int, runs: Iterable[Sequence[int]], reason: str
@@ -272,7 +296,7 @@ class SharePartition:
             deltas += self._told(now_us, number, held, reason)
             condemned, again = self._by_fate(held)
             back = joined(sorted(run for runs in again.values() for run in runs))
-            for state, runs in ((CONDEMNED, condemned), (READY, back)):
+            for state, runs in ((CONDEMNED, condemned), (SUSPECT, back)):
                 if runs:
                     deltas.append(rec.Settled(number, state, packed(runs)))
             settled, dead = settled + count(held), dead + count(condemned)
@@ -286,7 +310,7 @@ class SharePartition:
         for number, lease in self._state.leases.items():
             if lease.member == member and number not in leases:
                 held = self._state.window.held(lease.runs, LEASED, number)
-                deltas.append(rec.Settled(number, READY, packed(held), uncounted=True))
+                deltas.append(rec.Settled(number, self._back(number), packed(held), uncounted=True))
                 settled += count(held)
         return ShareDecision(tuple(deltas), settled)
 
@@ -317,6 +341,11 @@ class SharePartition:
         asked = checked(runs, self.limits.runs_max)
         held = self._state.window.held(asked, LEASED, lease) if lease in self._state.leases else ()
         return held, without(asked, held)
+
+    def _back(self, lease: int) -> int:
+        """What becomes of its records that were not begun with."""
+        known = self._state.leases.get(lease)
+        return SUSPECT if known is not None and known.is_alone else READY
 
     def _settled(
         self, lease: int, state: int, held: Runs, stale: Runs, *, uncounted: bool = False

@@ -20,12 +20,14 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
 
 class Leased(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Ready records went to a member: `at_us` is a time of the leader's clock."""
+    """Ready records went to a member: `at_us` is a time of the leader's clock. `is_alone`: one that
+    may have ended a worker."""
 
     lease: int
     member: str
     at_us: int
     runs: list[int]
+    is_alone: bool = False
 
 
 class Settled(msgspec.Struct, frozen=True, array_like=True, tag=2):

@@ -15,6 +15,7 @@ from penstock.cluster.shares.window import (
     FINAL_FIRST,
     READY,
     STATES,
+    SUSPECT,
     WAITING,
     ShareWindow,
 )
@@ -26,12 +27,14 @@ FAILURES_MAX: Final = 10_000
 
 
 class ShareLease(msgspec.Struct, frozen=True, array_like=True):
-    """`runs`: what it was given; `left`: how many of those it has still to answer for."""
+    """`runs`: what it was given; `left`: how many of those it has still to answer for. `is_alone`:
+    its member works on nothing else."""
 
     member: str
     at_us: int
     runs: Runs
     left: int
+    is_alone: bool = False
 
 
 class Postponement(NamedTuple):
@@ -62,9 +65,9 @@ class ShareSnapshot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ShareState:
-    """`numbers`: the last one that a lease or a wait has. `condemned`: how many records are.
-    `waits`: a heap, the soonest first; what is not in the window by its number any more waits no
-    longer."""
+    """`numbers`: the last one that a lease or a wait has. `condemned`, `suspects`: how many records
+    are. `waits`: a heap, the soonest first; what is not in the window by its number any more waits
+    no longer."""
 
     def __init__(self, start: int) -> None:
         self.numbers = 0
@@ -75,7 +78,7 @@ class ShareState:
         self.leases: dict[int, ShareLease] = {}
         self.waits: list[Postponement] = []
         self.failures: dict[int, list[FailedDelivery]] = {}
-        self.condemned = 0
+        self.condemned = self.suspects = 0
 
     @classmethod
     def of(cls, snapshot: ShareSnapshot) -> ShareState:
@@ -85,7 +88,8 @@ class ShareState:
         made.window = ShareWindow.of_columns(snapshot.frontier, snapshot.blocks)
         made.leases, made.failures = dict(snapshot.leases), dict(snapshot.failures)
         made.waits = list(snapshot.waits)
-        made.condemned = made.window.counts()[STATES[CONDEMNED]]
+        counts = made.window.counts()
+        made.condemned, made.suspects = counts[STATES[CONDEMNED]], counts[STATES[SUSPECT]]
         return made
 
     def snapshot(self) -> ShareSnapshot:
@@ -119,11 +123,15 @@ class ShareState:
             case rec.Leased():
                 runs = unpacked(delta.runs)
                 self.numbers = max(self.numbers, delta.lease)
+                self.suspects -= count(runs) * delta.is_alone
                 window.lease(runs, delta.lease)
-                self.leases[delta.lease] = ShareLease(delta.member, delta.at_us, runs, count(runs))
+                self.leases[delta.lease] = ShareLease(
+                    delta.member, delta.at_us, runs, count(runs), delta.is_alone
+                )
             case rec.Settled():
                 runs = unpacked(delta.runs)
                 self.condemned += count(runs) * ((delta.state == CONDEMNED) - (delta.state == DEAD))
+                self.suspects += count(runs) * (delta.state == SUSPECT)
                 if delta.uncounted:
                     window.uncount(runs)
                 if delta.state < FINAL_FIRST:
@@ -161,7 +169,7 @@ class ShareState:
             held = self.leases[lease]
             left = held.left - count(runs)
             if left:
-                self.leases[lease] = ShareLease(held.member, held.at_us, held.runs, left)
+                self.leases[lease] = msgspec.structs.replace(held, left=left)
             else:
                 del self.leases[lease]
 

@@ -17,9 +17,12 @@ from typing import Final
 from penstock.cluster.shares.runs import Run, Runs, joined
 
 BLOCK: Final = 4096
-NEW, READY, WAITING, LEASED, CONDEMNED, DONE, DEAD, SKIPPED = range(8)
-"""`NEW`: not begun with. `CONDEMNED`: to become a dead letter. The last three are final."""
-STATES: Final = ("new", "ready", "waiting", "leased", "condemned", "done", "dead", "skipped")
+NEW, READY, SUSPECT, WAITING, LEASED, CONDEMNED, DONE, DEAD, SKIPPED = range(9)
+"""`NEW`: not begun with. `SUSPECT`: ready, but it may have ended a worker. `CONDEMNED`: to become a
+dead letter. The last three are final."""
+STATES: Final = (
+    "new", "ready", "suspect", "waiting", "leased", "condemned", "done", "dead", "skipped"
+)  # fmt: skip
 FINAL_FIRST: Final = DONE
 DELIVERIES_MAX: Final = 255
 

@@ -164,6 +164,33 @@ def test_a_deletion_leaves_no_key_that_is_not_a_tombstone(monkeypatch):
     assert acquired(shell, 1, 100).granted[0].granted.runs == ((0, 1),), "it begins again"
 
 
+def test_of_what_a_killed_worker_had_one_by_one_is_tried_and_only_the_bad_one_dies():
+    shell, name = Shell(), "red"
+    shell.decide(shell.machine.configure(name, SharePolicy(max_deliveries=3)))
+    bad, seen = 4, []
+    acquired(shell, 10, 10)
+    acquired(shell, 3, 20, member="other")
+    shell.decide(shell.machine.leave(0.0, name, "m", "SIGKILL"))
+    assert acquired(shell, 5, 20, member="other").granted == (), "it has something in hand"
+    shell.decide(shell.machine.leave(0.0, name, "other", "SIGTERM"))
+    for number in range(40):
+        member = f"worker-{number}"
+        granted = acquired(shell, 5, 20, member=member).granted
+        if granted[0].granted.runs[0][0] >= 13:
+            break
+        [(first, end)] = granted[0].granted.runs
+        assert end == first + 1
+        assert acquired(shell, 5, 20, member=member).granted == ()
+        seen.append(first)
+        if first == bad:
+            shell.decide(shell.machine.leave(0.0, name, member, "SIGKILL"))
+        else:
+            lease = granted[0].granted.lease
+            shell.decide(shell.machine.accept(name, PLACES[0], lease, ((first, end),)))
+    assert sorted(seen) == sorted([*range(13), bad])
+    assert [it.offset for it in shell.machine.dead_letters(1.0, name, "x", TOPICS, 9)] == [bad]
+
+
 def test_partitions_take_turns():
     shell = Shell()
     first = [
@@ -199,7 +226,7 @@ def test_a_topic_that_is_not_the_members_gives_nothing():
     acquired(shell, 1, 100)
     assert shell.decide(
         shell.machine.acquire(0.0, "red", "m", 5, [KnownEnds(PLACES[0], 0, 100)], TOPICS[1:])
-    ) == groups_module.Acquisition((), (0,), False)
+    ) == groups_module.Acquisition((), (1,), False)
 
 
 def test_only_as_many_are_called_as_there_is_something_for():

@@ -29,9 +29,10 @@ ENCODER = msgspec.msgpack.Encoder()
 
 @dataclass
 class Job:
-    """`holder`: of a leased record, the number of its lease."""
+    """`holder`: of a leased record, the number of its lease; `is_alone`: it has no other one."""
 
     state: str = "ready"
+    is_alone: bool = False
     deliveries: int = 0
     holder: int = 0
     due_us: int = 0
@@ -102,7 +103,13 @@ class ShareModel:
 
     def lease(self) -> None:
         member, count = self.draw.choice(MEMBERS), self.draw.randint(1, 12)
-        ready = [offset for offset, job in sorted(self.jobs.items()) if job.state == "ready"]
+        by_state: dict[str, list[int]] = {"ready": [], "suspect": []}
+        for offset, job in sorted(self.jobs.items()):
+            by_state.setdefault(job.state, []).append(offset)
+        suspects = by_state["suspect"]
+        assert self.live.suspects == len(suspects)
+        ready = suspects[:1] or by_state["ready"]
+        self.seen["alone"] += bool(suspects)
         granted = self.decided(self.live.lease(self.now_us, member, count))
         if not ready:
             assert granted is None
@@ -113,6 +120,7 @@ class ShareModel:
         for offset in ready[:count]:
             job = self.jobs[offset]
             job.state, job.holder, job.deliveries = "leased", granted.lease, job.deliveries + 1
+            job.is_alone = bool(suspects)
             self.seen[f"delivery {job.deliveries}"] += 1
         told = {offset: n for n, run in granted.deliveries for offset in in_runs([run])}
         assert told == {offset: self.jobs[offset].deliveries for offset in ready[:count]}
@@ -154,7 +162,8 @@ class ShareModel:
         if verb == "accept":
             job.state, job.failures = "done", []
         elif verb == "release":
-            job.state, job.deliveries = "ready", job.deliveries - 1
+            job.state = "suspect" if job.is_alone else "ready"
+            job.deliveries -= 1
         elif verb == "reject" or job.deliveries >= LIMITS.max_deliveries:
             job.state = "condemned"
         elif delay == 0.0:
@@ -174,7 +183,7 @@ class ShareModel:
         self.seen["left"] += len(held)
         for job in held:
             job.failures = [*job.failures, "gone"][-5:]
-            job.state = "condemned" if job.deliveries >= LIMITS.max_deliveries else "ready"
+            job.state = "condemned" if job.deliveries >= LIMITS.max_deliveries else "suspect"
             job.holder = 0
 
     def wake(self) -> None:
@@ -223,7 +232,8 @@ class ShareModel:
         }
         names = [job.state for job in left.values()]
         assert self.live.counts() == {
-            state: names.count(state) for state in ("ready", "waiting", "leased", "condemned")
+            state: names.count(state)
+            for state in ("ready", "suspect", "waiting", "leased", "condemned")
         }
         assert self.live.frontier == self.frontier
         assert self.live.floor == min(left, default=self.frontier) >= self.floor
@@ -232,6 +242,12 @@ class ShareModel:
         assert in_runs(self.live.condemned(1000)) == condemned
         members = {self.leases[job.holder] for job in left.values() if job.state == "leased"}
         assert set(self.live.members()) == members
+        for member in MEMBERS:
+            assert self.live.holds(member) == (member in members)
+            assert self.live.is_alone(member) == any(
+                job.state == "leased" and job.is_alone and self.leases[job.holder] == member
+                for job in left.values()
+            )
         for offset, job in self.jobs.items():
             assert [told.reason for told in self.live.failures(offset)] == job.failures
 
@@ -248,5 +264,16 @@ def test_the_machine_is_the_model_of_single_records():
                 model.the_log_tells_the_state()
         model.the_log_tells_the_state()
         seen += model.seen
-    rare = ("accept", "release", "reject", "fail", "stale", "woken", "left", "buried", "delivery 3")
+    rare = (
+        "accept",
+        "release",
+        "reject",
+        "fail",
+        "stale",
+        "woken",
+        "left",
+        "buried",
+        "delivery 3",
+        "alone",
+    )
     assert min(seen[what] for what in rare) >= ROUNDS, seen

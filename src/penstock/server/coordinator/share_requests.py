@@ -216,7 +216,8 @@ class ShareRequests:
             found.append(
                 sharing.SharePartitionInfo(
                     name, topic_id, partition, page, machine.floor, machine.frontier,
-                    counts["ready"], counts["waiting"], counts["leased"], counts["condemned"],
+                    counts["ready"] + counts["suspect"], counts["waiting"], counts["leased"],
+                    counts["condemned"],
                     machine.next_due_us() or 0,
                 )
             )  # fmt: skip
