@@ -29,7 +29,7 @@ TOPIC = bytes(16)
 
 
 def leases_of(*runs, lease=7, deliveries=1):
-    counts = {}
+    counts: dict[str, int] = {}
     leases = OpenLeases("g", counts)
     delivered = [(deliveries, first, end) for first, end in runs]
     leases.add("jobs", sh.LeasedRecords(TOPIC, 0, lease, list(runs), delivered))
@@ -245,7 +245,8 @@ def test_answers_of_many_threads_are_all_there_and_wake_who_sleeps():
 def test_every_offset_gets_exactly_one_answer_whatever_is_lost(steps):
     leases, held, _ = leases_of((0, 20))
     jobs = [job_at(offset, held, leases) for offset in range(20)]
-    said, got = {}, {}
+    said: dict[int, str] = {}
+    got: dict[int, str] = {}
 
     def note(answers):
         for answer in answers:

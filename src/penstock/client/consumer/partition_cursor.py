@@ -81,11 +81,12 @@ class AssignedPartition:
     @property
     def has_more(self) -> bool:
         """Whether `take` has something to bring, or to raise."""
-        return (
-            self._words[self._end_at] > self.offset
-            or bool(self._carry)
-            or self.page.is_gone(self._identity)
-        )
+        return self._words[self._end_at] > self.offset or bool(self._carry) or self.is_gone
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its topic was deleted."""
+        return self.page.is_gone(self._identity)
 
     @property
     def held(self) -> int:

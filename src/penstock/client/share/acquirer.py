@@ -110,7 +110,7 @@ class Acquirer:
             queue = self._lease_reader.queue
         if self._dead_letters.has_written:
             yield from self._burying()
-        if now >= self._topics_at:
+        if now >= self._topics_at or self._lease_reader.is_gone():
             yield from self._finding(now)
         lacking = wanted - len(queue) - self._leases.unread
         acquires = lacking > 0 and len(self._leases) < LEASES_MAX and self._is_worth_it(now)
@@ -193,6 +193,7 @@ class Acquirer:
             try:
                 info = (yield from self._reader.finding([topic]))[topic]
             except er.UnknownTopicError as error:
+                self._topics_at = now + RETRY_EVERY
                 for part in parts:
                     self._lease_reader.lose(part, error)
                 continue

@@ -56,6 +56,10 @@ class LeaseReader:
         """Read, and not handed out."""
 
     # --- where there is work ---
+    def is_gone(self) -> bool:
+        """Whether a topic was deleted whose partitions it reads."""
+        return any(part.is_gone for part in self._reader.partitions.values())
+
     def has_work(self) -> bool:
         """Whether a partition has records that nobody has had, as far as is known."""
         frontiers = self._frontiers
