@@ -84,6 +84,10 @@ class Acquirer:
         waiting = self._leases.waiting
         return bool(waiting) and (now >= self._answer_at or waiting >= ANSWERS_WAITING_MAX)
 
+    def asks_ahead(self, now: float) -> bool:
+        """Whether a loop that has some records left may ask for more meanwhile."""
+        return self._exchange.under_way is None and self._is_worth_it(now)
+
     def attending(self, wanted: int) -> Waits[None]:
         """Do what is due, and see that so many records stand in the queue, or as many as there are
         (0: send answers only)."""
@@ -104,7 +108,9 @@ class Acquirer:
 
     def _exchanging(self, wanted: int, now: float) -> Waits[None]:
         queue = self._lease_reader.queue
-        if self._exchange.under_way is not None and (self.is_due(now) or len(queue) < wanted):
+        if self._exchange.has_answer or (
+            self._exchange.under_way is not None and not queue and wanted
+        ):
             yield from self._taking_in()
             self._lease_reader.read(wanted, now)
             queue = self._lease_reader.queue

@@ -166,7 +166,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
 
     def filling(self) -> Waits[None]:
         """Wait until a loop over jobs has something to hand out."""
-        yield from self._filling(min(self._pace.records, self._max_records), None)
+        yield from self._filling(self._loop_size, None)
 
     def _filling(self, wanted: int, timeout: float | None) -> Waits[None]:
         """Wait until something stands in the queue."""
@@ -208,6 +208,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         """What stands in the queue, one by one. None: `attending` is to be carried out."""
         reader, acquirer = self._lease_reader, self._acquirer
         begun, count = time.monotonic(), 0
+        low = self._loop_size // 2 if self._loop_size >= AHEAD_MIN else 0
         while reader.queue:
             queue = reader.queue
             job = queue[0]
@@ -220,6 +221,11 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
             yield job
             count += 1
             now = time.monotonic()
+            if len(queue) < low:
+                low = 0  # once a pass
+                if acquirer.asks_ahead(now):
+                    yield None
+                    continue
             if acquirer.is_due(now):
                 yield None
         if count:
@@ -229,9 +235,14 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         """What falls due between two jobs of a loop: answers, and more jobs for a fast one."""
         self._reader.check_usable()
         yield from self._reader.minding(0.0)
-        pace = min(self._pace.records, self._max_records)
-        is_ahead = pace >= AHEAD_MIN and len(self._lease_reader.queue) < pace / 2
-        yield from self._acquirer.attending(pace if is_ahead else 0)
+        size = self._loop_size
+        is_ahead = size >= AHEAD_MIN and len(self._lease_reader.queue) < size // 2
+        yield from self._acquirer.attending(size if is_ahead else 0)
+
+    @property
+    def _loop_size(self) -> int:
+        """What a loop holds at hand: as much as it works off in a tenth of a second."""
+        return min(self._pace.records, self._max_records)
 
     # --- answers ---------------------------------------------------------------------------------
     def ack_many(self, jobs: Iterable[Job]) -> None:

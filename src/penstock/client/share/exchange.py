@@ -8,6 +8,7 @@ lost with its connection.
 
 from __future__ import annotations
 
+import select
 import time
 from typing import Final, NamedTuple
 
@@ -133,6 +134,18 @@ class ShareExchange:
         """All leases that this worker knows, where a message takes them."""
         names = self._leases.names()
         return [sh.HeldLease(*name) for name in names] if len(names) <= sh.HELD_MAX else None
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether what is under way can be taken in without waiting."""
+        asked = self.under_way
+        if asked is None:
+            return False
+        if self._answer is not None or asked.session is not self._reader.session:
+            return True
+        ready = select.poll()
+        ready.register(asked.session.fileno(), select.POLLIN)
+        return bool(ready.poll(0))
 
     def taken(self) -> None:
         self.under_way, self._answer = None, None
