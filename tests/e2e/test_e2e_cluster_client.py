@@ -353,6 +353,69 @@ def test_a_member_stays_one_when_a_broker_dies(cluster: Cluster, client: penstoc
     assert (metrics["rebalances"], metrics["lost"]) == (1, 0)
 
 
+class Working(threading.Thread):
+    """Works on a share group; `done` has what the coordinator has confirmed."""
+
+    def __init__(self, client: penstock.Client, topic: str) -> None:
+        super().__init__()
+        self._jobs = client.share_consumer(topic, group="working")
+        self._stopping = False
+        self.done: list[bytes | None] = []
+        self.errors: list[Exception] = []
+        self.start()
+
+    def run(self) -> None:
+        try:
+            while not self._stopping:
+                batch = self._jobs.poll(40, timeout=0.1)
+                for job in batch:
+                    job.ack()
+                if batch:
+                    self._jobs.flush(WITHIN)
+                    self.done += [job.value for job in batch]
+        except er.PenstockError as error:
+            self.errors.append(error)
+        self._jobs.close()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self.join(WITHIN)
+
+
+def test_workers_do_each_job_once_when_any_broker_dies(
+    cluster: Cluster, client: penstock.Client
+) -> None:
+    """Whichever it is: a worker's home, the coordinator's, or one that leads what it reads."""
+    topic = cluster.create_topic(partitions=3)
+    count = 900
+    workers = [Working(client, topic) for _ in range(2)]
+    try:
+        with client.producer(acks="all", delivery_timeout=WITHIN) as producer:
+            for at, value in enumerate(numbers(count)):
+                producer.send(topic, value, partition=at % 3)
+                if at % 300 == 150:
+                    number = 1 + at // 300
+                    cluster.kill([number])
+                    producer.flush(WITHIN)
+                    cluster.start([number])
+                    wait_until(lambda: not cluster.ailing(), timeout=WITHIN)
+        wait_until(
+            lambda: (
+                sum(len(one.done) for one in workers) >= count or any(one.errors for one in workers)
+            ),
+            timeout=WITHIN,
+            what=lambda: f"{[len(one.done) for one in workers]} of {count}",
+        )
+    finally:
+        for one in workers:
+            one.stop()
+    assert [one.errors for one in workers] == [[], []]
+    done = Counter(value for one in workers for value in one.done)
+    assert done == Counter(numbers(count)), "none is lost, and none that was confirmed comes again"
+    with client.admin() as admin:
+        assert admin.describe_share_group("working").lag == 0
+
+
 def test_a_transaction_goes_on_over_the_death_of_its_coordinator(
     cluster: Cluster, client: penstock.Client
 ) -> None:
