@@ -27,6 +27,7 @@ import typer
 
 from penstock.cli.command import Env, ExitCode, command, guarded
 from penstock.cli.loading import load
+from penstock.cli.output import counted
 from penstock.cli.stopping import Stopper
 from penstock.core import errors as er
 
@@ -134,7 +135,8 @@ class _Pool:
                 while self._workers:
                     self._wait(None)
         if killed:
-            self._env.say(f"penstock: {killed} workers were killed with a job in hand")
+            what = f"{counted(killed, 'worker')} {'was' if killed == 1 else 'were'}"
+            self._env.say(f"penstock: {what} killed with a job in hand")
             return ExitCode.PARTLY
         return self._failure
 
