@@ -58,6 +58,13 @@ class FailedRuns(msgspec.Struct, frozen=True, array_like=True):
     delay: float | None = None
 
 
+class DelayedRuns(msgspec.Struct, frozen=True, array_like=True):
+    """Records that are not due before `due_us`, microseconds since the epoch."""
+
+    runs: Runs
+    due_us: Offset
+
+
 class LeaseAnswer(msgspec.Struct, frozen=True, array_like=True):
     """What became of records of a lease. Those not named stay leased."""
 
@@ -68,6 +75,7 @@ class LeaseAnswer(msgspec.Struct, frozen=True, array_like=True):
     released: Runs = []
     failed: Annotated[list[FailedRuns], msgspec.Meta(max_length=RUNS_MAX)] = []
     rejected: Annotated[list[FailedRuns], msgspec.Meta(max_length=RUNS_MAX)] = []
+    delayed: Annotated[list[DelayedRuns], msgspec.Meta(max_length=RUNS_MAX)] = []
 
 
 class HeldLease(msgspec.Struct, frozen=True, array_like=True):

@@ -246,6 +246,14 @@ class ShareGroups:
 
         return self._answered(name, place, "failed", decide, runs, by)
 
+    def delay(
+        self, now: float, name: str, place: Place, lease: int, runs: Runs, due_us: int, by: str
+    ) -> Decision[LeaseAnswered]:
+        def decide(machine: SharePartition) -> ShareDecision[LeaseAnswered]:
+            return machine.delay(_us(now), lease, runs, due_us)
+
+        return self._answered(name, place, "delayed", decide, runs, by)
+
     def reject(
         self, now: float, name: str, place: Place, lease: int, runs: Runs, reason: str, by: str
     ) -> Decision[LeaseAnswered]:

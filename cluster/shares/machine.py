@@ -11,6 +11,7 @@ number that is never used again, so what a former holder answers late is stale a
 | ready | `lease` | leased, delivered once more |
 | leased | `accept` | done |
 | leased | `release`, or `keep_only` without its lease | ready, this delivery does not count |
+| leased | `delay` | waiting, this delivery does not count |
 | leased | `fail` | waiting, or ready without a delay; condemned at `max_deliveries` |
 | leased | `reject` | condemned |
 | leased | `leave`: its member is gone | suspect; condemned at `max_deliveries` |
@@ -243,6 +244,21 @@ class SharePartition:
         """They were not begun with: others get them, and this delivery does not count."""
         held, stale = self._held(lease, runs)
         return self._settled(lease, self._back(lease), held, stale, uncounted=True)
+
+    def delay(
+        self, now_us: int, lease: int, runs: Iterable[Sequence[int]], due_us: int
+    ) -> ShareDecision[LeaseAnswered]:
+        """They are not due before that time: they wait, and this delivery does not count."""
+        if not 0 <= due_us <= now_us + int(self.limits.delay_max * 1e6):
+            raise ConfigError(
+                f"due_us: {due_us} is more than delay_max, {self.limits.delay_max:g} seconds, away"
+            )
+        held, stale = self._held(lease, runs)
+        if due_us <= now_us:
+            return self._settled(lease, self._back(lease), held, stale, uncounted=True)
+        wait = self._state.numbers + 1
+        deltas = (rec.Postponed(lease, wait, due_us, packed(held), True),) if held else ()
+        return ShareDecision(deltas, LeaseAnswered(count(held), stale))
 
     def reject(
         self, now_us: int, lease: int, runs: Iterable[Sequence[int]], reason: str

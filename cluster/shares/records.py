@@ -41,12 +41,14 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Postponed(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """What was leased waits until `due_us`. `wait`: a number as leases have, never used before."""
+    """What was leased waits until `due_us`. `wait`: a number as leases have, never used before.
+    `uncounted`: its last delivery counts for nothing."""
 
     lease: int
     wait: int
     due_us: int
     runs: list[int]
+    uncounted: bool = False
 
 
 class DeliveryFailed(msgspec.Struct, frozen=True, array_like=True, tag=4):

@@ -143,6 +143,8 @@ class ShareState:
             case rec.Postponed():
                 runs = unpacked(delta.runs)
                 self.numbers = max(self.numbers, delta.wait)
+                if delta.uncounted:
+                    window.uncount(runs)
                 window.put(runs, WAITING, delta.wait)
                 heapq.heappush(self.waits, Postponement(delta.due_us, delta.wait, runs))
                 self._answered(delta.lease, runs)

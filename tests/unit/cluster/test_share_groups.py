@@ -87,9 +87,12 @@ def step(draw: random.Random, shell: Shell, now: float) -> None:
         case 4 | 5 | 6 | 7:
             for place, lease, runs in held(machine, name, member)[: draw.randrange(3)]:
                 part = tuple((first, draw.randrange(first, end) + 1) for first, end in runs)
-                match draw.randrange(4):
+                match draw.randrange(5):
                     case 0:
                         shell.decide(machine.accept(name, place, lease, part))
+                    case 4:
+                        due_us = int((now + draw.choice((-1.0, 5.0))) * 1e6)
+                        shell.decide(machine.delay(now, name, place, lease, part, due_us, member))
                     case 1:
                         shell.decide(machine.release(name, place, lease, part, member))
                     case 2:

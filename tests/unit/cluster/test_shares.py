@@ -131,6 +131,7 @@ def test_reasons_are_cut_and_few_are_kept(monkeypatch):
         (lambda it: it.fail(0, 1, [(0, 1)], "", -1.0), "delay: -1.0"),
         (lambda it: it.fail(0, 1, [(0, 1)], "", float("nan")), "delay: nan"),
         (lambda it: it.fail(0, 1, [(0, 1)], "", 4e7), "delay_max"),
+        (lambda it: it.delay(0, 1, [(0, 1)], 40_000_000_000_000), "delay_max"),
     ],
 )
 def test_what_nobody_may_ask_is_named(call, said):

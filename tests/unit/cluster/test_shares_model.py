@@ -138,11 +138,14 @@ class ShareModel:
         if self.draw.random() < 0.2:
             asked |= set(self.draw.sample(sorted(self.jobs), min(len(self.jobs), 5)))
         runs = as_runs(asked)
-        verb = self.draw.choice(["accept", "accept", "release", "reject", "fail", "fail"])
+        verb = self.draw.choice(["accept", "accept", "release", "reject", "fail", "fail", "delay"])
         delay = self.draw.choice([None, 0.0, 2.0])
         match verb:
             case "accept" | "release":
                 answer = self.decided(getattr(self.live, verb)(lease, runs))
+            case "delay":
+                due_us = self.now_us + int((delay or 0.0) * 1e6)
+                answer = self.decided(self.live.delay(self.now_us, lease, runs, due_us))
             case "reject":
                 answer = self.decided(self.live.reject(self.now_us, lease, runs, "bad"))
             case _:
@@ -161,8 +164,11 @@ class ShareModel:
             job.failures = [*job.failures, "bad"][-5:]
         if verb == "accept":
             job.state, job.failures = "done", []
-        elif verb == "release":
+        elif verb == "release" or (verb == "delay" and not delay):
             job.state = "suspect" if job.is_alone else "ready"
+            job.deliveries -= 1
+        elif verb == "delay":
+            job.state, job.due_us = "waiting", self.now_us + int((delay or 0.0) * 1e6)
             job.deliveries -= 1
         elif verb == "reject" or job.deliveries >= LIMITS.max_deliveries:
             job.state = "condemned"
@@ -267,6 +273,7 @@ def test_the_machine_is_the_model_of_single_records():
     rare = (
         "accept",
         "release",
+        "delay",
         "reject",
         "fail",
         "stale",

@@ -145,6 +145,11 @@ class ShareRequests:
                 delay=failure.delay, **told,
             )  # fmt: skip
             stale += self._decide(fail).stale
+        for delayed in answer.delayed:
+            delay = partial(
+                shares.delay, runs=sh.runs_of(delayed.runs), due_us=delayed.due_us, **told
+            )
+            stale += self._decide(delay).stale
         for failure in answer.rejected:
             reject = partial(
                 shares.reject, runs=sh.runs_of(failure.runs), reason=failure.reason, **told
