@@ -115,7 +115,7 @@ class Acquirer:
             self._lease_reader.read(wanted, now)
             queue = self._lease_reader.queue
         if self._dead_letters.has_written:
-            yield from self._burying()
+            yield from self.burying()
         if now >= self._topics_at or self._lease_reader.is_gone():
             yield from self._finding(now)
         lacking = wanted - len(queue) - self._leases.unread
@@ -171,7 +171,8 @@ class Acquirer:
             self._counts["empty"] += 1
             self._retry_at = now + self._pauses.bound()
 
-    def _burying(self) -> Waits[None]:
+    def burying(self) -> Waits[None]:
+        """Tell the coordinator which dead letters are written."""
         if self._exchange.under_way is not None:
             yield from self._taking_in()
         for (topic_id, partition), offsets in self._dead_letters.written().items():

@@ -307,9 +307,10 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
 
     def _saying_goodbye(self, commits: bool) -> Waits[None]:
         try:
-            self._letters.close(CLOSE_TIMEOUT)
             self._leases.release_all(accepts=commits)
             yield from self._acquirer.flushing(time.monotonic() + CLOSE_TIMEOUT)
+            self._letters.close(CLOSE_TIMEOUT)
+            yield from self._acquirer.burying()
         except er.PenstockError as error:
             logger.warning("closing a worker of share group %s: %s", self.group, error)
         finally:
