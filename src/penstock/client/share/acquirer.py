@@ -119,8 +119,11 @@ class Acquirer:
         if now >= self._topics_at or self._lease_reader.is_gone():
             yield from self._finding(now)
         lacking = wanted - len(queue) - self._leases.unread
-        acquires = lacking > 0 and len(self._leases) < LEASES_MAX and self._is_worth_it(now)
-        if (not acquires and not self.is_due(now)) or self._exchange.under_way is not None:
+        is_due = self.is_due(now)
+        # Who has answered for all it had may get what is tried one by one.
+        acquires = lacking > 0 and (is_due or self._is_worth_it(now))
+        acquires = acquires and len(self._leases) < LEASES_MAX
+        if not (acquires or is_due) or self._exchange.under_way is not None:
             return
         sent = self._leases.outgoing()
         names, ends = self._lease_reader.ends() if acquires else ([], [])
