@@ -21,6 +21,7 @@ import pytest
 from crash.coordinator_workload import Work
 from group_fixture import Members
 
+from penstock.client.share.consumer import ShareConsumer
 from penstock.core import errors as er
 from penstock.core.control import ControlType, control_of, encode_control, is_control
 from penstock.core.errors import PenstockError
@@ -406,3 +407,40 @@ def test_exactly_once_over_partitions_with_different_leaders(cluster, fault):
     found = wait_until(lambda: committed_values(cluster, target), ALL_WELL, "an answer")
     assert set(found) == set(feed.values)
     assert set(found.values()) == {1}
+
+
+@faults("kill", "stop", "pause")
+def test_workers_of_a_share_group_do_every_job_and_what_was_answered_once(cluster, fault):
+    topic = cluster.create_topic(partitions=3)
+    done: Counter[bytes] = Counter()
+
+    def work(jobs: ShareConsumer, until: int) -> bool:
+        for job in jobs.poll(20, timeout=0.05):
+            with job:
+                done[job.value or b""] += 1
+        return len(done) >= until
+
+    with Feed(cluster, topic, 300) as feed, ExitStack() as stack:
+        workers = [
+            stack.enter_context(
+                stack.enter_context(cluster.connect(timeout=30.0)).share_consumer(
+                    topic, group=topic, session_timeout=60.0
+                )
+            )
+            for _ in range(2)
+        ]
+
+        def worked(until: int) -> bool:
+            found = [work(jobs, until) for jobs in workers]  # each has its turn
+            return any(found)
+
+        wait_until(lambda: worked(30), ALL_WELL, lambda: f"{len(done)} jobs")
+        for jobs in workers:
+            jobs.flush()
+        strike(cluster, fault)
+        wait_until(lambda: worked(300), ALL_WELL, lambda: f"{len(done)} jobs")
+        for jobs in workers:
+            jobs.flush(ALL_WELL)
+        assert set(done) == set(feed.values)
+        assert all(jobs.poll(timeout=0.0) == [] for jobs in workers)
+        assert set(done.values()) == {1}, "both workers live"

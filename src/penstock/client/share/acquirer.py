@@ -156,7 +156,9 @@ class Acquirer:
             if told.topic_id in topics:
                 self._dead_letters.add(topics[told.topic_id], told)
         self._dead_letters.going_on(now)
-        self._leases.confirm(asked.sent, answer.stale)
+        # Sent again, since nobody knows whether they came, they are no late ones.
+        stale = [[] for _ in answer.stale] if asked.is_repeated else answer.stale
+        self._leases.confirm(asked.sent, stale)
         self._lease_reader.told(asked.partitions, answer.frontiers)
         self._reader.notice = answer.notice
         self._exchange.taken()

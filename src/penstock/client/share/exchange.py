@@ -27,13 +27,15 @@ SEND_RETRY: Final = 0.001
 
 
 class RequestUnderWay(NamedTuple):
-    """A request whose answer is still to come. `partitions`: those of its `ends`."""
+    """A request whose answer is still to come. `partitions`: those of its `ends`. `is_repeated`:
+    its answers may have been sent before."""
 
     session: Session
     ticket: int
     records_max: int
     partitions: list[TopicPartition]
     sent: Outgoing
+    is_repeated: bool
 
 
 class ShareExchange:
@@ -54,6 +56,7 @@ class ShareExchange:
         self._timeout = timeout
         self._told: Session | None = None
         """By which the coordinator has heard of the settings since this worker joined."""
+        self._is_repeating = False
         self.under_way: RequestUnderWay | None = None
         self._answer: sh.RecordsAcquired | None = None
 
@@ -78,7 +81,9 @@ class ShareExchange:
         session = yield from self._member.being_known(self._timeout)
         settings = holds = None
         if self._told is not session:
-            sent = NOTHING  # they go with the next one: all of it may be more than a message takes
+            # Answers go with the next one: all of it may be more than a message takes.
+            self._leases.waiting += len(sent.answers)
+            sent = NOTHING
             settings, holds = self._settings, self._holds()
         request = sh.AcquireRecords(
             self._member.group, self._member.member_id, records_max, ends, sent.answers, settings,
@@ -87,7 +92,7 @@ class ShareExchange:
         while True:
             # First: where an interrupt strikes, `collecting` finds out whether it was sent.
             self.under_way = RequestUnderWay(
-                session, session.next_ticket, records_max, partitions, sent
+                session, session.next_ticket, records_max, partitions, sent, self._is_repeating
             )
             try:
                 session.post(request)
@@ -113,7 +118,7 @@ class ShareExchange:
             return None
         if self._answer is None:
             if asked.session is not self._reader.session:
-                self.under_way = None
+                self._lose()
                 return None
             try:
                 self._answer = yield from asked.session.collecting(
@@ -125,7 +130,7 @@ class ShareExchange:
                 self.under_way = None
                 raise
             if self._answer is None:
-                self.under_way = None
+                self._lose()
                 return None
         self._told = asked.session
         return asked, self._answer
@@ -134,6 +139,12 @@ class ShareExchange:
         """All leases that this worker knows, where a message takes them."""
         names = self._leases.names()
         return [sh.HeldLease(*name) for name in names] if len(names) <= sh.HELD_MAX else None
+
+    def _lose(self) -> None:
+        """The answer is lost, with its connection or by an interrupt: what it granted nobody works
+        on, and its answers go again."""
+        self._told, self._is_repeating = None, True
+        self.under_way = None
 
     @property
     def has_answer(self) -> bool:
@@ -148,6 +159,9 @@ class ShareExchange:
         return bool(ready.poll(0))
 
     def taken(self) -> None:
+        """The answer is taken in."""
+        if self.under_way is not None and self.under_way.sent.answers:
+            self._is_repeating = False
         self.under_way, self._answer = None, None
 
     def burying(self, topic_id: bytes, partition: int, runs: list[tuple[int, int]]) -> Waits[None]:
