@@ -125,7 +125,8 @@ class ShareExchange:
                     asked.ticket, sh.RecordsAcquired, self._timeout
                 )
             except (er.PenstockTimeout, er.NotConnectedError):
-                raise  # it may come yet, or another session will tell
+                self._lose()  # asked again, another coordinator may answer
+                raise
             except er.PenstockError:
                 self.under_way = None
                 raise
@@ -141,8 +142,8 @@ class ShareExchange:
         return [sh.HeldLease(*name) for name in names] if len(names) <= sh.HELD_MAX else None
 
     def _lose(self) -> None:
-        """The answer is lost, with its connection or by an interrupt: what it granted nobody works
-        on, and its answers go again."""
+        """The answer is lost, with its connection, by an interrupt, or comes too late: what it
+        granted nobody works on, and its answers go again."""
         self._told, self._is_repeating = None, True
         self.under_way = None
 
