@@ -265,6 +265,9 @@ def test_aborted_records_and_markers_are_no_jobs(node, client, topic, work):
         assert jobs.poll(timeout=0.1) == []
         jobs.flush()
         assert jobs.metrics()["skipped"] >= 3, "markers and what was aborted"
+    with work() as other:  # nothing of that was left to be given back
+        assert other.poll(timeout=0.0) == []
+        assert other.metrics()["acquired"] == 0
 
 
 def test_threads_answer_while_another_polls(node, topic, work):
