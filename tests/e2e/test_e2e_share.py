@@ -29,6 +29,16 @@ pytestmark = pytest.mark.over_tcp
 WITHIN = 25.0
 GROUPS = (f"workers-{number}" for number in itertools.count())
 
+ENDS = """
+import sys, penstock
+url, topic, group = sys.argv[1:]
+jobs = penstock.connect(url).share_consumer(topic, group=group)
+held = []
+while len(held) < 4:
+    held += jobs.poll(4 - len(held), timeout=1.0)
+jobs.ack_many(held[:3])
+"""
+
 HOLDS = """
 import sys, time, penstock
 url, topic, group, count = sys.argv[1:]
@@ -246,6 +256,33 @@ def test_what_a_killed_worker_had_comes_to_another(node, topic, work):
             found.append((job.offset, job.deliveries))
             job.ack()
         assert found == [(n, 2) for n in range(4)]
+
+
+def test_a_program_that_ends_without_close_has_answered_and_gives_the_rest_back(node, topic, work):
+    produce(node, topic, numbers(6))
+    command = [sys.executable, "-c", ENDS, node.url, topic, work.group]
+    subprocess.run(command, env=environment(), check=True, timeout=WITHIN)
+    with work() as jobs:
+        found = all_of(jobs, 3)
+        assert [(job.offset, job.deliveries) for job in found] == [(3, 1), (4, 1), (5, 1)]
+
+
+def test_a_dead_letter_that_cannot_be_written_holds_up_no_other(node, client, work):
+    topic, bounded = node.create_topic(), f"bounded-{next(GROUPS)}"
+    client.admin().create_topic(bounded, record_bytes_max=1000)
+    produce(node, topic, [b"x" * 2000, b"small"])
+    with work(topic, dead_letters=bounded) as jobs:
+        for job in all_of(jobs, 2):
+            job.reject("no")
+
+        def written():
+            assert jobs.poll(timeout=0.05) == []
+            counts = jobs.metrics()
+            return counts["dead_letter_failures"] and counts["buried"]
+
+        wait_until(written, WITHIN, lambda: jobs.metrics())
+    with client.consumer(bounded, follow=False) as consumer:
+        assert [record.value for record in consumer] == [b"small"]
 
 
 def test_aborted_records_and_markers_are_no_jobs(node, client, topic, work):

@@ -132,26 +132,35 @@ class DeadLetters:
 
     # --- by its own thread ---
     def _work(self) -> None:
+        with self._lock:
+            letters = [*self._todo.values()]
         try:
             with ExitStack() as stack:
                 writer = DeadLetterWriter(self._socket, self._group, self._client_id, stack)
-                while (letter := self._next()) is not None:
-                    self._write(writer, letter)
+                for letter in letters:
+                    if self._closed:
+                        return
+                    try:
+                        self._write(writer, letter)
+                    except er.PenstockError as error:
+                        if error.retriable:
+                            raise
+                        self._failed(error, letter)  # others may go all the same
         except Exception as error:
-            if self._closed:
-                return
-            self._counts["dead_letter_failures"] += 1
-            self._retry_at = time.monotonic() + RETRY_EVERY
-            logger.error(
-                "group %s: dead letters are not written, and their records stay condemned; tried "
-                "again in %g s: %s", self._group, RETRY_EVERY, error,
-            )  # fmt: skip
+            if not self._closed:
+                self._failed(error)
 
-    def _next(self) -> DeadRecord | None:
-        with self._lock:
-            if self._closed:
-                return None
-            return next(iter(self._todo.values()), None)
+    def _failed(self, error: Exception, letter: DeadRecord | None = None) -> None:
+        self._counts["dead_letter_failures"] += 1
+        self._retry_at = time.monotonic() + RETRY_EVERY
+        what = "dead letters are"
+        if letter is not None:
+            told = letter.told
+            what = f"the dead letter of {letter.topic}-{told.partition} at {told.offset} is"
+        logger.error(
+            "group %s: %s not written, and what stays condemned is tried again in %g s: %s",
+            self._group, what, RETRY_EVERY, error,
+        )  # fmt: skip
 
     def _write(self, writer: DeadLetterWriter, letter: DeadRecord) -> None:
         assert self._topics is not None
