@@ -6,19 +6,16 @@ import asyncio
 import itertools
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from typing import Any
 
 import pytest
 from cli_runner import environment
 from event_loops import run
-from seeds import seed_of
 
 from penstock import aio
 from penstock.core import errors as er
@@ -399,57 +396,6 @@ def test_a_topic_that_goes_and_comes_again_is_worked_on(node, client, work):
         assert [job.value for job in all_of(jobs, 1)] == [b"again"]
         jobs.ack_many(old)
         assert jobs.metrics()["stale"] == 3
-
-
-def test_interrupts_at_random_moments_lose_no_job_and_no_answer(node, client, topic, work):
-    seed = seed_of("share interrupts")
-    moments = random.Random(seed)
-    produce(node, topic, numbers(3000))
-    done: Counter[int] = Counter()
-    held: list[Any] = []
-
-    def interrupt(number, frame):
-        raise KeyboardInterrupt
-
-    def strikes(jobs):
-        # Again and again: Python drops one that strikes within a callback of its own.
-        signal.setitimer(signal.ITIMER_REAL, moments.uniform(0.0002, 0.005), 0.05)
-        if moments.random() < 0.5:
-            for job in jobs:
-                with job:
-                    done[job.offset] += 1
-        else:
-            held.extend(jobs.poll(50, timeout=0.02))
-            for job in held:
-                with job:
-                    done[job.offset] += 1
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-    old = signal.signal(signal.SIGALRM, interrupt)
-    interrupts = 0
-    try:
-        with work(max_deliveries=None) as jobs:
-            until = time.monotonic() + WITHIN
-            while jobs.metrics()["acked"] < 2900 and time.monotonic() < until:
-                try:
-                    strikes(jobs)
-                except KeyboardInterrupt:
-                    interrupts += 1
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-                    for job in held:
-                        job.release()  # unless it has an answer
-                    held.clear()
-    finally:
-        signal.signal(signal.SIGALRM, old)
-    assert interrupts >= 5, f"seed {seed}"
-    acked = jobs.metrics()["acked"]
-    with work() as other:
-        left = all_of(other, 3000 - acked) if acked < 3000 else []
-        assert other.poll(timeout=0.0) == [], f"seed {seed}"
-        other.ack_many(left)
-    assert set(done) | set(offsets(left)) == set(range(3000)), f"seed {seed}"
-    assert len(left) == 3000 - acked, f"seed {seed}: what was answered is not given out again"
 
 
 @pytest.mark.parametrize(

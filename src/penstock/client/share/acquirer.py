@@ -275,7 +275,8 @@ class Acquirer:
         """Send all answers, and wait until the coordinator has them. Raises what refuses them, and
         `PenstockTimeout` or `NotConnectedError` where nobody says a word until then."""
         pauses = Backoff(PAUSE_MIN, PAUSE_MAX)
-        while self._exchange.under_way is not None or self._leases.is_unsent:
+        exchange = self._exchange
+        while exchange.under_way is not None or self._leases.is_unsent or exchange.has_lost:
             left = deadline - time.monotonic()
             try:
                 if self._exchange.under_way is not None:

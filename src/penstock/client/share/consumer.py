@@ -307,8 +307,10 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
 
     def _saying_goodbye(self, commits: bool) -> Waits[None]:
         try:
-            self._leases.release_all(accepts=commits)
-            yield from self._acquirer.flushing(time.monotonic() + CLOSE_TIMEOUT)
+            deadline = time.monotonic() + CLOSE_TIMEOUT
+            for _ in range(2):  # the first brings what was under way
+                self._leases.release_all(accepts=commits)
+                yield from self._acquirer.flushing(deadline)
             self._letters.close(CLOSE_TIMEOUT)
             yield from self._acquirer.burying()
         except er.PenstockError as error:

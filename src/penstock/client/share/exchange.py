@@ -57,6 +57,8 @@ class ShareExchange:
         self._told: Session | None = None
         """By which the coordinator has heard of the settings since this worker joined."""
         self._is_repeating = False
+        self.has_lost = False
+        """Whether the coordinator may take this worker for the holder of leases it never saw."""
         self.under_way: RequestUnderWay | None = None
         self._answer: sh.RecordsAcquired | None = None
 
@@ -64,6 +66,7 @@ class ShareExchange:
         """The coordinator does not know this member any more: it joins as a new one."""
         self._member.forget()
         self._told = self.under_way = self._answer = None
+        self.has_lost = False
 
     def joining(self) -> Waits[None]:
         yield from self._member.joining()
@@ -133,7 +136,7 @@ class ShareExchange:
             if self._answer is None:
                 self._lose()
                 return None
-        self._told = asked.session
+        self._told, self.has_lost = asked.session, False
         return asked, self._answer
 
     def _holds(self) -> list[sh.HeldLease] | None:
@@ -144,7 +147,7 @@ class ShareExchange:
     def _lose(self) -> None:
         """The answer is lost, with its connection, by an interrupt, or comes too late: what it
         granted nobody works on, and its answers go again."""
-        self._told, self._is_repeating = None, True
+        self._told, self._is_repeating, self.has_lost = None, True, True
         self.under_way = None
 
     @property
