@@ -52,6 +52,9 @@ class LeaseReader:
         self._bytes_max = bytes_max
         self._frontiers: dict[TopicPartition, int] = {}
         self._bytes_each = 0.0
+        self._torn: set[AssignedPartition] = set()
+        """Fetches that an interrupt may have torn: what their cursors say counts for nothing,
+        or records that were lost by it would be taken for offsets that hold none."""
         self.queue: deque[Job] = deque()
         """Read, and not handed out."""
 
@@ -145,14 +148,21 @@ class LeaseReader:
     def _step(self, part: AssignedPartition, held: OpenLease, wanted: int) -> int | None:
         """Read on in a lease; how many bytes came, None where nothing is here yet."""
         span = held.unread[0]
-        if part.offset != span.first:
+        if part in self._torn:
+            part.forget()
             part.jump(span.first)
+        elif part.offset != span.first:
+            part.jump(span.first)
+        self._torn.add(part)
         try:
             chunks = part.take(min(wanted, span.end - span.first))
         except er.PenstockError as error:
-            return self._failed(part, held, error)
+            found = self._failed(part, held, error)
+            self._torn.discard(part)
+            return found
         at = min(part.offset, span.end)
         if at <= span.first:
+            self._torn.discard(part)
             return None
         chunks = [cut for chunk in chunks if (cut := _below(chunk, span.end))]
         jobs: list[Job] = []
@@ -170,6 +180,7 @@ class LeaseReader:
         queue.extend(jobs)
         # In one go, for a Ctrl-C: what was read is in the queue, or is read again.
         held.unread, self.queue = rest, queue
+        self._torn.discard(part)
         return size
 
     def _learn(self, records: int, size: int) -> None:
