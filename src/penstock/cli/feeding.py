@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from penstock.core.errors import ConfigError, PenstockError
+from penstock.core.work import WorkFields
 
 RECORD_MAX: Final = 1 << 26
 """No more bytes than this are gathered for one record; a reader expands no larger batch."""
@@ -35,6 +36,7 @@ class Given(NamedTuple):
     headers: HeaderPairs | None = None
     timestamp: int | None = None
     partition: int | None = None
+    work: WorkFields | None = None
 
 
 class Defaults(NamedTuple):
@@ -129,6 +131,11 @@ class JsonRecord(msgspec.Struct):
     partition: int | None = None
     key_encoding: Literal["base64"] | None = None
     value_encoding: Literal["base64"] | None = None
+    due: int | None = None
+    expires: int | None = None
+    priority: int | None = None
+    dedup_id: str | None = None
+    dedup_id_encoding: Literal["base64"] | None = None
 
 
 def from_json(chunks: Iterable[bytes], defaults: Defaults, refuse: Refuse) -> Iterator[Given]:
@@ -157,7 +164,13 @@ def _given(record: JsonRecord, defaults: Defaults) -> Given:
     if record.headers:
         headers = (headers or ()) + _pairs(record.headers)
     partition = defaults.partition if record.partition is None else record.partition
-    return Given(value, key, headers, stamp, partition)
+    ident: bytes | None = None
+    if record.dedup_id is not None:
+        ident = record.dedup_id.encode()
+        if record.dedup_id_encoding:
+            ident = base64.b64decode(ident, validate=True)
+    work = WorkFields(record.due, record.expires, record.priority, ident)
+    return Given(value, key, headers, stamp, partition, None if work == WorkFields() else work)
 
 
 def _plain(raw: msgspec.Raw, encoding: str | None) -> bytes | None:

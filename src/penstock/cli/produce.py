@@ -72,7 +72,8 @@ def produce(
         typer.Option(
             "--ndjson",
             help="A JSON object a line: value, and if wanted key, headers, "
-            "timestamp (microseconds or ISO 8601), partition.",
+            "timestamp (microseconds or ISO 8601), partition, due, expires (microseconds), "
+            "priority, dedup_id.",
         ),
     ] = False,
     length_prefixed: Annotated[
@@ -209,14 +210,20 @@ class Sending:
 
     def _send_all(self, records: Iterator[Given]) -> None:
         send, topic, top = self.producer.send, self.topic, self.partitions
-        for value, key, headers, timestamp, partition in records:
+        for value, key, headers, timestamp, partition, work in records:
             self.read += 1
             if partition is not None and not 0 <= partition < top:
                 self._refuse(f"partition {partition} is none of 0 to {top - 1}", counted=True)
                 continue
             try:
                 send(
-                    topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition
+                    topic,
+                    value,
+                    key=key,
+                    headers=headers,
+                    timestamp=timestamp,
+                    partition=partition,
+                    work=work,
                 )
             except (er.RecordTooLargeError, ValueError, TypeError) as error:
                 self._refuse(str(error), counted=True)

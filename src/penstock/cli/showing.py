@@ -20,6 +20,7 @@ from penstock.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.client.consumer.records import Record
+    from penstock.core.work import WorkFields
 
 Render = Callable[[Iterable["Record"]], bytes]
 DEFAULT: Final = r"%v\n"
@@ -80,7 +81,8 @@ def _text(data: bytes) -> tuple[str, bool]:
 
 def json_fields(record: Record) -> dict[str, Any]:
     """A record as JSON: `timestamp` in microseconds; what is not UTF-8 as base64, marked by
-    `key_encoding`, `value_encoding`, and a third item in a header."""
+    `key_encoding`, `value_encoding`, and a third item in a header. `due`, `expires`, `priority` and
+    `dedup_id` of a record that has them."""
     fields: dict[str, Any] = {
         "topic": record.topic,
         "partition": record.partition,
@@ -97,6 +99,17 @@ def json_fields(record: Record) -> dict[str, Any]:
                 fields[f"{name}_encoding"] = "base64"
     if record.headers:
         fields["headers"] = [_json_header(name, value) for name, value in record.headers]
+    if record.work is not None:
+        fields |= _json_work(record.work)
+    return fields
+
+
+def _json_work(work: WorkFields) -> dict[str, Any]:
+    fields = {name: value for name, value in work._asdict().items() if value is not None}
+    if work.dedup_id is not None:
+        fields["dedup_id"], is_binary = _text(work.dedup_id)
+        if is_binary:
+            fields["dedup_id_encoding"] = "base64"
     return fields
 
 

@@ -114,6 +114,18 @@ def test_what_is_passed_on_is_said_by_nothing_else():
     work = WorkFields(1, 2, 3, b"4")
     assert record_fields(None, None, {"work": work}).work == work
     assert record_fields(None, None, {"work": None}).work is None
+    with pytest.raises(TypeError, match=r"work= is that of a record \(record.work\), not tuple"):
+        record_fields(None, None, {"work": (1, 2, 3, b"4")})  # type: ignore[typeddict-item]
+    for bad, words in (
+        (WorkFields(due=-1), "due=-1 must lie between 0 and"),
+        (WorkFields(expires=1 << 62), "expires="),
+        (WorkFields(priority=10), "priority=10"),
+        (WorkFields(dedup_id=b""), "not 0"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            record_fields(None, None, {"work": bad})
+        with pytest.raises(ValueError, match=words):
+            work_of_rows("t", 2, {"work": [None, bad]})
     with pytest.raises(ValueError, match="work= says all that delay, ttl would"):
         record_fields(None, None, {"work": work, "delay": 1, "ttl": 2})
 

@@ -18,10 +18,11 @@ from penstock.client.validation import (
     as_headers,
     as_microseconds,
     check_columns,
+    check_integer,
     check_names,
 )
 from penstock.core.encode import Headers
-from penstock.core.work import DEDUP_ID_BYTES_MAX, PRIORITY_MAX, WorkFields
+from penstock.core.work import DEDUP_ID_BYTES_MAX, PRIORITY_MAX, TIME_MAX, WorkFields
 
 SPAN_MAX: Final = 10 * 365 * 86_400
 """Seconds from now within which records are due and expire: ten years."""
@@ -92,6 +93,8 @@ def record_fields(
         if work is not None:
             raise ValueError(f"work= says all that {', '.join(told)} would: give one or the other")
         work = as_work(time.time_ns() // 1000, **told)
+    elif work is not None:
+        work = _checked(work)
     stamp = as_microseconds(options.get("timestamp"))
     found = RecordFields(as_headers(headers), stamp, partition, work)
     return PLAIN if found == PLAIN else found
@@ -142,6 +145,18 @@ def _due(now_us: int, delay: float | None, at: int | datetime | None) -> int | N
     return due
 
 
+def _checked(work: WorkFields) -> WorkFields:
+    """What another record has, as it may be sent again."""
+    if not isinstance(work, WorkFields):
+        raise TypeError(f"work= is that of a record (record.work), not {type(work).__name__}")
+    for name, at in (("due", work.due), ("expires", work.expires)):
+        if at is not None:
+            check_integer(name, at)
+            if not 0 <= at <= TIME_MAX:
+                raise ValueError(f"{name}={at!r} must lie between 0 and {TIME_MAX} microseconds")
+    return WorkFields(work.due, work.expires, _priority(work.priority), _dedup_id(work.dedup_id))
+
+
 def _check_seconds(name: str, value: float) -> None:
     if not isinstance(value, Real) or isinstance(value, bool):
         kind = type(value).__name__
@@ -186,8 +201,11 @@ def work_of_rows(
     columns: Mapping[str, Any] = options
     check_columns(topic, count, **columns)
     given = [columns.get(name) for name in _OF_MANY]
-    if options.get("work") is not None or all(column is None for column in given):
-        return options.get("work")
+    passed_on = options.get("work")
+    if passed_on is not None:
+        return [each and _checked(each) for each in passed_on]
+    if all(column is None for column in given):
+        return None
     now_us = time.time_ns() // 1000
     filled = [repeat(None, count) if column is None else column for column in given]
     found = []
