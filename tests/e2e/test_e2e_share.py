@@ -482,3 +482,41 @@ def test_in_an_event_loop(node, topic, work):
                 await jobs.poll()
 
     run(main())
+
+
+def test_what_is_not_due_waits_and_what_expired_is_never_a_job(client, topic, work):
+    with client.producer() as producer, work() as jobs:
+        begun = time.time()
+        producer.send(topic, b"late", delay=0.5)
+        producer.send(topic, b"now")
+        producer.send(topic, b"gone", ttl=0.001)
+        producer.send(topic, b"soon", delay=0.25)
+        producer.send(topic, b"urgent", priority=9)
+        producer.flush()
+        wait_until(lambda: time.time() > begun + 0.01)
+        got: list[bytes | None] = []
+        while len(got) < 4:
+            for job in jobs.poll(timeout=WITHIN):
+                got.append(job.value)
+                due = job.record.due
+                assert due is None or time.time_ns() // 1000 >= due
+                assert job.deliveries == 1
+                job.ack()
+        jobs.flush()
+        assert got == [b"urgent", b"now", b"soon", b"late"]
+        assert (jobs.metrics()["delayed"], jobs.metrics()["ttl_expired"]) == (2, 1)
+        with client.admin() as admin:
+            assert admin.describe_share_group(work.group).lag == 0
+
+
+def test_a_waiting_record_outlives_its_worker_and_comes_when_it_is_due(client, topic, work):
+    with client.producer() as producer:
+        producer.send_and_wait(topic, b"late", delay=0.4)
+    with work() as jobs:
+        wait_until(lambda: jobs.poll() or jobs.metrics()["delayed"])
+        jobs.flush()
+    with work() as jobs:
+        [job] = jobs.poll(timeout=WITHIN)
+        assert time.time_ns() // 1000 >= job.record.due
+        assert job.deliveries == 1
+        job.ack()

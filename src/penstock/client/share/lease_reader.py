@@ -10,15 +10,17 @@ Owns the cursors' places. Never waits and never asks: what is not here yet is lo
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
 from penstock.client.consumer.group.reader import GroupReader
 from penstock.client.consumer.partition_cursor import AssignedPartition, TopicPartition
-from penstock.client.consumer.records import Chunk
+from penstock.client.consumer.records import Chunk, Record
 from penstock.client.share.jobs import Job, said
 from penstock.client.share.leases import (
+    DELAYED,
     FAILED,
     RELEASED,
     OpenLease,
@@ -48,7 +50,9 @@ class LeaseReader:
         self._reader = reader
         self._leases = leases
         self._counts = counts
-        counts.update(skipped=0, expired=0, unreadable=0, deleted=0, records=0, bytes=0)
+        counts.update(
+            skipped=0, expired=0, ttl_expired=0, unreadable=0, deleted=0, records=0, bytes=0
+        )
         self._bytes_max = bytes_max
         self._frontiers: dict[TopicPartition, int] = {}
         self._bytes_each = 0.0
@@ -167,7 +171,10 @@ class LeaseReader:
         chunks = [cut for chunk in chunks if (cut := _below(chunk, span.end))]
         jobs: list[Job] = []
         for chunk in chunks:
-            jobs += [Job(one, span.deliveries, held, self._leases) for one in chunk.records()]
+            records = chunk.records()
+            if chunk.work is not None:
+                records = self._due(held, records)
+            jobs += [Job(one, span.deliveries, held, self._leases) for one in records]
         empty = without(((span.first, at),), merged(map(_span, chunks)))
         empty = merged([*empty, *(run for chunk in chunks for run in _holes(chunk))])
         if empty:
@@ -178,10 +185,27 @@ class LeaseReader:
         rest = ((span._replace(first=at),) if at < span.end else ()) + held.unread[1:]
         queue = self.queue.copy()
         queue.extend(jobs)
+        if any(chunk.work is not None and chunk.work.priorities for chunk in chunks):
+            queue = deque(sorted(queue, key=_urgency))
         # In one go, for a Ctrl-C: what was read is in the queue, or is read again.
         held.unread, self.queue = rest, queue
         self._torn.discard(part)
         return size
+
+    def _due(self, held: OpenLease, records: Sequence[Record]) -> list[Record]:
+        """Those that are due and have not expired. Others are answered."""
+        now_us = time.time_ns() // 1000
+        found = []
+        for one in records:
+            if one.expires is not None and one.expires <= now_us:
+                self._leases.skip(held, [(one.offset, one.offset + 1)])
+                self._counts["ttl_expired"] += 1
+            elif one.due is not None and one.due > now_us:
+                at = one.offset
+                self._leases.answer(held, DELAYED, at, at + 1, due_us=one.due)
+            else:
+                found.append(one)
+        return found
 
     def _learn(self, records: int, size: int) -> None:
         if records:
@@ -253,3 +277,8 @@ def _holes(chunk: Chunk) -> Runs:
     if chunk.columns.is_dense:
         return ()
     return without((_span(chunk),), runs_of(chunk.offsets.tolist()))
+
+
+def _urgency(job: Job) -> int:
+    """By which a queue is sorted: what is more urgent comes first."""
+    return -(job.record.priority or 0)

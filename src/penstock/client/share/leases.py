@@ -18,7 +18,13 @@ import numpy as np
 
 from penstock.client.consumer.partition_cursor import TopicPartition
 from penstock.cluster.shares.runs import Run, Runs, count, joined, without
-from penstock.ipc.sharing import ANSWERS_MAX, FailedRuns, LeaseAnswer, LeasedRecords
+from penstock.ipc.sharing import (
+    ANSWERS_MAX,
+    DelayedRuns,
+    FailedRuns,
+    LeaseAnswer,
+    LeasedRecords,
+)
 
 logger = logging.getLogger("penstock.consumer")
 
@@ -26,8 +32,8 @@ RUNS_PER_REQUEST: Final = 1000
 """Runs of offsets that one request names at most, over all its answers."""
 REASON_BYTES_PER_REQUEST: Final = 16_000
 """Bytes of reasons in one request; at least one reason goes."""
-ACCEPTED, RELEASED, FAILED, REJECTED = range(4)
-_COUNTED: Final = ("acked", "released", "nacked", "rejected")
+ACCEPTED, RELEASED, FAILED, REJECTED, DELAYED = range(5)
+_COUNTED: Final = ("acked", "released", "nacked", "rejected", "delayed")
 
 
 class UnreadSpan(NamedTuple):
@@ -46,6 +52,7 @@ class _Said(NamedTuple):
     end: int
     reason: str
     delay: float | None
+    due_us: int = 0
 
 
 class OpenLease:
@@ -171,9 +178,9 @@ class OpenLeases:
 
     def answer(
         self, held: OpenLease, kind: int, first: int, end: int, reason: str = "",
-        delay: float | None = None,
+        delay: float | None = None, due_us: int = 0,
     ) -> None:  # fmt: skip
-        held.others.append(_Said(kind, first, end, reason, delay))
+        held.others.append(_Said(kind, first, end, reason, delay, due_us))
         self._noted(held, kind, end - first)
 
     def skip(self, held: OpenLease, runs: Iterable[Run]) -> None:
@@ -263,12 +270,12 @@ def _answered(held: OpenLease, room: _Room) -> tuple[LeaseAnswer, _Part]:
         upto = held.accepted_sent + room.runs
         accepted = [*runs_of(held.accepted[held.accepted_sent : upto])]
     room.runs -= len(accepted)
-    by_kind: dict[tuple[int, str, float | None], list[Run]] = {}
+    by_kind: dict[tuple[int, str, float | None, int], list[Run]] = {}
     others = held.others_sent
     for one in held.others[others:]:
         if room.runs <= 0 or room.reason_bytes <= 0:
             break
-        key = one.kind, one.reason, one.delay
+        key = one.kind, one.reason, one.delay, one.due_us
         if key not in by_kind:
             by_kind[key] = []
             room.reason_bytes -= len(one.reason.encode())
@@ -277,19 +284,22 @@ def _answered(held: OpenLease, room: _Room) -> tuple[LeaseAnswer, _Part]:
         others += 1
     named: dict[int, list[FailedRuns]] = {FAILED: [], REJECTED: []}
     released: Runs = ()
+    delayed: list[DelayedRuns] = []
     everything: list[Run] = list(accepted)
-    for (kind, reason, delay), given in by_kind.items():
+    for (kind, reason, delay, due_us), given in by_kind.items():
         runs = [*merged(given)]
         everything += runs
         if kind == ACCEPTED:
             accepted = [*merged([*accepted, *runs])]
         elif kind == RELEASED:
             released = merged(runs)
+        elif kind == DELAYED:
+            delayed.append(DelayedRuns(runs, due_us))
         else:
             named[kind].append(FailedRuns(runs, reason, delay))
     answer = LeaseAnswer(
         held.topic_id, held.name[1], held.number, accepted, [*released], named[FAILED],
-        named[REJECTED],
+        named[REJECTED], delayed,
     )  # fmt: skip
     return answer, _Part(held, upto, others, merged(everything))
 
