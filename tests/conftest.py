@@ -9,6 +9,7 @@ import os
 import pytest
 import serial_scheduler
 from hypothesis import settings
+from ignored_signals import catch_ignored
 from seeds import DAY, seed_of_day
 from xdist.remote import Producer
 
@@ -32,6 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """One day for all processes of a run, hypothesis included, also past midnight. The plugin is
     here already where the checkout is installed."""
+    catch_ignored()
     os.environ[DAY] = str(seed_of_day())
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = seed_of_day()
