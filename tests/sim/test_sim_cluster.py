@@ -20,11 +20,20 @@ ROUNDS = int(os.environ.get("PENSTOCK_SIM_ROUNDS", "0"))
 SECONDS = 5.0
 CATCHING = 120
 FOUND_BY = {
-    "trust in who lost a folder": 20,
-    "reassignments that end before anybody caught up": 16,
-    "trust in who is started on an older copy": 13,
-    "leaders that stay with their logs offline": 13,
-    "records that count before they are synced": 13,
+    "trust in who is started on an older copy": 34,
+    "a high watermark that forgets the ISR that was asked for": 18,
+    "a high watermark without followers": 4,
+    "elections from outside the ISR": 7,
+    "first replicas that lead out of sync": 30,
+    "reassignments that end before anybody caught up": 2,
+    "assignments of earlier lives": 2,
+    "trust in who lost power": 10,
+    "the first one leads that is back without all it had": 15,
+    "trust in who lost a folder": 36,
+    "leaders that stay with their logs offline": 24,
+    "logs that are not compared by epochs": 2,
+    "records that count before they are synced": 30,
+    "followers in the ISR before they have all that counts": 5,
 }
 """Seeds that found a fault once are tried first; without one, or in vain, all are searched."""
 
