@@ -17,10 +17,10 @@ ROOM_MIN = 1 << 30
 
 
 @pytest.fixture(scope="session")
-def memory() -> Iterator[Path | None]:
-    """None where there is too little of it."""
+def memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder there, or on the disk where there is too little of it."""
     if shutil.disk_usage(MEMORY).free < ROOM_MIN:
-        yield None
+        yield tmp_path_factory.mktemp("disk")
         return
     folder = Path(tempfile.mkdtemp(prefix="tests-", dir=MEMORY))
     afterwards = Afterwards(f"rm -rf {folder}")
@@ -29,9 +29,6 @@ def memory() -> Iterator[Path | None]:
 
 
 @pytest.fixture
-def tmp_path(memory: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    if memory is None:
-        yield tmp_path_factory.mktemp("test")
-        return
+def tmp_path(memory: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir=memory, ignore_cleanup_errors=True) as folder:
         yield Path(folder)

@@ -7,7 +7,9 @@ seed.
 from __future__ import annotations
 
 import random
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -95,9 +97,9 @@ def test_a_refused_lane_is_asked_for_again_after_a_jittered_wait(monkeypatch):
 # --- in which order --------------------------------------------------------------------------
 @settings(max_examples=40)
 @given(seed=st.integers(0, 1 << 32))
-def test_order_is_kept_under_retry_and_gaps_are_refused(seed, tmp_path_factory):
+def test_order_is_kept_under_retry_and_gaps_are_refused(seed, memory):
     chance = random.Random(seed)
-    world = World(chance, tmp_path_factory.mktemp("log"), Retries(1e-9, 1e-9, chance))
+    world = World(chance, Path(tempfile.mkdtemp(dir=memory)), Retries(1e-9, 1e-9, chance))
     try:
         for _ in range(60):
             match chance.randrange(8):

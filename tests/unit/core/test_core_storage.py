@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 
 import pytest
 from hypothesis import given
@@ -47,9 +48,9 @@ class Stingy(Storage):
     sizes=st.lists(st.integers(1, 7), max_size=20),
     position=st.integers(0, 40),
 )
-def test_short_writes_are_finished_in_place(tmp_path_factory, pieces, sizes, position):
+def test_short_writes_are_finished_in_place(memory, pieces, sizes, position):
     storage = Stingy(sizes)
-    path = str(tmp_path_factory.mktemp("short") / "file")
+    path = os.path.join(tempfile.mkdtemp(dir=memory), "file")
     fd = storage.open(path, WRITE_ANY)
     try:
         assert write_all(storage, fd, pieces, position) == sum(map(len, pieces))

@@ -89,7 +89,7 @@ def test_the_death_of_the_active_one_loses_nothing(tmp_path):
 
 def test_a_broker_that_leaves_leads_nothing_and_is_not_waited_for(tmp_path):
     async def main() -> None:
-        async with World(tmp_path, election_timeout=5.0, broker_session_timeout=10.0) as world:
+        async with World(tmp_path, **STEADY) as world:
             first = await world.agreed()
             await world.unfenced()
             await first.ask(create("orders", os.urandom(16), 6, 3))
@@ -151,9 +151,9 @@ def test_a_broker_whose_process_is_gone_is_fenced_without_waiting_for_its_sessio
 def test_nobody_is_elected_before_the_election_timeout(tmp_path):
     async def main() -> None:
         begun = time.monotonic()
-        async with World(tmp_path, election_timeout=4.0, broker_session_timeout=8.0) as world:
+        async with World(tmp_path, election_timeout=2.5, broker_session_timeout=5.0) as world:
             await world.agreed()
-            assert time.monotonic() - begun > 4.0
+            assert time.monotonic() - begun > 2.5
 
     run(main())
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -76,8 +78,8 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=25))
-def test_a_reopened_catalogue_is_the_same_and_no_page_has_two_owners(tmp_path_factory, steps):
-    folder = tmp_path_factory.mktemp("data")
+def test_a_reopened_catalogue_is_the_same_and_no_page_has_two_owners(memory, steps):
+    folder = Path(tempfile.mkdtemp(dir=memory))
     catalog = opened(folder)
     for verb, name, partitions in steps:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -40,8 +41,8 @@ def begun(folder: Path, storage: Storage | None = None) -> DataFolder:
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans()), min_size=1, max_size=8)
 )
-def test_rule_3_no_number_is_given_twice_over_crashes_and_clean_stops(tmp_path_factory, runs):
-    folder = tmp_path_factory.mktemp("data")
+def test_rule_3_no_number_is_given_twice_over_crashes_and_clean_stops(memory, runs):
+    folder = Path(tempfile.mkdtemp(dir=memory))
     producers: list[int] = []
     generations: list[int] = []
     for ids, writers, is_clean in runs:
@@ -142,12 +143,10 @@ def test_a_broker_gives_no_producer_id_before_the_controller_said_of_which_block
         max_size=8,
     )
 )
-def test_rule_3_whatever_copy_of_its_folder_a_broker_starts_on_its_ids_are_new(
-    tmp_path_factory, runs
-):
+def test_rule_3_whatever_copy_of_its_folder_a_broker_starts_on_its_ids_are_new(memory, runs):
     """With a block as the controller gives them: a new one, unless the folder was closed and is no
     older copy."""
-    folder = tmp_path_factory.mktemp("data")
+    folder = Path(tempfile.mkdtemp(dir=memory))
     block = 0
     copied: bytes | None = None
     given_out: list[int] = []

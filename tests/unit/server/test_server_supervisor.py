@@ -218,8 +218,8 @@ def test_a_writer_that_does_not_read_holds_nobody_up(tmp_path):
 
 def test_a_request_waits_as_long_as_partitions_go_on_opening(tmp_path):
     """A device may be slow: a thousand partitions take longer than `topic_timeout` together."""
-    options = {"writers_max": 1, "topic_timeout": 3.0}
-    with running(tmp_path, "slow=0.8", **options) as node, node.attach() as client:
+    options = {"writers_max": 1, "topic_timeout": 2.0}
+    with running(tmp_path, "slow=0.5", **options) as node, node.attach() as client:
         assert len(client.create("many", partitions=5).pages) == 5
 
 
