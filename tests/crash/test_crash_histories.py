@@ -33,7 +33,7 @@ SCENES = {
 SEEDS = int(os.environ.get("PENSTOCK_CRASH_SEEDS", "0"))
 SEEDS_EACH = -(-SEEDS // len(SCENES))
 FIRST = int(os.environ.get("PENSTOCK_CRASH_FIRST") or 0) or seed_of("crash histories")
-SECONDS = float(os.environ.get("PENSTOCK_HISTORY_SECONDS", "6"))
+SECONDS = float(os.environ.get("PENSTOCK_HISTORY_SECONDS", "3"))
 TRIALS_PER_NODE = 5
 """After so many the node is stopped cleanly, looked at for leaks, and a new one made."""
 

@@ -11,7 +11,7 @@ from crash.crash_machine import Machine
 from seeds import seed_of, tell
 
 ROUNDS = int(os.environ.get("PENSTOCK_CRASH_ROUNDS", "0"))
-SECONDS = float(os.environ.get("PENSTOCK_CRASH_SECONDS", "20"))
+SECONDS = float(os.environ.get("PENSTOCK_CRASH_SECONDS", "6"))
 SEED = seed_of("crash machine")
 MACHINE_EPISODES = 30
 """Episodes on one data folder."""

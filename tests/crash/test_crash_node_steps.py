@@ -19,27 +19,40 @@ from penstock.testing import wait_until
 
 pytestmark = pytest.mark.crash
 
-KEPT = [b"kept-%d" % number for number in range(20)]
+
+class Filled:
+    """A folder with something to lose, and no node that runs: a topic whose records were
+    acknowledged."""
+
+    def __init__(self, folder: Path) -> None:
+        self.node = NodeUnderTest(folder, writers_max=1)
+        self.kept = [b"kept-%d" % number for number in range(20)]
+        self.is_whole = False
+        """As one test left it for the next one."""
+        self.node.start()
+        with self.node.connect() as client:
+            client.admin().create_topic("kept")
+            with client.producer() as producer:
+                for value in self.kept:
+                    producer.send("kept", value)
+        assert self.node.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def folders() -> Iterator[list[Filled]]:
+    made: list[Filled] = []
+    yield made
+    for filled in made:
+        filled.node.clear()
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[NodeUnderTest]:
-    node = NodeUnderTest(tmp_path, writers_max=1)
-    try:
-        yield node
-    finally:
-        node.clear()
-
-
-def fill(node: NodeUnderTest) -> None:
-    """A folder with something to lose: a topic whose records were acknowledged."""
-    node.start()
-    with node.connect() as client:
-        client.admin().create_topic("kept")
-        with client.producer() as producer:
-            for value in KEPT:
-                producer.send("kept", value)
-    assert node.stop() == 0
+def filled(folders: list[Filled], tmp_path: Path) -> Filled:
+    """Whose node died at the steps before this one, too."""
+    if not folders or not folders[-1].is_whole:
+        folders.append(Filled(tmp_path))
+    folders[-1].is_whole = False
+    return folders[-1]
 
 
 def armed(node: NodeUnderTest, step: str, skip: int = 0) -> None:
@@ -70,12 +83,13 @@ def work(url: str) -> None:
         admin.close()
 
 
-def check_whole(node: NodeUnderTest) -> None:
+def check_whole(filled: Filled) -> None:
     """The next node has what was there, does its work, ends cleanly and leaves nothing."""
+    node, kept = filled.node, filled.kept
     node.start()
     with node.connect() as client:
         with client.consumer("kept", follow=False) as consumer:
-            assert [record.value for record in consumer] == KEPT
+            assert [record.value for record in consumer] == kept
         admin = client.admin()
         assert set(admin.list_topics()) <= {"kept", "fresh"}
         admin.create_topic("after")
@@ -83,9 +97,10 @@ def check_whole(node: NodeUnderTest) -> None:
             with client.producer() as producer:
                 receipt = producer.send_and_wait(topic, b"after", timeout=45)
             assert receipt.offset is not None
-            assert receipt.offset <= len(KEPT)
+            assert receipt.offset <= len(kept)
             with client.consumer(topic, start=receipt.offset, follow=False) as consumer:
                 assert [record.value for record in consumer] == [b"after"]
+        kept.append(b"after")
         for topic in ("after", "fresh"):
             if topic in admin.list_topics():
                 admin.delete_topic(topic)
@@ -93,20 +108,21 @@ def check_whole(node: NodeUnderTest) -> None:
     node.check_gone()
     (partition,) = find_partitions(str(node.data))
     assert not check_partition(partition).errors
+    filled.is_whole = True
 
 
 @pytest.mark.parametrize("step", AT_START)
-def test_crash_of_the_node_in_its_start(node: NodeUnderTest, step: str) -> None:
-    fill(node)
+def test_crash_of_the_node_in_its_start(filled: Filled, step: str) -> None:
+    node = filled.node
     armed(node, step)
     node.launch()
     expect_death(node)
-    check_whole(node)
+    check_whole(filled)
 
 
 @pytest.mark.parametrize("step", AT_WORK)
-def test_crash_of_the_node_at_work(node: NodeUnderTest, step: str) -> None:
-    fill(node)
+def test_crash_of_the_node_at_work(filled: Filled, step: str) -> None:
+    node = filled.node
     armed(node, step)
     node.start()
     # A process of its own: a lane that the node made and did not hand over any more stays until the
@@ -117,15 +133,15 @@ def test_crash_of_the_node_at_work(node: NodeUnderTest, step: str) -> None:
     worker.kill()
     worker.join(45)
     assert not worker.is_alive()
-    check_whole(node)
+    check_whole(filled)
 
 
 @pytest.mark.parametrize("step", AT_END)
-def test_crash_of_the_node_in_its_end(node: NodeUnderTest, step: str) -> None:
-    fill(node)
+def test_crash_of_the_node_in_its_end(filled: Filled, step: str) -> None:
+    node = filled.node
     at_start = {"node.json": 2, "-state": 1}  # its names in shared memory, and the run
     armed(node, step, skip=at_start.get(step.rpartition(" ")[2], 0))
     node.start()
     node.signal(signal.SIGTERM)
     expect_death(node)
-    check_whole(node)
+    check_whole(filled)
