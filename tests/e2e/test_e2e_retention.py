@@ -22,6 +22,8 @@ from penstock.server.cleaner.retention import CleanedPartition
 
 SEGMENT = 64 << 10
 INTERVAL = "0.05"
+VANISHED = 60
+"""Segments that go beneath a reader: dozens of times what it is behind."""
 RUNNING_CLEANER = r"cleaner started: pid (\d+)\n(?!(?s:.)*(cleaner \(pid|cleaner started))"
 
 
@@ -158,7 +160,7 @@ def test_rule_11_readers_follow_while_segments_vanish(node, client, policy):
     sent: list[int] = []
 
     def write_until_much_has_vanished() -> None:
-        while deleted_of(admin, "t") < 200:
+        while deleted_of(admin, "t") < VANISHED:
             send(client, "t", len(sent), 500)
             sent.extend(range(500))
 
