@@ -25,8 +25,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
+from penstock.core.crc import crc32c
 from penstock.core.errors import StorageError
 from penstock.core.index import stem_path
 from penstock.core.storage import WRITE_ANY, Storage, write_all

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
 from penstock.core.control import read_control
+from penstock.core.crc import crc32c
 from penstock.core.errors import CorruptBatchError, ErrorCode, UnsupportedVersionError
 from penstock.core.header import (
     ATTR_CONTROL,

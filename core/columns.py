@@ -14,12 +14,12 @@ from typing import Any, Final, overload
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
 from penstock.core import encode as en
 from penstock.core import header as hd
 from penstock.core import sections as sc
 from penstock.core import work as wk
+from penstock.core.crc import crc32c
 from penstock.core.errors import CorruptBatchError
 from penstock.core.plain import expanded
 from penstock.core.storage import Window

@@ -14,12 +14,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
 from penstock.core import codecs
 from penstock.core import header as hd
 from penstock.core import sections as sc
 from penstock.core import work as wk
+from penstock.core.crc import crc32c
 from penstock.core.errors import RecordTooLargeError
 
 Headers = Sequence[tuple[str, bytes | None]]

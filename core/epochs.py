@@ -15,8 +15,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from crc32c import crc32c
-
+from penstock.core.crc import crc32c
 from penstock.core.storage import Storage
 
 EPOCHS_HEAD: Final = struct.Struct("<4sHHII")

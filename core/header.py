@@ -32,8 +32,7 @@ from __future__ import annotations
 import struct
 from typing import Any, Final, NamedTuple
 
-from crc32c import crc32c
-
+from penstock.core.crc import crc32c
 from penstock.core.errors import CorruptBatchError, UnsupportedVersionError
 
 Buffer = bytes | bytearray | memoryview

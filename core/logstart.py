@@ -18,8 +18,7 @@ import struct
 from bisect import bisect_right
 from typing import Final
 
-from crc32c import crc32c
-
+from penstock.core.crc import crc32c
 from penstock.core.storage import Storage
 
 START: Final = struct.Struct("<4sHHIQ")

@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
 from penstock.core import codecs
 from penstock.core import header as hd
 from penstock.core import sections as sc
+from penstock.core.crc import crc32c
 from penstock.core.errors import CorruptBatchError, RecordTooLargeError
 
 _PAD: Final = bytes(64)

@@ -44,9 +44,8 @@ from collections.abc import Container
 from heapq import nsmallest
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
 from penstock.core.control import ControlType, control_of
+from penstock.core.crc import crc32c
 from penstock.core.errors import CorruptBatchError, ErrorCode, UnsupportedVersionError
 from penstock.core.header import ATTR_CONTROL, ATTR_TRANSACTIONAL, BatchHeader
 from penstock.core.opentransactions import OpenTransaction, OpenTransactions, decode_open

@@ -35,8 +35,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from crc32c import crc32c
-
+from penstock.core.crc import crc32c
 from penstock.core.errors import ConfigError
 from penstock.core.storage import READ, WRITE_ANY, Storage, write_all
 

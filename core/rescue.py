@@ -20,8 +20,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from crc32c import crc32c
-
+from penstock.core.crc import crc32c
 from penstock.core.errors import LogOfflineError, StorageError
 from penstock.core.segment import Scan, segment_path
 from penstock.core.storage import WRITE_EMPTY, Storage, write_all

@@ -14,12 +14,12 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
 from penstock.core import encode as en
 from penstock.core import header as hd
 from penstock.core import sections as sc
 from penstock.core.columns import BinaryColumn, Columns
+from penstock.core.crc import crc32c
 from penstock.core.encode_columns import HeaderColumns, RecordColumns, encode_columns
 from penstock.core.errors import UnsupportedVersionError
 from penstock.core.plain import behind_block, expanded

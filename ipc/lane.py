@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
+from penstock.core.crc import crc32c
 from penstock.core.errors import PenstockError, UnsupportedVersionError
 from penstock.ipc import layout as lo
 from penstock.ipc.shm import Region

@@ -14,11 +14,11 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
 from penstock.client.client import connect
 from penstock.client.consumer.consumer import Consumer
 from penstock.client.consumer.records import Chunk
+from penstock.core.crc import crc32c
 from penstock.demo.children import hear, say
 
 POLL_SECONDS: Final = 0.05

@@ -11,10 +11,9 @@ import sys
 import time
 from typing import Final
 
-from crc32c import crc32c
-
 from penstock.client.client import connect
 from penstock.client.producer.producer import Producer
+from penstock.core.crc import crc32c
 from penstock.demo.children import hear, say
 from penstock.testing.flights import read_rows, tail_number
 

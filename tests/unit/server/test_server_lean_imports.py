@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-NEEDLESS = {"asyncio", "multiprocessing", "numpy", "ssl", "zmq"}
+NEEDLESS = {
+    "asyncio", "email", "importlib.metadata", "multiprocessing", "numpy", "ssl", "zipfile", "zmq",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("process", ["writer", "cleaner"])

@@ -9,10 +9,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
-from crc32c import crc32c
-
 from penstock.client.session import Session
 from penstock.core import header as hd
+from penstock.core.crc import crc32c
 from penstock.core.encode import EncodedBatch
 from penstock.core.errors import RecordTooLargeError, UnknownTopicError
 from penstock.ipc import layout as lo

@@ -38,9 +38,9 @@ from collections.abc import Sequence
 from typing import Final
 
 import msgspec
-from crc32c import crc32c
 
 from penstock.cluster.raft import LogEntry, Members, Saved, Snapshot, Write, fresh
+from penstock.core.crc import crc32c
 from penstock.core.errors import DataFolderError
 from penstock.core.storage import READ, READ_WRITE, WRITE_EMPTY, Storage, write_all
 

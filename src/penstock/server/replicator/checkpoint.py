@@ -15,8 +15,8 @@ import time
 from typing import Final
 
 import msgspec
-from crc32c import crc32c
 
+from penstock.core.crc import crc32c
 from penstock.core.errors import PenstockError
 from penstock.core.storage import Storage
 
