@@ -79,7 +79,7 @@ def dealer_of(url: str, file: Path, *, hello: bool = True, **options: Any) -> De
     """A connection with that key. A new key is looked for a few times a second at most, so a
     flood of others may be in its way."""
     key = keys.load_client_key(file)
-    deadline = time.monotonic() + WITHIN
+    deadline, patience = time.monotonic() + WITHIN, 0.5
     while time.monotonic() < deadline:
         dealer = Dealer(
             url,
@@ -91,12 +91,13 @@ def dealer_of(url: str, file: Path, *, hello: bool = True, **options: Any) -> De
         )
         if not hello:
             return dealer
-        if connects(dealer, 2.0):
+        if connects(dealer, patience):
             said = dealer.hear_either((fr.Welcome, fr.Refused))
             if isinstance(said, fr.Welcome):
                 dealer.welcome = said
                 return dealer
         dealer.close()
+        patience *= 2
     raise AssertionError(f"{file} lets nobody in")
 
 

@@ -115,10 +115,10 @@ def test_connections(transport, count, tmp_path, capsys):
 def test_one_way_against_another(tmp_path, capsys):
     result = run(
         capsys, "compare", "--transport", "tcp", "--against", "shm", "--records", "2000", "--turns",
-        "2", "--api", "batch", "--data", str(tmp_path),
+        "1", "--api", "batch", "--data", str(tmp_path),
     )  # fmt: skip
     assert [result[name] for name in FAULTS] == [0] * 4
-    assert len(result["ratios"]) == 2
+    assert len(result["ratios"]) == 1
     assert result["ratio"] > 0
     assert "gateway" in result["cpu_seconds"]
     assert "gateway" not in result["cpu_seconds_against"]

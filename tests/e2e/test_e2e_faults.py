@@ -154,6 +154,8 @@ def test_rule_10_a_sleeping_consumer_is_woken_after_the_node_was_replaced(
             producer.send("t", b"wake %d" % number)
             reader.join(WITHIN)
             waits.append(box[0] - sent_at)
+            if waits[-1] < 0.05:
+                break
         assert min(waits) < 0.05, waits
 
 
@@ -172,7 +174,7 @@ def test_a_consumer_may_be_assigned_although_its_node_was_replaced(
 def test_a_late_answer_is_not_taken_for_the_next_one(node: NodeUnderTest, client: Client) -> None:
     admin = client.admin()
     topic_id = admin.describe_topic("t").topic_id
-    hasty = client.admin(timeout=3.0)
+    hasty = client.admin(timeout=1.0)
     (writer,) = node.writer_pids()
     os.kill(writer, signal.SIGSTOP)
     try:

@@ -116,7 +116,7 @@ def test_nohup_is_obeyed(tmp_path: Path) -> None:
 
 
 def test_nohup_is_obeyed_by_commands_too() -> None:
-    with under_nohup("demo", "--no-kill") as process:
+    with under_nohup("demo", "--no-kill", "--records", "20000") as process:
         eventually(lambda: _catches(process.pid, signal.SIGTERM), "it catches signals")
         process.send_signal(signal.SIGHUP)
         assert process.wait(120) == 0
