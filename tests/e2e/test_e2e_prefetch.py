@@ -47,10 +47,16 @@ def filled(client: Client, topic: str, partitions: int, batches: int, **options:
         producer.flush(WITHIN)
 
 
-def polls(consumer: Consumer, max_records: int | None = None) -> Iterator[RecordBatch]:
-    """All that is there, over a network and on a busy machine too."""
-    while batch := consumer.poll(max_records, timeout=1.5):
+def polls(
+    consumer: Consumer, end: int, max_records: int | None = None, *, paused: int | None = None
+) -> Iterator[RecordBatch]:
+    """All that is there: each partition but that one to its end, and then nothing."""
+    names = [(topic, part) for topic, part in consumer.assignment() if part != paused]
+    while any(consumer.position(*name) < end for name in names):
+        batch = consumer.poll(max_records, timeout=WITHIN)
+        assert batch, [consumer.position(*name) for name in names]
         yield batch
+    assert not consumer.poll(max_records)
 
 
 @pytest.mark.local("on another host turns are fair among what has come")
@@ -63,7 +69,7 @@ def test_a_poll_is_bounded_over_all_partitions_and_turns_are_fair(
     filled(client, topic, 8, 20, compression=compression)
     consumer = client.consumer(topic, prefetch_bytes=30_000)
     seen: Counter[int] = Counter()
-    for batch in polls(consumer):
+    for batch in polls(consumer, 2000):
         assert len(batch) <= 400, "three batches of 11 kB, and one that was begun"
         seen.update(batch.partitions.tolist())
         assert max(seen.values()) - min(seen[number] for number in range(8)) <= 800
@@ -75,7 +81,7 @@ def test_what_max_records_leaves_counts_against_the_bound(client: Client) -> Non
     filled(client, "held", 8, 20)
     with client.consumer("held", prefetch_bytes=30_000) as consumer:
         seen: dict[int, list[int]] = {}
-        for batch in polls(consumer, 7):
+        for batch in polls(consumer, 2000, 7):
             assert len(batch) <= 7
             for record in batch:
                 seen.setdefault(record.partition, []).append(record.offset)
@@ -90,7 +96,7 @@ def test_only_the_newest_of_each_key(client: Client, bound: int) -> None:
     topic = f"keys-{bound}"
     filled(client, topic, 2, 30)
     with client.consumer(topic, latest_only="key", prefetch_bytes=bound) as consumer:
-        records = [record for batch in polls(consumer) for record in batch]
+        records = [record for batch in polls(consumer, 3000) for record in batch]
         newest = {(record.partition, record.key): record.offset for record in records}
         assert newest == {
             (partition, b"%d" % key): 2990 + key for partition in range(2) for key in range(10)
@@ -110,7 +116,7 @@ def test_the_newest_of_each_key_a_few_at_a_time_and_by_iteration(client: Client)
     filled(client, "few", 1, 30)
     with client.consumer("few", latest_only="key") as consumer:
         offsets = []
-        for batch in polls(consumer, 3):
+        for batch in polls(consumer, 3000, 3):
             assert len(batch) <= 3
             offsets += batch.offsets.tolist()
             assert consumer.position("few", 0) == offsets[-1] + 1
@@ -169,7 +175,7 @@ def test_a_paused_partition_is_not_watched_not_read_and_goes_on_where_it_was(
         consumer.pause(("pauses", 1))
         assert consumer.metrics()["paused"] == 1
         assert watched(consumer, "pauses") == [0, 2]
-        brought = [record for batch in polls(consumer) for record in batch]
+        brought = [record for batch in polls(consumer, 200, paused=1) for record in batch]
         assert {record.partition for record in brought} <= {0, 2}
         assert consumer.lag() == {("pauses", 0): 0, ("pauses", 1): 200 - at, ("pauses", 2): 0}
         assert consumer.position("pauses", 1) == at
@@ -181,7 +187,7 @@ def test_a_paused_partition_is_not_watched_not_read_and_goes_on_where_it_was(
 
         consumer.resume(("pauses", 1))
         assert watched(consumer, "pauses") == [1]
-        rest = [record.offset for batch in polls(consumer) for record in batch]
+        rest = [record.offset for batch in polls(consumer, 200) for record in batch]
         assert rest == list(range(at, 200))
         consumer.resume()
         assert watched(consumer, "pauses") == [0, 1, 2]

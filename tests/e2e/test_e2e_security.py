@@ -351,7 +351,7 @@ def test_who_reads_says_how_far_he_is_and_moves_no_members(world: World) -> None
         with pytest.raises(penstock.AccessDeniedError, match="may not read group"):
             admin.report_offsets("another", "told.news", {0: (0, 0)})
         with client.consumer("told.news", group="told.members") as member:
-            eventually(lambda: member.poll(timeout=0.05) or member.assignment)
+            eventually(lambda: member.poll(timeout=0.05) or member.assignment())
             with pytest.raises(penstock.GroupError, match="has 1 members"):
                 admin.report_offsets("told.members", "told.news", {0: (0, 0)})
 
