@@ -184,6 +184,7 @@ def left_alone(tmp_path: Path, broker: Broker, delivery_timeout: float) -> subpr
     return process
 
 
+@pytest.mark.over_tcp(False)
 def test_a_second_ctrl_c_ends_the_wait(tmp_path: Path, transport: str) -> None:
     with Broker() as broker:
         broker.create_topic("orders")

@@ -135,6 +135,7 @@ def test_a_consumer_that_was_overtaken_is_told_and_one_with_a_policy_goes_on(cli
         assert offsets[-100:] == list(range(200, 300))
 
 
+@pytest.mark.over_tcp(False)
 def test_a_trim_survives_the_writer_and_the_node(node, client):
     admin = fill(client, "kept", 30)
     admin.trim("kept", before=77)
@@ -159,6 +160,7 @@ def test_a_trim_whose_writer_is_killed_is_done_by_its_successor(node, client):
     assert done.log_start == 42 == start_of(admin, "retold")
 
 
+@pytest.mark.over_tcp(False)
 def test_trimming_by_command_line(node, client):
     admin = fill(client, "told", 30)
     dry = call_cli("topic", "trim", "told", "--before", "100", "--dry-run", url=node.url)
