@@ -339,7 +339,7 @@ with NodeUnderTest(folder) as node, node.connect() as client:
                 print("held up:", error)
                 break
         read = 0
-        while batch := consumer.poll(timeout=2.0):
+        while batch := consumer.poll(timeout=0.5):
             read += len(batch)
         assert 0 < read < sent, (read, sent)
         (node.data / "ballast").unlink()
