@@ -65,13 +65,13 @@ def _read(storage: Storage, folder: str, offset: int, batches_kept: int) -> Prod
 
 
 def remove_useless_snapshots(storage: Storage, folder: str, synced: int, log_end: int) -> bool:
-    """Snapshots that hold batches which are not in the log any more, and those above offset
-    `synced` that a power cut has torn: they would be counted among those that are kept. Whether
+    """Snapshots that hold batches which are not in the log any more, and those from offset
+    `synced` on that a power cut has torn: they would be counted among those that are kept. Whether
     there were any."""
     useless = [
         offset
         for offset in list_snapshots(storage, folder)
-        if offset > log_end or (offset > synced and _read(storage, folder, offset, 1) is None)
+        if offset > log_end or (offset >= synced and _read(storage, folder, offset, 1) is None)
     ]
     for offset in useless:
         storage.unlink(snapshot_path(folder, offset))

@@ -28,6 +28,7 @@ from penstock.ipc import layout as lo
 from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
 from penstock.ipc import operating as op
+from penstock.ipc import sharing as sh
 from penstock.security import keys
 
 
@@ -141,6 +142,10 @@ DENIED: list[ms.ClientMessage] = [
     co.SeekGroup("g", []),
     co.SeekGroup("g", [], is_report=True),
     co.DeleteGroup("g"),
+    sh.AcquireRecords("g", "m"),
+    sh.BuryRecords("g", "m", TID, 0, []),
+    sh.SeekShare("g", TID, 0, 0),
+    sh.DescribeShare("g"),
     co.InitTransactions("t", 10.0),
     co.AddPartitions("t", 1, 1, []),
     co.EndTransaction("t", 1, 1, True),

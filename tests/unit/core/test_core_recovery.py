@@ -475,6 +475,17 @@ def test_a_snapshot_that_a_power_cut_tore_goes_and_is_not_counted_among_those_th
     assert sorted(name for name in storage.names if "producers" in name) == synced
 
 
+def test_a_torn_snapshot_at_the_very_recovery_point_goes_too():
+    """The one of a log without records is at 0, and so is the recovery point."""
+    storage = MemoryStorage()
+    log, _ = open_log(storage)
+    log.snapshot()
+    [name] = [name for name in storage.names if "producers" in name]
+    del storage.names[name].content[30:]
+    log, _ = rebooted(storage)
+    assert not any("producers" in name for name in storage.names)
+
+
 def test_a_snapshot_above_the_end_of_a_cut_log_goes():
     storage, _, _ = filled([300] * 40, synced=5)
     storage.names[segment_path(FOLDER, 9)].content[500] ^= 1
