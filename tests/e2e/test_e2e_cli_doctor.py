@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import time
 from dataclasses import replace
 
 import pytest
@@ -15,10 +16,12 @@ from group_fixture import fill
 from penstock.cli import diagnosis
 from penstock.client.admin.groups import GroupDescription
 from penstock.client.transactions.listing import TransactionDescription
+from penstock.server.config import NodeConfig
 from penstock.testing.waiting import wait_until
 
 pytestmark = pytest.mark.local("the doctor looks at the host of the node")
 
+STALL_TIMEOUT = NodeConfig("x").stall_timeout
 LOOKS = {"node", "versions", "clock", "processes, partitions and disk", "open files",
          "shared memory", "leftovers", "transactions", "groups"}  # fmt: skip
 
@@ -117,12 +120,15 @@ def test_a_consumer_that_is_stopped(node):
         for _ in range(3):
             process.stdout.readline()
         os.kill(process.pid, signal.SIGSTOP)
+        stopped = time.monotonic()
         fill(node, topic, 3, 4)
         found = json.loads(call_cli("doctor", "--json", url=node.url).out)["findings"]
         top = call_cli("top", "--once", "-i", "0.1", "--format", "json", url=node.url).objects[0]
         assert admin.describe_group(topic).lag >= 4
+        is_late = time.monotonic() - stopped > STALL_TIMEOUT
     [said] = [each for each in found if each["subject"] == f"group {topic}"]
-    # Or, if that took longer than stall_timeout, that no member works on it.
+    if is_late and "no member works on it" in said["what"]:
+        return  # the machine was too busy: its group has let it go
     assert re.search(rf"pid {process.pid}\b.* is stopped", said["what"]), said
     assert f"`kill -CONT {process.pid}`" in said["advice"]
     [row] = [row for row in top["consumers"] if row["pid"] == process.pid]

@@ -79,14 +79,12 @@ def test_the_newest_of_each_key_stays_at_its_offset(node, client):
     admin.create_topic("t", COMPACT)
     table: Table = {}
     churn(client, "t", 1, 4000, table)
-    before = files(node, admin, "t")
     eventually(partial(compacted, admin, "t", 3000), "most is compacted away")
     found, offsets = read_table(client, "t")
     assert found == table
     assert len(offsets) < 1000
     assert offsets == sorted(set(offsets))
     assert offsets[-1] == 3999
-    assert len(files(node, admin, "t")) < len(before)
     counted = cleaning(admin, "t")
     assert counted["bytes_deleted"] > 1_000_000
     assert counted["cleaning_errors"] == 0

@@ -51,6 +51,13 @@ def spark() -> Iterator[SparkSession]:
     made.stop()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Java starts beside all else that starts, and compiles what it runs."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.timeout(300))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
     """Behind the last of these tests Spark and the clients of this process go: tests that count
