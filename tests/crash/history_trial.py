@@ -36,6 +36,8 @@ from penstock.testing import wait_until
 HEAL_TIMEOUT: Final = 45.0
 """Seconds after the last fault. A node killed between a join and its answer leaves a member that
 nobody is; it keeps its partitions for its `session_timeout`, 30 s by default."""
+AMOUNTS_TIMEOUT: Final = 20.0
+"""Seconds for which a trial waits for `LEAST` at most."""
 Place = tuple[str, int]
 BEHIND_ALL: Final = 1 << 30
 """An offset that no partition reaches."""
@@ -58,7 +60,7 @@ TRIAL_WEIGHTS: Final = {
 
 
 LEAST: Final = {"acknowledgements": 1, "reads": 10}
-"""Of a trial on average; busy machines have as few as four lines of acknowledgements in one."""
+"""Of a trial on average. A trial whose clients did less goes on for a while."""
 
 
 def too_few(trials: int, figures: Mapping[str, int]) -> dict[str, int]:
@@ -178,6 +180,7 @@ class Trial:
 
     def _conclude(self) -> Report:
         """Peace, and what it all came to."""
+        self._await_amounts()
         self._heal()
         report = self._judge()
         with self._node.connect() as client:
@@ -265,6 +268,19 @@ class Trial:
     def _tell_reset(self, group: str, row: list[Any], asked: int, late: int) -> None:
         line = {"e": "reset", "t": time.monotonic_ns() + late, "asked": asked, "group": group}
         self._lines.append(msgspec.json.encode({**line, "r": [row]}))
+
+    def _await_amounts(self) -> None:
+        """A busy machine, on which clients have hardly begun, has more time between its faults and
+        peace. Then many a client that was struck gets on, so this is no peace yet."""
+        deadline = time.monotonic() + AMOUNTS_TIMEOUT
+        while time.monotonic() < deadline and too_few(1, self._amounts()):
+            self._go_on_for(0.1)
+            self._check()
+
+    def _amounts(self) -> dict[str, int]:
+        """Of those in `LEAST`, so far."""
+        history = load(self.roster.histories())
+        return {"acknowledgements": len(history.acks), "reads": len(history.polls)}
 
     # --- peace ---
     def _heal(self) -> None:
