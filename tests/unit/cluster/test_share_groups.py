@@ -151,6 +151,20 @@ def acquired(shell: Shell, count: int, end: int, *, name: str = "red", member: s
     return shell.decide(shell.machine.acquire(0.0, name, member, count, ends, TOPICS))
 
 
+def test_a_log_that_ends_within_a_snapshot_has_the_state_before_it(monkeypatch):
+    monkeypatch.setattr(share_log, "PART_BYTES", 30)
+    monkeypatch.setattr(share_log, "SLOTS_MAX", 3)
+    shell = Shell()
+    for _ in range(20):
+        acquired(shell, 1, 100)
+        shell.tidy()
+    assert len(shell.torn) >= 5
+    for batches in shell.torn:
+        before = told(replayed(shell.log[:batches], compacted=False))
+        assert before["red"][1], "the log begins with a snapshot that is whole"
+        assert told(replayed(shell.log[:batches], compacted=True)) == before
+
+
 def test_a_deletion_leaves_no_key_that_is_not_a_tombstone(monkeypatch):
     monkeypatch.setattr(share_log, "SLOTS_MAX", 5)
     monkeypatch.setattr(groups_module, "TOMBSTONES_MAX", 3)
