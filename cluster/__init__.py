@@ -2,5 +2,5 @@
 transactions, access, quotas; and the frames that hosts exchange.
 
 A machine is pure: events in, effects out, with time and randomness as arguments. `penstock.server`
-runs them (shares not yet). Never imports `penstock.ipc`.
+runs them. Never imports `penstock.ipc`.
 """

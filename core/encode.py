@@ -400,8 +400,8 @@ def _work_sections(work: wk.WorkColumns) -> list[Section]:
 
 
 def _compress(codec: int, body: bytes, beside: Sequence[Section], raw_length: int) -> bytes | None:
-    """The stored form of a body under `codec`, with what stands `beside` it; None where that is not
-    smaller than the `raw_length` of both, or the body too large."""
+    """The stored form of a body under `codec`, with the sections `beside` it; None where that is
+    not smaller than the `raw_length` of both, or the body too large."""
     codecs.require(codec)
     if len(body) > hd.RAW_BODY_MAX:
         return None

@@ -161,7 +161,7 @@ def expanded(stored: bytes | memoryview, head: hd.BatchHeader) -> bytes:
 
 
 def behind_block(stored: bytes | memoryview) -> bytes | memoryview:
-    """What stands behind the block of a compressed body, uncompressed."""
+    """The part of a compressed body after its block, which is not compressed."""
     return stored[(_block_end(stored) + 7) & -8 :]
 
 

@@ -2,8 +2,9 @@
 
 **Theory.** Many workers share a partition, each record with one of them at a time. A lease belongs
 to a member for as long as that lives: no clock takes a record from who works on it. What the
-members do is decided beside the partition's leader and logged in the partition; a lease has a
-number that is never used again, so what a former holder answers late is stale and changes nothing.
+members do is decided by the coordinator and kept in its log, not beside the records (decision
+0081). A lease has a number that is never used again, so what a former holder answers late is stale
+and changes nothing.
 
 | state | event | then |
 |---|---|---|
@@ -24,11 +25,10 @@ A record that ends its worker each time is delivered `max_deliveries` times and 
 Which of several it was nobody knows: so what a worker had that is gone is given to others one by
 one, each to a member that has nothing else, and only who ends that one, too, is condemned.
 
-What the shell must hold to: an answer is given when its deltas are in the log as the topic's
-durability wants it; what `lease` answers may be handed out once its deltas are appended. `begin` is
-told of what readers of committed records see, and nothing else. States, words and the numbers of
-deliveries are those of Kafka's share groups (KIP-932), with leases by process in place of locks by
-time.
+What the shell must hold to: an answer, that of `lease` too, is given once its deltas are
+acknowledged in the coordinator's log, which means committed in a cluster. `begin` is told of what
+readers of committed records see, and nothing else. States, words and the numbers of deliveries are
+those of Kafka's share groups (KIP-932), with leases by process in place of locks by time.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 | key | value |
 |---|---|
-| `("share", group)` | `ShareSettings` of `ipc.sharing`, as an array |
+| `("share", group)` | `SharePolicy`, as an array |
 | `("share snapshot", group, topic id, partition, side, part)` | `SnapshotPart` |
 | `("share delta", group, topic id, partition, side, slot)` | `NumberedDeltas` |
 
@@ -89,7 +89,7 @@ class LoggedShare:
 
     # --- out ---
     def record_of(self, deltas: tuple[rec.Delta, ...]) -> Record:
-        """What stands for these deltas, which are to be replayed before any other."""
+        """The record of these deltas, which are to be replayed before any other."""
         value = _encode(NumberedDeltas(self._number + 1, list(deltas)))
         return Record(self._key(DELTA, self._side, self._slot), value)
 
@@ -110,7 +110,7 @@ class LoggedShare:
         )
 
     def snapshot_records(self) -> list[Record]:
-        """What stands for all up to the last delta, one record a batch."""
+        """A snapshot of all up to the last delta. Append each of its records as a batch."""
         return [] if self.machine is None else self._snapshot(self.machine, self._number)
 
     def _snapshot(self, machine: SharePartition, number: int) -> list[Record]:

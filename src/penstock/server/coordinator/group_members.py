@@ -72,7 +72,7 @@ class WatchedMembers:
         self._members: dict[str, WatchedMember] = {}
         self._processes: dict[tuple[int, int], _Process] = {}
         self._elsewhere = _Process(REMOTE_PID, REMOTE_PID, -1)
-        """What stands for the processes of all remote members."""
+        """The entry that all remote members have as their process."""
         self._timer: asyncio.TimerHandle | None = None
         self.notices = 0
 
