@@ -26,7 +26,7 @@ from penstock.cluster.shares.machine import (
 from penstock.cluster.shares.runs import Runs, count
 from penstock.cluster.shares.share_log import DELTA, SNAPSHOT, LoggedShare, Place, Uniform
 from penstock.cluster.shares.state import FailedDelivery
-from penstock.core.errors import ConfigError, ResourceLimitError, UnknownTopicError
+from penstock.core.errors import ConfigError, ResourceLimitError
 
 SHARE: Final = "share"
 PARTITIONS_MAX: Final = 1000
@@ -155,8 +155,7 @@ class ShareGroups:
             place = (topic_id, partition)
             share = group.partitions.get(place)
             if share is None:
-                share = LoggedShare(name, place, self._uniform, group.policy.limits())
-                group.partitions[place] = share
+                share = group.partitions[place] = self._new_share(name, group, place)
             share.replay(kind, side, at, record.value)
             if share.is_void:
                 del group.partitions[place]
@@ -241,26 +240,24 @@ class ShareGroups:
         self, now: float, name: str, place: Place, lease: int, runs: Runs, reason: str,
         delay: float | None, by: str,
     ) -> Decision[LeaseAnswered]:  # fmt: skip
-        def decide(machine: SharePartition) -> ShareDecision[LeaseAnswered]:
-            return machine.fail(_us(now), lease, runs, reason, delay)
-
-        return self._answered(name, place, "failed", decide, runs, by)
+        return self._answered(
+            name, place, "failed",
+            lambda it: it.fail(_us(now), lease, runs, reason, delay), runs, by,
+        )  # fmt: skip
 
     def delay(
         self, now: float, name: str, place: Place, lease: int, runs: Runs, due_us: int, by: str
     ) -> Decision[LeaseAnswered]:
-        def decide(machine: SharePartition) -> ShareDecision[LeaseAnswered]:
-            return machine.delay(_us(now), lease, runs, due_us)
-
-        return self._answered(name, place, "delayed", decide, runs, by)
+        return self._answered(
+            name, place, "delayed", lambda it: it.delay(_us(now), lease, runs, due_us), runs, by
+        )
 
     def reject(
         self, now: float, name: str, place: Place, lease: int, runs: Runs, reason: str, by: str
     ) -> Decision[LeaseAnswered]:
-        def decide(machine: SharePartition) -> ShareDecision[LeaseAnswered]:
-            return machine.reject(_us(now), lease, runs, reason)
-
-        return self._answered(name, place, "rejected", decide, runs, by)
+        return self._answered(
+            name, place, "rejected", lambda it: it.reject(_us(now), lease, runs, reason), runs, by
+        )
 
     def _answered(
         self,
@@ -344,7 +341,7 @@ class ShareGroups:
         self, name: str, group: ShareGroup, ends: KnownEnds
     ) -> tuple[LoggedShare, SharePartition, list[Record]]:
         """A partition that the group begins with."""
-        share = LoggedShare(name, ends.place, self._uniform, group.policy.limits())
+        share = self._new_share(name, group, ends.place)
         start = ends.end if group.policy.start == "latest" else ends.start
         return share, *share.begin(start)
 
@@ -473,19 +470,16 @@ class ShareGroups:
 
     def seek(self, name: str, place: Place, offset: int) -> Decision[None]:
         """The group begins there; all leases and waits of that partition are void."""
-        share = self._share(name, place)
+        group = self._groups.get(name)
+        if group is None:
+            raise ConfigError(f"there is no share group {name!r}")
+        share = group.partitions.get(place)
         if share is None or share.machine is None:
-            if name not in self._groups:
-                raise ConfigError(f"there is no share group {name!r}")
-            share = LoggedShare(name, place, self._uniform, self._groups[name].policy.limits())
-            _, records = share.begin(offset)
-            return Decision(tuple(records), None, self._called(name, len(self._waiting(name))))
-        deltas, _ = share.machine.seek(offset)
-        notify = self._called(name, len(self._waiting(name)))
-        return Decision((share.record_of(deltas),), None, notify)
-
-    def _waiting(self, name: str) -> Collection[str]:
-        return self._groups[name].waiting
+            _, records = self._new_share(name, group, place).begin(offset)
+        else:
+            deltas, _ = share.machine.seek(offset)
+            records = [share.record_of(deltas)]
+        return Decision(tuple(records), None, self._called(name, len(group.waiting)))
 
     def delete(self, name: str) -> Decision[bool]:
         """Take the group away, a bounded part of it: whether there is more to take."""
@@ -510,17 +504,13 @@ class ShareGroups:
         records = share.tombstones(TOMBSTONES_MAX) if share is not None else []
         return Decision(tuple(records), len(records) == TOMBSTONES_MAX)
 
-    def check_place(self, name: str, place: Place) -> None:
-        """Raise UnknownTopicError for a partition that the group has nothing of."""
-        if self._share(name, place) is None:
-            raise UnknownTopicError(
-                f"share group {name!r} has nothing of partition {place[1]} of topic "
-                f"{place[0].hex()}"
-            )
-
     def _share(self, name: str, place: Place) -> LoggedShare | None:
         group = self._groups.get(name)
         return group.partitions.get(place) if group is not None else None
+
+    def _new_share(self, name: str, group: ShareGroup, place: Place) -> LoggedShare:
+        """One that holds nothing yet."""
+        return LoggedShare(name, place, self._uniform, group.policy.limits())
 
 
 def _us(seconds: float) -> int:

@@ -156,7 +156,7 @@ class SharePartition:
             )
         if end == window.frontier:
             return ShareDecision((), 0)
-        if window.blocks_with(end) > self.limits.blocks_max:
+        if end > self._begun_max:
             raise ResourceLimitError(
                 f"blocks_max: {self.limits.blocks_max} blocks of records are begun and not done; "
                 f"the first record that is not is at offset {window.floor}"

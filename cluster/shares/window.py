@@ -62,11 +62,6 @@ class ShareWindow:
             return min(number * BLOCK + found.end(), self.frontier)
         return self.frontier
 
-    def blocks_with(self, end: int) -> int:
-        """How many blocks there are once all up to `end`, beyond the frontier, is begun."""
-        first, last = self.frontier // BLOCK, (end - 1) // BLOCK
-        return len(self._blocks) + last - first + (first not in self._blocks)
-
     def begun_max(self, blocks_max: int) -> int:
         """How far the frontier may go without more blocks than that."""
         first = self.frontier // BLOCK
