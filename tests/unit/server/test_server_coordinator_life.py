@@ -13,12 +13,15 @@ import pytest
 from coordinator_fixture import TOPIC_ID, World, running, turns
 
 from penstock.cluster.groups import GroupLimits, Groups
-from penstock.cluster.shares import ShareGroups
+from penstock.cluster.shares import KnownEnds, ShareGroups
+from penstock.cluster.shares import groups as share_groups
 from penstock.cluster.transactions import Transactions
 from penstock.core.control import ControlType, read_control
 from penstock.core.errors import ErrorCode, PenstockError, TransactionError
 from penstock.core.header import ATTR_CONTROL, parse
 from penstock.server.config import NodeConfig
+from penstock.server.coordinator import epoch as epoch_module
+from penstock.server.coordinator import lanes as lanes_module
 from penstock.server.coordinator import markers as markers_module
 from penstock.server.coordinator import unsynced_markers
 from penstock.server.coordinator.brokers import Suspect
@@ -233,6 +236,31 @@ def test_the_sweep_aborts_what_nobody_knows_and_nothing_else(run):
         assert (life.sweep.swept, markers(world)) == (0, [])
         life.sweep.judge([Suspect(PRODUCER + 1, 3, TOPIC_ID, 0)])
         assert (life.sweep.swept, markers(world)) == (1, [(ControlType.ABORT, 4)])
+        life.end(PenstockError("over"))
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("has_room", [True, False], ids=["room", "none at first"])
+@pytest.mark.parametrize("what", [Life.take_away, Life.forget_topics])
+def test_all_is_dropped_of_a_share_group_or_topic_that_is_gone(run, monkeypatch, what, has_room):
+    """In as many parts as it takes."""
+    monkeypatch.setattr(share_groups, "TOMBSTONES_MAX", 3)
+    monkeypatch.setattr(epoch_module, "AGAIN", 0.01)
+
+    async def scenario(world):
+        life = begun(world)
+        shares, ends = life.machines.shares, [KnownEnds(PLACE, 0, 100)]
+        for _ in range(7):  # a snapshot, and the records behind it
+            life.decide(lambda now: shares.acquire(now, "jobs", "m", 1, ends, [TOPIC_ID]))
+        assert list(shares.names()) == ["jobs"]
+        with monkeypatch.context() as full:
+            if not has_room:
+                full.setattr(lanes_module, "QUEUED_MAX", 0)
+            what(life, "jobs" if what is Life.take_away else {})
+        if has_room:
+            assert not shares.names()
+        await until(lambda: not shares.names())
         life.end(PenstockError("over"))
 
     run(scenario)

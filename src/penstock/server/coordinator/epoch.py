@@ -151,12 +151,7 @@ class Life:
 
     def take_away(self, group: str) -> None:
         """Drop all that is known of a share group."""
-        shares = self.machines.shares
-        while not self._is_over and group in shares.names():
-            before = self.decisions
-            self.act(_untimed(partial(shares.delete, group)))
-            if self.decisions == before:
-                return  # no room: a load takes away what is left
+        self._in_parts(partial(self.machines.shares.delete, group))
 
     def look_at_shares(self, topics: Collection[bytes]) -> None:
         """What share groups have of members, groups and topics that are not there any more."""
@@ -173,7 +168,13 @@ class Life:
         """Drop what share groups have of topics that are gone."""
         shares = self.machines.shares
         for group, place in list(shares.forget_topics(there)):
-            self.act(_untimed(partial(shares.drop, group, place)))
+            self._in_parts(partial(shares.drop, group, place))
+
+    def _in_parts(self, decide: Callable[[], Decision[bool]]) -> None:
+        """Act until the answer is that there is no more."""
+        again = partial(self._in_parts, decide)
+        while (made := self.act(lambda _: decide(), again)) is not None and made.answer:
+            pass
 
     def _replay(self, records: tuple[Record, ...]) -> None:
         try:
@@ -185,22 +186,28 @@ class Life:
             raise
 
     # --- what nobody asked for ---
-    def act(self, decide: Callable[[float], Decision[Any]]) -> None:
-        """Decide what happened to members and topics, or with the time."""
+    def act(
+        self,
+        decide: Callable[[float], Decision[_T]],
+        again: Callable[[], object] | None = None,
+    ) -> Decision[_T] | None:
+        """Decide what happened to members and topics, or with the time. None: it could not be.
+        `again`: called later where there was no room, in place of this."""
         if self._is_over:
-            return
+            return None
         try:
-            self.decide(decide)
+            return self.decide(decide)
         except ResourceLimitError as error:
             logger.warning("tried again in %g s: %s", AGAIN, error)
-            self._later(AGAIN, lambda: self.act(decide))
+            self._later(AGAIN, again or partial(self.act, decide))
         except PenstockError as error:
             logger.error("the coordinator could not decide: %s", error)
+        return None
 
     def _marked(self, producer_id: int, epoch: int, places: set[tuple[bytes, int]]) -> None:
         self.act(lambda _: self.machines.transactions.marked(producer_id, epoch, places))
 
-    def _later(self, delay: float, work: Callable[[], None]) -> None:
+    def _later(self, delay: float, work: Callable[[], object]) -> None:
         def run() -> None:
             self._retries.discard(handle)
             work()
@@ -243,8 +250,3 @@ class Life:
         self._retries.clear()
         self.sweep.close()
         self.markers.close(failure)
-
-
-def _untimed(decide: Callable[[], Decision[_T]]) -> Callable[[float], Decision[_T]]:
-    """What is decided whatever the time is."""
-    return lambda _: decide()
