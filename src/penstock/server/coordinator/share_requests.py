@@ -7,6 +7,7 @@ them. Owns the translation, and what a member may name; decides nothing.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -208,34 +209,38 @@ class ShareRequests:
 
     # --- operators ---
     def _described(self, client: Client, request: sharing.DescribeShare) -> ms.NodeMessage:
-        names = self._names
-        found: list[sharing.SharePartitionInfo] = []
-        leased: dict[str, int] = {}
-        for (topic_id, partition), machine in self._shares.partitions(request.group):
-            name = names.get(topic_id)
-            if name is None or not client.permits.sees(Kind.topic, name):
-                continue
-            counts = machine.counts()
-            pages = self._pages.get(topic_id, ())
-            page = pages[partition] if partition < len(pages) else NO_PAGE
-            found.append(
-                sharing.SharePartitionInfo(
-                    name, topic_id, partition, page, machine.floor, machine.frontier,
-                    counts["ready"] + counts["suspect"], counts["waiting"], counts["leased"],
-                    counts["condemned"],
-                    machine.next_due_us() or 0,
-                )
-            )  # fmt: skip
-            for member, count in machine.members().items():
-                leased[member] = leased.get(member, 0) + count
+        seen = [
+            (name, place, machine)
+            for place, machine in self._shares.partitions(request.group)
+            if (name := self._names.get(place[0])) is not None
+            and client.permits.sees(Kind.topic, name)
+        ]
+        leased: Counter[str] = Counter()
+        for _, _, machine in seen:
+            leased.update(machine.members())
         policy = self._shares.policy(request.group)
         upto = request.skip + PARTITIONS_PER_PAGE
         return sharing.ShareDescription(
             sharing.ShareSettings(
                 policy.max_deliveries, policy.backoff_min, policy.backoff_max, policy.start
             ),
-            found[request.skip : upto], dict(list(leased.items())[:MEMBERS_SHOWN]),
-            self._shares.counts(request.group), upto < len(found),
+            [self._partition(*each) for each in seen[request.skip : upto]],
+            dict(list(leased.items())[:MEMBERS_SHOWN]),
+            self._shares.counts(request.group),
+            upto < len(seen),
+        )
+
+    def _partition(
+        self, name: str, place: sh.Place, machine: sh.SharePartition
+    ) -> sharing.SharePartitionInfo:
+        topic_id, partition = place
+        counts = machine.counts()
+        pages = self._pages.get(topic_id, ())
+        return sharing.SharePartitionInfo(
+            name, topic_id, partition, pages[partition] if partition < len(pages) else NO_PAGE,
+            machine.floor, machine.frontier,
+            counts["ready"] + counts["suspect"], counts["waiting"], counts["leased"],
+            counts["condemned"], machine.next_due_us() or 0,
         )  # fmt: skip
 
     def _decide(self, decide: Callable[[float], Decision[Any]]) -> Any:
