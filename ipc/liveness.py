@@ -8,14 +8,20 @@ is not dead (rule 8). Never decides what follows from a death, never takes a fai
 from __future__ import annotations
 
 import errno
+import logging
 import math
 import os
 import resource
 import select
+import signal
 from functools import cache
+from typing import Final
 
 from penstock.core.errors import AttachRefusedError, PenstockError, ResourceLimitError
 
+logger = logging.getLogger("penstock.liveness")
+
+PR_SET_PDEATHSIG: Final = 1
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
@@ -41,6 +47,17 @@ def raise_descriptor_limit() -> int:
         ):  # a hard limit above fs.nr_open, or a sandbox: keep what we have
             return soft
     return hard
+
+
+def end_with_parent(parent: int, number: signal.Signals) -> bool:
+    """Have the kernel send this signal to this process when `parent` dies, however it does. Whether
+    that is its parent still: if not, no signal comes."""
+    import ctypes  # few processes need it
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0):
+        logger.warning("prctl: %s", os.strerror(ctypes.get_errno()))
+    return os.getppid() == parent
 
 
 @cache

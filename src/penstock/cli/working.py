@@ -12,7 +12,6 @@ that ends its process costs that process alone: its other jobs go on elsewhere a
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import logging
 import os
@@ -30,6 +29,7 @@ from penstock.cli.loading import load
 from penstock.cli.output import counted
 from penstock.cli.stopping import Stopper
 from penstock.core import errors as er
+from penstock.ipc.liveness import end_with_parent
 
 if TYPE_CHECKING:
     from penstock.client.share.consumer import ShareConsumer
@@ -45,7 +45,6 @@ PAUSE_MAX: Final = 5.0
 """Seconds before a worker that ended is replaced."""
 STEADY: Final = 10.0
 """Seconds after which a worker counts as one that runs."""
-PR_SET_PDEATHSIG: Final = 1
 
 Handler = Callable[["Job"], object]
 
@@ -153,7 +152,8 @@ class _Pool:
         """The status of a worker's process. What goes wrong is told by itself."""
         for fd, _ in self._workers.values():
             os.close(fd)
-        _end_with(self._pid)
+        if not end_with_parent(self._pid, signal.SIGTERM):
+            return ExitCode.DONE
         try:
             return guarded(self._env, self._begin)
         except BaseException:  # nothing of the parent's may be done by its worker
@@ -192,13 +192,6 @@ class _Pool:
     def _stop(self, number: signal.Signals) -> None:
         for fd, _ in self._workers.values():
             signal.pidfd_send_signal(fd, number)
-
-
-def _end_with(parent: int) -> None:
-    """A worker whose parent was killed finishes its job and ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 # --- a worker -------------------------------------------------------------------------------------
@@ -249,7 +242,8 @@ def _loop(handler: Handler, jobs: ShareConsumer, stopper: Stopper) -> None:
                     handler(job)
             except Exception:
                 logger.exception(
-                    "%r failed, delivery %d", job.record.offset, job.deliveries,
+                    "%s-%d at offset %d failed, delivery %d",
+                    job.topic, job.partition, job.offset, job.deliveries,
                     extra={"topic": job.topic, "partition": job.partition, "offset": job.offset},
                 )  # fmt: skip
         if batch:

@@ -233,3 +233,16 @@ print(liveness.raise_descriptor_limit(), *resource.getrlimit(resource.RLIMIT_NOF
 print(liveness.raise_descriptor_limit())
 """
     assert python(code).split() == ["256", "256", "256", "256"]
+
+
+def test_who_ends_with_its_parent_learns_whether_that_is_there_still():
+    program = (
+        "import os, signal\n"
+        "from penstock.ipc.liveness import end_with_parent\n"
+        "parent = os.getppid()\n"
+        "print([end_with_parent(pid, signal.SIGKILL) for pid in (parent, os.getpid())])"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT, check=True
+    )
+    assert (said.stdout, said.stderr) == ("[True, False]\n", "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import logging
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -13,14 +12,13 @@ from typing import Final
 
 import msgspec
 
-from penstock.ipc.liveness import raise_descriptor_limit
+from penstock.ipc.liveness import end_with_parent, raise_descriptor_limit
 from penstock.server.config import NodeConfig
 from penstock.server.node.log_format import configure
 from penstock.server.security.log_rate import LogRateLimit
 
 logger = logging.getLogger("penstock.child")
 
-PR_SET_PDEATHSIG: Final = 1
 M_TRIM_THRESHOLD: Final = -1
 M_MMAP_THRESHOLD: Final = -3
 MMAP_FROM: Final = 32 << 20
@@ -46,7 +44,8 @@ def begin(
     logging.getLogger(f"penstock.{name}").addFilter(LogRateLimit())
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the node decides when it ends
         signal.signal(number, signal.SIG_IGN)
-    _die_with(options.node_pid)
+    if not end_with_parent(options.node_pid, signal.SIGKILL):
+        sys.exit(0)
     raise_descriptor_limit()
     _keep_memory()
     return options, config
@@ -60,12 +59,3 @@ def _keep_memory() -> None:
     for parameter, value in ((M_MMAP_THRESHOLD, MMAP_FROM), (M_TRIM_THRESHOLD, KEPT_MAX)):
         if not libc.mallopt(parameter, value):
             logger.warning("mallopt(%d, %d) is not known here", parameter, value)
-
-
-def _die_with(node: int) -> None:
-    """Have the kernel kill this process when the node dies, however it does."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
-        logger.warning("prctl: %s", os.strerror(ctypes.get_errno()))
-    if os.getppid() != node:
-        sys.exit(0)
