@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from node_helpers import TIMEOUT, RawClient, environment, eventually
 
@@ -96,9 +96,9 @@ class RawMember:
 class MemberProcess:
     """A member in a process of its own, to be killed or stopped."""
 
-    def __init__(self, socket: Path, group: str, *topics: str) -> None:
+    def __init__(self, socket: Path, group: str, *topics: str, program: str = __file__) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, os.path.abspath(__file__), os.fspath(socket), group, *topics],
+            [sys.executable, os.path.abspath(program), os.fspath(socket), group, *topics],
             bufsize=0,  # or a line behind the one that was read would wait unseen
             stdout=subprocess.PIPE,
             env=environment(),
@@ -108,20 +108,19 @@ class MemberProcess:
     def pid(self) -> int:
         return self.process.pid
 
-    def next(self) -> dict[str, Any]:
-        """Its next assignment: member id, generation, partitions."""
+    def next(self) -> Any:
+        """What it says next: its assignment as a dict of member id, generation, partitions."""
         assert self.process.stdout is not None
         assert select.select([self.process.stdout], [], [], TIMEOUT)[0], "it says nothing"
-        found: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return found
+        return json.loads(self.process.stdout.readline())
 
     def until_owns(self, *partitions: int) -> dict[str, Any]:
         while True:
-            found = self.next()
+            found: dict[str, Any] = self.next()
             if found["partitions"] == list(partitions):
                 return found
 
-    def __enter__(self) -> MemberProcess:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

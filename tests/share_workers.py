@@ -7,16 +7,13 @@ and holds them until it is killed.
 from __future__ import annotations
 
 import json
-import os
 import select
-import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from group_members import RawMember
-from node_helpers import TIMEOUT, RawClient, environment
+from group_members import MemberProcess, RawMember
+from node_helpers import RawClient
 
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
@@ -65,39 +62,12 @@ def offsets(leases: list[sh.LeasedRecords]) -> list[tuple[int, int]]:
     ]
 
 
-class WorkerProcess:
-    """A worker in a process of its own, to be killed."""
+class WorkerProcess(MemberProcess):
+    """A worker in a process of its own, to be killed; `held`: what it acquired."""
 
     def __init__(self, socket: Path, group: str, topic: str, count: int) -> None:
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                os.path.abspath(__file__),
-                os.fspath(socket),
-                group,
-                topic,
-                str(count),
-            ],
-            stdout=subprocess.PIPE,
-            env=environment(),
-        )
-        assert self.process.stdout is not None
-        assert select.select([self.process.stdout], [], [], TIMEOUT)[0], "it says nothing"
-        self.held = [tuple(pair) for pair in json.loads(self.process.stdout.readline())]
-
-    def __enter__(self) -> WorkerProcess:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        super().__init__(socket, group, topic, str(count), program=__file__)
+        self.held = [tuple(pair) for pair in self.next()]
 
 
 def main(socket: str, group: str, topic: str, count: str) -> None:

@@ -332,23 +332,29 @@ def test_what_is_under_way_to_a_broker_that_goes_is_there_once(
     assert len(reader.seen) == count
 
 
+def send_while_each_broker_dies(
+    cluster: Cluster, client: penstock.Client, topic: str, partitions: int, count: int
+) -> None:
+    """One broker after the other is killed in the midst of it, and is back before the next."""
+    share = count // 3
+    with client.producer(acks="all", delivery_timeout=WITHIN) as producer:
+        for at, value in enumerate(numbers(count)):
+            producer.send(topic, value, partition=at % partitions)
+            if at % share == share // 2:
+                number = 1 + at // share
+                cluster.kill([number])
+                producer.flush(WITHIN)
+                cluster.start([number])
+                wait_until(lambda: not cluster.ailing(), timeout=WITHIN)
+
+
 def test_a_member_stays_one_when_a_broker_dies(cluster: Cluster, client: penstock.Client) -> None:
     """Whichever it is: its home, the coordinator's, or one that leads what it reads."""
     topic = cluster.create_topic(partitions=6)
     count = 900
     consumer = client.consumer(topic, group="staying")
-    with (
-        reading(consumer, count),
-        client.producer(acks="all", delivery_timeout=WITHIN) as producer,
-    ):
-        for at, value in enumerate(numbers(count)):
-            producer.send(topic, value, partition=at % 6)
-            if at % 300 == 150:
-                number = 1 + at // 300
-                cluster.kill([number])
-                producer.flush(WITHIN)
-                cluster.start([number])
-                wait_until(lambda: not cluster.ailing(), timeout=WITHIN)
+    with reading(consumer, count):
+        send_while_each_broker_dies(cluster, client, topic, 6, count)
     metrics = consumer.metrics()
     assert (metrics["rebalances"], metrics["lost"]) == (1, 0)
 
@@ -390,15 +396,7 @@ def test_workers_do_each_job_once_when_any_broker_dies(
     count = 900
     workers = [Working(client, topic) for _ in range(2)]
     try:
-        with client.producer(acks="all", delivery_timeout=WITHIN) as producer:
-            for at, value in enumerate(numbers(count)):
-                producer.send(topic, value, partition=at % 3)
-                if at % 300 == 150:
-                    number = 1 + at // 300
-                    cluster.kill([number])
-                    producer.flush(WITHIN)
-                    cluster.start([number])
-                    wait_until(lambda: not cluster.ailing(), timeout=WITHIN)
+        send_while_each_broker_dies(cluster, client, topic, 3, count)
         wait_until(
             lambda: (
                 sum(len(one.done) for one in workers) >= count or any(one.errors for one in workers)
