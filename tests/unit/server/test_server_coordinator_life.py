@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,15 +20,17 @@ from penstock.cluster.transactions import Transactions
 from penstock.core.control import ControlType, read_control
 from penstock.core.errors import ErrorCode, PenstockError, TransactionError
 from penstock.core.header import ATTR_CONTROL, parse
+from penstock.ipc import sharing
 from penstock.server.config import NodeConfig
 from penstock.server.coordinator import epoch as epoch_module
 from penstock.server.coordinator import lanes as lanes_module
 from penstock.server.coordinator import markers as markers_module
-from penstock.server.coordinator import unsynced_markers
+from penstock.server.coordinator import share_requests, unsynced_markers
 from penstock.server.coordinator.brokers import Suspect
 from penstock.server.coordinator.epoch import Life, Machines
 from penstock.server.coordinator.opening import CoordinatorOpening
 from penstock.server.coordinator.producer_holders import Holders
+from penstock.server.security.permits import EVERYTHING
 
 PRODUCER = 4711
 PLACE = (TOPIC_ID, 0)
@@ -261,6 +264,33 @@ def test_all_is_dropped_of_a_share_group_or_topic_that_is_gone(run, monkeypatch,
         if has_room:
             assert not shares.names()
         await until(lambda: not shares.names())
+        life.end(PenstockError("over"))
+
+    run(scenario)
+
+
+def test_a_share_group_is_described_by_pages_of_its_partitions(run, monkeypatch):
+    monkeypatch.setattr(share_requests, "PARTITIONS_PER_PAGE", 2)
+
+    async def scenario(world):
+        life = begun(world)
+        shares, ends = life.machines.shares, [KnownEnds((TOPIC_ID, at), 0, 4) for at in range(3)]
+        life.decide(lambda now: shares.acquire(now, "jobs", "m", 10, ends, [TOPIC_ID]))
+        settle(world)
+        nothing: Any = None
+        requests = share_requests.ShareRequests(
+            life, nothing, {TOPIC_ID: [7]}, {TOPIC_ID: "jobs"}, nothing, time.time,
+            time.monotonic() + 20,
+        )  # fmt: skip
+        client: Any = SimpleNamespace(permits=EVERYTHING)
+        pages: list[Any] = [
+            await requests.answer(client, sharing.DescribeShare("jobs", skip)) for skip in (0, 2)
+        ]
+        assert [[it.partition for it in page.partitions] for page in pages] == [[0, 1], [2]]
+        assert [page.more for page in pages] == [True, False]
+        assert [page.leased for page in pages] == [{"m": 10}] * 2, "of all partitions"
+        assert sum(it.leased for page in pages for it in page.partitions) == 10
+        assert [it.page for it in pages[0].partitions] == [7, share_requests.NO_PAGE]
         life.end(PenstockError("over"))
 
     run(scenario)
