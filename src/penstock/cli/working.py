@@ -19,7 +19,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -27,7 +27,7 @@ import typer
 from penstock.cli.command import Env, ExitCode, command, guarded
 from penstock.cli.loading import load
 from penstock.cli.output import counted
-from penstock.cli.stopping import Stopper
+from penstock.cli.stopping import SIGNALS, Stopper
 from penstock.core import errors as er
 from penstock.ipc.liveness import end_with_parent
 
@@ -141,15 +141,25 @@ class _Pool:
 
     def _fill(self) -> None:
         while self._missing and time.monotonic() >= self._next:
-            pid = os.fork()
-            if pid == 0:
-                os._exit(self._in_child())
+            # The parent's handlers are not the worker's: a signal right behind the fork would only
+            # tell the parent to stop.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            try:
+                pid = os.fork()
+                if pid == 0:
+                    os._exit(self._in_child(mask))
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             self._workers[pid] = os.pidfd_open(pid), time.monotonic()
             self._missing -= 1
             logger.info("worker %d begins", pid)
 
-    def _in_child(self) -> int:
+    def _in_child(self, mask: Collection[int]) -> int:
         """The status of a worker's process. What goes wrong is told by itself."""
+        for number in SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for fd, _ in self._workers.values():
             os.close(fd)
         if not end_with_parent(self._pid, signal.SIGTERM):
