@@ -150,8 +150,11 @@ class Life:
                 self.take_away(group)
 
     def take_away(self, group: str) -> None:
-        """Drop all that is known of a share group."""
-        self._in_parts(partial(self.machines.shares.delete, group))
+        """Drop all that is known of a share group, unless one of that name is made meanwhile."""
+        groups, shares = self.machines.groups, self.machines.shares
+        self._in_parts(
+            lambda: shares.delete(group) if group not in groups.names() else Decision((), False)
+        )
 
     def look_at_shares(self, topics: Collection[bytes]) -> None:
         """What share groups have of members, groups and topics that are not there any more."""
