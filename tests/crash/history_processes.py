@@ -87,7 +87,7 @@ class Stage:
 
 
 def play(plan: dict[str, Any]) -> None:
-    from crash import group_processes
+    from crash import group_processes, share_processes
 
     parts: dict[str, Callable[[Stage], None]] = {
         "produce": produce,
@@ -95,6 +95,7 @@ def play(plan: dict[str, Any]) -> None:
         "read": read,
         "member": group_processes.member,
         "job": group_processes.job,
+        "work": share_processes.work,
     }
     stage = Stage(plan)
     parts[plan["role"]](stage)

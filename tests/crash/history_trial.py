@@ -21,13 +21,13 @@ from crash.history_processes import isolated, poll_rows
 from crash.node_under_test import Ground, is_running
 from crash.participants import Roster, Scene
 from crash.process_pool import Hand, Nursery
-from histories.checker import Report, check
-from histories.events import load
+from histories.checker import Report, check, figures_of
+from histories.events import SHARED, load
 
 from penstock.client.admin.admin import Admin, TopicConfig
 from penstock.client.client import Client
 from penstock.client.consumer.consumer import Consumer
-from penstock.client.consumer.records import RecordBatch
+from penstock.client.consumer.records import Record, RecordBatch
 from penstock.core.errors import GroupError, PenstockError
 from penstock.ipc.lane import undrained
 from penstock.observe.shared import Shared
@@ -63,15 +63,27 @@ LEAST: Final = {"acknowledgements": 1, "reads": 10}
 """Of a trial on average. A trial whose clients did less goes on for a while."""
 
 
-def too_few(trials: int, figures: Mapping[str, int]) -> dict[str, int]:
+def least_of(scene: Scene) -> Mapping[str, int]:
+    """What a trial of a scene comes to at least, on average."""
+    return LEAST | ({"jobs": 10, "kept answers": 1} if SHARED in scene.guarantees else {})
+
+
+def too_few(
+    trials: int, figures: Mapping[str, int], least: Mapping[str, int] = LEAST
+) -> dict[str, int]:
     """What so many trials came to too little of."""
-    return {name: figures[name] for name, each in LEAST.items() if figures[name] < each * trials}
+    return {name: figures[name] for name, each in least.items() if figures[name] < each * trials}
 
 
-def check_amounts(trials: int, figures: Mapping[str, int], faults: Mapping[str, int]) -> None:
+def check_amounts(
+    trials: int,
+    figures: Mapping[str, int],
+    faults: Mapping[str, int],
+    least: Mapping[str, int] = LEAST,
+) -> None:
     """A run shows nothing in which next to nothing was acknowledged, read or struck."""
     assert trials > 0
-    few = too_few(trials, figures)
+    few = too_few(trials, figures, least)
     assert not few, f"too few in {trials} trials: {few} of {dict(figures)}"
     assert sum(faults.values()) >= trials, f"in {trials} trials only {dict(faults)}"
 
@@ -185,7 +197,8 @@ class Trial:
         report = self._judge()
         with self._node.connect() as client:
             admin = client.admin()
-            for name in {*self.topics, *self._faults.passing} & set(admin.list_topics()):
+            made = {*self.topics, *self.roster.dead_letters, *self._faults.passing}
+            for name in made & set(admin.list_topics()):
                 admin.delete_topic(name)
         return report
 
@@ -193,7 +206,7 @@ class Trial:
         rng = self._rng
         with self._node.connect() as client:
             admin = client.admin()
-            for name in self.topics:
+            for name in (*self.topics, *self.roster.dead_letters):
                 config = self._topic_config(rng)
                 admin.create_topic(name, config)
                 self._note(f"{name}: {config}")
@@ -234,7 +247,7 @@ class Trial:
         """A group is moved: one that may repeat goes back, one that may lose goes forward, and back
         only where that is asked for in so many words."""
         rng = self._rng
-        groups = [each for each in self.roster.members if each != "exactly-once"]
+        groups = [each for each in self.roster.members if each not in ("exactly-once", SHARED)]
         if not groups:
             return
         guarantee = rng.choice(groups)
@@ -273,14 +286,13 @@ class Trial:
         """A busy machine, on which clients have hardly begun, has more time between its faults and
         peace. Then many a client that was struck gets on, so this is no peace yet."""
         deadline = time.monotonic() + AMOUNTS_TIMEOUT
-        while time.monotonic() < deadline and too_few(1, self._amounts()):
+        while time.monotonic() < deadline and too_few(1, self._amounts(), least_of(self.scene)):
             self._go_on_for(0.1)
             self._check()
 
     def _amounts(self) -> dict[str, int]:
-        """Of those in `LEAST`, so far."""
-        history = load(self.roster.histories())
-        return {"acknowledgements": len(history.acks), "reads": len(history.polls)}
+        """So far."""
+        return figures_of(load(self.roster.histories()))
 
     # --- peace ---
     def _heal(self) -> None:
@@ -356,6 +368,9 @@ class Trial:
 
         def committed() -> dict[Place, int]:
             self._check()
+            if guarantee == SHARED:
+                shared = admin.describe_share_group(group).partitions
+                return {(p.topic, p.partition): p.floor for p in shared}
             try:
                 described = admin.describe_group(group)
             except GroupError:  # nobody has joined yet
@@ -383,6 +398,14 @@ class Trial:
         rows = [[*place, at] for place, at in committed().items()]
         self._tell("drained", group=group, asked=asked, r=rows)
         self._note(f"{group} is drained")
+        if guarantee == SHARED:
+            self._read_dead_letters(client, group)
+
+    def _read_dead_letters(self, client: Client, group: str) -> None:
+        """What the group has set aside, which its headers tell."""
+        with client.consumer(*self.roster.dead_letters) as consumer:
+            for batch in _up_to(consumer, consumer.end_offsets()):
+                self._tell("dead", group=group, r=[dead_row(each) for each in batch])
 
     def _has_read(self, lines: list[bytes], last: dict[Place, int]) -> bool:
         at: dict[Place, int] = {}
@@ -434,6 +457,14 @@ class Trial:
         for hand in self.roster.all:
             if hand.is_running():
                 hand.kill()
+
+
+def dead_row(letter: Record) -> list[Any]:
+    """A dead letter, as the event `dead` has it."""
+    told = {name.removeprefix("penstock.dlq."): text.decode() for name, text in letter.headers}
+    place = [told["topic"], int(told["partition"]), int(told["offset"])]
+    failures = msgspec.json.decode(told["history"])
+    return [*place, int(letter.value or b""), int(told["deliveries"]), len(failures)]
 
 
 def _up_to(consumer: Consumer, ends: dict[Place, int]) -> Iterator[RecordBatch]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from crash.history_processes import isolated
 from crash.process_pool import Hand, Nursery
+from histories.events import SHARED
 
 MEMBERS_MAX = 4
 
@@ -59,6 +60,9 @@ class Roster:
         self._count = 0
         self.inputs = [f"{prefix}-in", f"{prefix}-also"]
         self.outputs = [f"{prefix}-out"]
+        self.dead_letters = [f"{prefix}-dead"] if SHARED in scene.guarantees else []
+        """Topics of share groups: what cannot be done goes there."""
+        self.max_deliveries = rng.choice([None, 3, 5]) if self.dead_letters else None
         self.producers: list[Hand] = []
         self.readers: list[Hand] = []
         self.members: dict[str, list[Hand]] = {}
@@ -95,7 +99,7 @@ class Roster:
         for number, isolation in enumerate(self._scene.readers):
             self.readers.append(self._hire(self._reader(f"r{number}", isolation)))
         for guarantee in self._scene.guarantees:
-            always = guarantee == "exactly-once" or (self._scene.transactors and rng.random() < 0.5)
+            always = guarantee in ("exactly-once", SHARED) or (self._scene.transactors and rng.random() < 0.5)
             self.isolation[guarantee] = "read_committed" if always else "read_uncommitted"
             self.members[guarantee] = [
                 self._hire(self._member(guarantee)) for _ in range(rng.randint(1, 3))
@@ -115,6 +119,8 @@ class Roster:
 
     def _member(self, guarantee: str) -> dict[str, Any]:
         rng = self._rng
+        if guarantee == SHARED:
+            return self._worker()
         once = guarantee == "exactly-once"
         slot = f"{guarantee}-{self._count}"
         plan: dict[str, Any] = {
@@ -139,6 +145,27 @@ class Roster:
             # The member's own `options` are its consumer's; its producer has these.
             plan["producer_options"] = self._transactional()
         return plan
+
+    def _worker(self) -> dict[str, Any]:
+        rng = self._rng
+        return {
+            "role": "work",
+            "name": f"{SHARED}-{self._count}",
+            "group": self.group(SHARED),
+            "guarantee": SHARED,
+            "topics": self.inputs,
+            "isolation": "read_committed",
+            "suicide": rng.choice([0.0, 0.01, 0.05]),
+            "pause": rng.choice([0.0, 0.005, 0.02]),
+            "options": {
+                "max_deliveries": self.max_deliveries,
+                "backoff": (0.01, 0.1),
+                "dead_letters": self.dead_letters[0],
+                "max_records": rng.choice([5, 50, 200]),
+                "ack_interval": rng.choice([0.0, 0.005, 0.05]),
+                "session_timeout": rng.choice([0.5, 5.0]),
+            },
+        }
 
     def _transactional(self) -> dict[str, Any]:
         """What a dead one left open ends well before a trial gives up on it."""

@@ -171,7 +171,8 @@ def _child(plan: dict[str, Any], parent: int) -> None:
 
 
 def main() -> int:
-    from crash import group_processes, history_processes  # noqa: F401 - what children have at once
+    # What children have at once.
+    from crash import group_processes, history_processes, share_processes  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody stays a zombie
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until a role can listen to it

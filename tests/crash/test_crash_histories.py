@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from crash.history_trial import WRITERS, Tally, Trial, check_amounts, too_few
+from crash.history_trial import WRITERS, Tally, Trial, check_amounts, least_of, too_few
 from crash.node_under_test import NodeUnderTest
 from crash.participants import Scene
 from crash.process_pool import Nursery
@@ -27,6 +27,8 @@ SCENES = {
     "manual": Scene(("manual",), transactors=1, readers=()),
     "at-most-once": Scene(("at-most-once",), transactors=1, readers=()),
     "exactly-once": Scene(("exactly-once",), transactors=1, readers=()),
+    "share": Scene(("shared",), transactors=1, readers=()),
+    "remote share": Scene(("shared",), transactors=1, readers=()),
     "remote": Scene(("exactly-once",), transactors=2, readers=("read_committed",)),
     "killed 20 times": Scene(("exactly-once",), readers=(), kinds=("kill consumer",)),
 }
@@ -68,7 +70,7 @@ def run_trials(
     """As many as there are seeds or seconds for, and at least one; `rounds` are faults of each."""
     first = FIRST + list(SCENES).index(scene) * SEEDS_EACH if SEEDS else FIRST
     last = f" to {first + SEEDS_EACH - 1}" if SEEDS else ""
-    tally = Tally()
+    tally, least = Tally(), least_of(SCENES[scene])
     begun = time.monotonic()
     with capsys.disabled():
         tell(f"\n{test}: seeds from {first}{last}")
@@ -81,7 +83,7 @@ def run_trials(
             if not tally.trials or time.monotonic() - begun < seconds:
                 return False
             # One trial in which a busy machine let nobody begin says nothing: there are more.
-            return tally.trials >= TRIALS_MAX or not too_few(tally.trials, tally.figures)
+            return tally.trials >= TRIALS_MAX or not too_few(tally.trials, tally.figures, least)
 
         while not is_over():
             seed = first + tally.trials
@@ -98,7 +100,7 @@ def run_trials(
         whole += tally
     with capsys.disabled():
         tell(f"{test}: {tally}")
-    check_amounts(tally.trials, tally.figures, tally.faults)
+    check_amounts(tally.trials, tally.figures, tally.faults, least)
     if rounds:
         assert sum(tally.faults.values()) == rounds * tally.trials, tally.faults
 
@@ -174,12 +176,28 @@ def test_crash_history_of_an_exactly_once_job(
     run_trials("exactly-once", "test_crash_history_of_an_exactly_once_job", capsys, whole)
 
 
+def test_crash_history_of_a_share_group(capsys: pytest.CaptureFixture[str], whole: Tally) -> None:
+    run_trials("share", "test_crash_history_of_a_share_group", capsys, whole, seconds=0)
+
+
+def test_crash_history_of_remote_workers(
+    capsys: pytest.CaptureFixture[str], whole: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A share group over tcp, with the gateway among the victims."""
+    _by_tcp(monkeypatch)
+    run_trials("remote share", "test_crash_history_of_remote_workers", capsys, whole, seconds=0)
+
+
+def _by_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_TEST_TRANSPORT", "tcp")
+    monkeypatch.setenv("PENSTOCK_TRANSPORT", "tcp")
+
+
 def test_crash_history_of_remote_clients(
     capsys: pytest.CaptureFixture[str], whole: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over tcp, with the gateway among the victims. `--transport tcp` runs all scenes so."""
-    monkeypatch.setenv("PENSTOCK_TEST_TRANSPORT", "tcp")
-    monkeypatch.setenv("PENSTOCK_TRANSPORT", "tcp")
+    _by_tcp(monkeypatch)
     run_trials("remote", "test_crash_history_of_remote_clients", capsys, whole)
 
 

@@ -17,6 +17,7 @@ from histories import (
     guarantee_checks,
     log_checks,
     poll_checks,
+    share_checks,
     transaction_checks,
 )
 from histories.anomalies import Anomaly
@@ -31,6 +32,7 @@ CHECKS: Final = (
     *poll_checks.CHECKS,
     *transaction_checks.CHECKS,
     *guarantee_checks.CHECKS,
+    *share_checks.CHECKS,
 )
 
 
@@ -56,19 +58,27 @@ class Report:
         return "\n".join([f"of {head}", *map(str, self.anomalies or ("nothing is wrong",))])
 
 
+def figures_of(history: History) -> dict[str, int]:
+    """How much there is to look at."""
+    return {
+        "lines": history.lines,
+        "sends": len(history.sends),
+        "acknowledgements": len(history.acks),
+        "reads": len(history.polls),
+        "transactions": len(history.transactions),
+        "commits": len(history.commits) + len(history.claims),
+        "jobs": len(history.jobs),
+        "kept answers": sum(taken.is_kept for taken in history.jobs),
+        "dead letters": len(history.dead),
+    }
+
+
 def check(history: History) -> Report:
     """Run every check."""
     facts = Facts(history)
     anomalies = [anomaly for each in CHECKS for anomaly in each(facts)]
     return Report(
         tuple(each for each in anomalies if each.name not in INTERLEAVING),
-        {
-            "lines": history.lines,
-            "sends": len(history.sends),
-            "acknowledgements": len(history.acks),
-            "reads": len(history.polls),
-            "transactions": len(history.transactions),
-            "commits": len(history.commits) + len(history.claims),
-        },
+        figures_of(history),
         tuple(each for each in anomalies if each.name in INTERLEAVING),
     )

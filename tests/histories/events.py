@@ -28,6 +28,17 @@ nanoseconds of the machine's monotonic clock. A line is written *before* what it
     drained    after:  the group has nothing left to read; r=[[topic, partition, committed]...], as
                        it was `asked` for then
 
+Workers of share groups say hello with the guarantee "shared" and `max_deliveries` (0: no end).
+
+    taken      after:  r=[[topic, partition, offset, value, lease, deliveries]...] were handed to it
+    answers    before: it answers for r=[[topic, partition, offset, lease]...] by `by`: "ack",
+                       "nack", "release" or "reject"
+    kept       after:  the coordinator has all answers so far; `late` of those since the last such
+                       line came to nothing, as the worker was told
+    dead       after:  r=[[topic, partition, offset, value, deliveries, failures]...] were found in
+                       the topic of dead letters of `group`: which record each tells of, how often
+                       that was delivered, and how many failures its story has
+
 Values are unique over a run: the writer's number << 32 | the number of the record there, so the
 order of one writer's sends is the order of its values. `source` is the input's value of a record
 that a transform made. Owns the format; never judges.
@@ -50,6 +61,8 @@ WRITER_SHIFT: Final = 32
 OFFSET_BITS: Final = 40
 """A place is partition << OFFSET_BITS | offset."""
 NOTHING: Final = -1
+
+SHARED: Final = "shared"
 
 PLAIN, COMMITTED, ABORTED, UNKNOWN = range(4)
 """Fates of a value: outside of transactions, or as its transaction ended."""
@@ -95,6 +108,7 @@ class Reader:
     topics: frozenset[str]
     outputs: frozenset[str]
     """Where a job writes what it makes of `topics`."""
+    max_deliveries: int = 0
 
 
 class Commit(NamedTuple):
@@ -153,6 +167,32 @@ class Transaction:
         return f"transaction {self.number} of {self.who}"
 
 
+@dataclass(slots=True)
+class JobTaken:
+    """A record that a worker of a share group was handed, by a lease."""
+
+    reader: int
+    place: int
+    lease: int
+    deliveries: int
+    time: int
+    answer: str | None = None
+    answered: int = 0
+    """When it answered, or did so a little later."""
+    is_kept: bool = False
+    """It was told that the coordinator has its answer."""
+
+
+class Dead(NamedTuple):
+    """A dead letter: what it tells of its record."""
+
+    group: str
+    place: int
+    value: int
+    deliveries: int
+    failures: int
+
+
 class History:
     """Everything that the processes of a run wrote down. Made by `load`."""
 
@@ -173,6 +213,8 @@ class History:
         self.drained: dict[str, dict[int, int]] = {}
         """Groups that had nothing left to read, with their committed offsets."""
         self.drained_at: dict[str, int] = {}
+        self.jobs: list[JobTaken] = []
+        self.dead: list[Dead] = []
         self.lines = 0
         self._place_ids: dict[tuple[str, int], int] = {}
 
@@ -206,6 +248,8 @@ class _Source:
         self._eras: dict[int, int] = {}
         self._lost: dict[int, int] = {}
         self._transactions: dict[int, int] = {}
+        self._jobs: dict[tuple[int, int], JobTaken] = {}
+        self._unkept: list[JobTaken] = []
 
     def take(self, line: Mapping[str, Any]) -> None:
         work: Callable[[Mapping[str, Any]], None] = getattr(self, "_" + line["e"])
@@ -213,7 +257,7 @@ class _Source:
 
     def _hello(self, line: Mapping[str, Any]) -> None:
         self._reader = len(self._history.readers)
-        self._eras = {}
+        self._eras, self._jobs, self._unkept = {}, {}, []
         self._history.readers.append(
             Reader(
                 line.get("who", self._who),
@@ -223,6 +267,7 @@ class _Source:
                 line["role"],
                 frozenset(line.get("topics", ())),
                 frozenset(line.get("outputs", ())),
+                line.get("max_deliveries", 0),
             )
         )
 
@@ -319,6 +364,44 @@ class _Source:
                 source=NOTHING if sources is None else sources,
                 time=line["t"],
             )
+
+    # --- share groups ---
+    def _place(self, topic: str, number: int, offset: int) -> int:
+        return self._history.partition(topic, number) << OFFSET_BITS | offset
+
+    def _taken(self, line: Mapping[str, Any]) -> None:
+        """Each is also a poll of its own: they come in no order."""
+        history, time = self._history, line["t"]
+        for topic, number, offset, value, lease, deliveries in line["r"]:
+            place = self._place(topic, number, offset)
+            era = len(history.eras)
+            history.eras.append(Era(self._reader, place >> OFFSET_BITS, time, time))
+            history.polls.extend(
+                1, reader=self._reader, era=era, place=place, value=value, source=NOTHING, time=time
+            )
+            taken = JobTaken(self._reader, place, lease, deliveries, time)
+            history.jobs.append(taken)
+            self._jobs[place, lease] = taken
+
+    def _answers(self, line: Mapping[str, Any]) -> None:
+        """Only the first answer for a job counts."""
+        for topic, number, offset, lease in line["r"]:
+            taken = self._jobs[self._place(topic, number, offset), lease]
+            if taken.answer is None:
+                taken.answer, taken.answered = line["by"], line["t"]
+                self._unkept.append(taken)
+
+    def _kept(self, line: Mapping[str, Any]) -> None:
+        """Which of them were late is not said: then nothing is known of any."""
+        for taken in self._unkept:
+            taken.is_kept = not line["late"]
+        self._unkept = []
+
+    def _dead(self, line: Mapping[str, Any]) -> None:
+        self._history.dead += [
+            Dead(line["group"], self._place(topic, number, offset), *rest)
+            for topic, number, offset, *rest in line["r"]
+        ]
 
     # --- groups' places ---
     def _group(self, line: Mapping[str, Any]) -> str:

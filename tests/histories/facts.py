@@ -16,6 +16,7 @@ from histories.events import (
     NOTHING,
     OFFSET_BITS,
     PLAIN,
+    SHARED,
     UNKNOWN,
     History,
     Ints,
@@ -60,9 +61,11 @@ class Facts:
         self.reader_is_committed = np.array([r.read_committed for r in readers] or [False])
         moved_on = {each.group for each in history.resets if each.to > each.start}
         self.may_skip = np.array(
-            [r.guarantee == "at-most-once" or r.group in moved_on for r in readers] or [False]
+            [r.guarantee in ("at-most-once", SHARED) or r.group in moved_on for r in readers]
+            or [False]
         )
-        """Readers that drop a claim, or whose group was moved forward by hand."""
+        """Readers that drop a claim, that share partitions with others, or whose group was moved
+        forward by hand."""
 
     @cached_property
     def versions(self) -> tuple[Ints, Ints]:

@@ -11,25 +11,35 @@ from histories.checker import CHECKS, INTERLEAVING, check
 from histories.events import load
 from histories.ideal import World, encoded
 from histories.planting_groups import PLANTERS, Plot
+from histories.planting_shares import PLANTERS as SHARE_PLANTERS
+from histories.share_ideal import ShareWorld
 from hypothesis import given
 from hypothesis import strategies as st
 from seeds import seed_of
 
 SEEDS = st.integers(0, 2**32)
+WORLDS = (World, ShareWorld)
+PLANTED = [(World, *each) for each in PLANTERS] + [(ShareWorld, *each) for each in SHARE_PLANTERS]
 RUNS_WANTED = 12
 """So many runs each anomaly is planted into; a run that has no place for it does not count."""
 
 
+@pytest.mark.parametrize("world", WORLDS)
 @given(seed=SEEDS, steps=st.integers(1, 120), batch_max=st.integers(1, 12))
-def test_a_correct_history_passes(seed: int, steps: int, batch_max: int) -> None:
-    report = check(load(encoded(World(seed, batch_max=batch_max).run(steps))))
+def test_a_correct_history_passes(
+    world: type[World], seed: int, steps: int, batch_max: int
+) -> None:
+    report = check(load(encoded(world(seed, batch_max=batch_max).run(steps))))
     assert not report.broken, f"seed {seed}: {report}"
 
 
+@pytest.mark.parametrize("world", WORLDS)
 @given(seed=SEEDS, steps=st.integers(1, 80), share=st.floats(0, 1))
-def test_a_history_that_ends_in_the_middle_passes(seed: int, steps: int, share: float) -> None:
+def test_a_history_that_ends_in_the_middle_passes(
+    world: type[World], seed: int, steps: int, share: float
+) -> None:
     """Everybody is killed at one moment: what was written down by then breaks no promise."""
-    lines = World(seed).run(steps)
+    lines = world(seed).run(steps)
     moments = sorted(line["t"] for mine in lines.values() for line in mine)
     end = moments[int(share * (len(moments) - 1))]
     cut = {who: [line for line in mine if line["t"] <= end] for who, mine in lines.items()}
@@ -38,13 +48,17 @@ def test_a_history_that_ends_in_the_middle_passes(seed: int, steps: int, share: 
 
 
 @pytest.mark.parametrize(
-    ("name", "plant"), PLANTERS, ids=[f"{n}: {p.__name__}".replace(" ", "_") for n, p in PLANTERS]
+    ("world", "name", "plant"),
+    PLANTED,
+    ids=[f"{name}: {plant.__name__}".replace(" ", "_") for _, name, plant in PLANTED],
 )
-def test_a_planted_anomaly_is_found_and_named(name: str, plant: Callable[[Plot], bool]) -> None:
+def test_a_planted_anomaly_is_found_and_named(
+    world: type[World], name: str, plant: Callable[[Plot], bool]
+) -> None:
     seed = seed_of(f"planted {name}")
     planted = 0
     for number in range(seed, seed + 20 * RUNS_WANTED):
-        lines = World(number).run(40)
+        lines = world(number).run(40)
         if not plant(Plot(lines, number)):
             continue
         report = check(load(encoded(lines)))
@@ -66,10 +80,10 @@ def test_every_anomaly_that_a_check_can_name_is_planted() -> None:
             words = line[4:].split("  ")[0].strip()
             if line.startswith("    ") and line[4] != " ":
                 named.add(next((w for w in _NAMES if line[4:].startswith(w + " ")), words))
-    assert named - INTERLEAVING == {name for name, _ in PLANTERS}
+    assert named - INTERLEAVING == {name for _, name, _ in PLANTED}
 
 
-_NAMES = {name for name, _ in PLANTERS} | INTERLEAVING
+_NAMES = {name for _, name, _ in PLANTED} | INTERLEAVING
 
 
 def test_interleaved_transactions_are_told_and_allowed() -> None:
