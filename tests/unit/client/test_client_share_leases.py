@@ -126,6 +126,22 @@ def test_stale_answers_are_counted_and_forgotten_leases_take_none(caplog):
     assert caplog.text.count("came to nothing") == 1, "told once"
 
 
+def test_answers_that_nobody_took_in_are_stale_once_their_lease_is_forgotten():
+    """So who has flushed knows which of them came to nothing."""
+    leases, held, counts = leases_of((0, 9))
+    job_at(0, held, leases).ack()
+    taken_in(leases)
+    leases.skip(held, [(1, 3)])
+    for offset in (3, 4):
+        job_at(offset, held, leases).ack()
+    leases.outgoing()  # its answer is lost
+    job_at(5, held, leases).nack()
+    leases.forget()
+    assert counts["stale"] == 3
+    leases.forget()
+    assert counts["stale"] == 3
+
+
 def test_a_job_takes_its_first_answer():
     leases, held, _ = leases_of((0, 3))
     job = job_at(0, held, leases)

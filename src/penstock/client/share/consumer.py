@@ -252,7 +252,8 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
 
     def flush(self, timeout: float | None = None) -> None:
         """Send all answers that were given, and wait until the coordinator has them: they outlive
-        the worker and the node then. `timeout`: seconds; None: as the consumer's.
+        the worker and the node then, but for those that came too late, which the counter `stale`
+        tells. `timeout`: seconds; None: as the consumer's.
 
         Raises `PenstockTimeout` or `NotConnectedError` without an answer until then; they are kept,
         and sent again."""

@@ -83,6 +83,12 @@ class OpenLease:
         return len(self.accepted) > self.accepted_sent or len(self.others) > self.others_sent
 
     @property
+    def unsent_records(self) -> int:
+        """Records whose answers are not known to be with the coordinator."""
+        others = (one for one in self.others[self.others_sent :] if one.kind != ACCEPTED)
+        return len(self.accepted) - self.accepted_sent + sum(one.end - one.first for one in others)
+
+    @property
     def unanswered(self) -> Runs:
         """What nobody has answered for, sent or not."""
         answered = [*runs_of(self.accepted[self.accepted_sent :])]
@@ -155,11 +161,14 @@ class OpenLeases:
         return any(held.is_unsent for held in self._held.values())
 
     def forget(self, name: TopicPartition | None = None) -> None:
-        """They are nobody's any more, or those of one partition: later answers are stale."""
+        """They are nobody's any more, or those of one partition: answers that are later, or that
+        the coordinator is not known to have, are stale."""
         for key, held in [*self._held.items()]:
             if name is None or held.name == name:
                 held.is_void, held.unread = True, ()
                 del self._held[key]
+                if late := held.unsent_records:
+                    self._is_stale(held, late)
 
     def release_all(self, *, accepts: bool = True) -> None:
         """Give back what nobody has answered for; without `accepts` also what is done and was not
