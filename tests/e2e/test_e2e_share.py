@@ -484,6 +484,22 @@ def test_in_an_event_loop(node, topic, work):
     run(main())
 
 
+def test_two_leases_of_a_partition_are_read_one_after_the_other(client, topic, work):
+    """Over tcp a partition has one cursor, and each lease needs it elsewhere. What does not come
+    for seconds is given back, which nothing here is."""
+    with client.producer(batch_bytes=16 << 10) as producer:
+        for _ in range(300):
+            producer.send(topic, os.urandom(4000))
+    with work(prefetch_bytes=16 << 10) as jobs:
+        got = offsets(jobs.poll(100, timeout=WITHIN))  # of which the first ones come
+        while len(got) < 300:
+            batch = jobs.poll(500, timeout=WITHIN)
+            jobs.ack_many(batch)
+            got += offsets(batch)
+            assert jobs.metrics()["released"] == 0
+        assert sorted(got) == list(range(300))
+
+
 def test_what_is_not_due_waits_and_what_expired_is_never_a_job(client, topic, work):
     with client.producer() as producer, work() as jobs:
         begun = time.time()

@@ -115,12 +115,15 @@ class LeaseReader:
 
     # --- reading ---
     def read(self, wanted: int, now: float) -> None:
-        """Let so many leased records stand in the queue, as far as they are here."""
+        """Let so many leased records stand in the queue, as far as they are here. A partition has
+        one cursor: it stays where it waits for records, though another lease lies elsewhere."""
         size = 0
+        read: set[TopicPartition] = set()
+        awaited: set[TopicPartition] = set()
         for held in self._leases:
             if len(self.queue) >= wanted or size >= self._bytes_max:
-                return
-            if not held.unread:
+                break
+            if not held.unread or held.name in awaited:
                 continue
             part = self._reader.partitions.get(held.name)
             if part is None:
@@ -129,12 +132,15 @@ class LeaseReader:
             while held.unread and len(self.queue) < wanted and size < self._bytes_max:
                 taken = self._step(part, held, wanted - len(self.queue))
                 if taken is None:
+                    awaited.add(held.name)
                     self._is_stuck(held, now)
                     break
                 held.stuck_since = None
                 size += taken
             if not held.unread:
-                self._rest(held.name)
+                read.add(held.name)
+        for name in read.difference(held.name for held in self._leases if held.unread):
+            self._rest(name)
 
     def _is_stuck(self, held: OpenLease, now: float) -> None:
         """Nothing of it is here: it is given back if that goes on."""
