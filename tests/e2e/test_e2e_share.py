@@ -500,6 +500,20 @@ def test_two_leases_of_a_partition_are_read_one_after_the_other(client, topic, w
         assert sorted(got) == list(range(300))
 
 
+def test_what_comes_again_is_read_without_what_stands_behind_it(client, topic, work):
+    with client.producer(linger=0) as producer:
+        for number in range(400):
+            producer.send_and_wait(topic, b"%d" % number)
+    with work() as jobs:
+        for job in all_of(jobs, 400):
+            job.nack(delay=0) if job.offset == 100 else job.ack()
+        jobs.flush()
+        [again] = jobs.poll(timeout=WITHIN)
+        assert (again.offset, again.deliveries) == (100, 2)
+        decoded = jobs._reader.partitions[topic, 0].fetched
+        assert 0 < decoded < 2000, "of some 80,000 bytes"
+
+
 def test_what_is_not_due_waits_and_what_expired_is_never_a_job(client, topic, work):
     with client.producer() as producer, work() as jobs:
         begun = time.time()

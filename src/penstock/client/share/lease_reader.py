@@ -1,8 +1,9 @@
 """Brings the records of leases from the logs, and tells where new ones stand.
 
 A cursor rests at the group's frontier in its partition, where what nobody has had begins. To read a
-lease it goes to the lease's offsets, unless it is there, and then back. Offsets where a reader of
-committed records finds none (markers, what was aborted, compacted or deleted) are answered as done.
+lease it goes to the lease's offsets, unless it is there, and back once the coordinator has answered
+and no lease of it is to be read. Offsets where a reader of committed records finds none (markers,
+what was aborted, compacted or deleted) are answered as done.
 
 Owns the cursors' places. Never waits and never asks: what is not here yet is looked for again.
 """
@@ -16,7 +17,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.client.consumer.group.reader import GroupReader
-from penstock.client.consumer.partition_cursor import AssignedPartition, TopicPartition
+from penstock.client.consumer.partition_cursor import (
+    FETCH_BYTES,
+    AssignedPartition,
+    TopicPartition,
+)
 from penstock.client.consumer.records import Chunk, Record
 from penstock.client.share.jobs import Job, said
 from penstock.client.share.leases import (
@@ -98,9 +103,8 @@ class LeaseReader:
         """The coordinator says where what nobody has had begins."""
         self._frontiers.update(zip(names, frontiers, strict=True))
         unread = {held.name for held in self._leases if held.unread}
-        for name in names:
-            if name not in unread:
-                self._rest(name)
+        for name in self._frontiers.keys() - unread:
+            self._rest(name)
 
     def forget(self) -> None:
         """Another node, or another member: all of it is asked again."""
@@ -118,7 +122,6 @@ class LeaseReader:
         """Let so many leased records stand in the queue, as far as they are here. A partition has
         one cursor: it stays where it waits for records, though another lease lies elsewhere."""
         size = 0
-        read: set[TopicPartition] = set()
         awaited: set[TopicPartition] = set()
         for held in self._leases:
             if len(self.queue) >= wanted or size >= self._bytes_max:
@@ -137,10 +140,6 @@ class LeaseReader:
                     break
                 held.stuck_since = None
                 size += taken
-            if not held.unread:
-                read.add(held.name)
-        for name in read.difference(held.name for held in self._leases if held.unread):
-            self._rest(name)
 
     def _is_stuck(self, held: OpenLease, now: float) -> None:
         """Nothing of it is here: it is given back if that goes on."""
@@ -165,7 +164,7 @@ class LeaseReader:
             part.jump(span.first)
         self._torn.add(part)
         try:
-            chunks = part.take(min(wanted, span.end - span.first))
+            chunks = part.take(min(wanted, span.end - span.first), self._fetch_bytes(held, span))
         except er.PenstockError as error:
             found = self._failed(part, held, error)
             self._torn.discard(part)
@@ -197,6 +196,12 @@ class LeaseReader:
         held.unread, self.queue = rest, queue
         self._torn.discard(part)
         return size
+
+    def _fetch_bytes(self, held: OpenLease, span: UnreadSpan) -> int:
+        """What to decode at once. Behind what is leased again stands what others have, or had."""
+        if span.end >= self._frontiers.get(held.name, 0):
+            return FETCH_BYTES
+        return min(FETCH_BYTES, 1 + int(self._bytes_each * (span.end - span.first)))
 
     def _due(self, held: OpenLease, records: Sequence[Record]) -> list[Record]:
         """Those that are due and have not expired. Others are answered."""
