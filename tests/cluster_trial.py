@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from cluster_under_test import ClusterUnderTest, bounce
@@ -17,6 +18,7 @@ from crash.history_trial import Trial, Upheaval
 from crash.participants import Scene
 from crash.process_pool import Nursery
 from histories.checker import Report
+from histories.events import SHARED
 
 from penstock.client.admin.admin import TopicConfig
 from penstock.testing.cluster import ClusterBroker
@@ -29,6 +31,8 @@ EVERYTHING = Scene(
     producing=SAFE,
 )
 """All three guarantees at once, and transactions."""
+WITH_SHARES = replace(EVERYTHING, guarantees=(*EVERYTHING.guarantees, SHARED))
+"""A share group beside them."""
 
 
 class Misfortune(Upheaval):

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -377,23 +378,26 @@ class Trial:
                 return {}
             return {(p.topic, p.partition): p.committed or 0 for p in described.partitions}
 
-        def behind() -> dict[Place, tuple[int, int]]:
-            at = committed()
+        def behind(at: dict[Place, int]) -> dict[Place, tuple[int, int]]:
             return {
                 place: (at.get(place, 0), offset + 1)
                 for place, offset in last.items()
                 if at.get(place, 0) <= offset
             }
 
-        wait_until(
-            lambda: not behind(),
-            HEAL_TIMEOUT,
-            lambda: (
-                f"{group} drains: committed and wanted are {behind()}; "
-                f"{committed()}; "
-                + "".join(f"\n{m.who}: {m.stacks()}" for m in self.roster.members[guarantee])
-            ),
-        )
+        def moved_from(before: dict[Place, int]) -> bool:
+            return committed() != before
+
+        while behind(before := committed()):  # for as long as it gets on: there may be much left
+            wait_until(
+                partial(moved_from, before),
+                HEAL_TIMEOUT,
+                lambda: (
+                    f"{group} drains: committed and wanted are {behind(committed())}; "
+                    f"{committed()}; "
+                    + "".join(f"\n{m.who}: {m.stacks()}" for m in self.roster.members[guarantee])
+                ),
+            )
         asked = time.monotonic_ns()
         rows = [[*place, at] for place, at in committed().items()]
         self._tell("drained", group=group, asked=asked, r=rows)
@@ -461,7 +465,9 @@ class Trial:
 
 def dead_row(letter: Record) -> list[Any]:
     """A dead letter, as the event `dead` has it."""
-    told = {name.removeprefix("penstock.dlq."): text.decode() for name, text in letter.headers}
+    told = {
+        name.removeprefix("penstock.dlq."): (text or b"").decode() for name, text in letter.headers
+    }
     place = [told["topic"], int(told["partition"]), int(told["offset"])]
     failures = msgspec.json.decode(told["history"])
     return [*place, int(letter.value or b""), int(told["deliveries"]), len(failures)]

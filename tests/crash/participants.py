@@ -99,7 +99,9 @@ class Roster:
         for number, isolation in enumerate(self._scene.readers):
             self.readers.append(self._hire(self._reader(f"r{number}", isolation)))
         for guarantee in self._scene.guarantees:
-            always = guarantee in ("exactly-once", SHARED) or (self._scene.transactors and rng.random() < 0.5)
+            always = guarantee in ("exactly-once", SHARED) or (
+                self._scene.transactors and rng.random() < 0.5
+            )
             self.isolation[guarantee] = "read_committed" if always else "read_uncommitted"
             self.members[guarantee] = [
                 self._hire(self._member(guarantee)) for _ in range(rng.randint(1, 3))
@@ -155,15 +157,15 @@ class Roster:
             "guarantee": SHARED,
             "topics": self.inputs,
             "isolation": "read_committed",
-            "suicide": rng.choice([0.0, 0.01, 0.05]),
+            "suicide": rng.choice([0.0, 0.003, 0.01]),
             "pause": rng.choice([0.0, 0.005, 0.02]),
             "options": {
                 "max_deliveries": self.max_deliveries,
                 "backoff": (0.01, 0.1),
                 "dead_letters": self.dead_letters[0],
-                "max_records": rng.choice([5, 50, 200]),
+                "max_records": rng.choice([5, 20, 60]),
                 "ack_interval": rng.choice([0.0, 0.005, 0.05]),
-                "session_timeout": rng.choice([0.5, 5.0]),
+                "session_timeout": rng.choice([0.3, 1.5]),
             },
         }
 

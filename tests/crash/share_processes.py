@@ -49,7 +49,7 @@ class Workplace:
     def poll(self) -> None:
         """Some jobs, which mostly have one answer."""
         stage, rng = self.stage, self.stage.rng
-        jobs = self.consumer.poll(rng.choice([None, 1, 5, 50]), timeout=POLL_SECONDS)
+        jobs = self.consumer.poll(rng.choice([None, 1, 5, 20]), timeout=POLL_SECONDS)
         self.take(jobs)
         self.held += jobs
         stage.perhaps_die(stage.plan["suicide"])

@@ -18,9 +18,7 @@ PLANTERS: list[tuple[str, Planter]] = []
 """Names of anomalies, each with the ways in which it may come about."""
 
 
-def plants(
-    name: str, into: list[tuple[str, Planter]] = PLANTERS
-) -> Callable[[Planter], Planter]:
+def plants(name: str, into: list[tuple[str, Planter]] = PLANTERS) -> Callable[[Planter], Planter]:
     def add(planter: Planter) -> Planter:
         into.append((name, planter))
         return planter

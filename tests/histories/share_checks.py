@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from histories.anomalies import Anomaly, found_in
-from histories.events import OFFSET_BITS, SHARED, Dead, Ints, JobTaken, value_name
+from histories.events import OFFSET_BITS, SHARED, Dead, Ints, JobTaken
 from histories.facts import COMMITTED, PLAIN, Facts
 
 OFFSETS = (1 << OFFSET_BITS) - 1

@@ -1,8 +1,8 @@
-"""A share group that keeps its promises, as a model: workers that die, stop, answer late or never.
+"""A share group that keeps its promises, as a model: workers that die, stop, answer late or not.
 
-`ShareWorld(seed).run(steps)` gives the lines of a made-up run, like `ideal.World`. A worker that was
-stopped is taken for gone: what it had goes to others, it hands out what it has at hand all the same,
-and what it answers is late.
+`ShareWorld(seed).run(steps)` gives the lines of a made-up run, like `ideal.World`. A worker that
+was stopped is taken for gone: what it had goes to others, it hands out what it has at hand all the
+same, and what it answers is late.
 """
 
 from __future__ import annotations
