@@ -26,6 +26,7 @@ from penstock.bench import (
     latency,
     partitions,
     recovery,
+    redelivery,
     report,
     spark,
     throughput,
@@ -47,6 +48,7 @@ from penstock.bench.options import (
 from penstock.bench.partitions import PartitionsOptions
 from penstock.bench.progress import BenchProgress
 from penstock.bench.recovery import RecoveryOptions
+from penstock.bench.redelivery import RedeliveryOptions
 from penstock.bench.sparktopics import SparkOptions
 from penstock.core.codecs import CODECS
 from penstock.core.errors import PenstockError
@@ -152,6 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_recovery(commands)
     _add_backlog(commands)
     _add_groups(commands)
+    _add_redelivery(commands)
     _add_connections(commands)
     _add_cluster(commands)
     _add_cluster_partitions(commands)
@@ -315,6 +318,17 @@ def _add_groups(commands: Any) -> None:
         members="", partitions="", processes="of members", rate="records a second",
         rounds="kills", seconds="of commits",
         session_timeout="of members that are killed, in seconds",
+    )  # fmt: skip
+    _add_where(parser, defaults)
+
+
+def _add_redelivery(commands: Any) -> None:
+    defaults = RedeliveryOptions()
+    parser = _measurement(
+        commands, "redelivery", redelivery.run, defaults, "redelivery",
+        "work queues: how soon the job of a killed worker goes on elsewhere",
+        kills="of workers",
+        session_timeout="of workers, in seconds: by TCP a killed one is missed for so long",
     )  # fmt: skip
     _add_where(parser, defaults)
 

@@ -174,6 +174,12 @@ def test_groups(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_redelivery(tmp_path, capsys):
+    result = run(capsys, "redelivery", "--kills", "1", "--data", str(tmp_path))
+    assert 0 < result["redelivery_p50_ms"] <= result["redelivery_max_ms"]
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_throughput_of_a_cluster(tmp_path, capsys):
     result = run(
