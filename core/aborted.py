@@ -1,19 +1,19 @@
-"""Which transactions were aborted, segment by segment: the files `<base>.txn`.
+"""The aborted transactions of each segment: the files `<base>.txn`.
 
     ┌──────────────────────┬───────────┬───────────┬──────────────┬─────────────┬─────────────┐
     │ producer id      u64 │ epoch u32 │ crc   u32 │ first    u64 │ last    u64 │ stable  u64 │
     └──────────────────────┴───────────┴───────────┴──────────────┴─────────────┴─────────────┘
 
 One entry of 40 bytes for each ABORT marker of the segment, in its order. `last` is the marker's
-offset, `epoch` that of the transaction which it closed, `first` the offset of its BEGIN, `stable`
-the last stable offset behind the marker; the checksum covers the rest of the entry. Each
-transaction of a producer has an epoch of its own, so that (producer id, epoch) alone tells a reader
+offset, and `epoch` is the epoch of the transaction that it closed. `first` is the offset of its
+BEGIN, and `stable` is the last stable offset behind the marker. The checksum covers the rest of the
+entry. Each transaction of a producer has its own epoch: (producer id, epoch) alone tells a reader
 which batches to leave out.
 
-The file is there for every segment that ends behind the log's first ABORT marker, empty ones too:
-one that is missing there was deleted, and the next open makes it again. A log without aborts has
-none. An entry is in its file before readers may pass the transaction: what cannot be written now
-holds the last stable offset back (`held`) until it can.
+Every segment that ends behind the log's first ABORT marker has the file, even an empty one. A
+missing one was deleted, and the next open makes it again. A log without aborts has none. An entry
+is in its file before readers may pass the transaction. An entry that cannot be written now holds
+the last stable offset back (`held`) until it can.
 
 Owns the bytes and these files. Never reads the log (`replay` does, to make them again).
 """

@@ -1,7 +1,7 @@
-"""Is this image a whole, good batch of this partition? Asked of every batch before it is appended.
+"""Checks that an image is a whole, good batch of this partition, before the log appends it.
 
-Owns the checks that need nothing but the batch, and the words of their refusals. Who sent it and
-whether it is next is judged by `producers`.
+Owns the checks that need nothing but the batch, and the words of their refusals. `producers` judges
+the sender and the sequence.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def refused(error: ErrorCode, message: str) -> AppendResult:
 def verify(
     batch: memoryview, topic_id: bytes, partition: int, batch_bytes_max: int
 ) -> tuple[bytearray, BatchHeader] | Refusal:
-    """A private copy of the header and what it says, or why the batch is refused.
+    """Returns a private copy of the header and the parsed header, or the reason for a refusal.
 
-    All that is judged, and stamped later, comes from the copy: the batch itself may stand in memory
-    that its producer can still write.
+    All checks and later stamps use the copy: the batch itself may lie in memory that its producer
+    can still write.
     """
     private = bytearray(batch[:HEADER_BYTES])
     try:
@@ -80,8 +80,8 @@ def verify(
 def verify_verbatim(
     batch: memoryview, topic_id: bytes, partition: int
 ) -> BatchHeader | AppendResult:
-    """What the header of a leader's batch says, or why it is refused. What bounds its topic sets
-    now does not matter: it was accepted."""
+    """Returns the header of a leader's batch, or the reason for a refusal. The topic's present
+    bounds do not count, because the leader accepted the batch."""
     try:
         head = checked(batch)
         if (
@@ -103,7 +103,8 @@ def verify_verbatim(
 def _verify_body(
     batch: memoryview, private: bytearray, head: BatchHeader
 ) -> tuple[bytearray, BatchHeader] | Refusal:
-    """What the node itself reads of a batch: control records, and columns for work queues."""
+    """Checks the parts of a body that the node reads: control records, and columns for work
+    queues."""
     try:
         if head.attributes & ATTR_CONTROL:
             read_control(bytes(batch), 0, head)

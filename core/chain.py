@@ -1,8 +1,8 @@
 """The segments of an open log, one behind the other: all are read, the last one is written.
 
 A closed segment keeps its descriptor until a sync has brought it to the device; after that the
-active segment's is the only one. What an append that failed left behind the end is zeroed before
-anything else is written there.
+active segment's is the only one. Bytes that a failed append left behind the end are zeroed before
+the next write there.
 
 Owns the descriptors and the changes to the row of segments. Knows nothing of producers, epochs or
 what an error means to the log; every method may raise `StorageError`.
@@ -77,8 +77,8 @@ class Chain:
         active.valid = end
 
     def writeback(self, step: int) -> tuple[int, int, int] | None:
-        """(descriptor, position, length) of what the active segment holds that neither was synced
-        nor given out by this before, where it is `step` bytes or more."""
+        """Returns the (descriptor, position, length) of bytes in the active segment that are
+        neither synced nor returned before. Returns None below `step` bytes."""
         active = self.active
         begun = max(active.begun, active.synced)
         if active.valid - begun < step:
@@ -87,7 +87,7 @@ class Chain:
         return active.fd, begun, active.valid - begun
 
     def _clear_junk(self) -> None:
-        """What a failed write left must not look like a batch to a recovery."""
+        """Zeroes the bytes of a failed write, so that a recovery does not take them for a batch."""
         active = self.active
         end = min(self._junk_end, self._storage.size(active.fd))
         if end > active.valid:
@@ -121,8 +121,8 @@ class Chain:
     def rescue(
         self, failed: list[OpenSegment], log_end: int, boot_id: str, index_interval: int
     ) -> None:
-        """What a failed fsync needs (rule 16, see module `rescue`). Whatever fails in here leaves
-        the mark, and the log has to go offline."""
+        """Carries out the steps after a failed fsync (rule 16, see module `rescue`). An error in
+        here leaves the mark, and the log has to go offline."""
         storage, folder = self._storage, self._folder
         write_mark(storage, folder, boot_id, [segment.base_offset for segment in failed])
         for segment in failed:
@@ -153,8 +153,8 @@ class Chain:
     def truncate(
         self, base: int, position: int, offset: int, boot_id: str, index_interval: int
     ) -> None:
-        """End the log at `offset`, which stands at `position` of segment `base`. On the device when
-        it returns; when it raises, the log has to be recovered."""
+        """Ends the log at `offset`, which is at `position` of segment `base`. The cut is on the
+        device when this returns. After an exception the log has to be recovered."""
         storage, folder = self._storage, self._folder
         self.restoring.forget(base, self.active.base_offset)
         kept = None
@@ -181,7 +181,7 @@ class Chain:
         )
         kept.index.settle(durable=True)
         if position:
-            # Readers may stand in the old bytes of this file: never write other ones over them.
+            # Readers may map the old bytes of this file: never write other ones over them.
             self._append(create_segment(storage, folder, offset, index_interval))
             storage.fsync_folder(folder)
             self.retire()

@@ -1,13 +1,13 @@
-"""What is taken away from the front of an open log, and put in other places there.
+"""Removes segments from the front of an open log, and swaps cleaned segments into it.
 
     trim     producers kept, recovery point moved away -> `log-start` persisted -> published by the
              caller -> dead segments removed, the first one first
 
     swap     still what the cleaner read? -> recovery point moved away -> marked, done (`swapping`)
 
-Whatever a process dies in between: below a persisted start nothing is read, and the next open
-removes it; a marked swap is finished. An error behind those points takes nothing back: the next
-trim or swap goes on with it.
+A process may die between any two steps. Nothing below a persisted start is read, and the next open
+removes it; a marked swap is finished. An error after those points undoes nothing: the next trim or
+swap continues from there.
 
 Owns the log start and these orders. Never syncs batches; every method may raise `StorageError`.
 """
@@ -79,8 +79,8 @@ class Cleanup:
         return bool(first_live(self._chain.bases, self.log_start))
 
     def drop_dead(self, epochs: EpochCache | None) -> None:
-        """Remove the segments below the log start, and the epochs that ended there, if given. What
-        cannot be removed for want of room or descriptors stays for the next time."""
+        """Removes the segments below the log start, and the epochs that ended there, if given.
+        Segments that cannot be removed for lack of room or descriptors wait for the next call."""
         if not self.has_dead:
             return
         try:
@@ -102,8 +102,8 @@ class Cleanup:
         )
 
     def begin_swap(self, prepared: Prepared) -> SwapJob | None:
-        """What has to be done to put a cleaned segment in its place; None if the log is not what it
-        was made of any more, and nothing of it is kept then."""
+        """Returns the job that puts a cleaned segment in its place. Returns None and drops the
+        prepared files if the log has changed since the cleaner read it."""
         storage, folder = self._storage, self._folder
         self._check_idle()
         again = self._half == prepared

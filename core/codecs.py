@@ -1,8 +1,9 @@
-"""What compresses bodies: lz4 always, zstd where a library for it is there.
+"""Compresses and expands bodies: lz4 always, zstd where a library for it is installed.
 
-zstd is the standard library's from Python 3.14 on and the same module from `backports.zstd` before
-(the extra `zstd`); it is looked for when first needed. Owns the libraries and their bounds:
-expanding never makes more than it was told to. Knows nothing of what is in a body.
+zstd is part of the standard library from Python 3.14 on. Older versions use the same module from
+`backports.zstd` (the extra `zstd`). The first use looks for it. Owns the libraries and their
+bounds: expanding never makes more bytes than the caller allows. Knows nothing of the contents of a
+body.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ class BinaryColumn(Sequence[bytes | None]):
         data: memoryview,
         valid: npt.NDArray[np.bool_] | None = None,
     ) -> None:
-        """`offsets` of a few items may be plain numbers: no array is made unless it is asked for
-        (records that come one by one are read 5 us earlier)."""
+        """Takes `offsets` of a few items as plain numbers and makes an array only on request. This
+        reads records that come one by one 5 us earlier."""
         self._bounds = offsets if isinstance(offsets, tuple) else None
         self._offsets = None if isinstance(offsets, tuple) else offsets
         self.data = data

@@ -1,11 +1,12 @@
-"""What a reader of committed records leaves out: batches of aborted transactions.
+"""Leaves the batches of aborted transactions out, for readers of committed records.
 
-Which these are stands in the `.txn` files (`aborted`), segment by segment, each of them in that of
-its marker, which may lie behind the batch. Below the last stable offset all is decided and noted,
-so the files are looked at only where a transactional batch is met above what was known so far, and
-only for what was added to them. Batches without a transaction never come here.
+The `.txn` files (`aborted`) list these transactions by segment: each is in the file of its marker,
+which may lie behind the batch. Below the last stable offset every transaction is decided and noted.
+So the files are read only when a reader meets a transactional batch above the known offset, and
+only their new entries. Batches without a transaction never come here.
 
-Owns what was read of these files. In the consumer's process and the cleaner's; never writes.
+Owns the entries read from these files. Runs in the consumer's process and the cleaner's; never
+writes.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class AbortedTransactions:
                 if end > offset and not self._add(base, last_stable)
             ]
             # One that is missing was never made, or went with its segment while this was reading:
-            # what it said stands in that of the segment before then.
+            # its entries are in the file of the segment before it then.
             before, bases = bases, missing and list_segments(self._storage, self._folder)
             if not missing or bases == before:
                 break
@@ -83,8 +84,9 @@ class AbortedTransactions:
             self._last_of = {who: last for who, last in self._last_of.items() if last >= offset}
 
     def _add(self, base: int, last_stable: int) -> bool:
-        """What is new in the file of a segment; whether there is one. What stands there of markers
-        from `last_stable` on is read again: a replica may cut them off, and write others."""
+        """Reads the new entries in the file of a segment, and returns whether the file exists.
+        Reads entries of markers from `last_stable` on again: a replica may cut them off and write
+        others."""
         storage, path = self._storage, txn_path(self._folder, base)
         try:
             fd = storage.open(path, READ)

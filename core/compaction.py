@@ -1,4 +1,4 @@
-"""Keeping the newest record of each key: what the cleaner's process does to closed segments.
+"""Keeps the newest record of each key: the cleaner's process compacts closed segments.
 
     plan       which closed segments may be cleaned, and how much of them is new since the last time
     map        key -> last offset, of what is new only; bounded in keys: a pass goes so far, and the
@@ -13,15 +13,15 @@
     below the log start                             no
     of an aborted transaction                       no, before its marker goes
 
-Every transaction that reaches into it is decided, and its marker durable. What was committed
-is written as if there had been none: without the flag, it needs neither BEGIN nor COMMIT. Aborted
-batches go, with or before their markers, since markers stand behind their data and groups are
-swapped in order. The files that note aborts stay: readers may still read what was there before.
+Every transaction that reaches into it is decided, and its marker is durable. Committed batches are
+written without the transactional flag, so they need neither BEGIN nor COMMIT. Aborted batches go,
+with or before their markers: markers lie behind their data, and groups are swapped in order. The
+files that note aborts stay: readers may still read the old segments.
 
-The delete horizon is stamped when a pass first sees the tombstone: by then nothing older of its key
+A pass stamps the delete horizon when it first sees the tombstone. By then nothing older of its key
 is left below, since groups are swapped in order. A batch without records goes, and so does a
-control batch, but for the last one of each producer, whose sequence a rebuild needs, and the last
-of a group, so that every segment ends where the next begins.
+control batch, with two exceptions. The last batch of each producer stays, because a rebuild needs
+its sequence. The last batch of a group stays, so that every segment ends where the next begins.
 
 Owns the choice. Writes only files of its own (`swapping`); the writer puts them in place. Imports
 numpy: for the cleaner's process only.
@@ -69,7 +69,8 @@ class Cleanable:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What may be cleaned: offsets from `dirty_from` on are new since the last time."""
+    """The segments that may be cleaned. Offsets from `dirty_from` on are new since the last
+    time."""
 
     folder: str
     log_start: int
@@ -93,7 +94,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Stats:
-    """What a pass read, kept and dropped."""
+    """Counts of what a pass read, kept and dropped."""
 
     bytes_read: int = 0
     bytes_written: int = 0
@@ -119,9 +120,10 @@ def plan_compaction(
     now_us: int,
     min_lag_us: int = 0,
 ) -> Plan:
-    """The closed segments of `bases` (the last one is active) that lie wholly below `bound`, the
-    least of high watermark, last stable and durable offset (rule 21), and whose newest append is at
-    least `min_lag_us` old. Raises `StorageError` where one is gone meanwhile."""
+    """Chooses the closed segments of `bases` (the last one is active) that a pass may clean. They
+    lie wholly below `bound`: the least of high watermark, last stable and durable offset (rule 21).
+    Their newest append is at least `min_lag_us` old. Raises `StorageError` where a segment has gone
+    meanwhile."""
     found = []
     for base, end in pairwise(bases):
         if end > bound:
@@ -144,8 +146,8 @@ def plan_compaction(
 
 @dataclass(slots=True)
 class Compaction:
-    """One pass over a plan. Take the prepared ones one by one, and the next only after the writer
-    has swapped the last; when there is no more, `reached` says how far the log is clean."""
+    """One pass over a plan. Take the prepared segments one by one: the next only after the writer
+    has swapped the last. At the end, `reached` says how far the log is clean."""
 
     storage: Storage
     plan: Plan
@@ -182,8 +184,9 @@ class Compaction:
             save_cleaned_to(self.storage, self.plan.folder, self.reached)
 
     def _decided(self) -> Plan:
-        """The plan without the segments that a transaction reaches into whose marker is not within
-        the plan: a power cut may take that marker back, and another outcome come."""
+        """Returns the plan without segments that an undecided transaction reaches into: its marker
+        is not within the plan. A power cut may take that marker back, and another outcome may
+        follow."""
         undecided: dict[int, int] = {}
         for segment in self.plan.segments:
             if segment.end <= self.plan.dirty_from:
@@ -203,8 +206,9 @@ class Compaction:
     # ---- map
 
     def _read(self) -> None:
-        """The newest offset of each key, from where the log is dirty as far as the bound of keys
-        allows, but at least one batch; and the last batch of each producer in all of it."""
+        """Reads the newest offset of each key, from the start of the dirty part as far as the bound
+        of keys allows. Reads at least one batch. Also reads the last batch of each producer in the
+        whole plan."""
         latest, dirty_from, full = self._latest, self.plan.dirty_from, False
         self.reached = self.plan.end
         for segment in self.plan.segments:
@@ -237,7 +241,8 @@ class Compaction:
     def _batches(
         self, segment: Cleanable, *, bodies: bool
     ) -> Iterator[tuple[Scan, int, hd.BatchHeader]]:
-        """The batches of a segment with where they stand; raises if they do not reach its end."""
+        """Yields the batches of a segment with their positions; raises if they do not reach its
+        end."""
         folder = self.plan.folder
         fd = open_for_reading(self.storage, folder, segment.base)
         try:
@@ -303,7 +308,8 @@ class Compaction:
     def _thin(
         self, batch: memoryview, head: hd.BatchHeader, is_last: bool
     ) -> tuple[list[hd.Buffer] | None, bool]:
-        """What stays of a batch, None if nothing does; and whether that is all of it."""
+        """Returns the rest of a batch, None if nothing is left, and whether the rest is the whole
+        batch."""
         needed = is_last or self._last_of[head.producer_id] == head.base_offset
         header, body = bytearray(batch[: hd.HEADER_BYTES]), batch[hd.HEADER_BYTES :]
         if head.attributes & hd.ATTR_CONTROL or not head.record_count:

@@ -4,7 +4,7 @@ A batch of one record, one offset long, that reaches no reader. Its header says 
 and a recovery have to know, so that neither looks into bodies:
 
     attributes       control | transactional | has keys
-    producer id      whose transaction
+    producer id      the owner of the transaction
     producer epoch   BEGIN: that of the transaction; COMMIT, ABORT: one above it
     base sequence  ┌────────────────────────────┬────────────────────────────┐
                    │ type                   u32 │ coordinator epoch      u32 │
@@ -17,7 +17,7 @@ record says the same again, for tools that read records:
            │ version  u16 │ type     u16 │          │ reserved u32 │ coordinator  │
            └──────────────┴──────────────┘          └──────────────┴─ epoch  u32 ─┘
 
-Owns these bytes. What a marker does to a transaction is `producers`' business. Without numpy.
+Owns these bytes. `producers` decides the effect of a marker on a transaction. Without numpy.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class ControlType(IntEnum):
 
 
 class Control(NamedTuple):
-    """What a control batch says. `epoch` is that of the transaction, whichever the header has."""
+    """The contents of a control batch. `epoch` is that of the transaction, whichever the header
+    has."""
 
     type: ControlType
     producer_id: int
@@ -82,8 +83,8 @@ def is_control(head: hd.BatchHeader) -> bool:
 
 
 def control_of(head: hd.BatchHeader) -> Control:
-    """What the header of a control batch says. Raises `UnsupportedVersionError` for a type that
-    this build does not know, and `CorruptBatchError` for an impossible header."""
+    """Parses the header of a control batch. Raises `UnsupportedVersionError` for a type that this
+    build does not know, and `CorruptBatchError` for an impossible header."""
     number = head.base_sequence & _TYPE_MASK
     try:
         kind = ControlType(number)

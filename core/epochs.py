@@ -1,4 +1,4 @@
-"""Which leader epoch began at which offset: what rule 15 and every truncation check build on.
+"""The start offset of each leader epoch; rule 15 and every truncation check build on it.
 
     ┌──────────────┬─────────┬─────────┬─────────────┬────────────┐
     │ magic PSEP   │ version │ 0   u16 │ crc32c  u32 │ count  u32 │
@@ -24,9 +24,9 @@ EPOCHS_MAGIC: Final = b"PSEP"
 EPOCHS_VERSION: Final = 1
 EPOCHS_FILE: Final = "epochs"
 EPOCHS_MAX: Final = 10_000
-"""Epochs that are known; the oldest go. Replicas keep those from before their log start, so that
-another one, whose log is older, is told where it parted from theirs and not just where they begin.
-"""
+"""Bound of the known epochs; the oldest go. Replicas keep epochs from before their log start.
+Another replica with an older log so learns where it parted from theirs, not just where theirs
+begin."""
 
 
 class EpochCache:

@@ -1,8 +1,8 @@
 """The tree of errors that a caller can act on, and the numbers they travel as in acknowledgements.
 
-Owns the names and the one bit that matters to a caller, `retriable`. What a producer itself sends
-again is `SENT_BACK`. Knows nothing of where errors arise.
-A message says what was tried, on which topic, partition and node, and what to do.
+Owns the names and the one bit that matters to a caller, `retriable`. A producer itself sends
+batches with an error of `SENT_BACK` again. Knows nothing of where errors arise. A message says what
+was tried, on which topic, partition and node, and what to do.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 
 class ErrorCode(IntEnum):
-    """What an acknowledgement carries (i32). Frozen: numbers are never reused."""
+    """The result in an acknowledgement (i32). Frozen: numbers are never reused."""
 
     NONE = 0
     CORRUPT_BATCH = 1
@@ -49,7 +49,7 @@ class PenstockError(Exception):
 
 
 class PenstockTimeout(PenstockError, TimeoutError):
-    """A bounded wait ran out. What was waited for may still happen."""
+    """A bounded wait ran out. The awaited event may still happen."""
 
     retriable = True
 
@@ -174,8 +174,8 @@ class DeliveryError(PenstockError):
 
 
 class StaleGenerationError(PenstockError):
-    """The group gave the partition to another member (or a new grant to this one): what was
-    processed meanwhile may be processed again there, and commits nothing here."""
+    """The group gave the partition to another member, or a new grant to this one. The new owner may
+    process the same records again, and this member commits nothing."""
 
 
 class UnknownMemberError(PenstockError):
@@ -195,8 +195,8 @@ class ProducerFencedError(TransactionError):
 
 
 class StageDecidedError(TransactionError):
-    """The epoch of this stage is decided already, so its records are to be left out: the work was
-    done by an earlier try, or given up."""
+    """The epoch of this stage is decided already, so the caller leaves its records out. An earlier
+    try did the work, or gave it up."""
 
 
 def named(name: str, message: str) -> PenstockError:

@@ -1,4 +1,4 @@
-"""Forcing the log to the device: the job that another thread may run, and what it moves.
+"""Forces the log to the device, by a job that another thread may run.
 
     begin     this thread    what is dirty now, and the recovery point that it will have reached
     run       any thread     fdatasync of the segments, fsync of the folder: system calls only
@@ -34,8 +34,8 @@ from penstock.core.storage import Storage
 logger = logging.getLogger("penstock.core.log")
 
 INDEX_SYNC_ENTRIES: Final = 4096
-"""Index entries of the active segment after which a sync takes its index along: after a power cut
-at most this many intervals of log (64 MiB) are walked again for their headers."""
+"""Index entries of the active segment after which a sync includes its index. After a power cut a
+recovery reads the headers of at most this many intervals of log (64 MiB) again."""
 
 POINT_SYNC_EVERY: Final = 64
 POINT_SYNC_BYTES: Final = 16 << 20
@@ -48,8 +48,8 @@ minute's worth or a whole segment goes at once, and other syncs of the device wa
 
 
 class Writeback(NamedTuple):
-    """What the kernel is to begin to write. `run` may be called in any thread, or not at all: a
-    sync does what was not begun. A descriptor that was closed meanwhile does no harm."""
+    """A range of bytes for the kernel to begin to write. Any thread may call `run`, or none: a sync
+    writes the rest. A descriptor that was closed meanwhile does no harm."""
 
     storage: Storage
     fd: int
@@ -75,8 +75,8 @@ class SyncJob:
     error: StorageError | None = None
     folder_error: StorageError | None = None
     aborted: set[int] = field(default_factory=set)
-    """Segments whose `.txn` goes along: it must be on the device before the recovery point passes
-    what it speaks of, since it is not looked for again below."""
+    """Segments whose `.txn` belongs to this sync. The file must be on the device before the
+    recovery point passes its markers, since a recovery does not look for them below."""
     indexes: list[int] = field(default_factory=list)
     """Segments whose indexes were made again, and are to come into place."""
     ran: bool = False
@@ -128,7 +128,7 @@ class SyncJob:
 
 
 class Syncs:
-    """What of a log is on the device, and the job that is under way."""
+    """The synced part of a log, and the sync job that is under way."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Syncs:
         # Those of a process that was killed may not be on the device yet.
         self._fresh_snapshots = list(self._snapshots.offsets)
         self._fresh_points = 0  # written since the file was last synced
-        self._kept = point if is_settled else None  # stands in it on the device, or an older one
+        self._kept = point if is_settled else None  # the file on the device has it, or an older one
         self._point = point
         self._settled = point if is_settled else None
         chain.folder_changed = not is_settled
@@ -240,8 +240,9 @@ class Syncs:
         rescue: Callable[[list[OpenSegment]], None],
         new_point: Callable[[], RecoveryPoint],
     ) -> None:
-        """Take over what a job reached. Raises a retriable `StorageError` if some of it was not
-        even begun and has to be asked for again, any other one if the log must go offline."""
+        """Takes over the result of a job. Raises a retriable `StorageError` if some of it was not
+        even begun: the caller asks for a sync again. After any other error the log must go offline.
+        """
         if job is not self.job or not job.ran:
             raise ValueError("finish_sync wants the job that begin_sync gave, after it ran")
         self.job = None
@@ -285,7 +286,7 @@ class Syncs:
         self._left = min(self._left, point.segment_base)
 
     def begin_anew(self, point: RecoveryPoint) -> None:
-        """The log is empty and stands at this point."""
+        """Records that the log is empty and begins at this point."""
         self.move(point)
         self._snapshots.list_again()
         self._fresh_snapshots = []
@@ -296,8 +297,8 @@ class Syncs:
         return self.durable if self.committed is None else min(self.durable, self.committed)
 
     def leave(self, end: int) -> None:
-        """See to it that segments below `end`, where a segment begins and below which all is on the
-        device, may go or change: no recovery point names one, whatever a power cut brings back.
+        """Prepares for segments below `end` to go or change: no recovery point names one, not even
+        after a power cut. A segment begins at `end`, and everything below it is on the device.
 
         Raises a retriable `StorageError` while a sync is under way that began in one.
         """
@@ -310,7 +311,7 @@ class Syncs:
                 retriable=True,
             )
         point = self._point
-        if point.segment_base < end:  # it stands at the end of a segment that was closed since
+        if point.segment_base < end:  # it is at the end of a segment that was closed since
             self._storage.fsync_folder(self._folder)  # the next one's name may not be there yet
             point = replace(point, segment_base=end, position=0, offset=end)
         for durable in (False, True):  # both slots
@@ -318,8 +319,8 @@ class Syncs:
         self._point, self._left = point, point.segment_base
 
     def keep_producers(self, end: int) -> bool:
-        """Whether what the batches below `end` say of their producers is on the device without
-        them: in a good snapshot of the durable log at `end` or above."""
+        """Returns whether the device keeps the producer state below `end` without the batches
+        there. A good snapshot of the durable log at `end` or above keeps it."""
         found = self._snapshots.newest(self._settled_to)
         if found is None or found < end:
             return False
@@ -355,11 +356,11 @@ class Syncs:
             )
 
     def snapshot(self, producers: ProducerTable, log_end: int, *, durable: bool = False) -> None:
-        """Write the producer state. A failure is only logged: it costs recovery time. `durable`: at
-        once, for a recovery point that stands there already or soon.
+        """Writes the producer state. A failure is only logged: it costs recovery time. `durable`
+        syncs the file at once, for a recovery point that is there already or soon.
 
-        One that is there already is not replaced: it may be on the device, and the only one that
-        knows producers from before the log start.
+        An existing snapshot is not replaced. It may be on the device, and it may be the only one
+        with producers from before the log start.
         """
         try:
             if not self._snapshots.has(log_end):

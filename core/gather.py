@@ -88,7 +88,8 @@ def ranges(starts: Longs, lengths: Longs) -> Longs:
 def gather(
     data: Bytes, starts: Longs, lengths: Longs, valid: npt.NDArray[np.bool_] | None = None
 ) -> BinaryColumn:
-    """A column of these items in this order; its bytes are a view where they stand so already."""
+    """Returns a column of these items in this order; its bytes are a view where they already lie
+    so."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     total = int(offsets[-1])
@@ -115,7 +116,7 @@ def take(column: BinaryColumn, rows: Longs) -> BinaryColumn:
 
 
 def without_hidden_bytes(column: BinaryColumn) -> BinaryColumn:
-    """The column with nothing behind its nulls (Arrow lets anything stand there)."""
+    """Returns the column with nothing behind its nulls (Arrow allows any bytes there)."""
     if column.valid is None:
         return column
     lengths = np.diff(column.offsets).astype(np.int64)

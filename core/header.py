@@ -46,8 +46,8 @@ BATCH_BYTES_MAX: Final = 1 << 28
 """A batch longer than this is taken for garbage, whatever its checksum says."""
 RECORDS_MAX: Final = 1 << 24
 RAW_BODY_MAX: Final = 1 << 26
-"""What a compressed body may expand to, in bytes. Encoders leave larger ones plain; a batch that
-claims more is refused before it gets into a log, where nobody could read it."""
+"""The bytes to which a compressed body may expand, at most. Encoders leave larger ones plain. A
+batch that claims more is refused before it gets into a log, where nobody could read it."""
 OFFSET_MAX: Final = 1 << 62
 """No log gets so far: above it an offset would not fit the int64 columns it is read into."""
 
@@ -148,8 +148,8 @@ def pack_header(
     max_timestamp: int,
     raw_body_length: int,
 ) -> bytearray:
-    """The producer's header, with the broker's part blank and both checksums still to be set
-    (`seal` does so once the body stands behind it)."""
+    """Packs the producer's header. The broker's part is blank; `seal` sets both checksums once the
+    body is behind it."""
     topic_id, partition, producer_id, producer_epoch, base_sequence = identity
     return bytearray(
         HEADER.pack(

@@ -8,8 +8,8 @@
             └──────────────────────┴──────────────────────┘
 
 Entry i of both files speaks of the same batch. The running max is over all batches of the segment
-up to and including that one, so it never falls. Little-endian, 16 bytes an entry, no header: the
-files hold nothing that the log does not, and are rebuilt byte for byte when they are lost.
+up to and including that one, so it never falls. Entries are little-endian, 16 bytes each, without a
+header. The log has all the facts of these files, and lost ones are rebuilt byte for byte.
 
 Both may lag behind the log (entries are written 64 at a time): a reader scans on from the last.
 Owns the bytes of the two files and pure look-ups in them, for readers in other processes too.
@@ -44,10 +44,11 @@ def lookup_offset(index: Buffer, base_offset: int, target: int) -> tuple[int, in
 
 
 def lookup_time(times: Buffer, base_offset: int, timestamp: int) -> int:
-    """The offset at which a scan for the first batch with max timestamp >= `timestamp` starts.
+    """Returns the offset at which a scan for the first batch with max timestamp >= `timestamp`
+    starts.
 
-    That batch lies behind the entry before the first one that reaches `timestamp`, because the
-    running max up to that earlier entry is still below it.
+    The scan starts at the entry before the first one that reaches `timestamp`: the running max up
+    to that earlier entry is still below it.
     """
     count = len(times) // ENTRY_BYTES
     with memoryview(times)[: count * ENTRY_BYTES] as entries, entries.cast("q") as words:
@@ -56,7 +57,7 @@ def lookup_time(times: Buffer, base_offset: int, timestamp: int) -> int:
 
 
 def stem_path(folder: str, base_offset: int) -> str:
-    """What the names of all files of a segment begin with."""
+    """Returns the common start of the names of all files of a segment."""
     return f"{folder}/{base_offset:020d}"
 
 
@@ -67,10 +68,11 @@ def index_paths(folder: str, base_offset: int) -> tuple[str, str]:
 
 
 def trusted_entries(index: bytes, times: bytes, base_offset: int, limit: int) -> int:
-    """How many leading entries of both files are plausible and start below position `limit`.
+    """Returns how many leading entries of both files are plausible and start below position
+    `limit`.
 
-    A power cut leaves these files short or with zeroed pages, since they are not synced with the
-    log: entries must rise, agree with each other and stay inside the segment.
+    These files are not synced with the log: a power cut leaves them short or with zeroed pages. So
+    entries must rise, agree with each other and stay inside the segment.
     """
     count = min(len(index), len(times)) // ENTRY_BYTES
     last_offset, last_position, last_time = base_offset, 0, TIME_MIN
@@ -145,12 +147,13 @@ class IndexWriter:
         self._times = bytearray()
 
     def contents(self) -> tuple[bytes, bytes]:
-        """What is pending for both files: all there is, if nothing was ever flushed."""
+        """Returns the pending bytes of both files. They are all there is, if nothing was ever
+        flushed."""
         return bytes(self._index), bytes(self._times)
 
     def resume(self, limit: int) -> tuple[int, int]:
-        """Take over what the files say of batches below position `limit`; (base offset, position)
-        of the last batch so known, from which on all have to be noted again (itself as well)."""
+        """Takes over the entries of the files for batches below position `limit`. Returns the (base
+        offset, position) of the last such batch: note it and all behind it again."""
         paths = index_paths(self._folder, self.base_offset)
         index, times = (self._storage.read_file(path) or b"" for path in paths)
         count = trusted_entries(index, times, self.base_offset, limit)
@@ -162,7 +165,7 @@ class IndexWriter:
 
     def _keep(self, index: bytes, times: bytes, count: int) -> tuple[int, int]:
         kept = count * ENTRY_BYTES
-        # Kept entries stand among the pending ones until `settle` has compared them to the files.
+        # Kept entries are among the pending ones until `settle` has compared them to the files.
         self._index = bytearray(index[:kept])
         self._times = bytearray(times[:kept])
         self.entries = 0

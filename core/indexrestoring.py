@@ -3,10 +3,10 @@
     missing ──step: the headers are read──► prepared, under a name of its own
             ──the next sync: on the device──► renamed, so that readers find both files whole
 
-An open log has thousands of segments, and whoever opens it waits for none of these: without an
-index a look-up reads the headers of its segment from the start, and finds the same. The newest
-segments come first. What is dropped, cut or swapped meanwhile is forgotten; a process that dies
-leaves files that the next open removes.
+A log has thousands of segments, and an open waits for none of these. Without an index a look-up
+reads the headers of its segment from the start, and finds the same. The newest segments come first.
+Segments that are dropped, cut or swapped meanwhile are forgotten. A process that dies leaves files
+that the next open removes.
 
 Owns which indexes are missing, and their way back. Never decides when a step or a sync is due.
 """
@@ -42,7 +42,8 @@ def missing_indexes(storage: Storage, folder: str, bases: Sequence[int], below: 
 
 
 class IndexRestoring:
-    """See the module. `missing` rise; none of them is among the `prepared`."""
+    """The missing and the prepared indexes of a log. `missing` rise; none of them is among the
+    `prepared`."""
 
     def __init__(
         self, storage: Storage, folder: str, missing: Sequence[int], interval: int
@@ -113,7 +114,7 @@ class IndexRestoring:
                 storage.close(fd)
 
     def take_prepared(self) -> list[int]:
-        """What the next sync brings to the device."""
+        """Takes the prepared indexes that the next sync brings to the device."""
         taken, self._prepared = self._prepared, []
         self._syncing.update(taken)
         return taken

@@ -8,12 +8,12 @@
     swap     a cleaned segment takes the place of those that it was made of
 
 Invariants: log_start <= durable <= log_end; the active segment is the last one; one append lies in
-one segment; append timestamps never fall; nothing is visible to the caller's readers before the
+one segment. Append timestamps never fall. Nothing is visible to the caller's readers before the
 call returned. An append that raises has consumed nothing.
 
-Owns a log's life (open, close), the order of these steps, and the state between them. What only a
-replicated log does is `logreplica`'s. No threads, no sockets, no clock: time is an argument. File
-access only through `storage`, one open descriptor a partition.
+Owns a log's life (open, close), the order of these steps, and the state between them. `logreplica`
+does the rest for a replicated log. No threads, no sockets, no clock: time is an argument. File
+access is only through `storage`, with one open descriptor a partition.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ logger = logging.getLogger("penstock.core.log")
 
 
 class Log:
-    """See the module. Make one by `Log.open`; one thread calls it. Its attributes are set here and
-    by the `LogReplica` that has it, and read by everybody."""
+    """The log of one partition. Make one by `Log.open`; one thread calls it. Only this class and
+    the log's `LogReplica` set its attributes; everybody may read them."""
 
     def __init__(self, request: OpenRequest, recovered: Recovered, expiry: ProducerExpiry) -> None:
         self.storage = storage = request.storage
@@ -81,7 +81,7 @@ class Log:
         self.expiry = expiry
         self.aborted = AbortedWriter(storage, folder)
         if recovered.producers.transactions.aborted_from is not None:
-            # Who was killed may have noted some that no sync has taken to the device yet.
+            # A killed writer may have noted some that no sync has taken to the device yet.
             ends = pairwise((*recovered.bases, recovered.log_end))
             self.aborted.unsynced = {base for base, end in ends if end > recovered.durable}
         self.syncs = Syncs(
@@ -279,7 +279,7 @@ class Log:
             self.roll(now_us)
             valid = 0
         if now_us < self.append_timestamp:
-            now_us = self.append_timestamp  # the clock was set back: the log's time stands still
+            now_us = self.append_timestamp  # the clock was set back: the log's time does not move
         topic_id, partition = self.owner
         epoch, generation = order = self.leader_epoch, self.generation
         append_time = config.timestamp_type == "append"
@@ -346,10 +346,10 @@ class Log:
             flush_index(active, self.folder)
 
     def tend_producers(self) -> None:
-        """Note the transactions that were aborted, and forget producers where there are too many.
+        """Notes the transactions that were aborted, and forgets producers where there are too many.
 
-        Aborts come after the log and before anybody may read so far. What cannot be written now
-        holds the last stable offset back; the next sync or abort tries again.
+        The note follows the append and precedes any reader. A note that fails holds the last stable
+        offset back; the next sync or abort tries again.
         """
         producers = self.producers
         if producers.transactions.aborted:
@@ -454,16 +454,17 @@ class Log:
             self.finish_sync(job)
 
     def writeback(self) -> Writeback | None:
-        """What the kernel is to begin to write out, once enough came together. Promises nothing;
-        the next sync has less to wait for, and so have those of others."""
+        """Returns a range for the kernel to begin to write out, once there are enough bytes.
+        Promises nothing. It shortens the next sync, and the syncs of others."""
         found = self.chain.writeback(WRITEBACK_BYTES)
         return found and Writeback(self.storage, *found)
 
     def begin_sync(self) -> SyncJob | None:
-        """What has to be forced to the device for all that is appended now; None if nothing has.
+        """Returns the job that forces all present appends to the device; None if nothing is
+        pending.
 
-        Run it in any thread, then give it to `finish_sync`; appends may go on meanwhile. One at a
-        time: another one raises a retriable `StorageError`.
+        Run it in any thread, then give it to `finish_sync`; appends may go on meanwhile. One job at
+        a time: a second one raises a retriable `StorageError`.
         """
         self.check_online()
         if self.syncs.batches_above_snapshot >= self.config.snapshot_batches:
@@ -533,8 +534,9 @@ class Log:
         return True
 
     def begin_swap(self, prepared: Prepared) -> SwapJob | None:
-        """`swap` in steps: run the job in any thread (it waits for the device twice), then give it
-        to `finish_swap`; appends and syncs may go on meanwhile. None where `swap` says False."""
+        """Begins a `swap` in steps, or returns None where `swap` returns False. Run the job in any
+        thread (it waits for the device twice), then give it to `finish_swap`. Appends and syncs may
+        go on meanwhile."""
         self.check_online()
         try:
             return self.cleanup.begin_swap(prepared)
@@ -555,8 +557,8 @@ class Log:
         return not self.offline and self.chain.restoring.has_missing
 
     def restore_indexes(self, batches_max: int) -> bool:
-        """Read about so many headers for indexes that are missing; whether there is more to do.
-        What is ready comes into place with a sync, which is due then.
+        """Reads about `batches_max` headers for missing indexes, and returns whether there is more
+        to do. The next sync, which is due then, puts finished indexes in place.
 
         Raises a retriable `StorageError`, or `LogOfflineError` where a segment is damaged.
         """

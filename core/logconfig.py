@@ -41,15 +41,15 @@ class LogConfig:
     """Seconds between two syncs under `flush="interval"`."""
 
     timestamp_type: TimestampType = "create"
-    """Whose time the records carry: the producer's, or the append's for the whole batch."""
+    """The source of the records' time: the producer, or the append for the whole batch."""
 
     producer_batches_kept: int = 128
     """Batches remembered for each producer, so that a repeated one is answered as it was."""
 
     producers_max: int = 10_000
-    """Producers remembered for the partition. Beyond it those that are silent for longest go, but
-    for who has a lane, an open transaction, or appended within two minutes; of the last twice as
-    many may be there. It bounds memory, and what each snapshot and recovery writes and reads."""
+    """Producers remembered for the partition. Beyond it the longest silent ones go. A producer
+    stays if it has a lane or an open transaction, or appended within two minutes. Of the last kind
+    twice as many may be there. It bounds memory, and the size of each snapshot and recovery."""
 
     recovery_batches_max: int = 200_000
     """Batches above the recovery point at which a sync is due in every flush mode: it bounds how

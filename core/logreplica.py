@@ -1,4 +1,4 @@
-"""What only a replicated log does: keeps a leader's batches as they are, in epochs of others.
+"""Follows and leads a replicated log: keeps a leader's batches as they are, in epochs of others.
 
     append_verbatim   verify each batch, keep all its bytes; producers, transactions, epochs and
                       indexes are brought along as if it had been judged here
@@ -7,16 +7,16 @@
     truncate_to       the log ends earlier: synced, marked, published, cut
     begin_anew        everything goes, and an empty log starts elsewhere (`logrestart`)
 
-A batch continues the log if it begins where that ends, or beyond, if compaction took what was
-between: such a batch says so itself (`FLAG_COMPACTED`). In the log of one who copied it the gap may
-then be at any place, also in the active segment. Where a transaction is open that has data here,
-such a gap may be its outcome: it is not passed over, and `undecided` is from where on the log has
-to be cut and copied again; the leader has there what was decided. Who was away for longer than
-tombstones are kept may have records of keys that were deleted since, and takes no compacted batch
+A batch continues the log if it begins at the log's end. It may begin beyond the end if compaction
+removed the batches between; it says so itself (`FLAG_COMPACTED`). In a copy of the log the gap may
+then be at any place, also in the active segment. Where an open transaction has data here, such a
+gap may hide its outcome. The replica does not pass over it: it cuts the log at `undecided` and
+copies it again, and the leader has the outcome there. A replica that was away for longer than
+tombstones are kept may have records of keys that were deleted since. It takes no compacted batch
 behind them (`is_outdated`): its log has to begin again.
 
-Owns what a replica does to its log, and the order of these steps. Who leads, and what is committed,
-others say.
+Owns a replica's changes to its log, and the order of these steps. Others decide the leader and the
+committed offset.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ Publish = Callable[[int], None]
 
 
 class Verbatim(NamedTuple):
-    """What became of some batches: the first `taken` of them are in the log, which ends at
-    `log_end`; `error` and `message` say why not the next one."""
+    """The result of an append of some batches: the first `taken` of them are in the log, which ends
+    at `log_end`. `error` and `message` give the reason against the next one."""
 
     log_end: int
     taken: int
@@ -51,7 +51,7 @@ class Verbatim(NamedTuple):
 
 
 class LogReplica:
-    """See the module. It has the log, and changes it as only `Log` does besides."""
+    """The replica's side of a log. It has the log; besides it only `Log` itself changes it."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -73,15 +73,16 @@ class LogReplica:
         copied: Container[int] = (),
         was_away: bool = False,
     ) -> Verbatim:
-        """Append these batches of the leader's log, in order, up to the first that cannot be; those
-        that are here already count as taken. Without `passes_over` none may begin beyond the end,
-        compacted or not: what stands between may have been refused. `copied`: what was
-        `undecided` and is copied again: what is open there is open in the leader's log, too.
-        `was_away`: tombstones behind the end may have come and gone, where compaction was.
+        """Appends these batches of the leader's log, in order, up to the first that it must refuse.
+        Batches that are here already count as taken. Without `passes_over` none may begin beyond
+        the end, compacted or not: the batches between may have been refused. `copied` names an
+        earlier `undecided` that is copied again: a transaction open there is open in the leader's
+        log, too. `was_away` says that tombstones behind the end may have come and gone through
+        compaction.
 
-        `publish` is called with a lower end where an empty log has to begin a little earlier: with
-        the batch in which the leader's log starts. Raises a retriable `StorageError` with nothing
-        consumed, or `LogOfflineError`.
+        Calls `publish` with a lower end where an empty log has to begin a little earlier, with the
+        first batch of the leader's log. Raises a retriable `StorageError` with nothing consumed, or
+        `LogOfflineError`.
         """
         log = self._log
         log.check_online()
@@ -155,8 +156,8 @@ class LogReplica:
     def _doubt(
         self, head: BatchHeader, has_open: bool, copied: Container[int]
     ) -> tuple[ErrorCode, str]:
-        """Why what compaction took before a batch may not be passed over. `has_open`: open data
-        stands between the log's end and that batch."""
+        """Returns why a replica may not pass over the batches that compaction removed before this
+        one. `has_open` says that open data lies between the log's end and that batch."""
         undecided = self._log.producers.undecided()
         if not all(start in copied for start in undecided):
             self.undecided = undecided
@@ -214,8 +215,8 @@ class LogReplica:
             log.tend_producers()
 
     def _learn_epochs(self, heads: list[BatchHeader]) -> None:
-        """What compaction took before a batch counts as its epoch's: of what was here instead,
-        nobody can tell."""
+        """Learns epochs from these batches. A gap before a batch counts as part of its epoch:
+        nobody knows the epochs that compaction removed."""
         known, end = EpochCache(list(self._log.epochs.entries)), self._log.log_end
         for head in heads:
             known.assign(head.leader_epoch, end)
@@ -236,8 +237,8 @@ class LogReplica:
     # ---- roles
 
     def lead(self, epoch: int) -> None:
-        """What is appended from now on is of that epoch. Raises `NotLeaderError` where the log has
-        a later one, a retriable `StorageError` with nothing changed, or `LogOfflineError`."""
+        """Begins that epoch at the log's end. Raises `NotLeaderError` where the log has a later
+        one, a retriable `StorageError` with nothing changed, or `LogOfflineError`."""
         log = self._log
         log.check_online()
         if epoch < log.epochs.latest or (epoch, log.generation) < log.order:
@@ -266,12 +267,13 @@ class LogReplica:
     # ---- truncation
 
     def truncate_to(self, offset: int, publish: Publish | None = None) -> int:
-        """End the log at `offset`, or at the start of the batch that holds it; the new end.
+        """Ends the log at `offset`, or at the start of the batch that holds it. Returns the new
+        end.
 
-        Syncs first. `publish` is called with the new end once the truncation is certain to happen
-        and before anything is cut: had the state page shown a higher one after the cut, the next
-        open in this boot would take the difference for damage. Raises `LogOfflineError` when it
-        fails half-way: the next open finishes it.
+        Syncs first. Calls `publish` with the new end once the truncation is certain to happen, and
+        before the cut. A state page with a higher end after the cut would look like damage to the
+        next open in this boot. Raises `LogOfflineError` when it fails half-way: the next open
+        finishes it.
         """
         log = self._log
         if offset >= log.log_end:

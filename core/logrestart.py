@@ -1,7 +1,7 @@
-"""A log that begins again: nothing of what it held counts any more, and it starts elsewhere, empty.
+"""Begins a log again: all its batches are void, and it starts elsewhere, empty.
 
     point      a recovery point that says so, on the device: from then on it happens
-    published  by the caller, since what a page shows above the new end would be taken for damage
+    published  by the caller, since a higher end on the state page would look like damage
     wiped      segments, indexes, snapshots, epochs; an empty segment where the log starts
     point      the same without saying so
 

@@ -1,12 +1,12 @@
-"""Where a log starts, once that is not where its first segment starts.
+"""The start of a log that is not the start of its first segment any more.
 
     ┌────────────┬─────────┬─────────┬─────────────┬─────────────────────────┐
     │ magic PSLS │ version │ 0   u16 │ crc32c  u32 │ log start, offset   u64 │
     └────────────┴─────────┴─────────┴─────────────┴─────────────────────────┘
 
-Replaced as a whole and fsynced before anything below the offset is taken away; a log without this
-file starts with its first segment. Whole segments below the start may still be there after a crash:
-they are dead, and the next open removes them.
+The file is replaced as a whole, and fsynced before anything below the offset is removed. A log
+without this file starts with its first segment. Whole segments below the start may still be there
+after a crash: they are dead, and the next open removes them.
 
 Owns the file `log-start` and the line between dead and live segments. Never removes anything.
 """
@@ -43,10 +43,10 @@ def decode_start(data: bytes, magic: bytes = START_MAGIC) -> int | None:
 
 
 def load_start(storage: Storage, folder: str) -> int:
-    """The persisted log start; 0 where there is none, or none that can be read.
+    """Returns the persisted log start; 0 where there is none, or none that can be read.
 
-    The file is written as one step, so only damage explains one that cannot be read: the log then
-    starts with its first segment again, which shows records that were trimmed and loses none.
+    The file is written as one step, so only damage explains one that cannot be read. The log then
+    starts with its first segment again, which shows trimmed records and loses none.
     """
     path = f"{folder}/{START_FILE}"
     data = storage.read_file(path)

@@ -44,8 +44,8 @@ def read_batches(
 def find_timestamp(
     storage: Storage, folder: str, bases: list[int], log_start: int, log_end: int, timestamp: int
 ) -> int | None:
-    """The base offset of the first batch with a record at or after `timestamp`, None if no batch
-    has one; the log start if that lies within the batch."""
+    """Returns the base offset of the first batch with a record at or after `timestamp`. Returns the
+    log start if that lies within the batch, and None if no batch has such a record."""
     for i, base in enumerate(bases):
         until = bases[i + 1] if i + 1 < len(bases) else log_end
         times = storage.read_file(index_paths(folder, base)[1]) or b""

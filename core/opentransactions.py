@@ -1,8 +1,8 @@
 """The transactions that are open in one partition's log, and what ended lately.
 
-Owns the judgement of control batches (the second table of `producers`), the order in which open
-transactions began, which gives the last stable offset, and what aborts leave to be noted
-(`aborted`). `ProducerTable` drives it: nothing here knows of sequences or files.
+Owns the judgement of control batches (the second table of `producers`) and the entries that aborts
+leave to note (`aborted`). Owns the order in which open transactions began, which gives the last
+stable offset. `ProducerTable` drives it: nothing here knows of sequences or files.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class OpenTransactions:
         )
 
     def commit(self) -> None:
-        """What happened since the last time is in the log."""
+        """Confirms that all changes since the last call are in the log."""
         self._undo.clear()
         if self._ended:
             if self.aborted_from is None:
@@ -166,7 +166,7 @@ class OpenTransactions:
 
 
 def decode_open(data: memoryview, count: int) -> list[OpenTransaction]:
-    """Raises `struct.error` where fewer than `count` stand there."""
+    """Decodes `count` open transactions. Raises `struct.error` where the data has fewer."""
     found = []
     for i in range(count):
         producer_id, epoch, _, first, began = OPEN_ENTRY.unpack_from(data, i * OPEN_ENTRY.size)

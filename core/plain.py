@@ -1,8 +1,8 @@
 """Batches of keyed records without numpy: for the node and the writers, which do not load it.
 
-The bytes are exactly those that `encode` makes of the same records, and what `columns` reads out of
-a batch this reads too; a test holds both to that. Meant for few small records: a coordinator's
-decisions, a control batch.
+The bytes are exactly those that `encode` makes of the same records. This module reads the same
+records out of a batch as `columns`. A test holds both to that. Meant for few small records: a
+coordinator's decisions, a control batch.
 
 Owns nothing but the way there and back. Reads any batch (compressed, sparse, emptied); writes dense
 ones without codec and headers, all of one timestamp.
@@ -161,7 +161,7 @@ def expanded(stored: bytes | memoryview, head: hd.BatchHeader) -> bytes:
 
 
 def behind_block(stored: bytes | memoryview) -> bytes | memoryview:
-    """The part of a compressed body after its block, which is not compressed."""
+    """Returns the uncompressed bytes behind the block of a compressed body."""
     return stored[(_block_end(stored) + 7) & -8 :]
 
 

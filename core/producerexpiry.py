@@ -1,4 +1,4 @@
-"""Which producers a log forgets, and when.
+"""Chooses the producers that a log forgets, and the time for it.
 
     silent for 7 days           at each snapshot
     more than `producers_max`   the longest silent, some at a time
@@ -6,7 +6,7 @@
 A producer with a lane is never forgotten (rule 3). Silence is counted in the log's own time, and
 not before its believed one: append times jump with the wall clock.
 
-Owns when, and how many it were. What is forgotten with a producer, `producers` says.
+Owns the time, and the count of forgotten producers. `producers` removes their state.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a partition knows of its producers: which batches are in the log, and what may come next.
+"""The producer state of a partition: the batches in the log, and the batch that may come next.
 
 Owns the judgement of (producer id, epoch, sequence) and the snapshot file of that state. Never
 touches files itself and never reads the log: `admit` is called before the append, `replay` by
@@ -29,12 +29,12 @@ Control batches (`control`) begin and end transactions. One at a time is open of
                one below e is open                      ABORT closes it; COMMIT:
                                                         TRANSACTION_NOT_OPEN
 
-A repeated one is answered with its offset while it is remembered, whatever stands above; one of an
-older coordinator epoch than the producer's last is refused as stale.
+A repeated one is answered with its offset while it is remembered, before any line above applies.
+One of an older coordinator epoch than the producer's last is refused as stale.
 
 Sequences count offsets from 0 in every epoch and never wrap (u64). A batch takes `last_offset_delta
 + 1` of them and not `record_count`, so that compaction changes no sequence. A control batch takes
-none. Its type stands where others have their sequence, and is remembered there above all sequences.
+none. Its type is in the field of the sequence, and is remembered there above all sequences.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ SNAPSHOT_HEAD: Final = struct.Struct("<4sHHIIQ")
 """Magic, version, reserved, crc32c of all with itself zeroed, producers, offset."""
 SNAPSHOT_TRANSACTIONS: Final = struct.Struct("<qII")
 """From version 2 on, behind the head: offset of the log's first ABORT marker (-1: none), open
-transactions, reserved. The open ones (`opentransactions.OPEN_ENTRY`) stand behind all producers."""
+transactions, reserved. The open ones (`opentransactions.OPEN_ENTRY`) follow behind all producers.
+"""
 SNAPSHOT_PRODUCER_V1: Final = struct.Struct("<QIIQq")
 SNAPSHOT_PRODUCER: Final = struct.Struct("<QIIQqII")
 """Producer id, epoch, remembered batches that follow, next sequence, last append timestamp; from
@@ -140,8 +141,9 @@ class ProducerTable:
     # ---- appending
 
     def admit(self, head: BatchHeader, base_offset: int, append_timestamp: int) -> Answer | None:
-        """Take a batch that is about to be appended at `base_offset`; an `Answer` if it must not
-        be. What was taken counts at once, so the next batch of the same call builds on it."""
+        """Takes a batch that is about to be appended at `base_offset`, or returns an `Answer` that
+        refuses it. A taken batch counts at once, so the next batch of the same call builds on it.
+        """
         producer_id = head.producer_id
         epoch = head.producer_epoch
         producer = self._producers.get(producer_id)
@@ -207,8 +209,8 @@ class ProducerTable:
             return None
         if judged[0] is not ErrorCode.NONE:
             return _refused(*judged)
-        # Where it stands is forgotten, but it is all below here: who waits for it to be durable
-        # waits for enough.
+        # Its offset is forgotten, but it is all below here: a producer that waits for its
+        # durability waits for enough.
         return Answer(ErrorCode.NONE, max(0, base_offset - 1), max(1, base_offset), at, "")
 
     def _take_control(self, producer: _Producer, head: BatchHeader, offset: int, at: int) -> None:
@@ -296,7 +298,7 @@ class ProducerTable:
         )
 
     def poison(self, producer_id: int, epoch: int) -> None:
-        """A batch was refused for good: refuse the rest of its epoch, so that nothing is appended
+        """Refuses the rest of an epoch after a final refusal of one batch. So nothing is appended
         behind a hole that the producer does not know of yet."""
         old = self._poisoned.get(producer_id)
         if old is None or old < epoch:
@@ -304,13 +306,13 @@ class ProducerTable:
             self._poisoned[producer_id] = epoch
 
     def poison_behind(self, head: BatchHeader, error: int) -> None:
-        """`poison` for a batch that was refused with that error, where something may stand behind
-        it."""
+        """Calls `poison` for a batch that was refused with that error, where batches behind it may
+        follow."""
         if error not in _HARMLESS and not head.attributes & ATTR_CONTROL:
             self.poison(head.producer_id, head.producer_epoch)
 
     def commit(self) -> None:
-        """What was admitted is in the log."""
+        """Confirms that the admitted batches are in the log."""
         kept = self._kept_bytes
         for undo in self._undo:
             recent = undo[1].recent
@@ -354,10 +356,10 @@ class ProducerTable:
     # ---- recovery
 
     def replay(self, head: BatchHeader) -> None:
-        """A batch stands in the log: it was judged when it was appended, and compaction may have
-        removed what stood before it. Transactional data whose BEGIN is gone opens its transaction,
-        and a later epoch closes one whose marker is. Raises `CorruptBatchError` or
-        `UnsupportedVersionError` for a control batch that this build does not know."""
+        """Takes over a batch of the log. It was judged when it was appended, and compaction may
+        have removed batches before it. Transactional data whose BEGIN is gone opens its
+        transaction, and a later epoch closes one whose marker is gone. Raises `CorruptBatchError`
+        or `UnsupportedVersionError` for a control batch that this build does not know."""
         producer = self._producers.get(head.producer_id)
         if producer is None:
             producer = self._producers[head.producer_id] = _Producer(head.producer_epoch)

@@ -2,9 +2,9 @@
 
 A `LogReader` follows one partition folder. It is told how far it may read (the high watermark, and
 how many bytes of the active segment are valid) and never asks anybody. Segments may be sealed,
-rolled or unlinked under it: what is mapped stays valid, and a name that is gone means the list of
-segments is read again (rule 11). Else it is listed where nothing is known to follow: a folder has
-three names for each segment.
+rolled or unlinked under it. A mapping stays valid, and after a missing name the reader lists the
+segments again (rule 11). Otherwise it lists them only where it knows of no next segment: a folder
+has three names for each segment.
 
 Owns positions in files. Knows nothing of state pages, waiting or columns; never writes.
 """
@@ -40,8 +40,8 @@ _NOT_ALONE: Final = hd.ATTR_CONTROL | hd.ATTR_TRANSACTIONAL
 
 
 class Limit(NamedTuple):
-    """How far a log may be read: offsets below `offset`, `valid_bytes` of segment `base`; and from
-    where on: nothing below `start`, whatever is still in the files."""
+    """The readable part of a log: offsets below `offset`, and `valid_bytes` of segment `base`.
+    Nothing below `start` is readable, even if it is still in the files."""
 
     offset: int
     base: int
@@ -86,12 +86,12 @@ class LogReader:
     def fetch(
         self, limit: Limit, bytes_max: int, batches_max: int = BATCHES_MAX, *, every: bool = False
     ) -> list[Found]:
-        """Batches from `offset` on, each wholly below the limit, until `bytes_max` are gathered (at
-        least one batch, if there is one). The first may begin below `offset`. `every`: also those
-        that have nothing for readers, for who copies the log.
+        """Returns batches from `offset` on, each wholly below the limit, until `bytes_max` are
+        gathered. Returns at least one batch, if there is one. The first may begin below `offset`.
+        `every` includes those that have nothing for readers, for a copy of the log.
 
         Raises `OffsetOutOfRangeError` below the log start, and `CorruptBatchError` for bytes below
-        the limit that are no batch, both only where nothing good stands before them.
+        the limit that are no batch. It raises both only where no good batch precedes them.
         """
         if self.offset < limit.start:
             raise OffsetOutOfRangeError(
@@ -130,9 +130,9 @@ class LogReader:
         return found
 
     def alone(self, offset: int, base: int, valid_bytes: int) -> Found | None:
-        """The next batch, where it is nothing but the record at `offset`, in the segment that is
-        open and mapped already: a record that somebody waits for. None: see `fetch`. Raises
-        `CorruptBatchError`, with the cursor where it was."""
+        """Returns the next batch, where it holds only the record at `offset`, in the open and
+        mapped segment. This is the short way for a record that a reader waits for. After None call
+        `fetch`. Raises `CorruptBatchError` and leaves the cursor where it was."""
         at, view = self._at, self._view
         position = at - self._view_start
         end = min(valid_bytes, self._view_start + len(view))
@@ -156,10 +156,10 @@ class LogReader:
         return tuple.__new__(Found, (head, view, position))  # `Found()` is one more call
 
     def _next(self, end: int | None) -> Found | None:
-        """The batch at the cursor; None at the end of the segment's valid bytes.
+        """Returns the batch at the cursor; None at the end of the segment's valid bytes.
 
-        A segment that is closed (`end` None) ends where the next one begins, whatever stands behind
-        that in its file: an append that failed may have left bytes there.
+        A closed segment (`end` None) ends where the next one begins. A failed append may have left
+        bytes behind that in its file.
         """
         if end is not None and self._at >= end:
             return None
@@ -200,11 +200,11 @@ class LogReader:
         return bool(head.flags & hd.FLAG_COMPACTED) and self.offset >= self._base
 
     def _cover(self, length: int, end: int | None) -> bool:
-        """Make the window hold `length` bytes from the cursor, in memory; False if the file ends
-        before. Raises `StorageError` where it must not, or where its device fails.
+        """Makes the window hold `length` bytes from the cursor, in memory; False if the file ends
+        before. Raises `StorageError` where memory must not hold them, or where the device fails.
 
-        Each `fetch` checks again: a file may be cut while it is mapped. What was appended within
-        the last seconds is in memory, and only its file's size is looked at.
+        Each `fetch` checks again: a file may be cut while it is mapped. Appends of the last seconds
+        are in memory, so for them only the file's size is checked.
         """
         needed = self._at + length
         if needed <= self._populated:
@@ -226,7 +226,7 @@ class LogReader:
         except StorageError:
             if stop == needed:
                 raise
-            stop = needed  # what stands before the bytes that are lost is good
+            stop = needed  # the bytes before the lost ones are good
             self._populate(first, stop)
         self._ahead -= stop - self._at
         self._populated = stop
@@ -254,7 +254,7 @@ class LogReader:
         return True
 
     def _open_at(self, offset: int, limit: Limit) -> bool:
-        """Open the segment that holds `offset` and stand on its batch."""
+        """Opens the segment that holds `offset` and moves the cursor to its batch."""
         for tries in range(4):  # a segment may go between the listing and the opening
             after = bisect_right(self._bases, offset)
             if tries or not 0 < after < len(self._bases):
@@ -308,10 +308,10 @@ class LogReader:
         return self._open_at(self.offset, limit)
 
     def _following(self) -> int | None:
-        """Where the segment after this one begins, None if there is none (yet).
+        """Returns the base offset of the segment after this one, None if there is none (yet).
 
-        It may be gone, or the log be another one from there on, since the segments were listed: who
-        does not find the cursor's offset there lists them again.
+        Since the listing it may have gone, or the log may differ from there on. A reader that does
+        not find the cursor's offset there lists the segments again.
         """
         assert self._base is not None
         after = bisect_right(self._bases, self._base)
@@ -341,8 +341,8 @@ class LogReader:
 
 
 def divergence(storage: Storage, folder: str, offset: int, epoch: int, log_end: int) -> int | None:
-    """Where a reader that stands at `offset`, having read in leader epoch `epoch`, parted from this
-    log; None while it has not (rule 15)."""
+    """Returns the offset where a reader parted from this log; None while it has not (rule 15). The
+    reader is at `offset`, and read in leader epoch `epoch`."""
     cache = load_epochs(storage, folder)
     if cache is None:
         return None
@@ -351,7 +351,7 @@ def divergence(storage: Storage, folder: str, offset: int, epoch: int, log_end: 
 
 
 def below_start(name: object, offset: int, log_start: int) -> OffsetOutOfRangeError:
-    """What a reader of the partition `name` is told that retention has overtaken."""
+    """Returns the error for a reader of the partition `name` that retention has overtaken."""
     return OffsetOutOfRangeError(
         f"{name}: offset {offset} is gone, the log starts at {log_start}; seek() to a place that "
         "exists, or choose on_out_of_range"
@@ -359,7 +359,7 @@ def below_start(name: object, offset: int, log_start: int) -> OffsetOutOfRangeEr
 
 
 def parted(name: object, offset: int, epoch: int, divergence: int) -> LogTruncatedError:
-    """What a reader is told from whom the log has parted at `divergence`."""
+    """Returns the error for a reader whose log has parted from this one at `divergence`."""
     return LogTruncatedError(
         f"{name}: this consumer stands at offset {offset}, read in leader epoch {epoch}, but that "
         f"epoch's log ends at {divergence}: the host lost unsynced records. seek() to that offset "

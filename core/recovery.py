@@ -1,6 +1,6 @@
 """Opening a log: find its end, trust nothing above the recovery point, report what was lost.
 
-    boot      where the first bad batch stands      what happens
+    boot      where the first bad batch is        what happens
     same      below the published log end           offline, file kept: only damage explains it
     same      above it                              a torn append of a killed writer: cut
     another   (the scan begins at the point)        the power cut took it: cut, report, new epoch
@@ -10,10 +10,9 @@
     any       a version of the future               offline, file kept
     the folder was copied here, or brought back     as in another boot, and without a clean mark
 
-First everything is read, then judged, and only then is the log changed; every change leaves one
-that a second recovery takes to the same end (rule 14, invariant 9). The cost follows what stands
-above the recovery point and above the newest snapshot below it: closed segments below are known by
-name only.
+A recovery reads everything, then judges, and only then changes the log. After every change a second
+recovery comes to the same end (rule 14, invariant 9). The cost follows the bytes above the recovery
+point and above the newest snapshot below it. Closed segments below are known by name only.
 
 Owns the judgement. The cut itself is `truncation`'s, the rescue after a failed fsync `rescue`'s.
 """
@@ -54,11 +53,11 @@ logger = logging.getLogger("penstock.core.recovery")
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """What opening a log found and did."""
+    """The findings and changes of opening a log."""
 
     reason: str
-    """`created`, `clean` (nothing stood above the recovery point), `recovered`, `cut`, or
-    `truncated` (a truncation that was killed is finished)."""
+    """`created`, `clean` (nothing was above the recovery point), `recovered`, `cut`, or `truncated`
+    (a truncation that was killed is finished)."""
     log_start: int
     log_end: int
     leader_epoch: int
@@ -68,7 +67,7 @@ class RecoveryReport:
     """First lost offset and the end of the loss as far as the remains tell; None: nothing lost."""
     lost_bytes: int
     missing: tuple[int, int] | None
-    """What was published in this boot by the log that this copy of it took the place of."""
+    """Offsets that the log published in this boot before this copy of it took its place."""
     cause: str
     segments_removed: int
     segments_rescued: int
@@ -340,9 +339,9 @@ class Recovery:
         return rescued
 
     def _bump(self, cause: str, log_end: int, order: tuple[int, int]) -> bool:
-        """Begin a new leader epoch where offsets may be given a second time (rule 15), and where
-        batches of this process would fall behind the order of what is there. A replicated log has
-        its epochs from the controller: whoever leads it next does so in a new one."""
+        """Begins a new leader epoch where offsets may be given a second time (rule 15). Also begins
+        one where batches of this process would fall behind the order in the log. A replicated log
+        has its epochs from the controller: its next leader begins a new one."""
         epochs = self._found.epochs
         newest = max(epochs.latest, order[0])
         epochs.truncate_end(log_end + 1)

@@ -1,7 +1,7 @@
 """The recovery point of a partition: below it the log is on the device, above it is to be checked.
 
-`recovery-point` holds two slots at bytes 0 and 512, written in turn and in place, so that a write
-torn by a power cut leaves the other one; the good slot with the higher serial counts.
+`recovery-point` holds two slots at bytes 0 and 512. They are written in turn and in place, so that
+a write torn by a power cut leaves the other one. The good slot with the higher serial counts.
 
      0 ┌────────────────┬─────────┬─────────┬────────────────┬────────────────┐
        │ magic  PSRP    │ version │ boot len│ crc32c         │ flags          │
@@ -17,16 +17,16 @@ torn by a power cut leaves the other one; the good slot with the higher serial c
        │ identity of this file, 0: not known (versions before it was told)    │
    128 └──────────────────────────────────────────────────────────────────────┘
 
-Flag 1: the log is to end at this point. Written before a truncation and cleared after it, so that
-one that was killed half-way is finished by the next recovery, and truncated batches never return.
-Flag 2: the log is to begin at this point, with nothing in it (`again`), in the same way.
+Flag 1: the log is to end at this point. It is written before a truncation and cleared after it. So
+the next recovery finishes a truncation that was killed half-way, and truncated batches never
+return. Flag 2: the log is to begin at this point, with nothing in it (`again`), in the same way.
 
-The file is written in place from its first day on, so it keeps its inode, and a copy of it has
-another identity: by that a partition is known that was copied, or brought back from a backup.
+The file is always written in place, so it keeps its inode, and a copy of it has another identity.
+This shows a partition that was copied, or brought back from a backup.
 
-A point may be older than the truth (recovery then reads more) and never ahead of it, so it is
-written after each fsync of the log but need not be fsynced itself each time.
-Owns the file. Never decides what is durable.
+A point may be older than the truth (recovery then reads more) and never ahead of it. So it is
+written after each fsync of the log, and need not be fsynced itself each time. Owns the file. Never
+decides what is durable.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ assert POINT.size == 128
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPoint:
-    """Everything below `offset`, which stands at `position` of segment `segment_base`, is on the
-    device. Epoch, generation and append time are those of the last batch below."""
+    """Says that everything below `offset` is on the device. It is at `position` of segment
+    `segment_base`. Epoch, generation and append time are those of the last batch below."""
 
     segment_base: int
     position: int
@@ -67,7 +67,7 @@ class RecoveryPoint:
 
     @property
     def is_half_way(self) -> bool:
-        """Something was begun that this point stands for, and is not done."""
+        """A truncation or a restart of the log was begun at this point, and is not done."""
         return self.truncating or self.beginning
 
     def encode(self, serial: int, identity: int = 0) -> bytes:
@@ -113,11 +113,11 @@ class PointFile:
         self._is_half_way = False  # a slot may be, on the device
 
     def load(self) -> RecoveryPoint | None:
-        """The newest good point; None if there is none.
+        """Returns the newest good point; None if there is none.
 
-        A process may have died after it wrote the end of a truncation and before that was on the
-        device: a power cut would bring back its beginning, and take what was appended since. So
-        such an end is written once more, through to the device, and into both slots.
+        A process may have died after it wrote the end of a truncation, and before the device had
+        it. A power cut would bring back the beginning, and take later appends away. So such an end
+        is written once more, through to the device, and into both slots.
         """
         data = self._storage.read_file(self.path) or b""
         found: RecoveryPoint | None = None
@@ -160,7 +160,7 @@ class PointFile:
             return
         fd = self._storage.open(self.path, WRITE_ANY)
         try:
-            # Serial n stands in slot (n - 1) % 2, the first one of a new file in slot 0.
+            # Serial n is in slot (n - 1) % 2, the first one of a new file in slot 0.
             write_all(self._storage, fd, [slots(fd, 1)], self._serial % 2 * SLOT_BYTES)
             if durable:
                 self._storage.fdatasync(fd)

@@ -1,7 +1,8 @@
-"""Reading a log again to rebuild what is derived from it: indexes, producer state, epochs.
+"""Reads a log again to rebuild its indexes, producer state and epochs.
 
-Everything here lies below the recovery point or was just verified, so headers are enough; where
-they do not hold, the log is damaged and goes offline. Owns no file and changes none but indexes.
+Everything here lies below the recovery point or was just verified, so headers are enough. A bad
+header means that the log is damaged, and it goes offline. Owns no file and changes none but
+indexes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ logger = logging.getLogger("penstock.core.recovery")
 
 
 def damaged(path: str, scan: Scan, wanted: str) -> LogOfflineError:
-    """What to say when the log does not hold what it must."""
+    """Returns the error for a log that does not reach its known end."""
     detail = f" ({scan.detail})" if scan.detail else ""
     return LogOfflineError(
         f"{path} is damaged: at byte {scan.position}, where offset {scan.offset} should begin, "
@@ -90,9 +91,9 @@ def settle_aborted(
     *,
     is_trusted: bool,
 ) -> bool:
-    """Bring the `.txn` files to what the log says, now that it was replayed from `replayed_from`
-    on: what stands below that is taken from them, or if a file is missing or damaged (or not
-    `is_trusted`) from the log once more. Whether any was changed."""
+    """Brings the `.txn` files to the state of the log after a replay from `replayed_from` on.
+    Entries below that come from the files. If a file is missing, damaged or not `is_trusted`, they
+    come from the log once more. Returns whether any file was changed."""
     transactions = producers.transactions
     fresh, first = transactions.take_aborted(), transactions.aborted_from
     lost, changed = [], False
@@ -142,7 +143,7 @@ def _write_aborted(
 def _aborted_between(
     storage: Storage, folder: str, bases: list[int], lost: list[int], until: int
 ) -> list[Aborted]:
-    """What ABORT markers there are in the segments `lost`, and maybe in others."""
+    """Returns the ABORT markers in the segments `lost`, and maybe in others."""
     found = load_snapshot(storage, folder, lost[0], 1)
     table, start = found if found is not None else (ProducerTable(1), bases[0])
     behind = next((base for base in bases if base > lost[-1]), until)
@@ -189,9 +190,9 @@ def restore_index(
     position: int,
     until: int,
 ) -> IndexWriter:
-    """The index of a segment for all batches below offset `until`, which stands at `position`. What
-    the files say is taken over as far as it is plausible and its last entry proves true; the rest
-    comes from the log."""
+    """Returns the index of a segment for all batches below offset `until`, which is at `position`.
+    Takes plausible entries from the files, if the last of them proves true; the rest comes from the
+    log."""
     index = IndexWriter(storage, folder, base, interval)
     for attempt in (index.resume(position), None):
         offset, at = attempt or index.restart()

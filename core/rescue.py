@@ -1,4 +1,4 @@
-"""What a failed fsync needs (rule 16): by whole segments, so that readers' positions stay true.
+"""Saves whole segments after a failed fsync (rule 16), so that readers' positions stay true.
 
 A failed fsync is never retried: the kernel may have dropped the pages and marked them clean, so a
 second fsync would succeed for nothing.
@@ -82,8 +82,8 @@ def read_mark(storage: Storage, folder: str, boot_id: str, *, same_boot: bool) -
 
 
 def dirty_again(storage: Storage, fd: int, start: int, end: int) -> None:
-    """Write bytes over themselves, so that the next fsync truly writes them: for a process that may
-    have died between a failed fsync and its mark. Readers see no change."""
+    """Writes bytes over themselves, so that the next fsync truly writes them. A process may have
+    died between a failed fsync and its mark. Readers see no change."""
     while start < end:
         data = storage.pread(fd, min(COPY_BYTES, end - start), start)
         start += write_all(storage, fd, [data], start)

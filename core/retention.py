@@ -1,4 +1,4 @@
-"""Which of the oldest segments are to go, by time and by size; a judgement and nothing else.
+"""Chooses the oldest segments to remove, by time and by size. Only judges.
 
     by time   the newest append of the segment lies further back than the retention (rule 11: append
               time, never the producers'); the active segment too, which has to be rolled for that
@@ -20,8 +20,8 @@ from penstock.core.storage import Storage
 
 @dataclass(frozen=True, slots=True)
 class SegmentFacts:
-    """What retention has to know of a segment. `newest_append` is in microseconds since the epoch,
-    None for a segment without a batch."""
+    """The facts about a segment that retention needs. `newest_append` is in microseconds since the
+    epoch, None for a segment without a batch."""
 
     base: int
     end: int
@@ -50,8 +50,9 @@ def segment_facts(
     valid_bytes: int,
     known: Mapping[int, SegmentFacts] | None = None,
 ) -> list[SegmentFacts]:
-    """The facts of all segments, oldest first; `bases` are theirs, the last one is active, with
-    `valid_bytes`. What is `known` of closed ones is taken over: leave out what was compacted since.
+    """Returns the facts of all segments, oldest first. `bases` are their base offsets; the last one
+    is active, with `valid_bytes`. Takes over the `known` facts of closed segments: leave out those
+    that were compacted since.
 
     Costs a few reads for each segment that is not known. Raises `StorageError` where one is gone.
     """
@@ -89,8 +90,8 @@ def expired(
     retention_bytes: int | None,
     retention_us: int | None,
 ) -> Expiry | None:
-    """What is to go now; None if nothing is. Segments go in order, so the first one that stays
-    keeps all behind it."""
+    """Returns the segments to remove now; None if there are none. Segments go in order, so the
+    first one that stays keeps all behind it."""
     total = sum(fact.nbytes for fact in facts)
     gone: list[SegmentFacts] = []
     by_time = by_size = nbytes = 0

@@ -6,18 +6,20 @@
     │ timestamps    constant: 0 B  │  int32 or int64 deltas to the base timestamp, microseconds
     │ offset deltas (sparse only)  │  int32 deltas to the base offset
     │ key validity, value validity │  Arrow bitmaps, least significant bit first; absent = all valid
-    │ key offsets,  key bytes      │  int32[n+1] + bytes: Arrow's `binary` layout as it stands
+    │ key offsets,  key bytes      │  int32[n+1] + bytes: Arrow's `binary` layout as it is
     │ value offsets, value bytes   │
     │ header columns               │  int32[n+1] into the header entries, then names and values
     │ columns for work queues      │  due and expiry times, priorities, dedup ids: see `work`
     └──────────────────────────────┘
 
 A null value is a tombstone. A compressed body is `<stored length u32> <0 u32> <codec block>`; the
-batch header's `raw_body_length` bounds what it may expand to. Codecs that do not shrink a body are
-not used for it, nor for one larger than `RAW_BODY_MAX`. Columns for work queues are not compressed:
-they stand behind the block, from the next multiple of 8 on, with a directory of their own.
+batch header's `raw_body_length` bounds what it may expand to. A body is stored without a codec if
+the codec does not shrink it, or if it is larger than `RAW_BODY_MAX`. Columns for work queues are
+not compressed. They follow behind the block, from the next multiple of 8 on, with a directory of
+their own.
 
-A reader passes over sections that it does not know. Who writes a batch again has to know them all.
+A reader passes over sections that it does not know. Code that writes a batch again has to know them
+all.
 
 Owns the numbers. Encoding is `encode` and `columns`; `plain` is the same without numpy.
 """

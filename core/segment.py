@@ -1,8 +1,8 @@
 """Segment files: their names, the walk over their batches, and the one that is written to.
 
-A segment is named by the offset of its first batch; batches stand back to back from byte 0, and
-zeros follow up to the end of the file, which is longer than its data by preallocation. A segment
-ends where the next one begins: whatever stands in its file from that offset on is not read.
+A segment is named by the offset of its first batch. Batches follow each other from byte 0, and
+zeros fill the rest of the file, which is longer than its data by preallocation. A segment ends
+where the next one begins: nothing in its file from that offset on is read.
 
 Owns names and scans. Never judges what a bad batch means (`recovery` does), never shrinks a file.
 """
@@ -54,7 +54,7 @@ def list_segments(storage: Storage, folder: str) -> list[int]:
 
 
 def segment_files(folder: str, base_offset: int) -> tuple[str, ...]:
-    """A segment's log, and what stands beside it."""
+    """Returns the paths of a segment's log, its indexes and its `.txn` file."""
     log, txn = segment_path(folder, base_offset), txn_path(folder, base_offset)
     return log, *index_paths(folder, base_offset), txn
 
@@ -97,9 +97,9 @@ class Stop(Enum):
 class Scan:
     """The walk over a segment's batches in a file. Iterate once, then ask where and why it ended.
 
-    A batch continues the log if its base offset is exactly the one expected and its (leader epoch,
-    generation) is not below that of the batch before (rule 14). A compacted batch may have a higher
-    offset. `gaps`: the first one as well, wherever the scan begins.
+    A batch continues the log on two conditions. Its base offset is exactly the expected one, and
+    its (leader epoch, generation) is not below that of the batch before (rule 14). A compacted
+    batch may have a higher offset. `gaps`: the first one as well, wherever the scan begins.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Scan:
             yield at, head
 
     def body(self, position: int, head: BatchHeader) -> memoryview:
-        """The whole bytes of the batch that was just given, while the scan stands on it."""
+        """Returns the whole bytes of the batch that the scan yielded last."""
         at = self._hold(position, head.length)
         return self._chunk[at : at + head.length]
 
@@ -196,10 +196,10 @@ class Scan:
         return head
 
     def _may_skip_to(self, head: BatchHeader) -> bool:
-        """Compaction took what was between. Not for the first batch of a scan that begins within a
-        segment: an index of the segment as it was may have named another place. A recovery point
-        never does, and a follower's log goes on behind it with what the leader's compaction left.
-        """
+        """Returns whether compaction explains the gap before a batch. It does not for the first
+        batch of a scan that begins within a segment: an index of the old segment may have named
+        another place. A recovery point never does. A follower's log continues behind it with the
+        rest of the leader's compaction."""
         from_start = self.position == 0 or self.batches > 0 or self._gaps
         return from_start and head.base_offset > self.offset and bool(head.flags & FLAG_COMPACTED)
 
@@ -212,12 +212,12 @@ class Scan:
 def find_batch(
     storage: Storage, folder: str, base_offset: int, fd: int, offset: int, end: int | None = None
 ) -> tuple[int, int]:
-    """(position, base offset) of the batch of this segment that holds `offset`, or of the first one
-    above where compaction left none that does, or of the place behind the last batch if all are
-    below it.
+    """Returns the (position, base offset) of the batch of this segment that holds `offset`. If
+    compaction left none, returns the first one above, or the place behind the last batch if all are
+    below.
 
-    The index only says where to begin: what it says is checked against the log, and if it turns
-    out wrong the segment is read from its start.
+    The index only says where to begin. The log confirms it, and if it turns out wrong the segment
+    is read from its start.
     """
     index = storage.read_file(index_paths(folder, base_offset)[0]) or b""
     for start, position in (lookup_offset(index, base_offset, offset), (base_offset, 0)):

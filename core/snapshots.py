@@ -1,8 +1,8 @@
 """The files `producers-<offset>.snapshot` of a partition: written, found, and kept few.
 
-A snapshot carries a checksum and is replaced as one step, so it needs no fsync before it may be
-relied on: a damaged one is passed over for an older one or for the log. Old ones go only when two
-newer ones at or below the recovery point are on the device.
+A snapshot has a checksum and is replaced as one step, so readers may rely on it before an fsync.
+They pass over a damaged one for an older one or for the log. Old ones go only when two newer ones
+at or below the recovery point are on the device.
 
 An open log lists its folder once and remembers which snapshots there are (`Snapshots`): the folder
 has three names for each segment.
@@ -65,8 +65,8 @@ def _read(storage: Storage, folder: str, offset: int, batches_kept: int) -> Prod
 
 
 def remove_useless_snapshots(storage: Storage, folder: str, synced: int, log_end: int) -> bool:
-    """Snapshots that hold batches which are not in the log any more, and those from offset
-    `synced` on that a power cut has torn: they would be counted among those that are kept. Whether
+    """Removes snapshots with batches that are not in the log any more, and those from offset
+    `synced` on that a power cut has torn. They would count among the kept ones. Returns whether
     there were any."""
     useless = [
         offset

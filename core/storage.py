@@ -1,11 +1,11 @@
 """The one place of core that touches files, so that faults can be injected here and nowhere else.
 
-Owns the system calls and the meaning of their errors: a `StorageError` that names the file, says
-what to do, and carries `retriable` (room may come back) or not (the device or the file is ill).
-A failed fsync is never retried by this module or by anybody else. Knows nothing of batches.
+Owns the system calls and the meaning of their errors. A `StorageError` names the file and says what
+to do. It is `retriable` if room may come back, and not if the device or the file is ill. A failed
+fsync is never retried by this module or by anybody else. Knows nothing of batches.
 
-`read_file`, `write_file` and `write_all` are made of the primitives below them, so a test storage
-that replaces the primitives sees every step of the composed ones too.
+`read_file`, `write_file` and `write_all` consist of the primitives below them. So a test storage
+that replaces the primitives sees every step of these three too.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ _NO_ALLOCATE: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
 
 def inode_identity(fd: int) -> int:
-    """A number of 64 bits for a file that no copy of it has: its inode, and the inode's generation
-    where the file system has one. Never 0."""
+    """Returns a number of 64 bits for a file that no copy of it has. It is made of the inode and,
+    where the file system has one, the inode's generation. Never 0."""
     try:
         (generation,) = _GENERATION.unpack(fcntl.ioctl(fd, _FS_IOC_GETVERSION, bytes(8)))
     except OSError:
@@ -76,7 +76,7 @@ def inode_identity(fd: int) -> int:
 
 
 def advice(code: int) -> str:
-    """What an errno means and what to do about it, for messages; empty for 0."""
+    """Returns the meaning of an errno and a remedy, for messages; empty for 0."""
     if not code:
         return ""
     remedy = _ADVICE.get(code, "Check the data folder and its device.")
@@ -84,7 +84,7 @@ def advice(code: int) -> str:
 
 
 def storage_error(error: OSError, action: str, path: str) -> StorageError:
-    """What the caller can act on, out of what the kernel said."""
+    """Makes an error that the caller can act on from the kernel's error."""
     code = error.errno or 0
     return StorageError(f"cannot {action} {path}{advice(code)}", retriable=code in _RETRIABLE)
 
@@ -132,7 +132,8 @@ class Storage:
         return fd
 
     def close(self, fd: int) -> None:
-        """Errors of close are not reported: whoever needs the data on the device has synced it."""
+        """Closes a descriptor and ignores errors: a caller that needs the data on the device has
+        synced it."""
         self._paths.pop(fd, None)
         with suppress(OSError):
             os.close(fd)

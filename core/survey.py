@@ -1,10 +1,10 @@
-"""The reading half of a recovery: what is in a partition's folder, and where its log ends.
+"""The reading half of a recovery: examines a partition's folder, and finds the end of its log.
 
-From the recovery point on every batch is verified, through as many segments as continue each other;
-what is derived (indexes, producers, epochs) is brought along. No byte of a segment is changed here;
-a new folder gets its first one.
+Verifies every batch from the recovery point on, through all segments that continue each other.
+Derived state (indexes, producers, epochs) follows along. No byte of a segment is changed here; a
+new folder gets its first one.
 
-Owns the findings. What they mean, and what has to be done, is `recovery`'s.
+Owns the findings. `recovery` decides their meaning and the remedy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from penstock.core.truncation import create_segment
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """What `Log.open` was asked for."""
+    """The arguments of `Log.open`."""
 
     storage: Storage
     folder: str
@@ -50,9 +50,10 @@ class OpenRequest:
 
 
 class Survey:
-    """Complete after `read`. `end` is the scan that found the end of the log, in the last of the
-    `scanned` segments; `later` are segments that do not continue it, `dead` ones that lie below the
-    log start, `unindexed` ones below the recovery point that have lost an index."""
+    """The findings of a recovery, complete after `read`. `end` is the scan that found the end of
+    the log, in the last of the `scanned` segments. `later` are segments that do not continue it.
+    `dead` ones lie below the log start, and `unindexed` ones below the recovery point have lost an
+    index."""
 
     def __init__(self, request: OpenRequest) -> None:
         self._ask = request
@@ -111,7 +112,8 @@ class Survey:
             )
 
     def _begin(self, point: RecoveryPoint) -> RecoveryPoint:
-        """Finish what begins again; the point from then on. What was published is of either log."""
+        """Finishes a log that begins again, and returns the point from then on. The published end
+        may belong to either log."""
         interval = self._ask.config.index_interval_bytes
         fresh = wipe(self._ask.storage, self._ask.folder, point.offset, interval)
         self._ask.storage.close(fresh.fd)
@@ -121,9 +123,9 @@ class Survey:
         return point
 
     def _is_kept(self, base: int, log_start: int) -> bool:
-        """Whether a good snapshot tells of the producers below offset `base`, where a segment
-        begins, also after a power cut; and, if others may have the log truncated, also then: all
-        that is known now of what is committed is that the log start is."""
+        """Returns whether a good snapshot has the producers below offset `base`, where a segment
+        begins, also after a power cut. If a leader may have the log truncated, it has them after
+        that too. Only the log start is certain to be committed then."""
         kept, end = self._ask.config.producer_batches_kept, 1 << 63
         limit = end if self.point is None else self.point.offset
         if self._ask.replicated:

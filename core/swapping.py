@@ -1,4 +1,4 @@
-"""Putting a cleaned segment in the place of those it was made of, safe against death at every step.
+"""Puts a cleaned segment in place of its sources, safe against death at every step.
 
     cleaner   <base>.log.cleaned, .index.cleaned, .time.cleaned, all on the device
     writer    <base>-<end>.swap, a second name of the cleaned log, is the mark: from when the folder
@@ -8,9 +8,9 @@
               the other segments below <end> removed, fsync of the folder
               the mark removed
 
-Readers list names and never see a hole: until they are gone, segments behind the first are read as
-they were, for a segment ends where the next one that exists begins. Without a mark an open drops
-what was prepared; with one it does the second half again, and makes the indexes again.
+Readers list names and never see a hole. Until the segments behind the first are gone, readers read
+them as they were: a segment ends where the next existing one begins. Without a mark an open drops
+the prepared files. With one it repeats the second half, and makes the indexes again.
 
 Owns these names and steps. Never judges whether a swap may happen (`cleanup` does) and never looks
 into a batch.
@@ -41,8 +41,8 @@ SOURCES_MAX: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class CleanedSource:
-    """A segment that was cleaned: where its last batch stands, and that batch's header checksum, so
-    that a segment of the same name that is another one is known."""
+    """A segment that was cleaned: the position of its last batch, and that batch's header checksum.
+    They tell it from another segment of the same name."""
 
     base: int
     position: int
@@ -68,7 +68,7 @@ def cleaned_paths(folder: str, base: int) -> tuple[str, str, str]:
 
 
 def drop_prepared(storage: Storage, folder: str, base: int) -> None:
-    """What was prepared is not wanted."""
+    """Removes prepared files that are not wanted."""
     for path in cleaned_paths(folder, base):
         storage.unlink(path)
 
@@ -114,8 +114,8 @@ def finish_swap(
 
 
 def _gather_aborted(storage: Storage, folder: str, bases: Sequence[int]) -> None:
-    """The first segment's `.txn` says what those of all others said. What is there stays in front,
-    so that readers go on where they were."""
+    """Gathers the `.txn` entries of all segments in the first one's file. Its own entries stay in
+    front, so that readers continue at their places."""
     files = [storage.read_file(txn_path(folder, each)) for each in bases]
     entries = [each for data in files for each in decode_aborted(data or b"")]
     merged = encode_aborted({each.last_offset: each for each in entries}.values())
@@ -174,11 +174,11 @@ def forget_cleaned_to(storage: Storage, folder: str) -> None:
 
 
 def finish_swaps(storage: Storage, folder: str) -> None:
-    """At open: do what is marked. What is only prepared is the caller's to remove."""
+    """Finishes the marked swaps at open. The caller removes the files that are only prepared."""
     found = (_MARK.fullmatch(name) for name in storage.listdir(folder))
     marks = sorted((int(match[1]), int(match[2])) for match in found if match)
     if marks:
-        storage.fsync_folder(folder)  # who died may have come no further than the mark's name
+        storage.fsync_folder(folder)  # a dead process may have made only the mark's name
     for base, end in marks:
         others = [each for each in list_segments(storage, folder) if base < each < end]
         finish_swap(storage, folder, [base, *others], end, again=True)

@@ -1,8 +1,9 @@
 """A batch without some of its records: the columns of the rest, gathered and sealed again.
 
 Offsets and sequences stay: the base offset, the last offset delta and the base sequence are those
-of the whole batch, and what is left carries its offset deltas. Without any record a header alone is
-left, which still says where its producer stands. None of them is part of a transaction any more.
+of the whole batch. The rest of the records has offset deltas. A batch without any record is a
+header alone, which still has its producer's sequence. None of them is part of a transaction any
+more.
 
 Owns the re-encoding. Never decides what goes. Imports numpy: for the cleaner's process only.
 """
@@ -32,8 +33,8 @@ Mask = npt.NDArray[np.bool_]
 def stamped(
     header: bytearray, body: hd.Buffer, head: hd.BatchHeader, horizon: int | None
 ) -> list[hd.Buffer]:
-    """A batch as it stands in a compacted segment: offset, epoch and times of the broker as they
-    were in `head`; a delete horizon if one is given."""
+    """Returns a batch in the form of a compacted segment: offset, epoch and times of the broker are
+    those of `head`. A delete horizon is set if one is given."""
     flags = head.flags & hd.FLAG_APPEND_TIME | hd.FLAG_COMPACTED
     if horizon is not None:
         flags |= hd.FLAG_DELETE_HORIZON

@@ -1,14 +1,14 @@
-"""Where a time is in a log: the first record at or after it, in the order of offsets.
+"""Finds a time in a log: the first record at or after it, in the order of offsets.
 
     segment   its time index says from which batch on one may be as late
     batch     the newest time of its header says whether to look into it
     record    its own time decides; times may go back and forth
 
-Control batches have no records. Who reads committed records does not get those that were aborted.
-A body that cannot be read is the answer itself: its reader meets it there, and says what is wrong.
+Control batches have no records. A reader of committed records does not get aborted ones. A body
+that cannot be read is the answer itself: its reader meets it there, and reports the error.
 
-Owns the search, in steps of bounded work: one batch that is looked into, or some headers. Never
-waits and knows no clock.
+Owns the search, in steps of bounded work: one decoded batch, or some headers. Never waits and knows
+no clock.
 """
 
 from __future__ import annotations
@@ -88,6 +88,6 @@ def _look_into(batch: Found, timestamp: int, start: int) -> int | None:
 def offset_for_timestamp(
     storage: Storage, folder: str, timestamp: int, limit: Limit, *, committed: bool = False
 ) -> int | None:
-    """What `searching` finds, all steps at once; None if there is nothing."""
+    """Returns the offset that `searching` finds, in one call; None if there is nothing."""
     steps = searching(storage, folder, timestamp, limit, committed=committed)
     return next((step.offset for step in steps if step.is_found), None)

@@ -1,9 +1,9 @@
-"""Taking the end of a log away without ever shrinking a file that a reader may have mapped.
+"""Cuts the end of a log off without ever shrinking a file that a reader may have mapped.
 
-What is cut is overwritten by zeros, front to back, and fsynced: a crash in between leaves a log
-that a recovery cuts at the same place. Segments behind the cut are removed, the last one first, so
-that what is left is a log without holes at every moment.
-Owns the tools of the cut, and the making of segments. Never decides where to cut.
+Zeros overwrite the cut bytes, front to back, and an fsync follows: after a crash in between a
+recovery cuts at the same place. Segments behind the cut are removed, the last one first, so that
+the log has no hole at any moment. Owns the tools of the cut, and the making of segments. Never
+decides where to cut.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ZEROS: Final = bytes(CHUNK_BYTES)
 
 
 class Tail(NamedTuple):
-    """What stands behind the end of the log in a segment's file."""
+    """The bytes behind the end of the log in a segment's file."""
 
     end: int
     """Behind its last byte that is not zero; where the log ends if all are zero."""
@@ -67,10 +67,10 @@ def remove_segments(storage: Storage, folder: str, bases: list[int]) -> None:
 def create_segment(
     storage: Storage, folder: str, base_offset: int, index_interval: int
 ) -> OpenSegment:
-    """A new empty segment. The folder still has to be fsynced, also if this raises: a file that
-    was made and removed must not come back behind a log that went on without it.
+    """Makes a new empty segment. The caller still has to fsync the folder, also if this raises.
+    Otherwise a file that was made and removed might come back behind a log that went on without it.
 
-    A file of that name holds no batch of this log, since the log ends here: a roll or a recovery
+    A file of that name holds no batch of this log, since the log ends here. A roll or a recovery
     that was killed left it.
     """
     path = segment_path(folder, base_offset)

@@ -1,16 +1,16 @@
-"""What a work queue is told of records: due and expiry times, priorities, dedup ids; as sections.
+"""The sections for work queues: due and expiry times, priorities and dedup ids of records.
 
     due, expiry times    base int64, then int32[n] or int64[n] differences to it, -1 for none;
                          where all records have the same one, the base alone
     priorities           uint8[n], 255 for none; where all are the same, one byte
     dedup ids            validity, int32[n+1] offsets and bytes, as keys have them
 
-A batch without any of them has no byte for it; one that has some says so in its attributes. Behind
-the block of a compressed body they stand uncompressed, in a directory of their own: who asks when a
-record is due expands nothing, and what a check may cost is bounded by the bytes that came.
+A batch without any of them has no byte for it; one with some says so in its attributes. They follow
+the block of a compressed body uncompressed, in a directory of their own. So a check of due times
+expands nothing, and the bytes received bound its cost.
 
-Owns these sections there and back, and their bounds. Imports no numpy: writers check them. Never
-says what becomes of a record that is due.
+Owns the coding of these sections, and their bounds. Imports no numpy: writers check them. Never
+decides about a record that is due.
 """
 
 from __future__ import annotations
