@@ -1,6 +1,6 @@
-"""Partitions that a writer was told of and does not have: what batches for them are answered.
+"""Partitions that a writer knows and does not have open, with the answers to batches for them.
 
-Owns which those are, and why. The writer says when one comes, goes, or cannot be opened.
+Owns these pages and the reasons. The writer reports each that comes, goes, or cannot be opened.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from penstock.core.log import AppendResult
 
 
 class Absent:
-    """See the module."""
+    """The pages of partitions that this writer does not have open, and the reason for each."""
 
     def __init__(self) -> None:
         self._failed: dict[int, AppendResult] = {}
@@ -19,13 +19,13 @@ class Absent:
         self._moved: set[int] = set()
 
     def opened(self, page: int) -> None:
-        """It is here."""
+        """The page is open here now."""
         self._failed.pop(page, None)
         self._gone.discard(page)
         self._moved.discard(page)
 
     def failed(self, page: int, reason: str, *, replicated: bool) -> None:
-        """Its log cannot be opened. Of a replica, others take what comes for it."""
+        """The page's log cannot be opened. Other brokers take batches for a replica."""
         code = ErrorCode.NOT_LEADER if replicated else ErrorCode.PARTITION_OFFLINE
         self._failed[page] = refused(code, reason)
 
@@ -34,7 +34,7 @@ class Absent:
         (self._gone if deleted else self._moved).add(page)
 
     def answer(self, page: int) -> AppendResult:
-        """What batches for it are answered."""
+        """Returns the answer to batches for this page."""
         if page in self._failed:
             return self._failed[page]
         if page in self._moved:

@@ -1,7 +1,7 @@
-"""What is said about access: entries, quotas, limits of namespaces.
+"""The messages about access: entries, quotas, limits of namespaces.
 
-These travel as the messages of `ipc.messages` do. Fields are as `cluster.access` and
-`cluster.quotas` explain them. Lists are bounded by `ENTRIES_PER_PAGE`.
+They travel as the messages of `ipc.messages` do. `cluster.access` and `cluster.quotas` explain the
+fields. `ENTRIES_PER_PAGE` bounds the lists.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class AccessEntry(msgspec.Struct, frozen=True):
 
 
 class QuotaSetting(msgspec.Struct, frozen=True):
-    """Bytes a second and other bounds; None: none. `client_id` None: of all its clients together;
-    "*" stands for each principal or client id that has none of its own."""
+    """Bytes a second and other bounds; None: none. `client_id` None: of all its clients together.
+    "*" means each principal or client id that has no entry of its own."""
 
     principal: str
     client_id: str | None = None

@@ -1,8 +1,8 @@
 """Typed messages with descriptors between processes of one host, over AF_UNIX SOCK_SEQPACKET.
 
 Owns the socket, the codec and the bounds of a message, and how the node's address is taken and
-found. Knows nothing of what the messages mean. Whoever receives a message owns its descriptors;
-those of a message that is refused are closed here.
+found. Knows nothing of what the messages mean. The receiver of a message owns its descriptors;
+those of a refused message are closed here.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class ChannelError(PenstockError):
 
 
 class PeerCredentials(NamedTuple):
-    """Who connected, or who called listen, as the kernel saw it then. Pid 0: not visible here."""
+    """The peer's process at connect or listen, as the kernel saw it then. Pid 0: not visible
+    here."""
 
     pid: int
     uid: int
@@ -319,10 +320,10 @@ class _Address:
 
 
 def listen(path: str | os.PathLike[str], backlog: int = BACKLOG) -> socket.socket:
-    """Take the address `path`: a non-blocking listening socket, its file 0600 from the start.
+    """Takes the address `path`: a non-blocking listening socket, its file 0600 from the start.
 
-    Its folder must be ours alone. What a dead node left there is replaced; DataFolderError when
-    something answers, ConfigError when the folder or the file is not what it should be.
+    Its folder must be ours alone. Replaces the socket file of a dead node. Raises DataFolderError
+    if something answers, and ConfigError if the folder or the file is not as it should be.
     """
     from penstock.ipc.paths import private_folder  # clients and writers do without pathlib
 

@@ -1,7 +1,7 @@
-"""What the node orders about old records, done by the writer between its passes.
+"""Carries out the node's orders about old records; the writer calls it between its passes.
 
-One order at a time and never within a pass, so that lanes wait for one cleaning at most. An order
-that a sync is in the way of is tried again when that has ended, for a bounded time.
+One order at a time and never within a pass, so that lanes wait for one cleaning at most. A running
+sync delays an order: it is tried again when the sync has ended, for a bounded time.
 
 Owns the orders that are not done yet. Leaves the logs to their roles.
 """

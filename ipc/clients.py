@@ -1,8 +1,8 @@
-"""The client table: what each attached producer or consumer tells the writers, without a message.
+"""The client table: each attached producer or consumer informs the writers, without a message.
 
-A slot is given by the node, which alone writes its first line; the client writes the rest: its
-sleeping ticket, a bitmap of the partitions (pages) whose new records should wake it, and for those
-who look on, how far it has come in them and what it gave up by its own policy.
+The node gives out a slot, and alone writes its first line; the client writes the rest. That is its
+sleeping ticket and a bitmap of the partitions (pages) whose new records should wake it. Observers
+also find its positions in them there, and the records that it gave up by its own policy.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ClientSlot:
         return self.notice
 
     def copy_notice(self, notice: int) -> None:
-        """What the notice is in the slot that this one is a copy of."""
+        """Sets the notice to that of the slot that this one is a copy of."""
         self._q[self._base + lo.Q_CLIENT_NOTICE] = notice
 
     @property
@@ -121,7 +121,7 @@ class ClientSlot:
             self._q[at] = (page + 1) << lo.POSITION_BITS | offset
 
     def publish_producer(self, producer_id: int) -> None:
-        """Whose lanes these records would have gone into."""
+        """Publishes the producer that these records belonged to."""
         self._q[self._base + lo.Q_CLIENT_PRODUCER_ID] = producer_id
 
     def publish_dropped(self, records: int) -> None:
@@ -132,7 +132,7 @@ class ClientSlot:
         """When the client last looked for records (microseconds of the monotonic clock)."""
         self._q[self._base + lo.Q_CLIENT_POLLED] = at
 
-    # --- whoever looks on ---
+    # --- observers ---
     @property
     def polled(self) -> int:
         return int(self._q[self._base + lo.Q_CLIENT_POLLED])

@@ -1,7 +1,7 @@
-"""What admins ask of a cluster: who there is, who leads and follows what, elections, reassignments.
+"""The messages of admins about a cluster: brokers, leaders and followers, elections, reassignments.
 
-These travel as the messages of `ipc.messages` do. Brokers are named by their numbers; -1 stands for
-none. Lists come in pages, so that a message keeps its bound.
+They travel as the messages of `ipc.messages` do. Brokers are named by their numbers; -1 means none.
+Lists come in pages, so that a message keeps its bound.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What clients say to the node's coordinator: groups, their offsets, transactions.
+"""The messages of clients to the node's coordinator: groups, their offsets, transactions.
 
-These travel as the messages of `ipc.messages` do. A partition is named by its topic's id and its
-number; a *grant* is the generation of the group in which a member was given a partition, and what
-fences a former owner. Lists are bounded by `PARTITIONS_MAX` and `NAMES_MAX`.
+They travel as the messages of `ipc.messages` do. A partition is named by its topic's id and its
+number. A *grant* is the generation of the group in which a member got a partition; it fences a
+former owner. `PARTITIONS_MAX` and `NAMES_MAX` bound the lists.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ NO_EPOCH: Final = -1
 
 # --- groups: client -> node ---------------------------------------------------------------------
 class JoinGroup(msgspec.Struct, frozen=True, tag="join_group"):
-    """Become a member, or come back as one: `member_id` is empty at first, and what the answer said
-    from then on. `instance_id` makes a member static: who comes with it takes over its partitions.
+    """Joins a group, or joins it again. `member_id` is empty at first, and comes from the answer
+    from then on. `instance_id` makes a member static: a member with the same id takes over its
+    partitions.
 
     `pattern` is a regular expression for whole topic names, beside `topics`. `session_timeout`:
     seconds for which a member whose connection ended keeps its partitions while its process lives.
     `processing_timeout`: seconds between two requests after which it loses them, if set.
-    `takes_over`: false for one that was replaced; it does not push out again who did so.
-    `attempt`: letters and digits that nobody else has. Asked again with the same ones, a first join
-    whose answer was lost is the same member, also by another connection or after the node's death.
+    `takes_over`: false for a member that was replaced, so that it does not push its successor out.
+    `attempt`: unique letters and digits. A first join whose answer was lost asks again with the
+    same ones and is the same member. This holds by another connection and after the node's death
+    too.
     """
 
     group: str
@@ -57,8 +59,8 @@ class Release(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SyncGroup(msgspec.Struct, frozen=True, tag="sync_group"):
-    """What is mine now? `released` has been let go of: nothing of it is processed any more.
-    `skip`: partitions of the answer that are known already, where that said `more`."""
+    """Asks for the member's partitions. It has let go of `released` and processes nothing of it any
+    more. `skip`: partitions of the answer that are known already, where that said `more`."""
 
     group: str
     member_id: str
@@ -132,9 +134,10 @@ class OffsetSeek(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SeekGroup(msgspec.Struct, frozen=True, tag="seek_group"):
-    """Set committed offsets, also under the feet of members: they get new grants. A group that is
-    at-most-once goes backwards only with `allow_redelivery`. With `is_report` whoever works for a
-    group tells how far it is, which is refused while it has members; so is `only_empty`."""
+    """Sets committed offsets, also while members read: they get new grants. An at-most-once group
+    goes backwards only with `allow_redelivery`. `is_report` means a report of progress by a worker
+    outside the group. A group with members refuses such a report, and a request with `only_empty`.
+    """
 
     group: str
     offsets: list[OffsetSeek]
@@ -313,8 +316,8 @@ class ListTransactions(msgspec.Struct, frozen=True, tag="list_transactions"):
 
 # --- transactions: node -> client ---------------------------------------------------------------
 class TransactionReady(msgspec.Struct, frozen=True, tag="transaction_ready"):
-    """Who the producer is in its next transaction: what its batches carry, by whichever lane they
-    come. `stage`: its name, for a stage."""
+    """The identity of the producer in its next transaction. Its batches carry it, by any lane.
+    `stage`: its name, for a stage."""
 
     producer_id: int
     producer_epoch: int
@@ -322,8 +325,8 @@ class TransactionReady(msgspec.Struct, frozen=True, tag="transaction_ready"):
 
 
 class TransactionEnded(msgspec.Struct, frozen=True, tag="transaction_ended"):
-    """What was decided. `next_epoch`: the producer epoch of the next transaction. `decided`: of
-    stages, the last epoch that is decided."""
+    """The decision. `next_epoch`: the producer epoch of the next transaction. `decided`: of stages,
+    the last epoch that is decided."""
 
     committed: bool
     next_epoch: int = 0

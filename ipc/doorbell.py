@@ -1,12 +1,12 @@
 """Doorbells between processes, the fence that makes them reliable, and the bounds of waits.
 
-Owns the eventfd and the poll on it. Never owns shared memory: whoever waits knows what it waits
-for and where its sleeping ticket lies.
+Owns the eventfd and the poll on it. Never owns shared memory: the waiter knows the awaited event
+and the place of its sleeping ticket.
 
 The protocol (rule 13)
 ----------------------
 A ticket is a u64 in shared memory, 0 while its owner is awake, written by the owner alone. Each
-sleep uses a number that neither it nor a predecessor in its place used before: a process that takes
+sleep uses a number that neither it nor a predecessor in its place used before. A process that takes
 over a ticket counts on from the clock (`time.monotonic_ns()`) or its generation, never from 0.
 
     waiter                                       waker
@@ -17,12 +17,12 @@ over a ticket counts on from the clock (`time.monotonic_ns()`) or its generation
     5 ticket = 0                                      doorbell.ring(), remember t
     6 take the data; if any, backoff.reset()
 
-Whatever the interleaving, either the waiter's look (3) comes after the waker's data (1), or the
-waker's look (3) comes after the waiter's ticket (1): one of the two sees the other. That holds only
-because of the two fences. A store may be read by another core after the *later* load of its own
-core was done, on x86 too, and without fences both sides missed each other 257 times in 400,000
-rounds. A waker that skips a ticket it rang for already loses nothing: the waiter looks again under
-a new ticket before it sleeps again. The bound of the wait is the belt, not the correctness.
+In every interleaving, the waiter's look (3) comes after the waker's data (1), or the waker's look
+(3) comes after the waiter's ticket (1): one of the two sees the other. That holds only
+because of the two fences. Another core may read a store after the *later* load of its own core was
+done, on x86 too. Without fences both sides missed each other 257 times in 400,000 rounds. A waker
+that skips a ticket it rang for already loses nothing: the waiter looks again under a new ticket
+before it sleeps again. The bound of the wait is the belt, not the correctness.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ BACKOFF_LAST = 0.500
 
 
 def fence() -> None:
-    """Order every store before it against every load after it, on x86-64.
+    """Orders every store before it against every load after it, on x86-64.
 
     Taking a lock is a locked compare-and-swap, the only full barrier that plain Python reaches. The
-    lock is a new one each time: it is never contended, and there is no state that a fork, a signal
-    handler or a KeyboardInterrupt between acquire and release could leave locked for good. Measured
-    130 ns against 100 for acquire and release of one shared lock and 175 for `with` on it.
+    lock is a new one each time, so it is never contended. No fork, signal handler or
+    KeyboardInterrupt between acquire and release can leave it locked for good. It takes 130 ns,
+    measured, against 100 for acquire and release of one shared lock and 175 for `with` on it.
     """
     allocate_lock().acquire()
 
 
 def spin(seconds: float, found: Callable[[], bool]) -> bool:
-    """Look for up to so many seconds, awake; whether `found` came true. Who must be told of what
-    comes spends no wake on a spinner. Others that wait for this processor go first."""
+    """Polls for up to so many seconds, awake; returns whether `found` came true. A spinner needs no
+    wake-up from the sender. Other threads that wait for this processor go first."""
     until = time.monotonic() + seconds
     while not found():
         if time.monotonic() >= until:

@@ -56,8 +56,8 @@ class DrainedLane:
         return int.from_bytes(batch[_PRODUCER_ID], "little") == granted
 
     def refusal(self, frame: Frame, leader_epoch: int) -> AppendResult | None:
-        """Why a producer's frame does not get to its partition, which is led in that epoch; None if
-        it does. What was sent in an epoch that is over may follow batches that were cut off."""
+        """Returns why a producer's frame does not get to its partition, which is led in that epoch;
+        None if it does. A frame of a past epoch may follow batches that were cut off."""
         if not self.owns(frame.batch):
             return refused(
                 ErrorCode.CORRUPT_BATCH,

@@ -1,4 +1,4 @@
-"""What a cleaning came to: the answer of a partition's role to an order of the node."""
+"""The result of a cleaning: the answer of a partition's role to an order of the node."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 
 class Freed(NamedTuple):
-    """What a cleaning gave back: the log's start, segments that went, the bytes of their files;
-    `done` false: it did not fit the log any more."""
+    """The result of a cleaning: the log's start, the removed segments, the bytes of their files.
+    `done` false: the order did not fit the log any more."""
 
     log_start: int
     segments: int

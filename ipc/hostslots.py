@@ -1,8 +1,8 @@
-"""What the node and its cleaner say of the host, in the head of the state table.
+"""The slots of the node and its cleaner about the host, in the head of the state table.
 
-Each is written by one process: room on the data folder's disk, and which pages may have no more of
-it, by the node, signs of life of the cleaner by that. Writers and clients read them without asking
-anybody.
+Each slot has one writing process. The node writes the room on the data folder's disk, and the pages
+that may have no more of it. The cleaner writes its signs of life. Writers and clients read them
+without a request.
 """
 
 from __future__ import annotations

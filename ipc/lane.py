@@ -2,8 +2,8 @@
 
 The producer end (`LaneSender`) publishes whole frames by moving `tail`; the writer end
 (`LaneReceiver`) answers each frame in the acknowledgement ring and then moves `head`. Both ends may
-die at any step: what lies between head and tail is drained by whoever takes the writer's place, and
-producer id, epoch and sequence inside the batches make a second drain exact (rules 1 and 2).
+die at any step. The writer's successor drains the frames between head and tail. Producer id, epoch
+and sequence inside the batches make a second drain exact (rules 1 and 2).
 
 Invariants: head <= tail <= head + capacity; a frame is visible only whole; cursors only grow.
 
@@ -35,7 +35,7 @@ class LaneCorruptError(PenstockError):
 
 
 class LaneIdentity(NamedTuple):
-    """Who made a lane and whom it feeds."""
+    """The maker of a lane, and the writer that it feeds."""
 
     capacity: int
     producer_id: int
@@ -357,8 +357,9 @@ class LaneReceiver:
     def frames_behind(
         self, last: Frame, unanswered: int, frames_max: int, bytes_max: int
     ) -> list[Frame]:
-        """The next whole frames behind `last`, for who answers later: so many up to `last` are not
-        finished yet, and the places of their acknowledgements are kept."""
+        """Returns the next whole frames behind `last`, for a receiver that answers later.
+        `unanswered` frames up to `last` are not finished yet, and keep the places of their
+        acknowledgements."""
         tail = self._q[lo.Q_LANE_TAIL]
         if tail == last.end:
             return []

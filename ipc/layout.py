@@ -1,8 +1,8 @@
 """Every byte that processes of one host share, drawn once.
 
-All cursors are aligned u64 and are written through `memoryview.cast("Q")`, one store each
-(`struct.pack_into` zeroes bytes before it writes them, so it is used only for bytes that nobody
-reads yet). Each 64-byte line has one writer. Positions below are bytes; `Q_*` are u64 indexes.
+All cursors are aligned u64 and are written through `memoryview.cast("Q")`, one store each.
+`struct.pack_into` zeroes bytes before it writes them, so it is used only for bytes that nobody
+reads yet. Each 64-byte line has one writer. Positions below are bytes; `Q_*` are u64 indexes.
 
 Lane: one producer -> one writer process (named shared memory)
 
@@ -92,8 +92,8 @@ FRAME_SHARE: Final = 4
 """A frame takes at most capacity / FRAME_SHARE bytes, so that a lane always streams."""
 
 PRODUCER_COUNTER_BITS: Final = 40
-"""A producer id is 24 bits of the data folder's uuid, or of a broker's block, and a counter; the
-node's own coordinator has the counter 0."""
+"""The counter's bits in a producer id. The other 24 bits come from the data folder's uuid, or from
+a broker's block. The node's own coordinator has the counter 0."""
 
 FRAME_BYTES: Final = 64
 FRAME_ALIGN: Final = 64
@@ -103,7 +103,7 @@ FRAME_CRC_AT: Final = FRAME.size
 KIND_DATA: Final = 1
 KIND_PAD: Final = 2
 KIND_REPLICA: Final = 3
-"""One batch as it stands in the leader's log; its fetch epoch is the leader epoch it came under."""
+"""One batch as it is in the leader's log; its fetch epoch is the leader epoch that it came in."""
 KIND_ROLE: Final = 4
 """No batch but a struct of `roles`, packed: what a replica is to do or to know."""
 FRAME_SYNC: Final = 1

@@ -1,10 +1,10 @@
-"""What every role does with its log and its page: append, sync, roll, trim, swap, and show it.
+"""The log and the page of every role: append, sync, roll, trim, swap, and publish.
 
-A role joins one `core.log.Log` with its state page: it appends, publishes in the order that readers
-rely on (bytes, then segment, then offsets), and decides when to sync. `ipc.writer` drives it and
-knows nothing of logs.
+A role joins one `core.log.Log` with its state page. It appends, and publishes in the order that
+readers rely on (bytes, then segment, then offsets). It decides when to sync. `ipc.writer` drives it
+and knows nothing of logs.
 
-Owns these orders. What counts as committed, and who may append, the roles upon it say.
+Owns these orders. The roles on top of it decide the committed offset, and who may append.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def log_config(settings: TopicSettings, batch_bytes_max: int) -> LogConfig:
 
 
 class LogRole:
-    """See the module. One instance per open partition of a writer process."""
+    """The log of one partition and its state page. One instance per open partition of a writer
+    process."""
 
     def __init__(
         self, log: Log, state: StatePage, order: OpenPartition, storage: Storage, shown: int
@@ -90,8 +91,8 @@ class LogRole:
             except BaseException:
                 log.close(clean=False)
                 raise
-        # What a predecessor has shown in this epoch was on the device, although it could not write
-        # the recovery point; a sync from there on brings the log past it.
+        # A predecessor showed only synced offsets in this epoch, although it could not write the
+        # recovery point; a sync from there on brings the log past it.
         is_same = order.replicated or state.leader_epoch == log.leader_epoch
         self._shown = min(shown, log.log_end) if is_same else 0
         state.publish_epoch(self.leader_epoch)
@@ -144,7 +145,7 @@ class LogRole:
 
     @property
     def _usual_status(self) -> int:
-        """What the page says while nothing is wrong."""
+        """Returns the page's status while nothing is wrong."""
         return lo.STATUS_ONLINE
 
     @property
@@ -163,9 +164,9 @@ class LogRole:
         return self._append(batches, now_us)
 
     def _append_to_full(self, batches: Sequence[memoryview], now_us: int) -> list[AppendResult]:
-        """Its namespace has as many bytes as it may. Transactions end nevertheless: others' records
-        may wait behind theirs. What comes again is answered as ever: its sender would take it for
-        lost, and send it once more."""
+        """Appends to a log whose namespace has as many bytes as it may. Transactions end
+        nevertheless: others' records may wait behind theirs. A repeated batch gets its usual
+        answer: its sender would take it for lost, and send it once more."""
         are_control = [bool(batch[ATTRIBUTES_AT] & ATTR_CONTROL) for batch in batches]
         control = list(compress(batches, are_control))
         taken = iter(self._append(control, now_us) if control else ())

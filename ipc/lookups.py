@@ -1,4 +1,4 @@
-"""What a client on another host asks the gateway: answers that stand in files and shared memory.
+"""The questions of a client on another host to the gateway: answers from files and shared memory.
 
 A client on the node's host reads all of it there by itself, so the node refuses these. A partition
 is named by its state page and by its topic's id and number, which that page has to carry. Lists are
@@ -16,7 +16,7 @@ from penstock.ipc.layout import CLIENTS_MAX, PAGES_MAX
 PLACES_AT_ONCE: Final = 1000
 PAGES_AT_ONCE: Final = 200
 CLIENTS_AT_ONCE: Final = 12
-"""What one message names: its answer has to fit into one, too."""
+"""The items of one message: its answer has to fit into one, too."""
 
 TopicId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Number = Annotated[int, msgspec.Meta(ge=0, lt=(1 << 63) - 1)]
@@ -53,20 +53,20 @@ class LookUpAppends(msgspec.Struct, frozen=True, tag="look_up_appends"):
 
 
 class LookUpSegments(msgspec.Struct, frozen=True, tag="look_up_segments"):
-    """What would go if the log started at this place?"""
+    """Asks which segments would go if the log started at this place."""
 
     place: LogPlace
 
 
 class LookUpPages(msgspec.Struct, frozen=True, tag="look_up_pages"):
-    """How do these partitions stand now? The answer's frame tells of the pages, with their
-    counters; the answer itself of the room on the node's disk."""
+    """Asks for the state of these partitions. The answer's frame has the pages, with their
+    counters; the answer itself has the room on the node's disk."""
 
     pages: Annotated[list[Page], msgspec.Meta(max_length=PAGES_AT_ONCE)]
 
 
 class LookUpPositions(msgspec.Struct, frozen=True, tag="look_up_positions"):
-    """Where do the clients in these slots stand? Each by slot and pid."""
+    """Asks for the positions of the clients in these slots, each by slot and pid."""
 
     clients: Annotated[list[tuple[Slot, Small]], msgspec.Meta(max_length=CLIENTS_AT_ONCE)]
 

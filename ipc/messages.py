@@ -1,4 +1,4 @@
-"""What is said over the node's sockets: client <-> node (attach) and node <-> writer (control).
+"""The messages on the node's sockets: client <-> node (attach) and node <-> writer (control).
 
 Structs only. Every message is small (`channel.MESSAGE_BYTES_MAX`); lists come in pages.
 Descriptors that travel with a message are named in its docstring, in their order.
@@ -25,9 +25,9 @@ class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     """A topic's configuration as it travels and is kept. Seconds and bytes; None = default.
 
     A further field also goes into `client.admin.topic_config`, `server.node.topic_catalog` (its
-    bounds), `cli.topics`, and where it counts: `ipc.logrole` (`log_config`), `server.cleaner`, or
-    `server.broker.topics` in a cluster; into `docs/limits.md`, `docs/protocol.md` and the guide;
-    and into a test with the marker `setting`. An older node refuses a field that it does not know.
+    bounds) and `cli.topics`. Its effect goes into `ipc.logrole` (`log_config`), `server.cleaner`,
+    or `server.broker.topics` in a cluster. `docs/limits.md`, `docs/protocol.md`, the guide and a
+    test with the marker `setting` follow. An older node refuses a field that it does not know.
     """
 
     partitions: int = 1
@@ -302,8 +302,8 @@ class OpenPartition(msgspec.Struct, frozen=True, tag="open_partition"):
 
 
 class ClosePartition(msgspec.Struct, frozen=True, tag="close_partition"):
-    """Forget a partition. `delete`: its topic is gone, later frames for it are refused for good;
-    else no replica of it is here any more, and they are answered NOT_LEADER."""
+    """Closes a partition. `delete`: its topic is gone, and later frames for it are refused for
+    good. Otherwise this broker has no replica of it any more, and answers them NOT_LEADER."""
 
     page: int
     delete: bool
@@ -391,7 +391,7 @@ class PartitionClosed(msgspec.Struct, frozen=True, tag="partition_closed"):
 
 
 class LogCleaned(msgspec.Struct, frozen=True, tag="log_cleaned"):
-    """What became of the order with this ticket. `error`: the class of `core.errors` that refused
+    """The result of the order with this ticket. `error`: the class of `core.errors` that refused
     it, empty where it was done."""
 
     page: int
@@ -446,8 +446,8 @@ GatewayOrder = GatewayCluster
 
 # --- gateway -> node, over its lifeline ---------------------------------------------------------
 class GatewayListens(msgspec.Struct, frozen=True, tag="gateway_listens"):
-    """Clients are admitted at this URL, metrics are served at that address, both with their real
-    ports; empty where nothing of the kind is to be."""
+    """The gateway's addresses with their real ports: clients are admitted at this URL, and metrics
+    are served at that address. Empty where there is no such listener."""
 
     url: str
     metrics: str = ""

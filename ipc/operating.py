@@ -1,7 +1,7 @@
-"""What an operator asks of one node: who is attached to it, to send one of them away, its settings.
+"""The messages of an operator to one node: its attached clients, the removal of one, its settings.
 
-These travel as the messages of `ipc.messages` do. In a cluster each broker knows its own clients:
-`broker` names the one that is meant, and None whoever is asked. Lists come in pages.
+They travel as the messages of `ipc.messages` do. In a cluster each broker knows its own clients:
+`broker` names one, and None means the broker that receives the message. Lists come in pages.
 """
 
 from __future__ import annotations

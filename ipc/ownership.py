@@ -1,8 +1,8 @@
-"""Which data folder the objects of a node in /dev/shm belong to.
+"""Records the data folder that owns a node's objects in /dev/shm.
 
 All names of a run begin with the folder's uuid and a random part, which node.json has as `shm`
 before anything is made under it. A copy of the folder has the same node.json, so the name proves
-nothing. What no copy has is the folder's place on its device:
+nothing. No copy has the folder's place on its device:
 
     /penstock-<uuid>-<random>-owner     JSON, one for each random part, made first, unlinked last
         folder, place                   where the folder was, and its `place_of`
@@ -11,7 +11,7 @@ nothing. What no copy has is the folder's place on its device:
 Objects are a folder's own where node.json names them and `place` is where that node.json lies. A
 start on the folder takes these over. It never maps and never unlinks those of another one.
 
-Owns the owner objects and that judgement. What lies in the other objects, others know.
+Owns the owner objects and that judgement. Knows nothing of the contents of other objects.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOCK_FILE: Final = "lock"
 
 
 class OwnerRecord(msgspec.Struct, frozen=True):
-    """What an owner object says."""
+    """The contents of an owner object."""
 
     folder: str
     place: str
@@ -103,7 +103,7 @@ def find_owners(uuid_hex: str = "") -> list[OwnerObject]:
 
 
 def old_objects(uuid_hex: str) -> list[str]:
-    """What a version before this one has left, whose names had no random part."""
+    """Returns the objects of a version before this one, whose names had no random part."""
     return [
         name
         for kind in ("clients", "lane-", "state")
@@ -112,8 +112,8 @@ def old_objects(uuid_hex: str) -> list[str]:
 
 
 def unlink_own(folder: str) -> None:
-    """Take away the names of what a folder's last run has left; nothing that a copy of it, or the
-    folder that it is a copy of, has there. Its node has ended."""
+    """Unlinks the objects that a folder's last run has left, after its node has ended. It leaves
+    those of a copy of the folder, and of the folder that it is a copy of."""
     try:
         with open(os.path.join(folder, "node.json"), "rb") as file:
             record = msgspec.json.decode(file.read(), type=_Record)
@@ -125,7 +125,7 @@ def unlink_own(folder: str) -> None:
 
 
 class _Record(msgspec.Struct):
-    """What is wanted of node.json."""
+    """The wanted fields of node.json."""
 
     uuid: str
     shm: str = ""

@@ -1,6 +1,6 @@
-"""What a writer process needs of a partition, whatever role it plays.
+"""The interface of a partition's role in a writer process.
 
-Owns the face of a role and the words it shares with its writer. The roles are `alone` and
+Owns the interface of a role and the words it shares with its writer. The roles are `alone` and
 `replicated`, upon `logrole`.
 """
 
@@ -22,7 +22,7 @@ RESTORE_EVERY: Final = 0.05
 
 
 class PartitionRole(Protocol):
-    """What a writer process needs of a partition."""
+    """A partition in a writer process, in any role."""
 
     page: int
     name: str
@@ -49,7 +49,7 @@ class PartitionRole(Protocol):
         each, with the log's end as its base offset; those without one are to be tried again."""
 
     def writeback(self) -> Writeback | None:
-        """What the flusher is to have the kernel begin to write, where enough was appended."""
+        """Returns a range for the flusher to let the kernel write, where enough was appended."""
 
     def count(self, batches: Sequence[memoryview], results: list[AppendResult]) -> None:
         """Add what `append` did to the page's counters; nobody waits for these."""

@@ -28,7 +28,7 @@ _ALLOWED = (
 
 
 class Target(NamedTuple):
-    """What a URL means. `shm` has either a node `name` or a data `folder`, `tcp` has `hosts`."""
+    """The parts of a URL. `shm` has either a node `name` or a data `folder`, `tcp` has `hosts`."""
 
     scheme: str
     name: str | None = None
@@ -161,7 +161,7 @@ def socket_in(data_folder: str | os.PathLike[str]) -> Path:
 
 
 def serve_command(socket: str) -> str:
-    """What starts a node that is reached by this attach socket."""
+    """Returns the command that starts a node with this attach socket."""
     from shlex import quote  # seldom needed
 
     folder, name = os.path.split(socket)
@@ -172,7 +172,8 @@ def serve_command(socket: str) -> str:
 
 
 def default_data_folder(name: str) -> Path:
-    """$PENSTOCK_DATA_DIR as it stands, else ~/.local/share/penstock/<name>. Not made here."""
+    """Returns $PENSTOCK_DATA_DIR unchanged, else ~/.local/share/penstock/<name>. Does not make
+    it."""
     check_node_name(name)
     chosen = os.environ.get("PENSTOCK_DATA_DIR")
     if chosen:

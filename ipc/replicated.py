@@ -11,21 +11,21 @@
     Trim e
     HighWatermark e        taken, at most the log's end             the same
 
-Of an epoch that is over everything is refused as STALE_LEADER_EPOCH, and all but Lead and Follow of
-one that is not known yet; as CORRUPT_BATCH whatever names another partition, which had the page
-before. Refusals are counted, and the log names each reason once in a role. Each answer has the
-log's end as its base offset. Frames that are done twice, since their writer died before it
-answered, leave the log as they left it before: what stood behind them in the lane stands there
-still.
+Every frame of a past epoch is refused as STALE_LEADER_EPOCH. So is every frame but Lead and Follow
+of an epoch that is not known yet. A frame that names another partition, which had the page before,
+is refused as CORRUPT_BATCH. Refusals are counted, and the log names each reason once in a role.
+Each answer has the log's end as its base offset. A writer may die before it answers, and frames are
+done twice. They leave the log as they left it before, because the same frames still follow them in
+the lane.
 
-What compaction took between two batches is passed over only by who follows and has refused nothing
-since it was told to: behind a batch that was refused, a gap may be that batch. Where it may be the
-outcome of a transaction that is open here, the log is cut where that began, and copied from there.
-One that took nothing for longer than its topic keeps tombstones is copied as a whole.
+Only a follower that has refused nothing since it began to follow passes over a gap of compaction.
+Behind a refused batch, a gap may be that batch. Where the gap may be the outcome of a transaction
+that is open here, the log is cut at its beginning, and copied from there. A log that took nothing
+for longer than its topic keeps tombstones is copied as a whole.
 
 A role begins idle: nobody knows whether it led. The high watermark only rises, but where the log is
-cut below it. Owns what is shown of a replica. Who leads, what is committed and what has to go, the
-replicator says.
+cut below it. Owns the page of a replica. The replicator decides the leader, the committed offset
+and the trims.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Mode(Enum):
 
 
 class ReplicaRole(LogRole):
-    """See the module. `_high_watermark` lies within the log, and is what the page shows."""
+    """The role of one replica. `_high_watermark` lies within the log; the page shows it."""
 
     def __init__(
         self, log: Log, state: StatePage, order: OpenPartition, storage: Storage, shown: int
@@ -116,7 +116,7 @@ class ReplicaRole(LogRole):
         return super().append(batches, now_us)
 
     def _go_offline(self, error: Exception, count: int) -> list[AppendResult]:
-        """Producers go to whoever leads once the controller knows."""
+        """Sends producers on to the next leader, which the controller will name."""
         super()._go_offline(error, 0)
         why = f"the log of {self.name} is offline here: {error}"
         return [refused(ErrorCode.NOT_LEADER, why)] * count

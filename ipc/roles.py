@@ -1,11 +1,11 @@
-"""What a replication lane tells a replicated partition besides batches: the control frames.
+"""The control frames that a replication lane carries to a replicated partition besides batches.
 
-One struct a frame of `layout.KIND_ROLE`, packed, behind the topic and the partition that it is for,
-as a batch has them in its header: pages are used again. They are obeyed in the order in which they
-and the batches stand in their lane (rule 22). All of them name the leader epoch of the role that
-they were written for: one whose epoch is over is refused, and one that comes twice changes nothing.
+Each frame of `layout.KIND_ROLE` has one struct, packed. The topic and the partition precede it, as
+in a batch header: pages are used again. A role obeys frames and batches in the order of their lane
+(rule 22). All name the leader epoch of their role. A frame of a past epoch is refused, and a
+repeated one changes nothing.
 
-Owns these structs and their bytes. What they do to a partition is `replicated`'s business.
+Owns these structs and their bytes. `replicated` decides their effect on a partition.
 """
 
 from __future__ import annotations

@@ -52,10 +52,10 @@ def object_name(owner: str, kind: str, *parts: str | int) -> str:
 
 
 def create(name: str, size: int) -> int:
-    """Make the object `name` of `size` bytes, all of them allocated; returns its descriptor.
+    """Makes the object `name` of `size` bytes, all of them allocated; returns its descriptor.
 
-    Without the allocation a full /dev/shm would show as SIGBUS in whoever touches the page first.
-    On any failure nothing is left behind. FileExistsError when the name is taken.
+    Without the allocation a full /dev/shm would kill the process that touches the page first by
+    SIGBUS. On any failure nothing is left behind. FileExistsError when the name is taken.
     """
     if size <= 0:
         raise ConfigError(f"shared memory {name} needs a size above 0, not {size}")
@@ -104,7 +104,7 @@ def open_existing(name: str, writable: bool) -> int:
 
 
 def _trap(name: str, found: os.stat_result) -> AttachRefusedError:
-    """What lies under a name of ours, and was not made by this user's nodes."""
+    """Returns the error for an object under a name of ours that this user's nodes did not make."""
     kind = "no shared memory object"
     if stat.S_ISLNK(found.st_mode):
         kind = "a symbolic link"
@@ -149,8 +149,8 @@ def unlink(name: str) -> bool:
 
 
 def listing(prefix: str) -> list[str]:
-    """This user's objects whose names begin with `prefix`, sorted, each with its slash as `unlink`
-    takes it. What anybody else has put there under such a name is not among them."""
+    """Returns this user's objects whose names begin with `prefix`, sorted. Each has its slash, as
+    `unlink` takes it. Objects of other users under such a name are not among them."""
     bare = prefix.removeprefix("/")
     try:
         with os.scandir(SHM_FOLDER) as entries:
@@ -217,8 +217,8 @@ def map_fd(fd: int, size: int | None = None, writable: bool = True) -> mmap.mmap
 class Region:
     """Owner of one mapping and of its two views: `q` (aligned u64 elements) and `bytes`.
 
-    Shared cursors are written through `q` only: one aligned element is one store, whereas
-    `struct.pack_into` zeroes the bytes first and another process can see that. After `close` both
+    Shared cursors are written through `q` only, because one aligned element is one store.
+    `struct.pack_into` zeroes the bytes first, and another process can see that. After `close` both
     views refuse every use.
     """
 

@@ -1,8 +1,8 @@
 """The state table: how far each partition of this host may be read, in shared memory.
 
 Page k is written only by the writer process of partition k and read by everybody without asking.
-Each number is one aligned u64; the pair (segment base, valid bytes), which must be seen together,
-stands behind a sequence lock that a replacement writer repairs (rule 10).
+Each number is one aligned u64. A sequence lock guards the pair (segment base, valid bytes), which
+must be seen together. A replacement writer repairs the lock (rule 10).
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class StatePage:
         return self._q[first : first - 5 : -1].tolist()
 
     def words(self) -> tuple[memoryview, int, int, int]:
-        """For those who look at thousands of pages in a row: a view, and the indexes in it of log
-        end, high watermark and last stable offset."""
+        """Returns a view, and the indexes in it of log end, high watermark and last stable offset.
+        It is for callers that read thousands of pages in a row."""
         base = self._base
         at = lo.Q_PAGE_LOG_END, lo.Q_PAGE_HIGH_WATERMARK, lo.Q_PAGE_LAST_STABLE
         return self._q, base + at[0], base + at[1], base + at[2]
@@ -204,10 +204,10 @@ class StatePage:
         return pair
 
     def glance(self, packed: bytes) -> tuple[int, int, int, int] | None:
-        """(log start, leader epoch, segment base, valid bytes) of the partition of this packed
-        identity, all that a read needs besides its end, which is looked at before this. None while
-        the pair is being published, and where `is_gone` says so: by that much less is called where
-        a record is waited for."""
+        """Returns (log start, leader epoch, segment base, valid bytes) of the partition of this
+        packed identity. A read needs only these and its end, which it reads before. Returns None
+        while the pair is being published, and where `is_gone` is true. It saves calls where a
+        reader waits for a record."""
         q, base = self._q, self._base
         at = base * 8
         if (
@@ -222,7 +222,7 @@ class StatePage:
         return q[base + lo.Q_PAGE_LOG_START], q[base + lo.Q_PAGE_LEADER_EPOCH], segment, valid_bytes
 
     def stuck(self) -> PenstockTimeout:
-        """What is raised after `SEGMENT_WAIT` seconds in which `segment_now` found nothing."""
+        """Returns the error after `SEGMENT_WAIT` seconds in which `segment_now` found nothing."""
         return PenstockTimeout(
             f"page {self.index}: its writer stopped in the middle of a publication and none took "
             f"its place within {SEGMENT_WAIT} s"
@@ -288,8 +288,8 @@ class StatePage:
         self._q[self._base + lo.Q_PAGE_STATUS] = status
 
     def let_go(self, *, deleted: bool) -> None:
-        """No log of the partition is here any more. One that is on other brokers may be given back,
-        with an empty log: where the one before ended must not be taken for damage then."""
+        """Marks a page without a log of the partition. A partition on other brokers may come back
+        with an empty log. The end of its old log must not look like damage then."""
         self.publish_status(lo.STATUS_DELETED if deleted else lo.STATUS_FOLLOWING)
         if not deleted:
             self.publish_log_start(0)
@@ -325,7 +325,7 @@ class StatePage:
         q[base + lo.Q_PAGE_SYNC_US] += took
 
     def copy_counts(self, counters: Sequence[int], cleaning: Sequence[int]) -> None:
-        """What `counters` and `cleaning` are on the page that this one is a copy of."""
+        """Sets `counters` and `cleaning` to those of the page that this one is a copy of."""
         q, base = self._q, self._base
         for at, value in enumerate(counters[: lo.Q_PAGE_THROTTLES - lo.Q_PAGE_RECORDS + 1]):
             q[base + lo.Q_PAGE_RECORDS + at] = value

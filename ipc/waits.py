@@ -1,8 +1,8 @@
-"""What a call waits for, told to whoever carries it out: a thread that blocks, or an event loop.
+"""The waits of a call, for the code that carries it out: a thread that blocks, or an event loop.
 
 A call that may have to wait is written once, as a generator of `Wait`s that returns its result. It
 blocks nowhere itself. `run` carries one out in a thread; `penstock.aio` does it in a loop. A wait
-may end early and for no reason: who waited looks again. To give a call up at a wait, close its
+may end early and for no reason: the call checks again. To give a call up at a wait, close its
 generator: it lets go of what it holds.
 """
 

@@ -14,7 +14,7 @@ from penstock.ipc.shm import Region
 
 
 class Watchers:
-    """See the module. One per writer process."""
+    """The clients that watch pages of one writer process, and their doorbells."""
 
     def __init__(self, region: Region) -> None:
         self._region = region
@@ -32,8 +32,8 @@ class Watchers:
             known[1].close()
 
     def ring(self, pages: Collection[int]) -> None:
-        """Ring those that sleep and watch one of these pages, once a sleep; call it after a fence
-        that stands behind what was published."""
+        """Rings clients that sleep and watch one of these pages, once a sleep. Call it after a
+        fence that follows the publication."""
         for index, (slot, doorbell) in self._clients.items():
             ticket = slot.ticket
             if ticket and ticket != self._rung.get(index):

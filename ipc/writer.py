@@ -1,11 +1,12 @@
 """The writer process: drains lanes, appends, publishes, acknowledges, rings.
 
-One pass takes frames from every lane, appends them partition by partition with as few system calls
-as the batches allow, and only then answers: append, publish, acknowledge, move head (rule 1). A
-crash anywhere in between repeats frames, which the log recognises by producer, epoch and sequence.
+One pass takes frames from every lane, and appends them partition by partition with as few system
+calls as the batches allow. Only then it answers: append, publish, acknowledge, move head (rule 1).
+A crash anywhere in between repeats frames, which the log recognises by producer, epoch and
+sequence.
 
-Owns the order of a pass and the sleeping protocol. Leaves logs to `PartitionRole`s, and which
-lanes, partitions and clients there are to the node, whose orders arrive on the control channel.
+Owns the order of a pass and the sleeping protocol. Leaves logs to `PartitionRole`s. The node
+decides which lanes, partitions and clients there are; its orders arrive on the control channel.
 When that channel ends, the node is dead: the pass is finished and the process leaves (rule 9).
 """
 
@@ -44,7 +45,7 @@ from penstock.ipc.watchers import Watchers
 logger = logging.getLogger("penstock.writer")
 
 LANE_PASS_BYTES: Final = 2 << 20
-"""What one lane may contribute to one pass, in bytes: bounds what other lanes wait for."""
+"""The bytes that one lane may add to one pass, at most. This bounds the wait of other lanes."""
 BUSY_PASSES: Final = 32
 """Orders and timers are looked at at least every so many busy passes."""
 ORDERS_MAX: Final = 32
@@ -135,7 +136,7 @@ class Writer:
 
     # --- one pass ---
     def _pass(self) -> bool:
-        """Drain what stands in the lanes once. True if there was anything."""
+        """Drains the present frames of the lanes once. Returns whether there were any."""
         taken: list[tuple[DrainedLane, list[Frame]]] = []
         now = 0.0
         for lane in self._drained:
@@ -278,8 +279,8 @@ class Writer:
     def _sleep(self) -> None:
         """Publish sleeping, fence, look again, wait boundedly (rule 13).
 
-        Awake again, the pass comes first: tickets are taken back after it, and the doorbell is
-        cleared before the next look that it is to cover.
+        After waking, the pass comes first. The tickets are taken back after it, and the doorbell is
+        cleared before the next look that it covers.
         """
         lanes = self._drained
         if self._spin and spin(self._spin, self._is_ready):
@@ -354,8 +355,8 @@ class Writer:
             self._orphaned = True  # as reading would have said next
 
     def _read_orders(self) -> bool:
-        """Whether there were any. What makes or deletes files takes milliseconds: between two of
-        these, frames that came have their turn."""
+        """Reads the node's orders and returns whether there were any. An order that makes or
+        deletes files takes milliseconds: between two of these, waiting frames have their turn."""
         worked = self._has_orders = False
         for _ in range(ORDERS_MAX):
             try:
