@@ -1,4 +1,5 @@
-"""What a protocol machine hands to its shell: records to append, and an answer to give after that.
+"""A decision of a protocol machine for its shell: records to append, and an answer to give after
+that.
 
 A machine *decides records*; only `replay(record)` changes it. The shell replays the records of a
 decision at once, appends them as one batch, and keeps the answer back until that is acknowledged.

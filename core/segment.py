@@ -197,7 +197,7 @@ class Scan:
 
     def _may_skip_to(self, head: BatchHeader) -> bool:
         """Returns whether compaction explains the gap before a batch. It does not for the first
-        batch of a scan that begins within a segment: an index of the old segment may have named
+        batch of a scan that begins within a segment. An index of the old segment may have named
         another place. A recovery point never does. A follower's log continues behind it with the
         rest of the leader's compaction."""
         from_start = self.position == 0 or self.batches > 0 or self._gaps

@@ -17,12 +17,12 @@ over a ticket counts on from the clock (`time.monotonic_ns()`) or its generation
     5 ticket = 0                                      doorbell.ring(), remember t
     6 take the data; if any, backoff.reset()
 
-In every interleaving, the waiter's look (3) comes after the waker's data (1), or the waker's look
-(3) comes after the waiter's ticket (1): one of the two sees the other. That holds only
-because of the two fences. Another core may read a store after the *later* load of its own core was
-done, on x86 too. Without fences both sides missed each other 257 times in 400,000 rounds. A waker
-that skips a ticket it rang for already loses nothing: the waiter looks again under a new ticket
-before it sleeps again. The bound of the wait is the belt, not the correctness.
+Every interleaving has one of two orders. Either the waiter's look (3) comes after the waker's data
+(1), or the waker's look (3) comes after the waiter's ticket (1). So one of the two sees the other.
+That holds only because of the two fences. Another core may read a store after the *later* load of
+its own core was done, on x86 too. Without fences both sides missed each other 257 times in 400,000
+rounds. A waker that skips a ticket it rang for already loses nothing: the waiter looks again under
+a new ticket before it sleeps again. The bound of the wait is the belt, not the correctness.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Records the data folder that owns a node's objects in /dev/shm.
 
-All names of a run begin with the folder's uuid and a random part, which node.json has as `shm`
-before anything is made under it. A copy of the folder has the same node.json, so the name proves
-nothing. No copy has the folder's place on its device:
+All names of a run begin with the folder's uuid and a random part. node.json has that part as `shm`
+before any object is made. A copy of the folder has the same node.json, so the name proves nothing.
+No copy has the folder's place on its device:
 
     /penstock-<uuid>-<random>-owner     JSON, one for each random part, made first, unlinked last
         folder, place                   where the folder was, and its `place_of`

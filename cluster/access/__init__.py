@@ -1,4 +1,4 @@
-"""Who may do what: entries, namespaces, and their evaluation. Pure: no files, no clock."""
+"""Access control: entries, namespaces, and their evaluation. Pure: no files, no clock."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Access entries: what one says, which are well formed, and what they match.
+"""Access entries: their fields, their form, and the names that they match.
 
     principal  effect      operation                             kind               name
     ann        allow|deny  read|write|create|alter|describe|     topic | group |    orders
     *                      delete | all                          transactional_id | orders.*  *
                                                                  cluster
-A name that ends with `*` stands for all names that begin with what is before it.
+A name that ends with `*` means all names that begin with the text before it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ EVERYBODY: Final = "*"
 ANONYMOUS: Final = "anonymous"
 """The principal of connections without a key."""
 LOCAL_PREFIX: Final = "user:"
-"""What principals of the node's own host begin with, before their uid."""
+"""The prefix of principals on the node's own host, before their uid."""
 NAME_CHARACTERS_MAX: Final = 200
 RESERVED_PREFIX: Final = "__"
-"""What the names of the node's own topics begin with."""
+"""The prefix of the names of the node's own topics."""
 
 _PRINCIPAL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")

@@ -42,11 +42,11 @@ SHARES: Final = NamespaceLimits(
     groups_max=GROUPS_SHARE,
     transactional_ids_max=TRANSACTIONAL_IDS_SHARE,
 )
-"""What does not depend on the node."""
+"""The shares that do not depend on the node."""
 
 
 class Tally(NamedTuple):
-    """What is wanted beyond what is there."""
+    """The wanted numbers beyond the present ones."""
 
     topics: int
     partitions: int
@@ -123,7 +123,7 @@ def _check(limit: NamespaceLimits, what: str, there: int, more: int, most: int |
 
 
 def over_limit(namespace: str, what: str, there: int, more: int, most: int) -> ResourceLimitError:
-    """What says so."""
+    """Returns the error for a request beyond a limit of its namespace."""
     return ResourceLimitError(
         f"namespace {namespace!r} has {there} {_worded(what)} and {more} more would be over its "
         f"limit {what}_max={most}: {_ADVICE.get(what, 'delete some')}, or have the node's operator "

@@ -1,4 +1,4 @@
-"""The evaluation of access: deny wins, then one's own namespace, then what is allowed, else no.
+"""The evaluation of access: deny wins, then the own namespace, then an allow, else no.
 
 | entries or keys | a deny matches | name in the principal's namespace | an allow matches | answer |
 |---|---|---|---|---|
@@ -8,8 +8,8 @@
 | some | no | no | yes | yes |
 | some | no | no | no | no |
 
-A policy never changes: another one takes its place. However many entries there are, a decision
-costs a few look-ups by the lengths that patterns have; and it is remembered, up to a bound.
+A policy never changes: another one takes its place. With any number of entries a decision costs a
+few look-ups, by the lengths of the patterns. It is remembered, up to a bound.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ class Policy:
 
 
 def _operations(entry: Entry) -> Iterable[str]:
-    """What an entry speaks of. Who may do anything else to a thing may know that it is there, so
-    every allowance allows `describe` as well; a denial does not."""
+    """Returns the operations of an entry. A principal with any right to a thing may know that it
+    exists. So every allow includes `describe`; a deny does not."""
     if entry.operation == ALL:
         return tuple(Operation)
     if entry.effect == Effect.allow:

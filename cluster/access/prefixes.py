@@ -1,4 +1,4 @@
-"""What every name begins with that a regular expression can match."""
+"""Finds the literal text that starts every name which a regular expression matches."""
 
 from __future__ import annotations
 

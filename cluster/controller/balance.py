@@ -1,19 +1,19 @@
-"""When leadership goes back to the preferred replicas, and which partitions' at a time.
+"""Moves leadership back to the preferred replicas, some partitions at a time.
 
-A broker that was away leads nothing when it is back: whoever led for it goes on. Now and then the
+A broker that was away leads nothing when it is back: its successors keep leading. Now and then the
 controller looks for partitions whose first replica could lead and does not:
 
 | a partition | moves |
 |---|---|
 | whose first replica is in the ISR, and has been up for a while | yes |
 | the same, but its broker came back just now, or leaves | no: it may go again, or is busy |
-| that is being reassigned | no: who is to lead changes anyhow |
+| that is being reassigned | no: its leader changes anyhow |
 | whose first replica is drained | no |
 
 One round moves at most `MOVES_MAX` of them, since each makes its clients turn to another broker;
-what is left has its turn `PAUSE` later. (Kafka's `auto.leader.rebalance.enable` has the idea, and
-moves all at once.) Time is an argument; nothing here is in the log, so that a controller that has
-just become active waits for a whole interval.
+the rest has its turn `PAUSE` later. Kafka's `auto.leader.rebalance.enable` has the idea, and moves
+all at once. Time is an argument. Nothing here is in the log, so a controller that has just become
+active waits for a whole interval.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Balancer:
         self._up.clear()
 
     def due(self, now: float, image: Image) -> list[Place]:
-        """What is to move now. To be asked again and again: it sees by that who is there."""
+        """Returns the partitions to move now. Call it again and again: each call also updates which
+        brokers are up."""
         if not self._interval:
             return []
         self._up = {

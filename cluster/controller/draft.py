@@ -1,4 +1,4 @@
-"""What the controller is about to decide: records in the making. Owns no state that lasts."""
+"""The controller's next decision: records in the making. Owns no state that lasts."""
 
 from __future__ import annotations
 

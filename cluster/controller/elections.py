@@ -1,4 +1,4 @@
-"""What becomes of a partition when brokers come and go. Pure functions of its record.
+"""Elects leaders and changes ISRs when brokers come and go. Pure functions of a partition's record.
 
 | what happens | ISR | leader |
 |---|---|---|
@@ -13,21 +13,24 @@
 | an unclean election, and nobody leads | the one who leads | the one with most that is there |
 | its leader is drained | the same | another of the ISR that could lead and is not drained |
 
-Each change makes the partition epoch one more, and each election the leader epoch. While nobody of
-the ISR is there it stays as it is: each of them has all that counts, and may lead when it is back.
+Each change raises the partition epoch by one, and each election the leader epoch. While nobody of
+the ISR is there it stays as it is. Each member has all committed records, and may lead when it is
+back.
 
-Who leaves the ISR by the controller's decision is of the *last ISR* until the leader asks for
-another ISR or is heard for a while: brokers that lose power at once are missed one by one, and
-register one by one, and each of them may have what the others lost. Where all have registered and
-none could be trusted, the one with the highest leader epoch and then the longest log leads. That is
-all that an operator could do, and what may be missing is noted (`UncleanRecovery`). One that has
-nothing any more (`blank`) does not count as back: then it is for the operator to go on without.
+A broker that leaves the ISR by the controller's decision belongs to the *last ISR*. It does so
+until the leader asks for another ISR or is heard for a while. Brokers that lose power at once are
+missed one by one, and register one by one. Each of them may have records that the others lost.
+Where all have registered and none could be trusted, the one with the highest leader epoch and then
+the longest log leads. An operator could do no more, and a note names the records that may be
+missing (`UncleanRecovery`). A broker without any data (`blank`) does not count as back: then the
+operator decides to go on without it.
 
 A broker that is *drained* leads nothing that another in-sync replica could lead. It stays in the
 ISR, and leads what nobody else could: a drain loses no record, and no partition its leader.
 
-An offline log elects nobody to it. Its broker goes on leading only while nobody else of the ISR is
-there: then it can still be read, and others that catch up from it join the ISR, which it leaves.
+A replica with an offline log is never elected. Its broker keeps leading only while nobody else of
+the ISR is there: then readers can still read it. Others that catch up from it join the ISR, which
+it leaves.
 """
 
 from __future__ import annotations
@@ -143,7 +146,7 @@ def preferred(partition: Partition, may_lead: MayLead) -> Partition | None:
 def successors(
     partition: Partition, may_lead: MayLead, is_drained: Callable[[int], bool]
 ) -> list[int]:
-    """Who could lead it in the place of a leader that is drained, the first replica first."""
+    """Returns the brokers that could lead in place of a drained leader, the first replica first."""
     return [
         broker
         for broker in partition.replicas
@@ -189,8 +192,8 @@ def recovered(
 def unclean(
     partition: Partition, may_lead: MayLead, ends: Mapping[int, LogEnd], clock: float
 ) -> Partition | None:
-    """Let somebody lead who may miss what counted, where nobody leads, or one whose log is offline,
-    as an operator asked: the one with most of those that are there."""
+    """Elects a leader that may lack committed records, on an operator's request: of the present
+    replicas the one with most. Changes nothing where a leader with an online log leads."""
     if partition.leader is not None and partition.leader not in partition.offline:
         return None
     order = dict.fromkeys((*partition.isr, *partition.last_isr, *partition.replicas))
@@ -205,8 +208,8 @@ def _unclean(
     ends: Mapping[int, LogEnd],
     clock: float,
 ) -> Partition:
-    """Who has the highest leader epoch and then the longest log, as far as they have told; else the
-    first. One that is blank comes behind all others."""
+    """Elects the candidate with the highest leader epoch and then the longest log, as far as they
+    have told; else the first. A blank one comes behind all others."""
 
     def worth(broker: int) -> tuple[bool, int, int]:
         end = ends.get(broker, LogEnd(0, None, -1))
@@ -228,15 +231,15 @@ def reassigned(
     ones as a target take an unfinished reassignment back."""
     if target == (partition.target or partition.replicas):
         return None
-    # Who is new has nothing yet, and comes last, also where an unclean election looks for somebody.
+    # A new replica has nothing yet. It comes last, also as a candidate of an unclean election.
     both = (*partition.replicas, *(broker for broker in target if broker not in partition.replicas))
     wanted = changed(partition, may_lead, isr=partition.isr, replicas=both, target=target)
     return progressed(wanted, may_lead)
 
 
 def progressed(partition: Partition, may_lead: MayLead) -> Partition:
-    """A reassignment whose target is in sync has come to its end, once each of it could lead: the
-    ISR of those who all went down at once names some who may never be back."""
+    """Completes a reassignment whose target is in sync, once each of its members could lead. After
+    a power cut of all brokers the ISR names some that may never be back."""
     target = partition.target
     fit = {b for b in partition.isr if b not in partition.offline and may_lead(b)}
     if not target or not fit.issuperset(target):

@@ -1,4 +1,4 @@
-"""What the controller's log says, replayed: brokers, topics, partitions, settings."""
+"""The state of the controller's log, replayed: brokers, topics, partitions, settings."""
 
 from __future__ import annotations
 
@@ -84,15 +84,15 @@ class Image:
 
     # --- what can be asked ---
     def is_current(self, broker: int, broker_epoch: int) -> bool:
-        """Whether a broker that is registered with that epoch may take assignments from here. What
-        stands before its registration was said to earlier lives: who heeded that would lead again
-        in an epoch that is over. What stands behind a later one is said to that life, which may be
-        a copy of this one elsewhere: both would lead in one epoch."""
+        """Returns whether a broker that registered with that epoch may take assignments from here.
+        Assignments before its registration were for earlier lives: a broker that obeyed them would
+        lead again in a past epoch. Assignments after a later registration are for that life, which
+        may be a copy of this one elsewhere. Then both would lead in one epoch."""
         known = self.brokers.get(broker)
         return known is not None and known.epoch == broker_epoch
 
     def assignment(self, place: Place) -> PartitionAssignment | None:
-        """What the broker of a replica is told."""
+        """Returns the controller's assignment for the brokers of a partition."""
         partition, topic = self.partitions.get(place), self.topics.get(place[0])
         if partition is None or topic is None:
             return None
@@ -102,8 +102,9 @@ class Image:
         )  # fmt: skip
 
     def living(self) -> dict[int, int]:
-        """The epoch of each broker that is there, not fenced, and not on its way out: who goes on
-        fetching until it stops is not asked into an ISR with each request, to be refused."""
+        """Returns the epoch of each broker that is there, not fenced, and not on its way out. A
+        broker that fetches until it stops would otherwise be proposed for an ISR with each request,
+        and be refused."""
         return {broker: it.epoch for broker, it in self.brokers.items() if self.may_lead(broker)}
 
     def may_lead(self, broker: int) -> bool:

@@ -1,14 +1,15 @@
-"""The controller: which brokers there are, and who leads and follows what.
+"""The controller: the brokers of a cluster, and the leader and followers of each partition.
 
 **Theory.** Its state is an `Image`, replayed from the log of the quorum. The broker that leads the
-quorum is active: its handlers decide records against an image that is ahead of the log by what was
-decided before, and the answer waits until the records are committed; if they never are, the shell
-throws the machine away and makes it again from the log (`penstock.cluster.decisions`).
+quorum is active. Its handlers decide records against an image that is ahead of the log by earlier
+decisions, and the answer waits until the records are committed. If they never are, the shell throws
+the machine away and makes it again from the log (`penstock.cluster.decisions`).
 
-A broker registers with each start and gets a broker epoch, which fences whatever its last life
-still does. It is fenced until it says by heartbeats that it has replayed the log up to its own
-registration, and again when nothing is heard for `session_timeout`; a fenced one leads nothing.
-Only heartbeats are not in the log: a new active controller gives every broker a whole session.
+A broker registers with each start and gets a broker epoch, which fences late actions of its last
+life. It is fenced until it says by heartbeats that it has replayed the log up to its own
+registration. It is fenced again when nothing is heard for `session_timeout`. A fenced one leads
+nothing. Only heartbeats are not in the log: a new active controller gives every broker a whole
+session.
 """
 
 from __future__ import annotations
@@ -46,11 +47,13 @@ _NOTHING: Final = Decision((), None)
 
 @dataclass(frozen=True, slots=True)
 class ControllerConfig:
-    """Args:
-    session_timeout: seconds without a heartbeat after which a broker is fenced.
-    partitions_max: of all topics together.
-    brokers_max: registered at a time.
-    balance_interval: seconds between two looks at who could lead what is theirs; 0: never.
+    """The controller's settings.
+
+    Args:
+        session_timeout: seconds without a heartbeat after which a broker is fenced.
+        partitions_max: of all topics together.
+        brokers_max: registered at a time.
+        balance_interval: seconds between two searches for preferred leaders; 0: never.
     """
 
     session_timeout: float = 2.0
@@ -118,19 +121,21 @@ class Controller:
         keeps_count: bool = False,
         instead_of: int | None = None,
     ) -> Decision[Registered]:
-        """A broker starts. `was_clean`: all that its logs ever said to others is still in them;
-        after a power cut only what was synced is. `after`: the epoch of the last life that its
-        folder knows of (0: none); one that misses a life in which it spoke to others is an older
-        copy, and what was synced later is not in it either (KIP-966 has the idea). `lost`: logs
-        that were there in an earlier life and are gone; `offline`: those that take nothing.
-        `keeps_count`: the folder counts on where its last run left off, having been closed since;
-        any other may be a copy that was made while a broker ran. That one, a new one and an older
-        one give producer ids of a new block, whatever they counted. `instead_of`: the epoch of the
-        life that this one follows, as far as it knows. Where another one is known it asks again
-        and names that: what a life said that is over by now, and comes late, changes nothing.
+        """Registers a broker that starts. `was_clean`: its logs still have all that they ever told
+        others; after a power cut only synced records are sure. `after`: the epoch of the last life
+        that its folder knows of (0: none). One that misses a life in which it spoke to others is an
+        older copy, and lacks later synced records too (KIP-966 has the idea). `lost`: logs that
+        were there in an earlier life and are gone. `offline`: logs that take nothing.
+        `keeps_count`: the folder was closed cleanly, and continues its count from its last run. Any
+        other folder may be a copy that was made while a broker ran. That one, a new one and an
+        older one give producer ids of a new block, regardless of their count. `instead_of`: the
+        epoch of the life that this one follows, as far as it knows. If the controller knows another
+        one, it has the broker ask again and name that. So a late message of a past life changes
+        nothing.
 
         Raises `AttachRefusedError` where another one with the same id, of another folder, is alive;
-        `PenstockTimeout` where a later life of it is; `ResourceLimitError`."""
+        `PenstockTimeout` where a later life of it is; `ResourceLimitError`.
+        """
         known = self.image.brokers.get(broker)
         if known is None and len(self.image.brokers) >= self.config.brokers_max:
             raise ResourceLimitError(f"there are {self.config.brokers_max} brokers (brokers_max)")
@@ -229,8 +234,9 @@ class Controller:
     def log_ends(
         self, broker: int, epoch: int, ends: Iterable[tuple[Place, LogEnd]]
     ) -> Decision[None]:
-        """What replicas of that broker have, of partitions that nobody leads: where all of the last
-        ISR are back and none is clean, the one with most leads. Raises `StaleBrokerEpochError`."""
+        """Takes the log ends of that broker's replicas, for partitions that nobody leads. Where all
+        of the last ISR are back and none is clean, the one with most leads. Raises
+        `StaleBrokerEpochError`."""
         self._broker(broker, epoch)
         self._recovery.tell(self.image, broker, epoch, ends)
         draft = Draft(self.image)
@@ -467,8 +473,9 @@ class Controller:
         return None if asked.leader in dict(asked.isr) else ReplicaRefusal.NOT_A_REPLICA
 
     def elect(self, places: Iterable[Place], *, is_unclean: bool = False) -> Decision[int]:
-        """Have preferred leaders lead, or, where nobody leads, whoever is there (`is_unclean`):
-        what it does not have is lost. The answer is how many changed, of those that are there."""
+        """Lets preferred leaders lead. With `is_unclean`, lets any present replica lead where
+        nobody leads: records that it does not have are lost. The answer is how many changed, of
+        those that exist."""
         draft = Draft(self.image)
         known = [at for at in places if at in self.image.partitions]
         if is_unclean:

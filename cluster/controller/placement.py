@@ -1,8 +1,8 @@
-"""Which brokers get the replicas of a new partition, or of one that is to have more or fewer.
+"""Chooses the brokers for the replicas of a new partition, or of one that gets more or fewer.
 
 Replicas of a partition are on different brokers, and on different racks as long as there are racks
-left; over all partitions of a topic every broker leads as many as any other, give or take one, and
-the followers of one leader are spread over the rest. (Kafka's StripedReplicaPlacer has the idea.)
+left. Over all partitions of a topic every broker leads as many as any other, give or take one. The
+followers of one leader are spread over the rest. (Kafka's StripedReplicaPlacer has the idea.)
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from penstock.core.errors import ConfigError
 def place(
     brokers: Mapping[int, str], partitions: int, replication_factor: int, first: int
 ) -> list[tuple[int, ...]]:
-    """Replicas of each partition, the preferred leader first. `brokers`: the rack of each that may
-    be used; `first` shifts who comes first, so that small topics do not all begin at one broker."""
+    """Returns the replicas of each partition, the preferred leader first. `brokers`: the rack of
+    each broker that may be used. `first` shifts the first broker, so that small topics do not all
+    begin at one broker."""
     if not 1 <= replication_factor <= len(brokers):
         raise ConfigError(
             f"replication_factor={replication_factor}: {len(brokers)} brokers are there "
@@ -37,8 +38,8 @@ def place(
 def resize(
     held: Sequence[int], others: Sequence[int], racks: Mapping[int, str], replication_factor: int
 ) -> tuple[int, ...]:
-    """So many replicas for a partition that lies on `held`. What is there stays as far as it can,
-    the first ones before the last ones; what is missing goes to the first ones of `others`. Racks
+    """Returns so many replicas for a partition that lies on `held`. Held replicas stay as far as
+    possible, the first ones before the last ones; missing ones go to the first of `others`. Racks
     come before that order."""
     if replication_factor <= len(held):
         return _spread(held[:1], held[1:], racks, replication_factor)

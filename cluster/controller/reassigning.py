@@ -1,12 +1,13 @@
-"""Which replicas partitions are to have: named, or only counted. Pure; decides no records.
+"""Chooses the replicas that partitions get: named, or only counted. Pure; decides no records.
 
 | asked for | a partition gets |
 |---|---|
 | brokers, for one partition | these, in that order |
 | brokers, for several | these; each comes first in turn, by the partitions' numbers |
-| a number of replicas | what it has, in-sync ones before others; then brokers that have least |
+| a number of replicas | its own, in-sync ones before others; then brokers that have least |
 
-All of it is refused or none: a topic has at least as many replicas everywhere as it wants in sync.
+The whole request is refused or nothing: a topic has at least as many replicas everywhere as it
+wants in sync.
 """
 
 from __future__ import annotations

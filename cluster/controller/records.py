@@ -1,4 +1,4 @@
-"""What the controller's log says: the newest value of each key is the state.
+"""The records of the controller's log: the newest value of each key is the state.
 
 | key | value |
 |---|---|
@@ -8,9 +8,8 @@
 | `("setting", kind, name)` | bytes, whose meaning the kind decides (access, limits, `DRAINED`) |
 | `("counter", name)` | the next number of that kind that nobody has |
 
-Keys and values are msgpack; structs are array-like, and fields are only ever added at their ends.
-Whoever reads a record of a kind that is not here must not go on: it would hand on snapshots without
-it.
+Keys and values are msgpack; structs are array-like, and fields are only ever added at their ends. A
+reader that meets a record of an unknown kind must stop: its snapshots would lack that record.
 """
 
 from __future__ import annotations
@@ -70,9 +69,9 @@ class Topic(msgspec.Struct, frozen=True, array_like=True):
 
 class UncleanRecovery(msgspec.Struct, frozen=True, array_like=True):
     """The last election in which nobody of the last ISR was clean. `leader` was elected in
-    `leader_epoch`, with a log that ended at `first` (None: it has not told). What was committed
-    from there on may be missing; offsets below `known_end` are known to have been used. `at`:
-    seconds since 1970."""
+    `leader_epoch`, with a log that ended at `first` (None: it has not told). Committed records from
+    there on may be missing; offsets below `known_end` are known to have been used. `at`: seconds
+    since 1970."""
 
     leader: int
     leader_epoch: int
@@ -82,11 +81,12 @@ class UncleanRecovery(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Partition(msgspec.Struct, frozen=True, array_like=True):
-    """See `PartitionAssignment` of `penstock.cluster.replica`. `target`: the replicas that a
-    reassignment is to end with, empty without one. `last_isr`: who left the ISR since a leader was
-    last known to live, the latest first: with the ISR, everybody who may have all that counts.
-    `offline`: replicas whose log takes nothing, by the word of their brokers. `blank`: replicas
-    that have nothing any more, or what an older copy of their folder has."""
+    """The state of a partition; see `PartitionAssignment` of `penstock.cluster.replica`. `target`:
+    the replicas at the end of a reassignment, empty without one. `last_isr`: brokers that left the
+    ISR since a leader was last known to live, the latest first. With the ISR, they are all that may
+    have every committed record. `offline`: replicas whose log takes nothing, as their brokers
+    report. `blank`: replicas without any data, or with the data of an older copy of their folder.
+    """
 
     replicas: tuple[int, ...]
     isr: tuple[int, ...]

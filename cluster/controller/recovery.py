@@ -1,4 +1,4 @@
-"""What the controller knows of partitions that lost members of their ISR, and is in no record.
+"""Partitions that lost members of their ISR: the controller's knowledge that is in no record.
 
 | a partition | what happens |
 |---|---|
@@ -6,7 +6,8 @@
 | has no leader; replicas tell what they have | kept until it has one |
 | has no ISR, and all of its last one are back | the one with most leads |
 
-A controller that has just become active knows nothing of this: it waits, and is told again.
+A controller that has just become active knows nothing of this: it waits until replicas tell it
+again.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class LeaderRecovery:
                 self._ends.setdefault(place, {})[broker] = epoch, end
 
     def ends(self, image: Image, place: Place) -> dict[int, LogEnd]:
-        """What its replicas have, by the word of their present lives, of this time without a
+        """Returns the log ends of its replicas, from their present lives and this time without a
         leader."""
         it = image.partitions[place]
         return {

@@ -25,7 +25,7 @@ WITH_PAYLOAD: Final = (fr.Produce, fr.Fetched)
 
 
 class FrameError(PenstockError):
-    """What came over the wire is no message of this protocol."""
+    """The received frames are no message of this protocol."""
 
 
 def encode(message: msgspec.Struct) -> bytes:
@@ -34,12 +34,12 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 def from_client(frames: Sequence[Piece]) -> tuple[fr.ClientMessage, Piece | None]:
-    """What a client said: the message and its payload."""
+    """Decodes a client's message; returns it and its payload."""
     return _decode(_CLIENT, frames, fr.CLIENT_HEADER_MAX)
 
 
 def from_gateway(frames: Sequence[Piece]) -> tuple[fr.GatewayMessage, Piece | None]:
-    """What a gateway said: the message and its payload."""
+    """Decodes a gateway's message; returns it and its payload."""
     return _decode(_GATEWAY, frames, fr.GATEWAY_HEADER_MAX)
 
 

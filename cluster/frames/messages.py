@@ -1,9 +1,9 @@
 """The wire protocol between a remote client and a gateway, message by message.
 
-A connection (one DEALER at the client, one ROUTER at the gateway) carries many *endpoints*: what
-would be an attachment of its own on the node's host, such as a producer. The client numbers them.
-Every message is one msgpack map with its tag under `type`, and some have payload frames behind it,
-which are record batches as they stand in lanes and segments. Times are seconds, sizes bytes.
+A connection (one DEALER at the client, one ROUTER at the gateway) carries many *endpoints*. An
+endpoint, such as a producer, would be an attachment of its own on the node's host. The client
+numbers them. Every message is one msgpack map with its tag under `type`. Payload frames may follow
+it: record batches in the form of lanes and segments. Times are seconds, sizes bytes.
 
     client                              gateway
       Hello(versions)               ->
@@ -36,13 +36,13 @@ APIS: Final = {
     "fetch": (1, 1),
     "cluster": (1, 1),
 }
-"""What this build speaks: the lowest and the highest version of each group of messages. Version 2
-of `produce` has proofs, without which a gateway takes no transactional batch."""
+"""The versions of this build: the lowest and the highest version of each group of messages. Version
+2 of `produce` has proofs, without which a gateway takes no transactional batch."""
 
 ENDPOINTS_MAX: Final = 1024
 """Endpoints of one connection."""
 POSITIONS_MAX: Final = 384
-"""Partitions of which one endpoint tells where it stands."""
+"""Partitions whose positions one endpoint may report."""
 CURSORS_MAX: Final = 4096
 """Partitions that one endpoint fetches at a time."""
 CLIENT_HEADER_MAX: Final = 128 << 10
@@ -191,9 +191,9 @@ class Drop(msgspec.Struct, frozen=True, tag="drop"):
 
 
 class Positions(msgspec.Struct, frozen=True, tag="positions", omit_defaults=True):
-    """Where the client stands, for onlookers on the node's host: (page, next offset wanted) of what
-    it reads, the records that its own policy gave up so far, and the microseconds since it last
-    polled (None: not known)."""
+    """The client's progress, for observers on the node's host. It has (page, next offset wanted) of
+    each partition that it reads, and the records that its own policy gave up so far. `poll_age`:
+    microseconds since its last poll (None: not known)."""
 
     endpoint: EndpointNumber
     positions: Annotated[list[tuple[Small, Number]], msgspec.Meta(max_length=POSITIONS_MAX)]
@@ -210,10 +210,11 @@ ClientMessage = Hello | Attach | Detach | Ask | Produce | Fetch | More | Drop | 
 
 # --- gateway -> client --------------------------------------------------------------------------
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", omit_defaults=True):
-    """`local`: how a process on the same host reaches the node: its attach socket and the boot id
-    of its host. `heartbeat`: seconds between pings; a side that hears nothing for `silence_max`
-    takes the connection for dead. `batch_bytes_max`: of a payload. `cluster`, 16 bytes, and
-    `broker`: which cluster this node is a broker of, and which one; empty where it stands alone."""
+    """The gateway's first answer. `local`: the way of a process on the same host to the node: its
+    attach socket and the boot id of its host. `heartbeat`: seconds between pings; a side that hears
+    nothing for `silence_max` takes the connection for dead. `batch_bytes_max`: of a payload.
+    `cluster`, 16 bytes, and `broker`: the node's cluster, and its broker number there; empty
+    outside a cluster."""
 
     protocol: int
     apis: dict[str, tuple[int, int]]
@@ -229,11 +230,11 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome", omit_defaults=True):
 
 
 class Leaders(msgspec.Struct, frozen=True, tag="leaders"):
-    """Who is who in the cluster, as this broker knows it: whole, and each time it has changed.
-    `version` grows with every change in the cluster, so of what two brokers say the larger one
-    counts. `brokers`: those that are alive, and where clients find them. `leaders`: for each page
-    the broker that leads its partition; pages without one are left out. `coordinator`: the one
-    that answers for groups and transactions, `NOBODY` while none does."""
+    """The brokers and leaders of the cluster, as this broker knows them: whole, and sent again
+    after each change. `version` grows with every change in the cluster: of two brokers' messages
+    the larger one counts. `brokers`: the living ones with their client addresses. `leaders`: for
+    each page the broker that leads its partition; pages without one are left out. `coordinator`:
+    the broker that answers for groups and transactions, `NOBODY` while none does."""
 
     version: int
     brokers: list[tuple[int, str]]
@@ -242,8 +243,8 @@ class Leaders(msgspec.Struct, frozen=True, tag="leaders"):
 
 
 class Attached(msgspec.Struct, frozen=True, tag="attached"):
-    """`window`: bytes of batches without an answer that the endpoint may have under way per
-    writer. `notice`: what stands in the client slot."""
+    """The endpoint is attached. `window`: bytes of batches without an answer that it may have under
+    way per writer. `notice`: the value in the client slot."""
 
     endpoint: int
     writers: int
@@ -264,8 +265,8 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class Answer(msgspec.Struct, frozen=True, tag="answer"):
-    """The node's answer, and how the partitions stand that it names. `proof`: with the answer to an
-    `AddPartitions`, for the batches of that producer and epoch."""
+    """The node's answer, with the state of the partitions that it names. `proof`: with the answer
+    to an `AddPartitions`, for the batches of that producer and epoch."""
 
     endpoint: int
     request: int
@@ -284,10 +285,10 @@ class Acks(msgspec.Struct, frozen=True, tag="acks"):
 
 
 class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
-    """Batches one after the other (payload; none: only the position moves). `start` is what the
-    cursor asked for or the `next_offset` before; `aborted` records were left out. `leader_epoch`:
-    that of the log up to `next_offset`, to be told with it by whoever asks for it again (batches
-    may be of earlier ones)."""
+    """Batches one after the other (payload; none: only the position moves). `start` is the cursor's
+    requested offset or the `next_offset` before; `aborted` records were left out. `leader_epoch`:
+    that of the log up to `next_offset`; the next request sends it along (batches may be of earlier
+    ones)."""
 
     endpoint: int
     cursor: int

@@ -1,7 +1,7 @@
 """One token bucket.
 
-Tokens are bytes. They come at `rate` a second up to one second's worth, and what is taken may go
-below nothing: a batch larger than the burst passes, and what comes after it waits the longer.
+Tokens are bytes. They come at `rate` a second, up to one second's worth. The level may go below
+zero: a batch larger than the burst passes, and the next one waits longer.
 """
 
 from __future__ import annotations

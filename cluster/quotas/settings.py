@@ -1,4 +1,4 @@
-"""Which quota holds for whom.
+"""Chooses the quotas of a client.
 
 | `principal` | `client_id` | of what |
 |---|---|---|
@@ -8,8 +8,8 @@
 | ann | `*` | the same, of each client id of ann without one of its own |
 | `*` | etl or `*` | the same, of each principal that has no such |
 
-Of a client the one of its principal and the one of its client id hold both. `None` of a field: no
-such quota, and no other one is looked for.
+A client has both the quota of its principal and that of its client id. `None` of a field means no
+such quota, and ends the search for one.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     raft = Raft(1, fresh(1, 2, 3), RaftConfig(), random.random, now)
     effects = raft.tick(now)  # at raft.deadline; likewise of receive, persisted, propose, ...
 
-Knows neither sockets nor files nor clocks. What its entries mean is the controller's.
+Knows neither sockets nor files nor clocks. The controller owns the meaning of entries.
 """
 
 from __future__ import annotations

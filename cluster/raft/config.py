@@ -10,8 +10,8 @@ class RaftConfig:
     """Seconds and bounds.
 
     Args:
-        election_timeout: without a word of the leader for that long, up to twice it by chance, a
-            node stands for election; without a majority for that long a leader gives up.
+        election_timeout: a node that hears no leader for that long, up to twice it by chance,
+            starts an election; a leader without a majority for that long gives up.
         heartbeat: how often a leader speaks.
         snapshot_timeout: how long a snapshot may be under way before it is sent again.
         message_bytes: about how much of the log a message carries at most.

@@ -76,9 +76,9 @@ class RaftLog:
         return (term, index) >= (self.last_term, self.last_index)
 
     def agreement(self, index: int, term: int) -> tuple[int, int]:
-        """The last place at or below `index` whose term is not above `term`: nowhere behind it can
-        this log agree with one that has `term` at `index`. With the term there, 0 where that is
-        not known any more."""
+        """Returns the last place at or below `index` whose term is not above `term`. This log
+        cannot agree behind it with a log that has `term` at `index`. The second value is the term
+        there, 0 where it is not known any more."""
         index = min(index, self.last_index)
         while index >= self.first_index and self._entries[index - self.first_index].term > term:
             index -= 1

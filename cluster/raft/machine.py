@@ -1,9 +1,9 @@
 """Raft: a log that a majority of nodes agrees on, and one leader at a time that writes it.
 
 **Theory.** A term has at most one leader, for each node votes once in it and a leader has a
-majority's votes. Only a node whose log is at least as new as a majority's is elected, and an entry
+majority's votes. Only a node whose log is at least as new as a majority's is elected. An entry
 counts (is *committed*) once a majority has it on stable storage and it, or one behind it, is of the
-leader's own term: so each later leader has it. Logs that have the same term at an index are the
+leader's own term. So each later leader has it. Logs that have the same term at an index are the
 same up to there.
 
 | role | event | next |
@@ -18,14 +18,14 @@ same up to there.
 | leader | its removal is committed | follower without a vote |
 | any | a higher term | follower of that term |
 
-Who has heard a leader within `election_timeout` answers no request for votes, so that a node that
-comes back cannot depose it (Ongaro's thesis, 6.2 and 9.6). Members change by one voter at a time,
-each change when the one before is committed, and only once the leader's own NOOP is (single-server
-changes, thesis 4.1, with the fix of 2015).
+A node that has heard a leader within `election_timeout` answers no request for votes. So a node
+that comes back cannot depose it (Ongaro's thesis, 6.2 and 9.6). Members change by one voter at a
+time, each change when the one before is committed. The leader's own NOOP must be committed first
+(single-server changes, thesis 4.1, with the fix of 2015).
 
-Storing is an event: whatever is told to others about this node's log or vote is kept back until
-`persisted` says that it is on stable storage, and so is the node's own part in a majority. A leader
-sends entries while it stores them.
+Storing is an event. Messages about this node's log or vote wait until `persisted` says that these
+are on stable storage. The node's own part in a majority waits too. A leader sends entries while it
+stores them.
 
 Pure: time and randomness are arguments. Handlers return `Effects`, which the shell carries out in
 their order. Ideas from etcd-io/raft (progress, hints of rejections, held-back messages).
@@ -69,8 +69,8 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 @dataclass(slots=True)
 class Effects:
-    """What the shell is to do, in this order: begin `writes`, send `messages` (node, message),
-    load `restore`, apply `committed`."""
+    """The work for the shell, in this order: begin `writes`, send `messages` (node, message), load
+    `restore`, apply `committed`."""
 
     writes: list[Write] = field(default_factory=list)
     messages: list[tuple[int, RaftMessage]] = field(default_factory=list)
@@ -79,8 +79,8 @@ class Effects:
 
 
 class Raft:
-    """One node. Invariants: applied <= commit <= last index; what is committed is never truncated;
-    the term never falls, and in a term the vote, once given, does not change."""
+    """One node. Invariants: applied <= commit <= last index; committed entries are never truncated.
+    The term never falls, and in a term the vote, once given, does not change."""
 
     def __init__(
         self, node: int, saved: Saved, config: RaftConfig, chance: Callable[[], float], now: float
@@ -182,7 +182,7 @@ class Raft:
             self._stored_vote = (write.term, write.vote)
             last = write.first_index + len(write.entries) - 1
             if self.log.term_at(last) is not None:
-                # What was cut off meanwhile is stored again by a later write.
+                # A later write stores entries again that were cut off meanwhile.
                 self._stored = min([last, *(w.first_index - 1 for w in self._writes)])
         while self._held and self._held[0][0] <= number:
             _, to, message = self._held.popleft()
@@ -247,10 +247,11 @@ class Raft:
         return self._done()
 
     def gone(self, now: float, node: int) -> Effects:
-        """Nothing listens for that node any more, as its host says. Did it lead, it is not waited
-        for: this one stands soon, when others have seen it too, one after the other, lest they
-        split the votes; and if that comes to nothing, soon again. Should it lead all the same, it
-        is followed again; nothing but time depends on this."""
+        """Takes the report of that node's host that nothing listens for the node any more. A
+        follower does not wait for a leader that is gone. It starts an election soon, after others
+        have seen it too. The followers do so one after the other, so that they do not split the
+        votes; without a winner they try soon again. If the node still leads, it is followed again;
+        nothing but time depends on this."""
         role = self.role
         if isinstance(role, Follower) and role.leader == node:
             self.counts["leaders_gone"] += 1
@@ -303,8 +304,9 @@ class Raft:
 
     # --- elections ---
     def _soon(self, now: float) -> float:
-        """Up to twice the `election_timeout` from now. Less after a leader that is gone for
-        certain, and again more with each try in vain: a disk may take long to store a vote."""
+        """Returns a time up to twice the `election_timeout` from now. It is less after a leader
+        that is gone for certain. It grows with each try in vain: a disk may take long to store a
+        vote."""
         return now + (1 + self._chance()) * self._patience
 
     def _stored_soon(self, now: float) -> float:
@@ -386,7 +388,7 @@ class Raft:
         self._heard(now, sender)
         index = message.index
         if index < self.commit:
-            # What is committed is in the leader's log, too; what follows here may be old.
+            # The leader's log has the committed entries, too; entries behind them may be old.
             self._send_stored(sender, Accepted(self.term, self.commit))
             return
         if self.log.term_at(index) != message.index_term:

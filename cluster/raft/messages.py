@@ -1,7 +1,7 @@
-"""What raft nodes say to each other, and what a node keeps.
+"""The messages between raft nodes, and the state that a node stores.
 
 Structs are array-like: their fields travel in this order (see `penstock.cluster.frames`). All carry
-the sender's term first. Who sent a message is known by the connection that it came by.
+the sender's term first. The connection of a message tells its sender.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 NOOP: Final = 0
-"""The first entry of each leader: with it, all that stands before it can be committed."""
+"""The first entry of each leader: with it, all entries before it can be committed."""
 DATA: Final = 1
 MEMBERS: Final = 2
 """Its data are the `Members` from this entry on, committed or not."""
@@ -59,8 +59,8 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PreVote(_Message, frozen=True, tag=True):
-    """Would you vote for me? Changes nobody's term, so that who comes back from a cut does not
-    depose a leader that all others hear."""
+    """Asks for a promise of a vote. It changes nobody's term, so a node that comes back from a
+    partition does not depose a leader that all others hear."""
 
     last_index: int
     last_term: int
@@ -112,17 +112,20 @@ class Rejected(_Message, frozen=True, tag=True):
 
 
 class TimeoutNow(_Message, frozen=True, tag="Lead"):
-    """The leader gives its place away: the follower is to stand for election at once."""
+    """The leader hands leadership over: the follower starts an election at once."""
 
 
 RaftMessage = PreVote | Vote | VoteReply | Append | Install | Accepted | Rejected | TimeoutNow
 
 
 class Write(msgspec.Struct, frozen=True):
-    """What has to be on stable storage before `Raft.persisted(number)`, in the order of numbers.
+    """A write that has to be on stable storage before `Raft.persisted(number)`, in the order of
+    numbers.
 
-    First the snapshot if there is one (all entries up to its index go, and all entries at all if
-    its entry is not among them), then the log ends before `first_index`, then `entries` follow."""
+    First comes the snapshot, if there is one. All entries up to its index go, and all entries at
+    all if its entry is not among them. Then the log ends before `first_index`, and `entries`
+    follow.
+    """
 
     number: int
     term: int
@@ -133,7 +136,7 @@ class Write(msgspec.Struct, frozen=True):
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """What a node finds of itself when it starts. `snapshot` of index 0: it is new, with those
+    """The stored state of a node at its start. `snapshot` of index 0: it is new, with those
     members; or it waits to be added, where there are none."""
 
     snapshot: Snapshot

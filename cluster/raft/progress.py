@@ -1,4 +1,4 @@
-"""How far a leader knows each of the others to be, and how it sends to them.
+"""A leader's knowledge of each follower's log, and its way of sending to them.
 
 | state | sends | left for |
 |---|---|---|
@@ -60,8 +60,9 @@ class Progress:
         return is_news
 
     def rejected(self, index: int, hint: int) -> bool:
-        """An `Append` behind `index` was. Whether it tells anything. Who has less than it had has
-        another disk, or an older copy of it; said late, that costs a few messages."""
+        """Takes the rejection of an `Append` behind `index`. Returns whether it is news. A follower
+        with less than it had has another disk, or an older copy of it; a late rejection costs a few
+        messages."""
         if hint < index <= self.match:
             self.match = hint
             self.probe(hint + 1)

@@ -1,4 +1,4 @@
-"""What a raft node is at a time: one class a role, with what belongs to that role alone."""
+"""The roles of a raft node: one class a role, with the state that belongs to that role alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.cluster.raft.progress import PROBING, SNAPSHOT, Progress
 
 @dataclass(slots=True)
 class Follower:
-    """Stands for election at `deadline`. `heard_at`: the last word of `leader`, which is None
+    """Starts an election at `deadline`. `heard_at`: the last message of `leader`, which is None
     until it speaks."""
 
     deadline: float
@@ -118,7 +118,7 @@ class Leader:
             progress.sent(at + len(entries))
 
     def hand_over(self) -> None:
-        """Have the receiver stand for election, once it has everything."""
+        """Asks the receiver to start an election, once it has everything."""
         progress = self.progress.get(self.receiver or 0)
         if progress is not None and progress.match == self._log.last_index:
             assert self.receiver is not None
@@ -141,7 +141,7 @@ class Leader:
         return True
 
     def send_on(self, node: int, now: float, commit: int) -> None:
-        """What an answer of that node makes room for."""
+        """Sends that node the entries that its answer makes room for."""
         self._replicate(node, self.progress[node], now, commit)
         self.hand_over()
 

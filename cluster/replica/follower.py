@@ -1,12 +1,12 @@
 """A partition's follower: copies the leader's log, after making sure that its own agrees with it.
 
-It asks with its log end and the epoch of its last record; a leader whose log has that epoch end
-elsewhere says where (KIP-101, KIP-279, KIP-320 tell what goes wrong without). The follower cuts its
-log there, or where its own record of that epoch ends, and asks again, an epoch further down each
-time. It never cuts at its high watermark: what counts is not known at a follower, only that it is
-at least so much. Where they parted below its log start, which only an unclean election brings, it
-begins again: with what is left it would lack what its leader has there. One request is under way at
-a time; only its own answer is taken.
+It asks with its log end and the epoch of its last record. A leader whose log has that epoch end
+elsewhere says where (KIP-101, KIP-279, KIP-320 explain the failures without this). The follower
+cuts its log there, or where its own record of that epoch ends. Then it asks again, an epoch further
+down each time. It never cuts at its high watermark: a follower knows only a lower bound of the
+committed offset. Only after an unclean election they can part below its log start. Then it begins
+again, since its log would lack the leader's records there. One request is under way at a time; only
+its own answer is taken.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class ReplicaFollower:
         self._log = log
 
     def request(self, number: int, broker_epoch: int) -> FetchRequest | None:
-        """What to ask the leader now. `number`: one that no request of this broker ever had, in
-        this life or an earlier one."""
+        """Returns the next request to the leader. `number`: one that no request of this broker ever
+        had, in this life or an earlier one."""
         if self.leader is None or self.is_waiting:
             return None
         log = self._log

@@ -1,19 +1,19 @@
-"""A partition's leader: hears how far its followers are, and decides what is committed.
+"""A partition's leader: tracks the log ends of its followers, and decides the committed offset.
 
-**Theory.** A record counts once every in-sync replica has it (ISR); only the ISR may be elected
-from; so whoever leads next has everything that counts. The ISR is the controller's: a leader asks
-for a change, and until it knows how that went it holds to both, the old one and what it asked for
-(the *maximal* ISR, rule 23). So a change that was made and whose answer got lost costs nothing.
+**Theory.** A record is committed once every in-sync replica (ISR) has it. Elections choose only
+from the ISR, so the next leader has every committed record. The controller owns the ISR. A leader
+asks for a change. Until it knows the result it counts both, the old ISR and the requested one (the
+*maximal* ISR, rule 23). So a change that was made and whose answer got lost costs nothing.
 
 | event | decides |
 |---|---|
 | a follower's fetch, up to `stored` | its log end; HW = min over the maximal ISR |
 | it has reached HW and the begin of this leader's epoch | ask for it in the ISR |
 | it was not at the log end within `lag_time`, or is away | ask for it out of the ISR |
-| the ISR has fewer than `min_insync` | HW stands still, acks=all is refused |
+| the ISR has fewer than `min_insync` | HW does not move, acks=all is refused |
 
-The last rule is KIP-966's: what counts is on `min_insync` replicas, also when the ISR shrinks below
-that afterwards, so that the last replica standing cannot be the only one that ever had it.
+The last rule is KIP-966's: committed records are on `min_insync` replicas, also when the ISR
+shrinks below that afterwards. So the last replica cannot be the only one that ever had them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ FINAL: Final = (
     ReplicaRefusal.OLD_BROKER,
     ReplicaRefusal.NOT_A_REPLICA,
 )
-"""Who is in the change was looked at. Other refusals tell nothing of it: it may have been made."""
+"""The controller examined the members of the change. Other refusals say nothing about the change:
+it may have been made."""
 
 
 @dataclass(slots=True)
@@ -114,7 +115,7 @@ class ReplicaLeader:
         self._advance()
 
     def fetch(self, now: float, request: FetchRequest) -> Fetched | Diverged | FetchRefused:
-        """A follower asks. What is sent to it is the shell's."""
+        """Answers a follower's fetch. The shell sends it the records."""
         log, number = self._log, request.number
         why = self._refusal(request)
         if why is not None:
@@ -131,7 +132,7 @@ class ReplicaLeader:
         return Fetched(number, self.epoch, offset, log.high_watermark, log.log_start)
 
     def tick(self, now: float) -> None:
-        """Who lags? The change to be asked for is in `isr_change`."""
+        """Asks for an ISR without the members that lag. The request is in `isr_change`."""
         if self.wanted is not None:
             return
         late = {member for member in self.isr if self._lags(now, member)}
@@ -140,7 +141,8 @@ class ReplicaLeader:
             self._want(tuple(member for member in self.isr if member not in late))
 
     def isr_change(self, now: float) -> IsrChange | None:
-        """What to ask the controller for now, again while no answer comes."""
+        """Returns the ISR change to request from the controller now, again while no answer
+        comes."""
         if self._asked is None or now < self._asked_at + self._config.retry:
             return None
         self._asked_at = now

@@ -48,8 +48,8 @@ class Replica:
         return self._epochs[0]
 
     def assign(self, now: float, word: PartitionAssignment) -> bool:
-        """The controller speaks. Whether the role is another one now: then whoever waits for an
-        acknowledgement of the old one is told NOT_LEADER."""
+        """Takes the controller's assignment. Returns whether the role changed: waiters for an
+        acknowledgement of the old one then get NOT_LEADER."""
         epochs = (word.leader_epoch, word.partition_epoch)
         if epochs <= self._epochs:
             return False
@@ -61,7 +61,7 @@ class Replica:
         elif word.leader != self.broker:
             if is_same and isinstance(role, ReplicaFollower) and role.leader == word.leader:
                 return False
-            # What this broker led without a record of it is not in its log.
+            # Epochs that this broker led without a record are not in its log.
             self.log.epochs.truncate_end(self.log.log_end)
             self.role = ReplicaFollower(self.broker, self.log, word)
         elif is_same and isinstance(role, ReplicaLeader):

@@ -1,7 +1,8 @@
-"""What brokers say to each other about a partition, and what the controller says of it.
+"""The messages between brokers about a partition, and the controller's about it.
 
-Structs are array-like: their fields travel in this order (see `penstock.cluster.frames`). What
-comes from other brokers is within the bounds that its types name, once it is decoded."""
+Structs are array-like: their fields travel in this order (see `penstock.cluster.frames`). Decoded
+messages of other brokers are within the bounds of their types.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ class ReplicaRefusal(IntEnum):
 
 
 class PartitionAssignment(msgspec.Struct, frozen=True, array_like=True):
-    """What the controller says of a partition. `leader` is None while it has none. Epochs only
+    """The controller's decision on a partition. `leader` is None while it has none. Epochs only
     grow: `leader_epoch` with each election, `partition_epoch` with each change of any field.
     `replicas`, `isr`: brokers; the first replica is the preferred leader. `offline`: replicas whose
     log takes nothing."""
@@ -105,8 +106,9 @@ class IsrChange(msgspec.Struct, frozen=True, array_like=True):
 class IsrChanged(msgspec.Struct, frozen=True, array_like=True):
     """The controller's answer. `refused` is None where it is so now, at that partition epoch.
 
-    A change that is refused for who is in it gives the partition a new epoch, too: so the same
-    request, late or doubled, cannot be granted afterwards, and the leader may forget it."""
+    A change that is refused for its members gives the partition a new epoch, too. So the same
+    request, late or doubled, cannot be granted afterwards, and the leader may forget it.
+    """
 
     partition_epoch: int
     isr: tuple[int, ...]
@@ -130,7 +132,7 @@ class ReplicaConfig:
 
     Args:
         lag_time: a follower that did not reach the leader's log end for that long leaves the ISR.
-        retry: how often a change of the ISR is asked for again while no answer comes.
+        retry: seconds between repeated requests for a change of the ISR without an answer.
     """
 
     lag_time: float = 10.0

@@ -1,4 +1,4 @@
-"""What the transaction machine answers, and what it tells its shell to do."""
+"""The answers of the transaction machine, and its orders to its shell."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from penstock.core.errors import (
 
 
 class ProducerIdentity(NamedTuple):
-    """Who a producer is in its next transaction."""
+    """The identity of a producer in its next transaction."""
 
     producer_id: int
     epoch: int
 
 
 class EndedTransaction(NamedTuple):
-    """What was decided of a transaction. `why`: empty when it went as its producer asked first;
-    else `stale`, `timeout`, `taken over`, `gone`
-    or `forgotten`. `detail`: the first answer's words on that."""
+    """The decision on a transaction. `why`: empty when the first request of its producer decided
+    it; else `stale`, `timeout`, `taken over`, `gone` or `forgotten`. `detail`: the first answer's
+    words on that."""
 
     committed: bool
     next_epoch: int
@@ -33,8 +33,8 @@ class EndedTransaction(NamedTuple):
     detail: str = ""
 
     def error(self, transactional_id: str, commit: bool) -> PenstockError | None:
-        """What a producer is told that asked for `commit`; None: it got what it asked for, or it
-        asked for an abort, which every transaction that is not committed has had."""
+        """Returns the error for a producer that asked for `commit`. None: it got that, or it asked
+        for an abort, and every transaction that is not committed is aborted."""
         if self.committed or not commit:
             return None
         said = f"the transaction of {transactional_id!r} was aborted"
@@ -52,7 +52,7 @@ class EndedTransaction(NamedTuple):
 
 
 class StagesDecided(NamedTuple):
-    """What was decided of the epoch that was asked for, and the last epoch that is decided."""
+    """The decision on the requested epoch, and the last epoch that is decided."""
 
     committed: bool
     epoch: int
@@ -89,7 +89,7 @@ class ConsumedOffsets(NamedTuple):
 
 
 class OffsetKeeper(Protocol):
-    """What transactions need of the group machine."""
+    """The group machine's methods for transactions."""
 
     def check_offsets(self, group: str, member_id: str, offsets: Sequence[Any]) -> None:
         """Raises StaleGenerationError, UnknownMemberError or GroupError if one does not count."""

@@ -1,5 +1,4 @@
-"""The transactional ids there are, in order: how many lie in a namespace is told without a look at
-those of others, however many anybody makes."""
+"""The transactional ids, in order. Counting those of a namespace reads no ids of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a coordinator's transactions may take, and for how long."""
+"""The limits of a coordinator's transactions, in number and time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class TransactionLimits:
-    """Every bound names itself in the error of who hits it."""
+    """The limits. Each bound names itself in the error of a request that exceeds it."""
 
     transactions_max: int = 10_000
     """Transactional ids that are remembered at once, those of stages included. Each costs a record
@@ -39,8 +39,8 @@ class TransactionLimits:
     asks again."""
 
     idle_max: float = 7 * 86_400.0
-    """Seconds without use after which a transactional id is forgotten. What was decided of stages
-    is never forgotten by itself."""
+    """Seconds without use after which a transactional id is forgotten. Decisions of stages are
+    never forgotten by themselves."""
 
     ranges_max: int = 64
     """Runs of consecutive committed epochs that are remembered of a transaction id with stages, to
@@ -50,8 +50,8 @@ class TransactionLimits:
     """Timeouts that one decision carries out; the others follow at once in the next."""
 
     tick_bytes_max: int = 8 << 10
-    """Bytes of records after which such a decision ends, for the same: a decision is one batch, and
-    one that is longer than the coordinator's lane takes would be tried for ever."""
+    """Bytes of records after which such a decision ends. A decision is one batch, and one that
+    exceeds the coordinator's lane would be tried for ever."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -1,11 +1,11 @@
-"""The transaction machine: who may write, what is open, what was decided, what misses markers.
+"""The transaction machine: producer ids, open transactions, decisions, and missing markers.
 
 **Theory.** A transactional id has one producer id and an epoch that only grows. Each transaction
-has its own epoch: its data and the BEGIN in each partition carry `e`, its COMMIT or ABORT marker
-carries `e + 1`, and so a partition refuses what comes late from `e` (rule 19). A decision and the
+has its own epoch. Its data and the BEGIN in each partition carry `e`, and its COMMIT or ABORT
+marker carries `e + 1`. So a partition refuses late batches of `e` (rule 19). A decision and the
 consumed offsets that belong to it are one batch of the coordinator's log: either both are there or
-neither. Whoever takes an id over gets an epoch beyond all that were ever answered to the holder
-before it, so that the old one is refused wherever it turns up again.
+neither. A producer that takes an id over gets an epoch beyond all that its predecessor ever got. So
+the old one is refused at every place.
 
 | state of an id: next epoch | request | decides | then |
 |---|---|---|---|
@@ -20,17 +20,17 @@ before it, so that the old one is refused wherever it turns up again.
 | open e | init | ABORT of e (`taken over`) | e+2, marking e |
 | any | end of the last decided epoch | nothing: the first outcome is answered again | as it was |
 | any | anything of another epoch or producer id | nothing: refused | as it was |
-| marking e | marked in some partitions | what is left of them | marking e, or not any more |
+| marking e | marked in some partitions | the rest of them | marking e, or not any more |
 | e, nothing to mark | not used for `idle_max` | forgotten | unknown |
 
 Also an end without partitions uses its epoch up: a late repetition of it must not end the next
-transaction. While e misses markers e+1 may be open already, and even be decided: in each
-partition its marker is not told before that of e is there. Stages have a module of their own.
+transaction. While e misses markers e+1 may be open already, and even be decided. In each partition
+its marker is not sent before that of e is there. Stages have a module of their own.
 
-What the shell must hold to: markers are sent, and answers given, when the records of the decision
-are on the device (`durable`); an empty decision is answered after all that was decided before it. A
-marker is `marked` only when it is on the device itself, and until then `wrote`: a power cut that
-takes it must not leave a log here that says it is there.
+Duties of the shell: it sends markers, and gives answers, when the records of the decision are on
+the device (`durable`). It answers an empty decision after all decisions before it. A marker is
+`marked` only when it is on the device itself, and until then `wrote`. After a power cut that takes
+the marker, no log here may say that it is there.
 """
 
 from __future__ import annotations
@@ -167,12 +167,14 @@ class Transactions:
         offsets: Sequence[ConsumedOffsets] = (),
         partitions: int = 0,
     ) -> Decision[EndedTransaction]:
-        """Decide the transaction of this epoch, once. `answer.error()` is what its producer is told
-        when it wanted a commit and that is not what was decided first.
+        """Decides the transaction of this epoch, once. `answer.error()` is the error for a producer
+        that wanted a commit where the first decision was another.
 
-        `partitions`: on how many it was opened as its producer knows. Where they were registered is
-        not synced, so a producer on another host may outlive that; what it wrote there was swept
-        then (see `is_open`), and must not count as committed."""
+        `partitions`: the number of partitions that it was opened on, as its producer knows. The
+        record of their registration is not synced, so a producer on another host may outlive it.
+        The shell then sweeps its records there (see `is_open`), and they must not count as
+        committed.
+        """
         if self._stages.owns(transactional_id, producer_id):
             return self._stages.end(transactional_id, producer_id, epoch, commit)
         known = self._state.transactional.get(transactional_id)
@@ -288,8 +290,8 @@ class Transactions:
 
     # --- time -------------------------------------------------------------------------------------
     def tick(self, now: float) -> Decision[None]:
-        """What timed out, `tick_max` or about `tick_bytes_max` at once: `deadline` tells whether
-        there is more."""
+        """Decides the transactions that timed out, `tick_max` or about `tick_bytes_max` at once:
+        `deadline` tells whether there is more."""
         records: list[Record] = []
         size = 0
         for key in self._state.due(now, self.doubt):
@@ -356,8 +358,8 @@ class Transactions:
 
     # --- questions --------------------------------------------------------------------------------
     def is_open(self, producer_id: int, epoch: int) -> bool:
-        """Whether this transaction may stand open in a partition: it is open, or its marker is on
-        its way. One that may not is hung, and the shell aborts it there."""
+        """Returns whether this transaction may still be open in a partition: it is open, or its
+        marker is on its way. Any other is hung, and the shell aborts it there."""
         if (key := self._state.owner(producer_id)) is None:
             return False
         value = self._state.get(key)

@@ -1,4 +1,4 @@
-"""What a coordinator's log says of transactions: keys, values, and their bytes.
+"""The records of transactions in a coordinator's log: keys, values, and their bytes.
 
 | key | value | gone when |
 |---|---|---|
@@ -6,10 +6,10 @@
 | `("stage", id, name)` | `Stage` | decided, and marked everywhere |
 | `("decided", id)` | `Decided` | never by itself (rule 20), unless it was said to be the last |
 
-Every value is all there is to know of its key, so that compaction, which keeps the newest value of
-a key, loses nothing, and replaying a record twice changes nothing. The bytes of a value are an
-array of `VERSION` and the value's fields; a field added at the end, with a default, is read from
-older records too.
+Every value is the whole state of its key. So compaction, which keeps the newest value of a key,
+loses nothing, and replaying a record twice changes nothing. The bytes of a value are an array of
+`VERSION` and the value's fields. A field added at the end, with a default, is read from older
+records too.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Ending(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
-    """What was decided of the last transaction of an id, and why; to answer repetitions."""
+    """The decision on the last transaction of an id, and its reason; for answers to repetitions."""
 
     producer_id: int
     epoch: int
@@ -131,7 +131,7 @@ def record_of(key: Key, value: Value | None) -> Record:
 
 
 def parse(record: Record) -> tuple[Key, Value | None] | None:
-    """What a record of the log says; None: it is of another machine's, not of transactions."""
+    """Parses a record of the log; None: it belongs to another machine, not to transactions."""
     key = msgspec.msgpack.decode(record.key)
     if not isinstance(key, list) or not key or not isinstance(key[0], str):
         return None

@@ -1,10 +1,10 @@
 """Stages: transactions that span several producers, and are decided by one commit (rule 20).
 
-**Theory.** A stage is a transactional producer of its own, with a fresh producer id at epoch 0,
-registered under (transaction id, epoch); its records wait below the last stable offset. One
-decision of (transaction id, epoch) commits the stages it lists and aborts every other stage of the
-id up to this epoch. The decision and what it means for each stage are one batch of the log. Epochs
-of an id are decided in growing order, each at most once.
+**Theory.** A stage is a transactional producer of its own, registered under (transaction id,
+epoch). It has a fresh producer id at epoch 0, and its open records hold the last stable offset
+back. One decision of (transaction id, epoch) commits the stages it lists and aborts every other
+stage of the id up to this epoch. The decision and its effect on each stage are one batch of the
+log. Epochs of an id are decided in growing order, each at most once.
 
 | state of a stage | request | then |
 |---|---|---|
@@ -14,7 +14,7 @@ of an id are decided in growing order, each at most once.
 | open | commit of its epoch that lists it | committing |
 | open | any decision of its epoch or a later one that does not commit it | aborting |
 | open | end, abort: its own producer gives up | aborting |
-| open | end_stages that names it: whoever ran it gives it up | aborting |
+| open | end_stages that names it: its owner gives it up | aborting |
 | open | begin of a stage of a later attempt, at its epoch or a later one | aborting |
 | open | `stage_timeout` passed | aborting |
 | committing, aborting | marked everywhere | forgotten |
@@ -23,10 +23,10 @@ of an id are decided in growing order, each at most once.
 |---|---|---|
 | none, or d < e | commit e, all that is listed is open at e | decided: d = e |
 | none, or d < e | commit e, something listed is not open at e | refused, and nothing is decided |
-| d >= e | anything about e | what was decided of e first; nothing changes |
+| d >= e | anything about e | the first decision of e; nothing changes |
 
-An attempt is a try of an epoch: what was begun under one that sorts before another's is what a
-dead driver left. Ending it decides nothing; attempts in the wrong order cost a try, not a record.
+An attempt is a try of an epoch. Stages of an attempt that sorts before another's are left from a
+dead driver. Ending it decides nothing; attempts in the wrong order cost a try, not a record.
 """
 
 from __future__ import annotations
@@ -156,7 +156,8 @@ class Stages:
         )
 
     def end_named(self, transactional_id: str, stages: Sequence[str]) -> Decision[None]:
-        """Abort these, where they are still open. What is decided, or gone, stays as it is."""
+        """Aborts these stages, where they are still open. A decided or missing stage stays as it
+        is."""
         self.check_name("transactional_id", transactional_id)
         there = self._state.stages.get(transactional_id, {})
         records = [

@@ -1,7 +1,7 @@
 """Transactions as their records say: the only mutator is `replay`.
 
-Beside the values of the keys there are three indexes made of them: whose a producer id is, what
-still misses markers, and what is due when. And what no record says: which markers are written, but
+Three indexes are made of the values of the keys: the owners of producer ids, the transactions that
+still miss markers, and the due times. One thing is in no record: the markers that are written, but
 may not be on the device. A power cut takes that knowledge along with them.
 """
 
@@ -118,7 +118,7 @@ class State:
             del found[bisect_left(found, (when, key))]
 
     def _list_of(self, value: Value) -> list[tuple[float, Key]]:
-        """What times out, and ids that nobody uses."""
+        """Returns the list of time-outs, or of ids that nobody uses, for this value."""
         is_idle = isinstance(value, Transactional) and value.opened_at is None
         return self._idle if is_idle else self._due
 
@@ -139,8 +139,8 @@ class State:
         return self._owners.get(producer_id)
 
     def due(self, now: float, doubt: float) -> list[Key]:
-        """What timed out, oldest first, then ids that nobody used, for `doubt` seconds longer;
-        `tick_max` at most."""
+        """Returns keys that timed out, oldest first, then ids that nobody used, for `doubt` seconds
+        longer; `tick_max` at most."""
         most = self._limits.tick_max
         found = [key for when, key in self._due[:most] if when <= now]
         idle = self._idle[: most - len(found)]
@@ -160,9 +160,9 @@ class State:
         return any(True for _ in self._markings_of(value))
 
     def _markings_of(self, value: Value) -> Iterator[Marking]:
-        """Markers that may be sent. One that is not the oldest missing one of its id in a partition
-        is held back: an ABORT that overtakes a COMMIT would close that transaction too, there
-        alone."""
+        """Yields the markers that may be sent. One that is not the oldest missing one of its id in
+        a partition is held back. An ABORT that overtakes a COMMIT would close that transaction too,
+        there alone."""
         older: set[Place] = set()
         for who, commit, places in missing_of(value):
             missing = places - self._written.get(who, set())
