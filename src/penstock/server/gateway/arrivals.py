@@ -1,6 +1,6 @@
-"""How often one address may connect, and whose further connections wait.
+"""Limits how often one address may connect: its further connections wait.
 
-Pure. Whoever connects more often is kept waiting for a moment, and then again: nobody is refused.
+Pure. An address that connects more often waits for a moment, and then again: nobody is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HELD_MAX: Final = 64
 
 
 class Arrivals:
-    """See the module. `most`: connections that there may be."""
+    """The connection rate of each address. `most`: connections that there may be."""
 
     def __init__(self, most: int) -> None:
         self._rate = max(most, RATE_MIN)

@@ -1,4 +1,4 @@
-"""What each principal may do and have here, as it is at the moment: rights, quotas, limits.
+"""The present rights, quotas and limits of each principal.
 
 Asked before a batch goes into a lane, before a cursor reads, and when somebody connects. Follows
 `access.json` and the keys by `look`, which the loop calls each sweep.
@@ -18,7 +18,8 @@ from penstock.server.security.authorizer import Guard
 
 
 class Authorization:
-    """See the module."""
+    """The rights and quotas of the gateway's principals, as the node's access files have them
+    now."""
 
     def __init__(self, config: NodeConfig, names: TopicNames) -> None:
         self.access = Access(config.data_folder)
@@ -46,8 +47,8 @@ class Authorization:
         self.guard.check(principal, Operation.read, Kind.topic, topic)
 
     def may_know(self, principal: str, topic_id: bytes) -> bool:
-        """Whether it may hear how the partitions of that topic stand: who may do anything with
-        it, also where a denial keeps it from looking the topic up."""
+        """Returns whether a principal may learn the state of that topic's partitions. Every right
+        to the topic suffices, even where a deny keeps it from looking the topic up."""
         if self.access.policy.is_open:
             return True
         name = self._names.of(topic_id)

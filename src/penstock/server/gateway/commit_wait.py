@@ -1,16 +1,16 @@
-"""Batches that are answered when they are committed: what each still waits for, and who says so.
+"""Answers batches when they are committed, and watches the pages that they wait for.
 
     appended ──high watermark behind it, in the epoch of its answer──────────► good
         ├──another epoch first, or its page is led elsewhere, offline, gone──► `NOT_LEADER`
         └──nothing is committed there for `COMMIT_WITHIN`────────────────────► `NOT_COMMITTED`
 
-Of a lane only the oldest batch is looked at: answers keep their order. So one whose partition is on
-too few replicas is not waited for without end, nor are those after it while that is so: its client
-sends them again, now and then, and the partition knows that it has them. What wakes is one doorbell
-for all lanes: that of an attachment of the gateway's own, which watches the pages that are waited
-for, as a consumer does (rule 13). It is made when somebody waits for the first time.
+Only the oldest batch of a lane is checked: answers keep their order. A batch whose partition is on
+too few replicas does not wait without end, nor do those after it. Its client sends them again, now
+and then, and the partition knows that it has them. One doorbell wakes all lanes. It belongs to an
+attachment of the gateway's own, which watches the awaited pages as a consumer does (rule 13). The
+first wait makes it.
 
-Owns that attachment, and which lane waits for which page. Answers nobody.
+Owns that attachment, and the page that each lane waits for. Answers nobody.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ GOING_ON: Final = (lo.STATUS_ONLINE, lo.STATUS_FULL)
 
 
 def verdict(page: StatePage, end: int, epoch: int) -> ErrorCode | None:
-    """What became of a batch that its leader appended in `epoch`, up to `end` (exclusive); None
-    while nobody knows."""
+    """Returns the result of a batch that its leader appended in `epoch`, up to `end` (exclusive);
+    None while nobody knows."""
     # The high watermark first: if the epoch is the same after that, it was of that epoch. Status
     # and epoch are published before the high watermark of those who lead later.
     high_watermark = page.high_watermark
@@ -89,8 +89,8 @@ class Patience:
 
 
 class Watch:
-    """The gateway's own attachment. `moved` is called when a page that is wanted may have moved:
-    when the doorbell rang, or now and then while there is none that could."""
+    """The gateway's own attachment. Calls `moved` when a wanted page may have moved: when the
+    doorbell rang, or now and then while there is no doorbell."""
 
     def __init__(self, events: Events, socket: Path, moved: Callable[[], None]) -> None:
         self._events = events
@@ -121,7 +121,8 @@ class Watch:
 
     @staticmethod
     def settle() -> None:
-        """Whoever looks after this sees what was published without a ring."""
+        """Orders earlier stores before later looks, which then see data that was published without
+        a ring."""
         fence()
 
     # --- without an attachment ---
@@ -193,7 +194,7 @@ class Watch:
 
 
 class Waiter(Protocol):
-    """What waits: a lane. `waits_on` is this module's: a page, -1 for none."""
+    """A lane that waits. This module owns `waits_on`: a page, -1 for none."""
 
     endpoint: GatewayEndpoint
     waits_on: int

@@ -1,7 +1,7 @@
-"""What a gateway did and holds, as plain numbers: its loop counts, the metrics read.
+"""The gateway's counts and gauges, as plain numbers: its loop counts, the metrics read.
 
-Keys of the dictionaries are few and fixed words (types of messages, reasons), never what a client
-says, so nothing here grows.
+Keys of the dictionaries are few and fixed words (types of messages, reasons), never a client's
+text, so nothing here grows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A partition as one remote consumer reads it: the next batches as they stand in the log.
+"""A partition for one remote consumer: the next batches as they are in the log.
 
-What `penstock.client.consumer.partition_cursor` is to a consumer on this host, with the same
-errors, up to the decoding: batches go out as bytes. Owns a position and its validity. Never waits.
+It does the work of `penstock.client.consumer.partition_cursor` on this host, with the same errors,
+up to the decoding: batches go out as bytes. Owns a position and its validity. Never waits.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from penstock.server.gateway.partition_states import Known
 
 EPOCH_UNKNOWN: Final = -1
 BATCH_WORK: Final = 4096
-"""What a batch costs beside its bytes, in bytes: looking at its header."""
+"""The cost of a batch beside its bytes, in bytes: the check of its header."""
 SHARE_MIN: Final = 64 << 10
 """A piece is made of at least so much work, if it is there."""
 
 
 class Piece(NamedTuple):
-    """What comes next: batches one after the other (None: only the position moves), of `nbytes`.
-    `work` is what it cost, in bytes."""
+    """The next batches, one after the other, of `nbytes` (payload None: only the position moves).
+    `work` is their cost, in bytes."""
 
     start: int
     next_offset: int
@@ -40,10 +40,8 @@ class Piece(NamedTuple):
 
 
 class Cursor:
-    """See the module. `offset` is the next one that will be sent, `credit` what may be, in bytes.
-
-    `out_bytes` were sent and not consumed yet.
-    """
+    """A cursor in one partition. `offset` is the next one to send, `credit` the bytes that may be
+    sent. `out_bytes` were sent and not consumed yet."""
 
     __slots__ = ("_aborted", "_end_at", "_epoch", "_folder", "_identity", "_known", "_log_end_at",
                  "_q", "_reader", "_stuck_since", "again_at", "allowed_at", "credit", "is_ready",
@@ -88,7 +86,7 @@ class Cursor:
 
     @property
     def words(self) -> tuple[int, int]:
-        """Where in the state table it stands how far its log has come."""
+        """Returns the indexes of its log's ends in the state table."""
         return self._end_at, self._log_end_at
 
     @property
@@ -97,13 +95,14 @@ class Cursor:
 
     @property
     def has_more(self) -> bool:
-        """Whether `read` has something to bring. What it raises for is in `is_troubled` too."""
+        """Returns whether `read` has something to bring. Conditions that it raises for are in
+        `is_troubled` too."""
         return int(self._q[self._end_at]) > self.offset
 
     @property
     def is_troubled(self) -> bool:
-        """Whether `read` is to look at more than the end: the partition was deleted, is led
-        elsewhere, began another leader epoch, or lost what is wanted."""
+        """Returns whether `read` has to check more than the end. The partition was deleted, is led
+        elsewhere, began another leader epoch, or lost wanted records."""
         page = self.page
         return (
             page.is_gone(self._identity)
@@ -165,7 +164,7 @@ class Cursor:
         return self._piece(found, end, leader_epoch)
 
     def _piece(self, found: list[Found], end: int, leader_epoch: int) -> Piece | None:
-        """The batches that go out, in as few runs of bytes as they stand in."""
+        """Returns the batches that go out, in as few runs of bytes as the segments allow."""
         start, reader, left_out = self.offset, self._reader, self._aborted
         aborted = left_out_bytes = size = 0
         runs: list[memoryview] = []
@@ -197,7 +196,7 @@ class Cursor:
         if reader.offset == start:
             return None
         self.offset = reader.offset
-        # What was passed may end with batches of no record, of this epoch: it is the log's then.
+        # The passed part may end with batches of no record, of this epoch: it is the log's then.
         self._epoch = leader_epoch if last is None else max(leader_epoch, last.leader_epoch)
         payload: Buffer | None = None
         if runs:

@@ -1,11 +1,11 @@
-"""An endpoint: what a remote client has attached, with one ordinary session to the node behind it.
+"""An endpoint: an attachment of a remote client, with one ordinary session to the node behind it.
 
     attaching --Welcome of the node--> open --Detach, connection or node gone--> ended
 
-Tickets (see `penstock.ipc.doorbell`) are not published before each sleep of the loop, for there are
-many endpoints: whoever waits for something *arms* it once: a fresh ticket, a fence, another look.
-It stays armed, also while the loop is awake, until the doorbell rings; then it is looked at and
-armed again.
+The loop does not publish tickets (see `penstock.ipc.doorbell`) before each sleep, for there are
+many endpoints. A waiter *arms* its endpoint once: a fresh ticket, a fence, another look. It stays
+armed, also while the loop is awake, until the doorbell rings. Then the waiter looks and arms it
+again.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def fresh_ticket() -> int:
 
 
 class GatewayEndpoint:
-    """`session` is there from `Attached` on. Its descriptors are watched by the loop, which calls
-    whoever has to do with the endpoint when the doorbell rang."""
+    """One endpoint. `session` is there from `Attached` on. The loop watches its descriptors, and
+    calls the endpoint's handlers when the doorbell rang."""
 
     __slots__ = ("client_id", "is_open", "kind", "notice", "number", "peer", "principal",
                  "requests", "session", "states", "task", "window")  # fmt: skip

@@ -43,7 +43,7 @@ class Timer:
 
 
 class Events:
-    """See the module."""
+    """The gateway's event loop: descriptors, timers and tasks."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -112,7 +112,8 @@ class Events:
 
 
 def _call(what: Callable[[], None]) -> None:
-    """Whose event it is has to cope with what goes wrong; everybody else is served on."""
+    """Calls a handler and logs its failure. The handler's owner copes with that; everybody else is
+    served on."""
     try:
         what()
     except Exception:
@@ -140,7 +141,7 @@ class Task:
         self._is_over = False
 
     def step(self) -> None:
-        """What was waited for may be there."""
+        """Continues the task: its awaited event may have come."""
         if self._is_over:
             return
         self._pause()

@@ -1,15 +1,15 @@
-"""What remote consumers are sent: one fair round after another over all cursors of the gateway.
+"""Sends records to remote consumers, in one fair round after another over all cursors.
 
     idle ──ring, More, Fetch, timer──► fresh ──served a little, more is there──► behind ──► idle
                                          └──────────── nothing more ───────────────────────►┘
 
-Each round serves everybody who is *fresh*, a little each, and then those *behind* in turn, a piece
-each, up to a bound: who catches up on a backlog never delays another's new records by more than one
-round. Whoever goes idle arms its ticket and looks again (rule 13), so that nothing here polls; the
-belt looks now and then at what no writer rings for, such as a deleted topic.
+Each round serves every *fresh* session, a little each, and then those *behind* in turn, a piece
+each, up to a bound. So a consumer that catches up delays another's new records by at most one
+round. A session that goes idle arms its ticket and looks again (rule 13), so that nothing here
+polls. The belt looks now and then for changes that no writer rings for, such as a deleted topic.
 
-Owns the order of sending, and what bounds it: credit, bytes under way, quotas. Never blocks and
-never decodes a record. What goes wrong with one endpoint in an unforeseen way ends that endpoint.
+Owns the order of sending, and its bounds: credit, bytes under way, quotas. Never blocks and never
+decodes a record. An unforeseen error with one endpoint ends that endpoint.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ NAME_WAIT: Final = 0.25
 ALLOWED_FOR: Final = 1.0
 """Seconds for which a cursor goes on without its consumer's rights being looked at again."""
 PAGES_AT_ONCE: Final = 256
-"""Pages in one `Pages`: asking how each stands takes time."""
+"""Pages in one `Pages`: reading the state of each takes time."""
 _SLICES: Final = 10
 """Parts of the belt."""
 _LARGE: Final = 64
@@ -88,7 +88,8 @@ class FetchLimits:
 
 
 class FetchHandler:
-    """See the module. Made once by the gateway, which calls `turn` after each round of events."""
+    """The fetches of all endpoints. The gateway makes one, and calls `turn` after each round of
+    events."""
 
     def __init__(
         self,
@@ -172,7 +173,8 @@ class FetchHandler:
             self._activate(line)
 
     def _check_read(self, principal: str, topic_id: bytes, topic: str | None) -> None:
-        """Raise unless it may. What it may not know of is to it as what is not there."""
+        """Raises unless the principal may read that topic. A topic that it may not know of gives
+        the error of a missing one."""
         unknown = er.UnknownTopicError(
             f"there is no topic with the id {topic_id.hex()} (any more): it was deleted"
         )
@@ -207,9 +209,9 @@ class FetchHandler:
             self._activate(line)
 
     def watch_durable(self, endpoint: GatewayEndpoint, page: int, offset: int) -> None:
-        """The endpoint waits until that page is durable up to `offset` (exclusive), and is told by
-        `Pages`. For producers, after answers whose records are not synced yet. Writers ring the
-        endpoint's lanes for that: a ticket is to stand there, and `rung` to be called."""
+        """Tells the endpoint by `Pages` once that page is durable up to `offset` (exclusive). For
+        producers, after answers whose records are not synced yet. Writers ring the endpoint's lanes
+        for that: publish a ticket there, and call `rung`."""
         line = self._line(endpoint)
         line.waits[page] = max(offset, line.waits.get(page, 0))
         self._activate(line)

@@ -57,7 +57,8 @@ def standing_of(page: StatePage) -> Standing:
 
 
 class FetchSession:
-    """See the module. `is_queued`, `due`, `held_until` and `next_pages` are `fetch`'s."""
+    """The cursors and watched pages of one endpoint. `fetch` owns `is_queued`, `due`, `held_until`
+    and `next_pages`."""
 
     __slots__ = ("_eager", "_q", "_seen", "_slot", "_told", "_wanting",
                  "_words", "asked", "cursors", "due", "endpoint", "held_until", "is_gone",
@@ -83,8 +84,8 @@ class FetchSession:
         self.is_queued = False
         self.is_gone = False
         self.is_restless = False  # to be looked at, whether words have changed or not
-        self._words: list[int] | None = None  # of pages: where the ends of its cursors stand
-        self._seen: list[int] = []  # what stood there at the last look
+        self._words: list[int] | None = None  # indexes of its cursors' ends in the state table
+        self._seen: list[int] = []  # the values at the last look
         self._told: dict[int, Standing] = {}
         self._eager = 0  # cursors with credit
         self._wanting: dict[int, int] = {}  # page -> cursors with credit, which new data wakes
@@ -153,14 +154,15 @@ class FetchSession:
             self._slot.watch_one(page, after > 0)
 
     def arm(self) -> None:
-        """From now on whoever publishes on a watched page rings. Look again after this."""
+        """Arms the ticket: from now on a writer that publishes on a watched page rings. Look again
+        after this."""
         if self._slot is not None and self._wanting:
             self._slot.publish_sleeping(fresh_ticket())
             fence()
 
     def look(self, now: float) -> bool:
-        """What has moved: cursors that may go on become ready, other pages are noted. Whether
-        there is a cursor that may go on."""
+        """Finds changes: cursors that may go on become ready, other pages are noted. Returns
+        whether there is a cursor that may go on."""
         cursors = self.cursors
         if self._words is None:
             words = (word for cursor in cursors.values() for word in cursor.words)
@@ -198,7 +200,7 @@ class FetchSession:
             self.ready.append(cursor)
 
     def next_ready(self) -> Cursor | None:
-        """Whose turn it is."""
+        """Returns the next cursor whose turn it is."""
         while self.ready:
             cursor = self.ready.popleft()
             cursor.is_ready = False
@@ -208,8 +210,8 @@ class FetchSession:
 
     # --- what others are told --------------------------------------------------------------------
     def news_of(self, page: int) -> list[fr.PageState]:
-        """How a page stands, if that is another than this endpoint was told here, and its to
-        know."""
+        """Returns the state of a page, if it differs from the last one told to this endpoint, and
+        the endpoint may know it."""
         standing = standing_of(self.states.page(page))
         self.stale.pop(page, None)
         if self._told.get(page) == standing:

@@ -2,9 +2,9 @@
 
     queued ──> asked ──answer of the node, or its deadline──> answered
 
-An endpoint's session takes one request at a time, so the others wait; what the gateway itself wants
-of the node for the endpoint (a lane) goes the same way. Requests that the node refuses to answer
-because they stand in files (`ipc.lookups`) are answered by a thread beside the loop.
+An endpoint's session takes one request at a time, so the others wait. The gateway's own requests
+for the endpoint (a lane) go the same way. The node refuses requests whose answers are in files
+(`ipc.lookups`): a thread beside the loop answers them.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ Allowed = (
     | ms.TrimPartition | ms.DescribeNode | co.Request | lk.Request | ac.Request | cg.Request
     | op.Request | sh.Request
 )  # fmt: skip
-"""What a remote client may ask for. Lanes, hellos and the cleaner's orders are not among it."""
+"""The requests of a remote client. Lanes, hellos and the cleaner's orders are not among them."""
 _DECODER: Final = msgspec.msgpack.Decoder(Allowed)
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 class RequestForwarder:
-    """All endpoints' requests. `may_look_up` is asked before a look-up is answered here, and
-    `shown` leaves out of the answer what its endpoint may not see; whatever goes to the node is
-    judged there. `prove` makes the proof that goes with the answer to an `AddPartitions`: the node
-    found that the principal may write to that transaction, and that it is the one of this producer
-    and epoch."""
+    """Forwards all endpoints' requests. `may_look_up` is asked before a look-up is answered here.
+    `shown` leaves out of the answer the parts that its endpoint may not see. The node judges the
+    requests that it gets. `prove` makes the proof that goes with the answer to an `AddPartitions`.
+    The node has checked that the principal may write to that transaction, and that it belongs to
+    this producer and epoch."""
 
     def __init__(
         self,

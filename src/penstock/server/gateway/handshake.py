@@ -86,7 +86,7 @@ class Handshake:
             )
 
     def welcome(self) -> fr.Welcome:
-        """What a connection that is served hears first."""
+        """Returns the first message on a connection that is served."""
         config, membership = self._config, self._membership
         return fr.Welcome(
             fr.PROTOCOL_VERSION,

@@ -1,12 +1,12 @@
-"""Who is let in: CURVE on the gateway's socket, and the answer to ZeroMQ's question about a key.
+"""Admits clients: CURVE on the gateway's socket, and the answer to ZeroMQ's question about a key.
 
     no server key     NULL      everybody comes in as "anonymous"
-    a server key      CURVE     who shows an authorized key comes in as that key's principal
+    a server key      CURVE     a client with an authorized key comes in as that key's principal
 
-The question comes by ZAP (RFC 27) from ZeroMQ's own thread to a REP socket in this process, which
-the gateway's loop serves like any other. A key that is authorized or revoked counts from the next
-look on, a second later at most: `is_known` then says no for the connections that it opened.
-Owns the server's secret, and the audit of who is not let in. Ends no connection.
+ZeroMQ's own thread asks by ZAP (RFC 27), on a REP socket in this process, which the gateway's loop
+serves like any other. A key that is authorized or revoked counts from the next look on, a second
+later at most. `is_known` then says no for the connections that it opened. Owns the server's secret,
+and the audit of refused clients. Ends no connection.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger("penstock.gateway")
 
 DOMAIN: Final = b"penstock"
 NOT_AUTHORIZED: Final = "no access"
-"""What the answer to that question leads to, among reasons why a handshake failed."""
+"""The result of a refused key, among reasons why a handshake failed."""
 KEY_BYTES: Final = 32
 LOOKS_PER_SECOND: Final = 10
 """Looks at the folder because of keys that are not known."""
@@ -77,7 +77,8 @@ class KeyCheck:
         socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
 
     def principal_of(self, user_id: str) -> str | None:
-        """Who a connection belongs to whose messages carry this User-Id; None: nobody, any more."""
+        """Returns the principal of a connection whose messages carry this User-Id; None: it has
+        none any more."""
         if not self.is_secure:
             return ANONYMOUS
         key = self._access.keys.by_user_id.get(user_id)

@@ -1,15 +1,15 @@
 """The gateway's ROUTER socket and the TCP connections behind it.
 
-Every bound of ZeroMQ is set here, for its defaults drop silently and admit frames of any size. What
-it does not bound is watched by the descriptors of its connections, which its messages and its
-monitor name: connections that never say hello, and messages that never end, which it would gather
-without limit. Such a connection is shut down by its descriptor; ZeroMQ then sees its end.
+Every bound of ZeroMQ is set here, for its defaults drop silently and admit frames of any size. It
+does not bound connections that never say hello, nor messages that never end, which it would gather
+without limit. Their descriptors, which its messages and its monitor name, show them here. Such a
+connection is shut down by its descriptor; ZeroMQ then sees its end.
 
-Whose address connects again and again is kept waiting for a moment (`arrivals`, `synfilter`):
-accepting and ending connections would cost the others more than what the connections say.
+An address that connects again and again waits for a moment (`arrivals`, `synfilter`). Accepting and
+ending connections would cost the others more than their messages do.
 
-ZeroMQ's own heartbeats stay off, on both sides: libzmq 4.3.5 aborts the process (`!_io_error`) when
-one is due on a connection that broke while its queue was full. The protocol has pings of its own.
+ZeroMQ's own heartbeats stay off, on both sides. libzmq 4.3.5 aborts the process (`!_io_error`) when
+one is due on a broken connection with a full queue. The protocol has pings of its own.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ TCP_INFO_BYTES: Final = 232
 RECEIVED_AT: Final = 128
 """Where Linux keeps the bytes received in `struct tcp_info`."""
 LOOK_MAX: Final = 4096
-"""Events that one look takes in. The monitor's queue holds 2000 (ZeroMQ's bound on both sides), so
-a look takes in all that happened before it, and comes to an end while more happens."""
+"""Events that one look takes in. The monitor's queue holds 2000 (ZeroMQ's bound on both sides). So
+a look takes in all earlier events, and comes to an end while more happens."""
 _TOLD: Final = struct.Struct("=HI")
 """An event of the monitor: which, and its descriptor, or number of an error."""
 _U64: Final = struct.Struct("=Q")
@@ -77,8 +77,9 @@ Frames = list[zmq.Frame]
 
 
 class Listener:
-    """See the module. `gone` is told of each connection's end by its descriptor; `refused` of
-    connections that were ended here, with a reason; `held`: an address waits from now on."""
+    """The ROUTER socket and its connections. `gone` gets each connection's end by its descriptor.
+    `refused` gets the reason of connections that were ended here; `held`: an address waits from now
+    on."""
 
     def __init__(
         self,
@@ -245,7 +246,8 @@ class Listener:
 
     @staticmethod
     def bytes_received(fd: int) -> int:
-        """What the kernel has got from the other side so far; 0 where it is not known."""
+        """Returns the bytes that the kernel has received from the peer so far; 0 where that is not
+        known."""
         try:
             with _borrowed(fd) as sock:
                 info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
@@ -321,7 +323,7 @@ def descriptor_of(frame: zmq.Frame) -> int:
 
 
 def property_of(frame: zmq.Frame, name: str) -> str:
-    """What ZeroMQ tells of the connection that a frame came by; empty where it does not."""
+    """Returns ZeroMQ's property of the connection that a frame came by; empty where it has none."""
     try:
         return str(frame.get(name))
     except zmq.ZMQError:

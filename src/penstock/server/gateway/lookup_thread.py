@@ -3,7 +3,7 @@
     waiting ──its asker's turn──► done by the thread ──► told, in the loop
        └── there is too much, and its asker has the most ──► refused
 
-Whoever asks much waits for itself: askers have their turns one after another, a piece of work each.
+A busy asker delays only itself: askers have their turns one after another, a piece of work each.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class _Job(NamedTuple):
 
 
 class LookupThread:
-    """See the module. `done` and `failed` are called in the loop's thread."""
+    """The thread and its queue of work. `done` and `failed` are called in the loop's thread."""
 
     def __init__(self, events: Events) -> None:
         self._waiting: dict[Hashable, deque[_Job]] = {}
-        """By asker, whose turn it is first; none without work."""
+        """By asker, in the order of turns; none without work."""
         self._count = 0
         self._changed = threading.Condition()
         self._results: deque[tuple[Told, Any]] = deque()

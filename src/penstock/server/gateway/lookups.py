@@ -1,8 +1,8 @@
-"""What remote clients ask of logs (`ipc.lookups`), answered from files and shared memory.
+"""Answers remote clients' questions about logs (`ipc.lookups`) from files and shared memory.
 
-Owns nothing: each answer is made from what stands there at that moment. It reads indexes and batch
-headers, never the node. Of records it reads nothing but their times, which may mean to expand the
-body of one batch at a time; a look-up by time that takes long is answered in parts.
+Owns nothing: each answer comes from the state at that moment. It reads indexes and batch headers,
+and never asks the node. Of records it reads only their times, which may expand the body of one
+batch at a time. A look-up by time that takes long is answered in parts.
 """
 
 from __future__ import annotations

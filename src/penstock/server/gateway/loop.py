@@ -3,9 +3,9 @@
     a connection:   TCP ──hello──> peer ──silent, gone, against the rules──> dropped
     each turn:      events, messages, lanes, fetches, what waits to be sent, who is lost; then sleep
 
-Owns the order of a turn and says which message goes to which part. What a message may not be ends
-its connection, and only that. Identities are ZeroMQ's own: a connection that chose one is dropped,
-for it might be given what was meant for another.
+Owns the order of a turn and says which message goes to which part. A forbidden message ends its
+connection, and only that. Identities are ZeroMQ's own: a connection that chose one is dropped, for
+it might get another's messages.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ RETRY_SEND: Final = 0.002
 UNREAD_AFTER: Final = 0.5
 """Seconds without a message after which it is looked whether bytes come all the same."""
 COSTS: Final[dict[type, int]] = {fr.Produce: 0, fr.More: 0, fr.Ask: 0, fr.Attach: 3}
-"""What a message costs of its connection's budget, 1 if it is not named here. Those that cost
-nothing are bounded otherwise, and what is wrong with one is charged where that is seen."""
+"""The cost of a message from its connection's budget, 1 if it is not named here. Those that cost
+nothing have other bounds, and an error in one is charged where it is found."""
 LEAVING: Final = 0.2
 """Seconds within which clients that were told leave by themselves."""
 FAREWELL: Final = 0.5
@@ -178,7 +178,7 @@ class Gateway:
         self._fetch_wait = self._fetching.turn(now)
         if self._peers.waiting:
             self._peers.flush()
-        for lost in self._peers.take_lost():  # not before: nothing ends below whoever sends
+        for lost in self._peers.take_lost():  # not before: nothing ends below a sender
             self._drop(*lost)
 
     def _pause(self) -> float:
@@ -254,14 +254,15 @@ class Gateway:
 
     # --- connections ---
     def _meet(self, identity: bytes, frames: Frames, message: fr.ClientMessage, now: float) -> None:
-        """The first message of a connection, or one of a connection that is being dropped.
+        """Takes the first message of a connection, or one of a connection that is being dropped.
 
-        Whoever is not taken for a peer here is cut off when its time to say hello is over, and not
-        by the descriptor that its message came by: that may be another connection's by now."""
+        A sender that is not taken for a peer here is cut off when its time to say hello is over.
+        Its message's descriptor is not used for that: it may be another connection's by now.
+        """
         if identity in self._leaving:
             return
         fd = descriptor_of(frames[0])
-        self._line.look()  # who had that descriptor before is told of first
+        self._line.look()  # reports the descriptor's previous connection first
         if not identity.startswith(b"\0"):
             self._refused("chose its identity")
             return
@@ -303,7 +304,7 @@ class Gateway:
 
     # --- the cluster ---
     def cluster_is(self, cluster: ms.GatewayCluster) -> None:
-        """The node says how its cluster is: whoever is connected hears of it."""
+        """Takes the node's report about its cluster, and sends it to everybody who is connected."""
         if self._membership.told(cluster):
             self._tokens.use(cluster.secret)
             for peer in self._peers.by_identity.values():
@@ -359,7 +360,7 @@ class Gateway:
         self.counts.throttles["connections"] += 1
 
     def _sweep(self) -> None:
-        """What nobody rings for: silence, and belts (rule 13)."""
+        """Checks for changes that nobody rings for: silence, and belts (rule 13)."""
         now = time.monotonic()
         self.events.later(SWEEP, self._sweep)
         self._line.sweep(now)
@@ -392,8 +393,8 @@ class Gateway:
                 self._producing.belt(endpoint)
 
     def _access_changed(self) -> None:
-        """Keys came or went, or quotas are others: who came in by a key that is not authorized any
-        more has to leave, and who was held back is held back by today's quota."""
+        """Applies changed keys or quotas. Clients whose key is not authorized any more have to
+        leave, and today's quota applies to those that are held back."""
         if self._entrance.is_outdated:
             logger.info(
                 "the server key is another one from now on: connections that are there stay"

@@ -1,9 +1,9 @@
 """Main of the gateway process: serves remote clients until the node is gone or has enough of it.
 
-Started by the node only (see `server.process.gateway`), with one end of a socket whose other end
-the node holds: it is told the address and signs of life, and its end is the gateway's. Should the
-node die while this process is stopped, the kernel kills it: the next node waits for that, by the
-folder's lock.
+Only the node starts it (see `server.process.gateway`), with one end of a socket whose other end the
+node holds. The gateway reports its address and signs of life there, and ends when that socket ends.
+If the node dies while this process is stopped, the kernel kills it. The next node waits for that,
+by the folder's lock.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The cluster that this node is a broker of, as its gateway was told: who leads what, and where.
+"""The cluster of this node, as its gateway was told: the leaders and their addresses.
 
-A node that stands alone leads all it has, and says so. Owns the last word of the node about the
+A node outside a cluster leads all it has, and says so. Owns the last word of the node about the
 cluster and its form for clients. Speaks to nobody.
 """
 
@@ -15,10 +15,10 @@ from penstock.ipc.state import StatePage
 
 
 class Membership:
-    """See the module. Changed by the loop's thread, read by any."""
+    """The brokers and leaders of the cluster. Changed by the loop's thread, read by any."""
 
     def __init__(self, broker: int | None) -> None:
-        """`broker`: this one's number, None where the node stands alone."""
+        """`broker`: this one's number, None outside a cluster."""
         self.broker = fr.NOBODY if broker is None else broker
         self.is_broker = broker is not None
         self.cluster_id = b""
@@ -53,8 +53,8 @@ class Membership:
         return not self.is_broker or self._leads.get(page) == self.broker
 
     def is_elsewhere(self, page: StatePage, topic_id: bytes, partition: int) -> bool:
-        """Whether another broker is to be asked about that partition. What was deleted here, and a
-        page that is about to be opened or is another partition's by now, are no other broker's."""
+        """Returns whether another broker serves that partition. A page of a deleted partition, one
+        that is about to be opened and one of another partition by now belong to no other broker."""
         if not self.is_broker:
             return False
         if page.identity == (topic_id, partition):
@@ -67,7 +67,7 @@ class Membership:
             raise NotLeaderError(self.why_not(page.index))
 
     def why_not(self, page: int) -> str:
-        """What a client is told that has come to the wrong broker with that page."""
+        """Returns the message to a client that has come to the wrong broker with that page."""
         leader = self._leads.get(page)
         if leader is None or leader == self.broker:
             return f"nobody leads the partition of page {page} just now: ask again"

@@ -1,6 +1,7 @@
-"""How partitions stand, as remote endpoints are told: pages of the node's state table on the wire.
+"""The state of partitions for remote endpoints: pages of the node's state table on the wire.
 
-Owns what was told to whom of leader epochs. Never waits; reads pages and `epochs` files only.
+Owns the leader epochs that each endpoint was told. Never waits; reads pages and `epochs` files
+only.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ class PageStates:
         return page
 
     def shown(self, index: int) -> list[fr.PageState]:
-        """How a page stands now that the endpoint named by itself; nothing where it may not hear of
-        whose page that is by now."""
+        """Returns the state of a page that the endpoint named by itself. Returns nothing where it
+        may not know the page's present partition."""
         state = self.of(index)
         if not state.topic_id or self._may_know(state.topic_id):
             return [state]
@@ -104,7 +105,8 @@ class PageStates:
     def of(
         self, index: int, *, wide: bool = False, epochs_max: int = EPOCHS_TOLD_MAX
     ) -> fr.PageState:
-        """How a page stands now, with its leader epochs if this endpoint was not told of them."""
+        """Returns the state of a page, with its leader epochs if this endpoint was not told of
+        them."""
         page = self.page(index)
         identity = page.identity
         if identity is None:
@@ -130,7 +132,7 @@ class PageStates:
         )  # fmt: skip
 
     def named_in(self, body: ms.NodeMessage | lk.Reply) -> list[fr.PageState]:
-        """How the pages stand that an answer names."""
+        """Returns the states of the pages that an answer names."""
         pages: list[int] = []
         wide = isinstance(body, lk.PagesLookedUp)
         match body:

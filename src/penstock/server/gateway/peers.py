@@ -1,9 +1,10 @@
-"""Connections of remote clients: who they are, what waits to be sent to them, when they were heard.
+"""Connections of remote clients: their identities, their outboxes, and the times of their last
+messages.
 
-Nothing here blocks. What a connection's queue in ZeroMQ has no room for waits in its outbox, which
-is bounded: a client that does not read is dropped, and delays nobody else.
+Nothing here blocks. Messages without room in a connection's ZeroMQ queue wait in its outbox, which
+is bounded. A client that does not read is dropped, and delays nobody else.
 
-Sending ends nothing. A peer that turns out to be lost is only noted: whoever sends may be in the
+Sending ends nothing. A peer that turns out to be lost is only noted: the sender may be in the
 middle of something for it. It gets nothing more, and the loop ends it when its turn is over.
 """
 
@@ -28,7 +29,7 @@ ZERO_COPY_FROM: Final = 64 << 10
 """Payloads of at least so many bytes are sent from where they lie; the sender leaves them there."""
 MESSAGE_OVERHEAD: Final = 256
 CONGESTED_AT: Final = 1 << 20
-"""Bytes in the outbox from which on whoever can wait should not add to it."""
+"""Bytes in the outbox from which on senders that can wait should not add to it."""
 
 
 class Peer:
@@ -157,7 +158,7 @@ class Peers:
         )  # fmt: skip
 
     def take_lost(self) -> list[Lost]:
-        """Who is to be ended since the last time."""
+        """Takes the peers that are lost since the last call."""
         lost, self._lost = self._lost, []
         return lost
 
@@ -207,5 +208,5 @@ class Peers:
 
 
 def _size(parts: Parts) -> int:
-    """What they take here, small ones mostly for being objects."""
+    """Returns the memory that these parts take here; small ones cost mostly as objects."""
     return MESSAGE_OVERHEAD + sum(map(len, parts))

@@ -4,16 +4,15 @@
                 │                                     └──answer, committed──>  ▲
                 └──refused: an answer with an error, in its turn ──────────────┘
 
-Rule 27: what a batch is and says of itself is checked before the lane. Nothing is decoded. What is
-under way to a writer is bounded by the window that the client was told; who sends more is dropped.
-Answers come by the doorbell of the endpoint's session, for which each lane with frames in it is
-armed (see `endpoints`). Which of them wait until their batch is committed is `commit_wait`'s.
+Rule 27: a batch and its header are checked before the lane. Nothing is decoded. The window that the
+client was told bounds the bytes under way to a writer; a client that sends more is dropped. Answers
+come by the doorbell of the endpoint's session, for which each lane with frames in it is armed (see
+`endpoints`). `commit_wait` decides which of them wait until their batch is committed.
 
 At a broker of a cluster an endpoint sends to each partition in one leader epoch only. In another
-one, or once something was sent away as led elsewhere, the log may lack what it sent before, so all
-that comes later is answered NOT_LEADER: here, and
-by the writer as far as it is in a lane (frames name their epoch). Its client begins again, from the
-first batch without a good answer.
+one, or once a batch was sent away as led elsewhere, the log may lack earlier batches. So every
+later batch is answered NOT_LEADER: here, and by the writer if it is in a lane (frames name their
+epoch). Its client begins again, from the first batch without a good answer.
 """
 
 from __future__ import annotations
@@ -495,7 +494,7 @@ class ProduceHandler:
         if answer.error not in IN_THE_LOG:
             return answer
         page = lane.endpoint.states.page(batch.page)
-        if not batch.end:  # where one stands that was forgotten is not known: below the end
+        if not batch.end:  # a forgotten batch's place is not known: below the end
             batch.end = page.log_end if answer.error else answer.base_offset + batch.records
         error = verdict(page, batch.end, answer.leader_epoch)
         if error is not None:

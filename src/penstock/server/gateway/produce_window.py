@@ -1,4 +1,4 @@
-"""What remote producers have under way: batches, in lanes, of an endpoint.
+"""The batches of remote producers under way: in lanes, of an endpoint.
 
 Plain state, which `produce` moves. Owns the ends of lanes that it closes.
 """
@@ -46,10 +46,10 @@ class ProducedBatch:
 
 
 class ProduceLane:
-    """An endpoint's way to one writer. `under_way`: all without an answer, in order; of these,
-    `held` are good and not in the lane yet, `in_lane` are not answered by the writer yet. `epochs`:
-    of pages, the leader epoch in which it began to send there; `waits_on` and `patience` are
-    `commit_wait`'s."""
+    """An endpoint's way to one writer. `under_way`: all without an answer, in order. Of these,
+    `held` are good and not in the lane yet, and `in_lane` are not answered by the writer yet.
+    `epochs`: of pages, the leader epoch in which it began to send there. `commit_wait` owns
+    `waits_on` and `patience`."""
 
     __slots__ = ("bytes_under_way", "doorbell", "endpoint", "epochs", "expected", "held", "in_lane",
                  "is_opening", "patience", "rung", "sender", "under_way", "waits_on",

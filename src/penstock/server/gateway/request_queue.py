@@ -1,7 +1,7 @@
-"""What an endpoint wants of its session to the node: one call at a time, in order.
+"""Queues the requests of an endpoint to its session with the node: one call at a time, in order.
 
-Its client's requests wait here for each other, and so does what the gateway itself wants of the
-node for the endpoint (a lane).
+Its client's requests wait here for each other, and so do the gateway's own requests to the node for
+the endpoint (a lane).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class _Job(NamedTuple):
 
 
 class RequestQueue:
-    """See the module. `idle` is told when an endpoint's session has answered."""
+    """The queued requests of all endpoints. `idle` is called when an endpoint's session has
+    answered."""
 
     def __init__(self, events: Events, idle: Callable[[], None]) -> None:
         self._events = events

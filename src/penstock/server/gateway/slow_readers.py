@@ -1,11 +1,12 @@
-"""Who is read slowly: connections that send more than anything else bounds.
+"""Slows down connections that send more than any other bound allows.
 
-Batches have windows, consumption has credit, requests to the node a short queue. All else (pings,
-what names no endpoint, what is refused) costs from the budget of its connection; who is no peer has
-none. ZeroMQ gives a message of each connection in turn, and cannot leave one out. So when one that
-is over its budget comes up again with only such between, everybody else was served: nothing is
-read for `PAUSE`, or until a connection that had nothing to say has. What floods waits meanwhile in
-its own queue and then in TCP, and costs the gateway three messages a pause instead of a processor.
+Batches have windows, consumption has credit, requests to the node a short queue. All else costs
+from the budget of its connection: pings, messages without an endpoint, refused ones. A connection
+that is no peer has no budget. ZeroMQ gives a message of each connection in turn, and cannot leave
+one out. When a connection over its budget comes up again with only such between, everybody else was
+served. Then nothing is read for `PAUSE`, or until a connection that was silent sends something. A
+flood waits meanwhile in its own queue and then in TCP. It costs the gateway three messages a pause
+instead of a processor.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     a packet to the listening socket ──> its classic BPF filter ──SYN of such an address──> dropped
 
-Who connects from there is not refused: TCP tries again after a second, and again, and gets in when
-the filter is gone. Connections that are there inherit the filter, and have no SYNs. Nothing of this
-costs the gateway a processor, as accepting and closing would.
+A connection from there is not refused: TCP tries again after a second, and again, and gets in when
+the filter is gone. Connections that are there inherit the filter, and have no SYNs. This costs the
+gateway no processor, unlike accepting and closing.
 
 Owns the program of such a filter, and no socket.
 """
@@ -63,7 +63,8 @@ def program(addresses: Sequence[str]) -> bytes:
 
 
 def _pass_over(address: str) -> list[Instruction]:
-    """What passes over packets of that address, and goes on behind this with others."""
+    """Returns the code that passes over packets of that address, and continues behind it with
+    others."""
     source = ipaddress.ip_address(address)
     source = getattr(source, "ipv4_mapped", None) or source
     words = struct.unpack(f"!{len(source.packed) // 4}I", source.packed)
