@@ -71,7 +71,7 @@ def compact(
     if not plan.dirty_bytes or plan.dirty_ratio < ratio:
         partition.not_due = None if settings.min_compaction_lag else state
         return
-    # What is stamped is read on other brokers, too: by the wall clock, where that is ahead.
+    # Other brokers read the stamp, too: it follows the wall clock, where that is ahead.
     ahead_us = max(0, time.time_ns() // 1000 - now_us)
     work = Compaction(
         storage, plan, now_us,

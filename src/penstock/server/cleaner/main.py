@@ -1,7 +1,7 @@
 """Main of the cleaner process: attaches to the node, then a round every interval.
 
-Started by the node only (see `server.process.cleaner`), with a descriptor that ends when the node
-does or has enough of it: this process leaves at once then, whatever it is at.
+Only the node starts it (see `server.process.cleaner`), with a descriptor that ends when the node
+dies or stops it. This process then leaves at once, in the middle of any work.
 """
 
 from __future__ import annotations

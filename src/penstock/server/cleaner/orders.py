@@ -102,7 +102,7 @@ class CleaningOrders:
         return ms.Cleaned(report.log_start, report.segments, report.freed, report.done)
 
     def orders_for(self, writer: int) -> Iterator[ms.WriterOrder]:
-        """What a fresh writer must be told once its partitions are open."""
+        """Yields the orders that a fresh writer must get once its partitions are open."""
         for order, _ in self._orders.values():
             if self._partitions.writer_of(order.page) == writer:
                 yield order

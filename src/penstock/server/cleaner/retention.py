@@ -1,8 +1,8 @@
-"""Retention of one partition, as the cleaner sees to it: judge, ask for the trim, pay for it.
+"""Retention of one partition in the cleaner: judge, ask for the trim, pay for it.
 
-The files that are to go are held open over the trim, so that it is this process that waits for the
-file system to give their blocks back, and not the writer. Owns what it has seen of each partition's
-segments. Leaves the judgement to `core.retention` and the trim to the writer.
+The cleaner holds the removed files open over the trim. So this process waits until the file system
+has freed their blocks, and not the writer. Owns the known facts about each partition's segments.
+Leaves the judgement to `core.retention` and the trim to the writer.
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ def is_loopback(address: HttpAddress) -> bool:
 
 
 def check_http_address(text: str, *, public: bool) -> HttpAddress:
-    """The address, if it may be served: whoever reaches it reads names of topics and groups."""
+    """Returns the address, if it may be served: any client that reaches it reads names of topics
+    and groups."""
     address = parse_http_address(text)
     if not public and not is_loopback(address):
         raise ConfigError(

@@ -229,7 +229,7 @@ class HttpServer:
 
 
 def _named_hosts(head: bytes) -> list[str]:
-    """What its `Host` lines name."""
+    """Returns the values of the `Host` lines."""
     fields = (line.partition(b":") for line in head.split(b"\n")[1:])
     found = (value for name, _, value in fields if name.strip().lower() == b"host")
     return [value.strip().decode("latin-1") for value in found]

@@ -1,6 +1,6 @@
-"""Metrics of what shared memory and /proc tell: partitions, consumers, lanes, processes, the disk.
+"""Metrics from shared memory and /proc: partitions, consumers, lanes, processes, the disk.
 
-Asks nobody. What it keeps between two looks is named in `LocalMetrics`.
+Sends no requests. `LocalMetrics` lists the state that it keeps between two looks.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def is_up(writer: WriterSample) -> bool:
 
 
 class LocalMetrics:
-    """Keeps the ages of records that were seen to come, and what syncs of deleted partitions took,
-    so that the sum over all partitions never falls."""
+    """Keeps the ages of records that were seen to come. It also keeps the sync times of deleted
+    partitions, so that the sum over all partitions never falls."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -135,7 +135,7 @@ class LocalMetrics:
                 page.add("penstock_consumer_lag_seconds", seconds, where)
 
     def place(self, who: int, part: PartitionSample, offset: int) -> LogPosition:
-        """Where somebody stands in a partition, for `ages`."""
+        """Returns a client's position in a partition, for `ages`."""
         log = part.topic_id, part.partition
         return LogPosition(who, log, self._observer.folder(part), max(offset, part.log_start))
 

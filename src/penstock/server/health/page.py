@@ -1,7 +1,7 @@
 """Metrics as text, in the format that Prometheus reads (version 0.0.4).
 
-Written line by line here and not by objects of a client library: a thousand partitions are 17,000
-lines, which take that library a tenth of a second.
+This module writes line by line, without the objects of a client library. A thousand partitions are
+17,000 lines, which take that library a tenth of a second.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 from penstock.server.health.families import FAMILIES
 
 SERIES_MAX: Final = 100_000
-"""Lines of one page. What is over that is left out and counted."""
+"""Lines of one page. Further lines are left out and counted."""
 
 _ESCAPED: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 

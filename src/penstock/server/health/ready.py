@@ -1,4 +1,4 @@
-"""What is missing before a node is ready: a judgement over what was seen."""
+"""Finds the reasons why a node is not ready: a judgement over a sample."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ NAMED_MAX: Final = 20
 
 
 def missing(sample: Sample, node: ms.NodeDescription) -> list[str]:
-    """Empty if the node is ready: it answers, its coordinator serves (or was never needed), every
-    partition takes records and every writer gives signs of life. A broker of a cluster need not
-    lead anything, and must not be fenced."""
+    """Returns the reasons; empty if the node is ready. It answers, its coordinator serves (or was
+    never needed), every partition takes records and every writer gives signs of life. A broker of a
+    cluster need not lead anything, and must not be fenced."""
     found = []
     if node.cluster.get("fenced"):
         found.append("the controller has fenced this broker, or has not heard of it yet")

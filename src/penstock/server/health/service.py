@@ -4,8 +4,9 @@
     /healthz    200 while the node answers
     /readyz     200 once nothing is missing, else 503 and a line for each thing that is
 
-Made in the process of the gateway, whose loop must not wait for it: while metrics are served the
-interpreter hands over within `SWITCH_INTERVAL`. Looks are at most one a second, whoever asks.
+Runs in the process of the gateway, whose loop must not wait for it: while metrics are served the
+interpreter hands over within `SWITCH_INTERVAL`. It samples at most once a second, for all clients
+together.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class HealthService:
             return plain(500, f"{path} failed: the gateway's log says why")
 
     def _kept(self, what: str, make: Any) -> Any:
-        """What `make` gave last, unless that is too long ago."""
+        """Returns the last result of `make`, or a new one if that is too old."""
         found = self._seen.get(what)
         if found is None or time.monotonic() - found[0] > KEPT_FOR:
             made = make()

@@ -66,7 +66,7 @@ class ChildProcess(ABC):
 
     @abstractmethod
     def _arguments(self) -> Mapping[str, object]:
-        """What its command line says beside the lifeline."""
+        """Returns the arguments of its command line beside the lifeline."""
 
     def _begun(self, lifeline: socket.socket) -> None:  # noqa: B027 - not every kind cares
         """A process runs, and `lifeline` is our end."""

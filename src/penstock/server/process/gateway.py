@@ -1,12 +1,12 @@
-"""The gateway process as the node sees it: there while the node is to be reached from elsewhere, or
-to be asked for metrics.
+"""The gateway process on the node's side. It runs while the node listens for other hosts, or serves
+metrics.
 
     started --GatewayListens--> listening --silent for gateway_stall_timeout--> killed, replaced
         +-----GatewayFailed---> the first one: the node does not start; later ones: tried again
 
-What it says comes over its lifeline. Its successors listen at the port that the first one got. A
-broker's is told how the cluster is: only the newest word counts, so one that it does not read in
-time is left out.
+Its reports come over its lifeline. Its successors listen at the port that the first one got. A
+broker's gateway gets the state of the cluster. Only the newest state counts, so one that it does
+not read in time is left out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TELL_AGAIN: Final = 0.05
 
 
 class GatewayProcess(ListeningChild):
-    """See the module."""
+    """The node's gateway process, and its successors."""
 
     name = "gateway"
     inbound = ms.GatewayReport

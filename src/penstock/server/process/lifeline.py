@@ -1,4 +1,4 @@
-"""What a helper process of the node asks of the system at its start."""
+"""Prepares a helper process of the node at its start: lifeline, log, memory, limits."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ KEPT_MAX: Final = 64 << 20
 def begin(
     name: str, argv: Sequence[str] | None, further: Sequence[str] = ()
 ) -> tuple[argparse.Namespace, NodeConfig]:
-    """What a process does first that listens to strangers (see `listening_child`): its command
-    line, with `further` words of its kind, its log, and what it asks of the system."""
+    """Starts a process that listens to strangers (see `listening_child`). Reads its command line,
+    with `further` words of its kind. Sets up its log, and prepares the process."""
     parser = argparse.ArgumentParser(prog=f"penstock-{name}")
     parser.add_argument("--config", required=True, help="the node's, as JSON")
     parser.add_argument("--lifeline-fd", type=int, required=True)
@@ -52,8 +52,8 @@ def begin(
 
 
 def _keep_memory() -> None:
-    """Have malloc keep what large messages leave, instead of fetching cleared pages for each one:
-    that took a third of the time of ZeroMQ's thread. What is kept is bounded by what the process
+    """Lets malloc keep the memory of large messages. Fetching cleared pages for each one took a
+    third of the time of ZeroMQ's thread. The kept memory is bounded by the most that the process
     holds at a time, and by `KEPT_MAX` for each of malloc's arenas."""
     libc = ctypes.CDLL(None)
     for parameter, value in ((M_MMAP_THRESHOLD, MMAP_FROM), (M_TRIM_THRESHOLD, KEPT_MAX)):

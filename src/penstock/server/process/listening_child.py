@@ -4,8 +4,8 @@
        |-silent for start_timeout--> killed, replaced
        +------fails----> the first one: the node does not start; later ones: tried again
 
-Owns the channel, hearing, the silence that ends one, and who waits for the first to listen. What is
-said over the channel is its kind's.
+Owns the channel, receiving, the silence that ends one, and the waiters for the first to listen. Its
+subclass owns the messages on the channel.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOOKS_A_STALL: Final = 4
 
 
 class ListeningChild(ChildProcess):
-    """See the module. `inbound`: what such a process says."""
+    """A helper process with a channel to the node. `inbound`: the messages of such a process."""
 
     inbound: ClassVar[Any]
     start_timeout: ClassVar[float]

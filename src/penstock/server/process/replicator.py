@@ -1,11 +1,11 @@
-"""The replicator process as the node of a broker sees it.
+"""The replicator process on the side of a broker's node.
 
     started --Listens--> listening --silent for gateway_stall_timeout, does not read--> killed
        +------Failed---> the first one: the node does not start; later ones: tried again
 
-Its death is the end of a life of the broker: what it knew of its followers is gone. So who hears of
-it (`on_end`) registers again, and a successor starts when `may_start` says that nothing of the dead
-one is in lanes any more. A successor knows nothing: `on_begun` is to tell it everything.
+Its death is the end of a life of the broker: its knowledge of followers is gone. So `on_end`
+registers the broker again. A successor starts when `may_start` says that no frame of the dead one
+is in lanes any more. A successor knows nothing: `on_begun` has to tell it everything.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ UNREAD_MAX: Final = 4 * lo.PAGES_MAX
 
 
 class ReplicatorProcess(ListeningChild):
-    """See the module."""
+    """The broker's replicator process, and its successors."""
 
     name = "replicator"
     inbound = rm.Report
@@ -100,7 +100,7 @@ class ReplicatorProcess(ListeningChild):
             self.kill()
 
     def _send(self) -> None:
-        """What waits, as far as it goes."""
+        """Sends the waiting messages, as far as the channel has room."""
         channel = self._channel
         if channel is None or channel.closed:
             return

@@ -25,8 +25,8 @@ from penstock.ipc.liveness import open_pidfd
 logger = logging.getLogger("penstock.node")
 
 ORDERS_MAX: Final = 100_000
-"""Orders that may wait for a writer which does not read; beyond that it is killed, and its
-successor is told the state of things afresh."""
+"""Orders that may wait for a writer which does not read. Beyond that it is killed, and its
+successor gets the present state."""
 REPORTS_PER_WAKE: Final = 64
 
 Order = tuple[ms.WriterOrder, Doorbell | None]

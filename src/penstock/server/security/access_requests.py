@@ -1,4 +1,4 @@
-"""What admins ask of access: list, add, remove; quotas and limits.
+"""Serves admins' requests about access: list, add, remove; quotas and limits.
 
 A change is decided as a new document, written and synced off the loop, and only then holds. One at
 a time. In a cluster the document is that of all brokers, and comes back by the controller's image.

@@ -1,12 +1,12 @@
-"""What access is now: `access.json` of the data folder, and the keys beside it.
+"""The present access settings: `access.json` of the data folder, and the keys beside it.
 
     access.json     entries, quotas, limits of namespaces; written whole and synced
     keys/           see `penstock.security.keys`
 
-The node writes the file at the request of an admin; the gateway, and the node for changes by hand,
-look at most twice a second whether it is another one. A file that is damaged while they run is told
-about, and what was read before goes on to hold; a node does not start on one. Owns the file and
-when it is read. Decides nothing: see `cluster.access`.
+The node writes the file at the request of an admin. The gateway, and the node for changes by hand,
+check at most twice a second whether it has changed. A file that is damaged while they run is
+logged, and the earlier content stays in force; a node does not start on one. Owns the file and the
+times of reading it. Decides nothing: see `cluster.access`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Access:
         self.limits = with_shares(self.document.limits, spaces, self._shares)
 
     def share(self, shares: NamespaceLimits) -> None:
-        """What a namespace has where nothing is set."""
+        """Sets the limits of a namespace without settings."""
         self._shares = shares
         self._limit()
 

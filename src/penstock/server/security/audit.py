@@ -1,8 +1,8 @@
-"""The audit: a line for each refusal, and for each administrative action that was allowed, through
-the logger `penstock.audit`; and counters.
+"""The audit: counters, and lines through the logger `penstock.audit` for each refusal and each
+allowed administrative action.
 
-A principal that is refused, or acts, again and again gets a bounded number of lines; what was left
-out is told with its next one. Everything is counted.
+A principal that is refused, or acts, again and again gets a bounded number of lines. Its next line
+gives the number of those left out. Everything is counted.
 """
 
 from __future__ import annotations

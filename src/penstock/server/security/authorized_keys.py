@@ -39,7 +39,7 @@ _Signature = tuple[int, int, int]
 
 
 def signature(path: str) -> _Signature | None:
-    """What changes when a file does; None without one."""
+    """Returns a value that changes when the file does; None without a file."""
     try:
         found = os.stat(path)
     except OSError:

@@ -57,7 +57,7 @@ def is_local(principal: str) -> bool:
     return principal.startswith(LOCAL_PREFIX)
 
 
-# What each request needs of what it names: (operation, kind, attribute with the name).
+# The right that a request needs for the thing it names: (operation, kind, attribute with the name).
 _NAMED: Final[dict[type, tuple[Operation, Kind, str]]] = {
     ms.FindTopic: (DESCRIBE, TOPIC, "name"),
     ms.CreateTopic: (CREATE, TOPIC, "name"),
@@ -83,7 +83,7 @@ _NAMED: Final[dict[type, tuple[Operation, Kind, str]]] = {
     co.EndStages: (WRITE, TRANSACTIONAL_ID, "transactional_id"),
     co.CommitTransaction: (WRITE, TRANSACTIONAL_ID, "transactional_id"),
 }
-# What each request needs of the cluster.
+# The right that each request needs for the cluster.
 _OF_CLUSTER: Final[dict[type, Operation]] = {
     ms.DescribeNode: DESCRIBE,
     ac.ListAccess: READ,
@@ -102,7 +102,7 @@ _OF_CLUSTER: Final[dict[type, Operation]] = {
     op.DescribeSettings: DESCRIBE,
     op.ChangeSettings: ALTER,
 }
-# What nobody needs leave for. Lists and positions show only what the principal may describe.
+# Requests that need no right. Lists and positions show only what the principal may describe.
 FREE: Final = (
     ms.Hello, ms.Bye, ms.OpenLane, ms.ListTopics, co.ListGroups, co.ListTransactions,
     lk.LookUpPages, lk.LookUpPositions,
@@ -117,7 +117,7 @@ ACTIONS: Final = frozenset(
         co.SeekGroup,
     }
 )
-"""What changes things that others have, and is told in the audit also where it is allowed."""
+"""Requests that change things of others; the audit notes them also where they are allowed."""
 
 
 def needs_of(message: ms.ClientMessage) -> Iterator[Need] | None:
@@ -188,7 +188,7 @@ class Guard:
         self._clock = clock
 
     def counts(self) -> dict[str, int]:
-        """For `node describe`. What the gateway refused is in its metrics."""
+        """Returns the counts for `node describe`. The gateway's refusals are in its metrics."""
         document = self.access.document
         return {
             "version": document.version,
@@ -245,7 +245,7 @@ class Guard:
         raise _unknown(topic_id)
 
     def denied(self, principal: str, operation: str, topic_id: bytes) -> PenstockError | None:
-        """What refuses this, with the topic's name; None where it is allowed."""
+        """Returns the error that refuses this, with the topic's name; None where it is allowed."""
         name = self._name_of(topic_id)
         if name is None:
             return _unknown(topic_id)
@@ -298,7 +298,7 @@ class Guard:
 
 
 def _details(message: ms.ClientMessage) -> str:
-    """Whom or what a request names: its fields, without those that have their defaults."""
+    """Returns the targets of a request: its fields, without those that have their defaults."""
     given = (
         (field.name, getattr(message, field.name), field.default)
         for field in msgspec.structs.fields(message)

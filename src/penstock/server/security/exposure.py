@@ -19,8 +19,8 @@ def check_exposure(host: str, *, keys: bool, insecure: bool) -> None:
 
 
 def check_brokers(*, keys: bool) -> None:
-    """Raise ConfigError for a broker without `cluster_key` whose clients need keys: who reaches its
-    ports for brokers, also from its own host, would go past all of them."""
+    """Raises ConfigError for a broker without `cluster_key` whose clients need keys. A process that
+    reaches its ports for brokers, also from its own host, would bypass all keys."""
     if keys:
         raise ConfigError(
             "clients of this broker need keys, and cluster_key is missing: whoever reached the "

@@ -1,4 +1,4 @@
-"""What one client may: its principal and the guard, as those see it who answer its requests."""
+"""The rights of one client: its principal and the guard, for the code that answers its requests."""
 
 from __future__ import annotations
 

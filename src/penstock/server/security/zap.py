@@ -1,7 +1,7 @@
-"""ZeroMQ's question whether who connects is let in (ZAP, RFC 27), and the answer among brokers.
+"""ZeroMQ's question whether to admit a connection (ZAP, RFC 27), and the answer among brokers.
 
 ZeroMQ's own thread asks it in each process by a REP socket, before a hello. Owns the socket's place
-and the form of both. Whose clients are let in is `gateway.key_check`'s affair.
+and the form of both. `gateway.key_check` admits clients.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Main of a writer process: joins the inherited descriptors, the shared tables and the logs.
 
-Started by the node only (see `server.process.writers`). Imports nothing that the data path does not
-need, so that a replacement stands within a tenth of a second and stays small.
+Only the node starts it (see `server.process.writers`). Imports nothing that the data path does not
+need, so that a replacement runs within a tenth of a second and stays small.
 """
 
 from __future__ import annotations
