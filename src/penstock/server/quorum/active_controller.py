@@ -1,10 +1,10 @@
-"""The controller, while it is the active one: what others ask, decided, logged, answered.
+"""The active controller: takes requests, decides them, logs the decisions, and answers.
 
-The machine is ahead of the log by what it has decided; an answer waits until the log says so, too.
-A broker that leads no more throws the machine away, and with it all answers: whoever asked asks the
-next one. What is asked again here, by the same name, is not decided again.
+The machine is ahead of the log by its latest decisions. An answer waits until the log has them,
+too. A broker that leads no more throws the machine away, and with it all answers: brokers ask the
+next one. A request that is repeated here under the same name is not decided again.
 
-A process that was stopped, or whose loop was held up, heard nobody meanwhile: then every broker has
+A process that was stopped, or whose loop was held up, heard nobody meanwhile. Then every broker has
 a whole session again, before any is fenced.
 """
 
@@ -47,9 +47,9 @@ class _Held(NamedTuple):
 
 
 class Active:
-    """`answer(broker, Answer)`: tell whoever asked. `begins(controller)`: this one is active from
-    now on, and may be asked by `decide`. `others`: what is asked of the quorum itself; each tells
-    which entry the answer waits for, if any, and the answer."""
+    """The active controller of this broker. `answer(broker, Answer)` sends an answer.
+    `begins(controller)`: this one is active from now on, and takes `decide`. `others`: requests to
+    the quorum itself; each returns the entry that the answer waits for, if any, and the answer."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class Active:
             logger.info("partitions that their first replica leads again: %d", moves.answer)
 
     def _decided(self, decision: Decision[Any], otherwise: str) -> bool:
-        """What nobody asked for; whether it could be decided."""
+        """Decides a change that no request asked for. Returns whether it could be decided."""
         if decision.records:
             try:
                 self.decide(decision)

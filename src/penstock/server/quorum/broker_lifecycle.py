@@ -1,10 +1,10 @@
-"""This broker as the controller knows it: registered, heard, on its way out.
+"""The registration of this broker with the controller: registered, alive, or on its way out.
 
     none --register--> fenced --its own registration is replayed--> current, and unfenced
                           +--a later life, or nothing heard--> registered again
 
-What the image says is told on only while it is current: what stands before the broker's own
-registration was said to an earlier life of it, which would lead again in an epoch that is over.
+The image is passed on only while it is current. Entries before the broker's own registration were
+for an earlier life of it: a broker that obeyed them would lead again in a past epoch.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ logger = logging.getLogger("penstock.quorum")
 BEATS: Final = 5
 """In a session."""
 LINGERS: Final = 2
-"""Sessions for which a life that has this broker's number and another folder may be over, and
-nobody has missed it yet: its disk was replaced."""
+"""Sessions for which a past life with this broker's number and another folder may still be
+unmissed: its disk was replaced."""
 TRY: Final = 5.0
 """Seconds for one try to register."""
 PAUSE: Final = 1.0
@@ -83,9 +83,10 @@ class BrokerLifecycle:
         self._beats: asyncio.Task[None] | None = None
 
     async def register(self, endpoints: tuple[str, ...], *, was_clean: bool) -> int:
-        """The broker epoch. Goes on until a controller is there. Raises what it refuses with. What
-        was not `was_clean` is told until a controller knows it, whoever registers meanwhile. While
-        another folder has its number it asks again: that one may be gone, and not missed yet."""
+        """Registers this broker and returns its epoch. Repeats until a controller is there, and
+        raises the controller's refusal. A start without `was_clean` is reported until a controller
+        knows it, even if other registrations come between. While another folder has its number it
+        asks again: that broker may be gone, and not missed yet."""
         if self._beats is not None and endpoints != self._endpoints:
             self.renew()  # a registration does not change
         self._endpoints = endpoints

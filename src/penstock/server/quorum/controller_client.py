@@ -1,8 +1,8 @@
-"""Questions to the active controller, wherever it is, asked again until they are answered.
+"""Sends requests to the active controller, at any broker, and repeats them until they are answered.
 
-The same question has the same number each time, so that the controller which decided it does not
-decide it again. Another controller does not know that number: what must not be done twice there
-says so by itself (a topic's id, an epoch), or its second answer is understood here.
+The same request has the same number each time, so that the controller which decided it does not
+decide it again. Another controller does not know that number. A request that must not be done twice
+there carries its own proof (a topic's id, an epoch), or this module understands the second answer.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ class ControllerClient:
             waiting.set_result(answer)
 
     def end(self, error: PenstockError) -> None:
-        """Whoever waits, or asks from now on, gets that."""
+        """Raises that error for all present and later requests."""
         self._ended = error
         for waiting in self._asked.values():
             if not waiting.done():
                 waiting.set_exception(error)
-                waiting.exception()  # whoever waited may be gone
+                waiting.exception()  # the waiter may be gone
 
     async def ask(self, request: cr.QuorumRequest[R], timeout: float) -> R:
         """See `Quorum.ask`."""

@@ -1,7 +1,7 @@
-"""What brokers may ask the active controller, or the quorum that it leads: a struct each.
+"""The requests of brokers to the active controller, or to the quorum that it leads: a struct each.
 
-Its type says what is asked and what the answer is. Over a link goes a name of the table (`NAMES`)
-with the fields; time is the controller's own. What is not in the table cannot be asked.
+The type gives the question and the type of the answer. A link carries a name of the table (`NAMES`)
+with the fields; time is the controller's own. Requests that are not in the table cannot be made.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ R = TypeVar("R")
 
 
 class QuorumRequest(msgspec.Struct, Generic[R], frozen=True, array_like=True):
-    """What is asked of the leader of the quorum, by whom it is answered with an `R`."""
+    """A request to the leader of the quorum, which answers with an `R`."""
 
 
 class ControllerRequest(QuorumRequest[R], frozen=True):
-    """What its controller decides."""
+    """A request that the controller decides."""
 
     def decide(self, controller: Controller, now: float) -> Decision[R]:
         """Raises what that method of the controller raises."""
@@ -220,7 +220,7 @@ class RemoveMember(QuorumRequest[None], frozen=True):
 
 
 class Describe(QuorumRequest[dict[str, Any]], frozen=True):
-    """What the leader knows of the quorum."""
+    """Asks for the leader's view of the quorum."""
 
 
 NAMES: Final[dict[type[QuorumRequest[Any]], str]] = {

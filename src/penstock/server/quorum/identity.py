@@ -1,12 +1,12 @@
-"""Of which cluster a data folder is: `raft/cluster.json`, which goes with raft's files.
+"""The cluster of a data folder: `raft/cluster.json`, which goes with raft's files.
 
-Written once the cluster has an id. From then on a raft log that is not there any more was lost: the
-broker would begin again with votes that it gave already, and does not start.
+Written once the cluster has an id. From then on a missing raft log was lost. The broker would begin
+again with votes that it gave already, so it does not start.
 
 Where all of raft's files are gone, the folder may still be a broker's with records (`node.json`).
-It begins no cluster: with that it would have no topics, and remove all that it has. It waits for
-somebody who has the log, and gives no vote for `FORGOTTEN_PAUSE`, lest who was away for a moment,
-and has what it promised to have, be left out.
+It begins no cluster: with that it would have no topics, and remove all that it has. It waits for a
+broker that has the log, and gives no vote for `FORGOTTEN_PAUSE`. A broker that was away for a
+moment, with the log that it promised to have, is not left out so.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def tell_forgotten(path: str, node: int, voters: tuple[int, ...]) -> None:
 
 
 def is_known(hello: qm.Hello, image: Image, cluster: bytes) -> bool:
-    """Whether a broker that shows no key names what no client is told: the id of the cluster, and
-    the data folder that is registered for its number."""
+    """Returns whether a broker without a key names two secrets that no client learns. These are the
+    id of the cluster, and the data folder that is registered for its number."""
     known = image.brokers.get(hello.node)
     return known is not None and hello.folder == known.folder and hello.cluster == cluster

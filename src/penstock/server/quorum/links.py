@@ -1,11 +1,12 @@
 """The control link: this broker's connections to all others, and theirs to it.
 
-Each broker connects to each other one that it knows of, and a message goes by whichever of the two
-connections is up: so a broker that comes back is heard at once, also where the others wait before
-they try it again. What cannot be sent is dropped and counted; whoever needs it sends it again.
+Each broker connects to each other one that it knows of, and a message goes by either of the two
+connections that is up. So a broker that comes back is heard at once, also where the others wait
+before they try it again. Messages that cannot be sent are dropped and counted; their senders send
+them again.
 
-Both sides look who the other one is: its number, its cluster, and whether it has lost its data
-folder since, which a member with a vote must not.
+Both sides check the other one: its number, its cluster, and whether it has lost its data folder
+since. A member with a vote must not lose it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ PEERS_MAX: Final = 1_000
 
 
 class Release(NamedTuple):
-    """What a broker runs. `metadata`: the newest records of the controller's log that it knows."""
+    """The version of a broker's software. `metadata`: the newest records of the controller's log
+    that it knows."""
 
     name: str
     metadata: int
@@ -106,12 +108,13 @@ class Links:
                 )  # fmt: skip
 
     def nodes(self) -> set[int]:
-        """Who can be sent something now."""
+        """Returns the brokers that can be sent something now."""
         up = {node for node, dial in self._dials.items() if dial.is_up}
         return up | self._door.nodes() if self._door is not None else up
 
     def gone(self) -> list[int]:
-        """Who is not connected, and whose host says that nothing listens there."""
+        """Returns brokers that are not connected, and whose host says that nothing listens
+        there."""
         here = self.nodes()
         return [node for node, dial in self._dials.items() if dial.is_gone and node not in here]
 

@@ -1,13 +1,13 @@
-"""Where other brokers come in: the ROUTER at `cluster_listen`, and the connections behind it.
+"""Accepts other brokers: the ROUTER at `cluster_listen`, and the connections behind it.
 
     a connection --Hello--> admitted --silence, an end, a newer Hello of that broker--> gone
           +--anything else, nothing for HELLO_WITHIN, too many, too much--> shut down
 
-Nobody is heard before a Hello that `admits` lets pass; all others are told why if they speak this
-protocol, and are counted. Of two brokers with one number and two data folders the one that is here
-stays: else each would end the other's connection, and nobody would hear why. ZeroMQ bounds the size
-of messages; connections that never say hello, or send without end, are shut down by their
-descriptors.
+Nobody is heard before a Hello that `admits` lets pass. All others are counted, and get the reason
+if they speak this protocol. Of two brokers with one number and two data folders the connected one
+stays. Otherwise each would end the other's connection, and nobody would learn the reason. ZeroMQ
+bounds the size of messages. Connections that never say hello, or send without end, are shut down by
+their descriptors.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class QuorumListener:
         self._timer = self._loop.call_later(SWEEP, self._sweep)
 
     def nodes(self) -> set[int]:
-        """Who is admitted now."""
+        """Returns the brokers that are admitted now."""
         return set(self._by_node)
 
     def send(self, node: int, data: bytes) -> bool:
@@ -186,7 +186,7 @@ class QuorumListener:
         caller = self._callers.get(identity)
         fd = caller.fd if caller is not None else descriptor_of(frame)
         self._forget(identity)
-        # What was said is to leave before the connection is shut down.
+        # The last message has to leave before the connection is shut down.
         if fd != NO_FD:
             self._strangers.setdefault(fd, self._loop.time())
             self._loop.call_later(SWEEP / 2, self._shut_down_if_stranger, fd)

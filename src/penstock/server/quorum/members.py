@@ -1,8 +1,8 @@
-"""Who belongs to the quorum: brokers that come without a vote, those that get one, who leaves.
+"""The members of the quorum: learners that join without a vote, voters, and brokers that leave.
 
-Whoever connects and is no member becomes a learner: it gets the log. One of `controller_quorum`
-that is a learner, because it was taken out before, gets its vote back once it has the log. All of
-this is decided by the leader, a change at a time.
+A broker that connects and is no member becomes a learner: it gets the log. One of
+`controller_quorum` that is a learner, because it was taken out before, gets its vote back once it
+has the log. The leader decides all of this, a change at a time.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class QuorumMembers:
         return index, None
 
     def describe(self, active: Active) -> dict[str, Any]:
-        """What this broker knows of the quorum; of the others' logs only the leader does."""
+        """Returns this broker's view of the quorum; only the leader knows the others' logs."""
         consensus, raft = self._consensus, self._consensus.raft
         if raft is None:
             return {"node": consensus.node, "leader": None, "members": []}

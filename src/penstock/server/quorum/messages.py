@@ -1,17 +1,17 @@
-"""What brokers say to each other over the control link: the structs, their bounds, their bytes.
+"""The messages between brokers on the control link: the structs, their bounds, their bytes.
 
 A connection is one DEALER's, at the broker that made it, to a ROUTER. Messages go both ways on it.
 
-    who connects                     who listens
+    connecting broker                listening broker
       Hello(who I am)           ->
                                 <-   Welcome(who I am) | Refused(why), and nothing more
       Consensus(raft message)  <->   Consensus(raft message)
-      Ask(method of Controller) <->  ... Answer(what it decided, once that is committed)
+      Ask(method of Controller) <->  ... Answer(its decision, once that is committed)
       Request(kind, body)      <->   ... Response(body)
       Ping                     <->   ... Pong
 
 Each is one msgpack array: its tag, then its fields in their order; new ones are added at the ends.
-Nothing is resent here, and nothing is in order for certain: raft and whoever asks do without.
+Nothing is resent here, and the order is not certain: raft and the askers do without both.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ METADATA_FIRST: Final = 1
 MESSAGE_BYTES_MAX: Final = 64 << 20
 """Of one message: a snapshot is one."""
 BODY_BYTES_MAX: Final = 8 << 20
-"""What one ask, request or answer may carry."""
+"""The bytes that one ask, request or answer may carry."""
 TEXT_MAX: Final = 2_000
 ENTRIES_MAX: Final = 100_000
 """Entries of one `Append`."""
@@ -45,7 +45,7 @@ Body = Annotated[bytes, msgspec.Meta(max_length=BODY_BYTES_MAX)]
 
 
 class LinkError(PenstockError):
-    """What came over a control link is no message of it."""
+    """The received frames are no message of a control link."""
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
@@ -106,7 +106,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True, tag="request"):
-    """For that broker itself, of whoever serves `kind` there."""
+    """A request to that broker itself, for the server of `kind` there."""
 
     number: Number
     kind: Name
@@ -153,7 +153,7 @@ def decode(data: bytes | memoryview) -> LinkMessage:
 
 
 def _check(message: RaftMessage) -> None:
-    """What raft takes for granted of each message. Raises ValueError."""
+    """Checks the properties that raft takes for granted of each message. Raises ValueError."""
     if isinstance(message, Append):
         if len(message.entries) > ENTRIES_MAX:
             raise ValueError(f"{len(message.entries)} entries in one message")

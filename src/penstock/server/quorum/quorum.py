@@ -74,13 +74,13 @@ R = TypeVar("R")
 
 
 class Quorum:
-    """See the module. Made and used in the node's loop.
+    """This broker's part in the quorum of controllers. Made and used in the node's loop.
 
-    `changed(image, places)`: what is committed says something else, about these partitions at least
-    (none: about brokers, topics, settings), or about everything (None). Called only while this
-    broker is current, in the loop, and must not block; the image is changed in place afterwards.
-    `failed(error)`: this broker can take no part any more, because its disk failed, say: the node
-    is to stop.
+    `changed(image, places)`: the committed state changed, for these partitions at least (none: for
+    brokers, topics, settings), or for everything (None). It is called only while this broker is
+    current, in the loop, and must not block; the image is changed in place afterwards.
+    `failed(error)`: this broker can take no part any more, because its disk failed, for example.
+    The node has to stop.
     """
 
     def __init__(
@@ -271,7 +271,8 @@ class Quorum:
 
     @property
     def decided(self) -> dict[str, int]:
-        """What this broker's controller decided since it became active; empty where it is not."""
+        """Returns the counts of decisions since this broker's controller became active; empty where
+        it is not."""
         controller = self._active.controller
         return {} if controller is None else dict(controller.counts)
 
@@ -293,11 +294,12 @@ class Quorum:
 
     # --- asking ---
     async def ask(self, request: cr.QuorumRequest[R], timeout: float = 10.0) -> R:
-        """Have the active controller decide that, wherever it is; or the quorum that it leads. What
-        it decided is in the log when this returns, and soon in every image.
+        """Lets the active controller decide that, at any broker; or the quorum that it leads. The
+        decision is in the log when this returns, and soon in every image.
 
         Raises what the controller raises; `ConfigError` for values that a request cannot have;
-        `PenstockTimeout`, and then it may still be done; `ClosedError`."""
+        `PenstockTimeout`, and then it may still be done; `ClosedError`.
+        """
         return await self._asking.ask(request, timeout)
 
     async def coordinator_epoch(self, timeout: float = 10.0) -> int:
@@ -457,7 +459,7 @@ class Quorum:
                 logger.warning("the cluster's id is not noted: %s", error)
         self._standing.image_changed(places)
         if self._standing.is_current:
-            self._has_forgotten = False  # what it said before stands in front of its registration
+            self._has_forgotten = False  # its earlier messages are in front of its registration
 
     def _keep_cluster(self, cluster: bytes) -> None:
         try:

@@ -1,12 +1,12 @@
-"""Raft as it runs in a broker: timers, the disk, messages, and the image of what is committed.
+"""Raft in a broker: timers, the disk, messages, and the image of the committed entries.
 
-Carries out what the machine says, in its order. Times are the loop's. A process that was stopped
-comes back with old messages to read: so a leader whose time is up looks at the clock first, and
+Carries out the machine's effects, in its order. Times are the loop's. A process that was stopped
+comes back with old messages to read. So a leader whose time is up looks at the clock first. It
 steps down before it takes old answers for a majority that hears it now.
 
-Owns the image; whoever else looks at it does so between two turns of the loop. Never blocks it: the
-disk has a thread, and so have large snapshots. What cannot go on (a disk that fails, a log that
-makes no sense) ends it for good, and `failed` is told.
+Owns the image; others read it between two turns of the loop. Never blocks it: the disk has a
+thread, and so have large snapshots. A fatal error (a disk that fails, a log that makes no sense)
+ends it for good, and calls `failed`.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ would be put together to."""
 
 
 class RaftNode:
-    """`changed(places)`: the image says something else, about those partitions at least, or about
-    all of them (None). `committed(index, term)`: an entry is applied. `turned()`: after every event
-    that may have changed who leads. `may_begin()`: whether a node without a log may be among the
-    first of a cluster, and stand for election. `may_vote()`: whether it knows what it voted.
-    `newer()`: which other brokers run a newer version."""
+    """One raft node with its disk and timers. `changed(places)`: the image changed, for those
+    partitions at least, or for all of them (None). `committed(index, term)`: an entry is applied.
+    `turned()`: after every event that may have changed the leader. `may_begin()`: whether a node
+    without a log may be among the first of a cluster, and start an election. `may_vote()`: whether
+    it knows its earlier votes. `newer()`: which other brokers run a newer version."""
 
     def __init__(
         self,
@@ -217,7 +217,8 @@ class RaftNode:
         self._guarded(lambda: self._carry_out(event(self._loop.time())))
 
     def _guarded(self, action: Callable[[], None]) -> None:
-        """What must not happen ends this broker's part, and not the node's loop."""
+        """Carries out an action. An error that must not happen ends this broker's part, and not the
+        node's loop."""
         if self._is_over:
             return
         try:

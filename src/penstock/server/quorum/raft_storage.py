@@ -1,4 +1,4 @@
-"""What a raft node keeps on stable storage: a file of records, and the snapshot that it stands on.
+"""The stable storage of a raft node: a file of records, and the snapshot that precedes them.
 
     <data>/raft/<number>.log        the newest number counts; a record for each thing stored
     <data>/raft/<index>-<term>.snapshot
@@ -14,16 +14,16 @@
              │ body                                                      │
              └───────────────────────────────────────────────────────────┘
 
-Bodies are msgpack arrays. A log begins with `Head` (kind 1): on which snapshot it stands, and how
-many records behind it were synced before the file got its name; then come `Stored`s (kind 2).
+Bodies are msgpack arrays. A log begins with `Head` (kind 1). It names the snapshot, and the number
+of records behind it that were synced before the file got its name. Then come `Stored`s (kind 2).
 
-`synced` says how much of the file was on the device when the record was written. So a tear is told
-from damage: what a power cut tore was not synced, and no record behind it can say that it was. A
-tear ends the log; anything else that does not read is a `DataFolderError`, for a node that forgot a
-vote or an entry may break what it promised.
+`synced` says how much of the file was on the device when the record was written. So a tear differs
+from damage: bytes that a power cut tore were not synced, and no record behind them can say that
+they were. A tear ends the log. Any other unreadable record is a `DataFolderError`, for a node that
+forgot a vote or an entry may break its promise.
 
 Each start, each snapshot and each failed write begin a new file: written under another name,
-synced, renamed, and the folder synced. A failed sync is thus never asked for again, and what was
+synced, renamed, and the folder synced. A failed sync is thus never asked for again. Data that was
 read from the page cache alone is written once more before anybody builds on it.
 
 Owns files and bytes; blocks, and so runs in a thread (`storage_thread`). Knows no raft but its
@@ -57,7 +57,7 @@ CRC_FROM: Final = 8
 RECORD_ENTRIES_MAX: Final = 1_000
 """Entries in one record of a file that is begun; later ones have those of one `Write`."""
 FILE_BYTES_MAX: Final = 1 << 30
-"""What a log or a snapshot may have to be read at all."""
+"""The size up to which a log or a snapshot is read at all."""
 
 _LOG: Final = re.compile(r"(\d{20})\.log")
 _SNAPSHOT: Final = re.compile(r"\d{20}-\d{20}\.snapshot")
@@ -119,8 +119,8 @@ class RaftDisk:
         return self._storage.exists(self.path) and bool(self._logs())
 
     def open(self, voters: tuple[int, ...]) -> Saved:
-        """What was stored, on the device for certain; a new node begins with those voters. Raises
-        `DataFolderError`, `StorageError`."""
+        """Returns the stored state, on the device for certain; a new node begins with those voters.
+        Raises `DataFolderError`, `StorageError`."""
         storage = self._storage
         if not storage.exists(self.path):
             storage.makedirs(self.path)
@@ -238,7 +238,7 @@ class RaftDisk:
         self._end = self._synced = end
 
     def again(self) -> None:
-        """What could not be stored, in a new file. Raises `StorageError`."""
+        """Stores in a new file after a failed write. Raises `StorageError`."""
         self._begin()
 
     def close(self) -> None:
@@ -309,7 +309,7 @@ class RaftDisk:
         self._storage.write_file_atomic(path, data)
 
     def _clear_up(self) -> None:
-        """What the newest log does not stand on. What is left is cleared up the next time."""
+        """Removes files that the newest log does not need. The next time removes the rest."""
         snapshot = self._kept.snapshot
         needed = {
             self._name(self._number),

@@ -1,6 +1,6 @@
-"""Requests from one broker's node to another's, for whoever serves them there.
+"""Requests from one broker's node to another's, for the servers of each kind there.
 
-Asked once: who does not hear an answer asks again himself, where asking twice does no harm.
+Sent once: a caller that gets no answer asks again itself, where asking twice does no harm.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The thread that stores what raft wants stored, beside the event loop (rule 26).
+"""The thread that carries out raft's writes, beside the event loop (rule 26).
 
 While it syncs, further writes gather, and the next sync takes all of them. Where the disk refuses,
-what could not be stored is tried again in a new file: for as long as there is no room, and once
-where the device is ill; then `failed` is told, and nothing is stored any more.
+the failed writes are tried again in a new file. It tries for as long as there is no room, and once
+where the device is ill. Then it calls `failed`, and stores nothing any more.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Storing:
             self._ready.notify()
 
     def close(self) -> None:
-        """What was given to it until now is stored first, within a bound."""
+        """Stores the writes given to it until now first, within a bound, then closes."""
         with self._ready:
             self._is_closing = True
             self._ready.notify()

@@ -28,7 +28,7 @@ Place = tuple[bytes, int]
 
 
 def load(storage: Storage, folder: str) -> dict[Place, int]:
-    """What was written down, empty if that cannot be read."""
+    """Returns the high watermarks of the file, empty if it cannot be read."""
     data = storage.read_file(f"{folder}/{FILE}")
     if data is None:
         return {}
@@ -59,7 +59,7 @@ class Checkpoint:
         self._thread: threading.Thread | None = None
 
     def of(self, place: Place) -> int:
-        """What is known of a partition; 0 if nothing is."""
+        """Returns the high watermark of a partition; 0 if none is known."""
         return self._known.get(place, 0)
 
     def note(self, place: Place, offset: int) -> None:

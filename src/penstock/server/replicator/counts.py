@@ -1,4 +1,4 @@
-"""What a replicator counts since its start, for `Lives`."""
+"""The counts of a replicator since its start, for `Lives`."""
 
 from __future__ import annotations
 

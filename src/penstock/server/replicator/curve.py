@@ -1,6 +1,6 @@
-"""CURVE between brokers: all have the same pair of keys, and let in only who shows it.
+"""CURVE between brokers: all have the same pair of keys, and admit only connections with it.
 
-Without a key everybody is let in, and what is said goes in the clear. Owns the options of sockets.
+Without a key everybody is admitted, and messages go in the clear. Owns the options of sockets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ DOMAIN: Final = b"penstock-replication"
 
 
 class Secured:
-    """See the module. `serve` each turn, and whenever `fileno` is readable."""
+    """The CURVE options and the key check of a context. Call `serve` each turn, and whenever
+    `fileno` is readable."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], key: ServerKey | None) -> None:
         self._key = key

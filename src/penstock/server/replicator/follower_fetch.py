@@ -1,12 +1,12 @@
-"""What this broker follows: fetched from the leaders, and put into the lanes of its writers.
+"""Fetches the partitions that this broker follows from their leaders, into its writers' lanes.
 
     idle --request--> asked --Fetched--> writing --its writer's answers--> idle, and so on at once
                         |----Diverged--> cutting --its writer's answer---> idle
                         |----refused, the connection lost----------------> idle, after a pause
 
 One request of a partition is under way at a time; all that are due to a leader go in one message.
-What comes is checked as far as headers go (the bodies its writer checks), and the machine takes it
-for stored only when its writer has it. Never blocks: a lane that is full delays what comes next.
+The headers of received batches are checked here (the bodies its writer checks). The machine takes a
+batch for stored only when its writer has it. Never blocks: a full lane delays the next request.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ MESSAGES_PER_TURN: Final = 8
 
 
 class Copy:
-    """What is under way for a partition that follows. `asked`: the link that was asked, and when;
-    `answer`: what came and is in the lane, `left` of whose frames are not answered yet."""
+    """The state of a partition that follows. `asked`: the link that was asked, and when. `answer`:
+    the answer that is in the lane; `left` of its frames are not answered yet."""
 
     __slots__ = ("answer", "asked", "asked_at", "ends", "error", "good", "is_busy", "left",
                  "partition", "paused_until", "role", "sync_until")  # fmt: skip
@@ -65,8 +65,8 @@ class Copy:
 
 
 class Copying:
-    """See the module. `link_to` gives the link to a living broker, None where there is none;
-    `epoch` this broker's own; `later` calls after some seconds."""
+    """The fetches of all partitions that follow. `link_to` gives the link to a living broker, None
+    where there is none; `epoch` this broker's own; `later` calls after some seconds."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class Copying:
                 self._refused(copy, refused)
 
     def _due(self, link: LeaderLink, page: int, number: int) -> Copy | None:
-        """What that answers; None if it is of another time."""
+        """Returns the request that this answers; None if the answer is out of date."""
         copy = self._copies.get(page)
         role = None if copy is None else copy.partition.follower
         if copy is None or role is None or copy.asked is not link or role.number != number:
@@ -350,9 +350,9 @@ class Copying:
 def checked(
     partition: ReplicatedPartition, fetched: Fetched, runs: list[zmq.Frame], *, begins: bool
 ) -> tuple[list[memoryview], list[tuple[int, int]]]:
-    """The batches in what came, and (offset behind it, leader epoch) of each. `begins`: nothing
-    stands before them. Raises `WireError` or `CorruptBatchError` for what cannot follow this
-    log."""
+    """Returns the batches of an answer, and (offset behind it, leader epoch) of each. `begins`:
+    nothing precedes them. Raises `WireError` or `CorruptBatchError` for batches that cannot follow
+    this log."""
     batches: list[memoryview] = []
     ends: list[tuple[int, int]] = []
     at, epoch = fetched.offset, 0 if begins else partition.log.epochs.latest

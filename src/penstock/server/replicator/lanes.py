@@ -1,7 +1,7 @@
-"""The replication lanes: one to each writer of this broker, by which it hears of roles and batches.
+"""The replication lanes: one to each writer of this broker, for its roles and batches.
 
-What has no room in a lane waits here in order, and nothing overtakes. Every frame is answered by
-its writer; who gave it is called then. Owns lanes, their doorbells and the order; never blocks but
+Frames without room in a lane wait here in order, and nothing overtakes. The writer answers every
+frame, and its callback is called then. Owns lanes, their doorbells and the order. It blocks only
 while a lane is opened, which happens once for each writer.
 """
 
@@ -159,7 +159,8 @@ class Lanes:
         return any(lane.has_acks for lane in self._lanes.values())
 
     def take(self) -> bool:
-        """Tell everybody who was answered; whether anybody was. What waited is written then."""
+        """Calls the callbacks of answered frames, then writes waiting ones. Returns whether there
+        were any answers."""
         found = False
         for lane in list(self._lanes.values()):
             if lane.take():

@@ -3,8 +3,8 @@
     down --connected--> greeting --Welcome--> up --silent, cut one way, garbage--> down, for a while
                            ^---- Refused: its other end is a new one ----'
 
-What is asked while it is down waits. When it goes down everything that was asked by it is to be
-asked again: `lost` is told. Owns a socket and its signs of life; knows nothing of partitions.
+Requests wait while it is down. When it goes down all its requests have to be repeated: it calls
+`lost`. Owns a socket and its signs of life; knows nothing of partitions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ Secure = Callable[["zmq.Socket[bytes]", int], None]
 
 
 class LeaderLink:
-    """See the module. `hello` makes the greeting, which names this broker's present epoch."""
+    """The link to one leader. `hello` makes the greeting, which names this broker's present
+    epoch."""
 
     def __init__(
         self,
@@ -137,8 +138,8 @@ class LeaderLink:
         self._has_rung = True
 
     def receive(self, now: float) -> tuple[protocol.Answers, list[zmq.Frame]] | None:
-        """The next answers with their frames; None where there are none now. What else comes is
-        taken in here."""
+        """Returns the next answers with their frames; None where there are none now. Takes in all
+        other messages."""
         while self._socket is not None and self._has_rung:
             try:
                 frames = self._socket.recv_multipart(_NOBLOCK, copy=False)

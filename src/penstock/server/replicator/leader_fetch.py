@@ -1,11 +1,12 @@
-"""What this broker leads: sent to its followers as it stands in the log, up to the log's end.
+"""Sends the partitions that this broker leads to their followers, up to the log's end.
 
     a request --nothing there--> parked --appended, HW moved, too long--> ready --> sent
         |-------there is more----------------------------------------------^
 
-Who is in sync goes first, and gets all that is there. Who catches up has a bound of what is under
-way to it, and a share of each message: so it delays nobody's acknowledgements. Batches go out from
-where the segments are mapped. Owns the order of sending; what followers have, the machine knows.
+Followers in sync go first, and get all that is there. A follower that catches up has a bound of the
+bytes under way to it, and a share of each message. So it delays nobody's acknowledgements. Batches
+go out unchanged, from the mapped segments. Owns the order of sending; the machine knows the
+followers' log ends.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from penstock.server.replicator.partition import ReplicatedPartition
 logger = logging.getLogger("penstock.replicator")
 
 ANSWER_BYTES: Final = 1 << 20
-"""What one answer of a partition carries at most, but for its last batch."""
+"""The bytes of one answer of a partition at most, but for its last batch."""
 MESSAGE_BYTES: Final = 2 << 20
-"""What one message carries at most, likewise."""
+"""The bytes of one message at most, likewise."""
 BEHIND_BYTES: Final = 2 << 20
-"""What is under way to one follower of partitions in which it is not in sync, likewise."""
+"""The bytes under way to one follower of partitions in which it is not in sync, likewise."""
 BEHIND_SHARE: Final = 256 << 10
-"""What of that goes into a message while others are in sync and wait."""
+"""The part of `BEHIND_BYTES` in one message while others are in sync and wait."""
 BEHIND_FORGOTTEN: Final = 2.0
 """Seconds after which that is not counted any more: it does not ask for that partition again."""
 PARK: Final = 2.0
@@ -113,7 +114,8 @@ class FetchPeer:
         return bool(waits or (self.behind and self.may_get_more))
 
     def forget_old(self, now: float) -> None:
-        """What is under way for too long: it does not ask for that partition again."""
+        """Forgets batches that are under way for too long: the follower does not ask for that
+        partition again."""
         for page, (_, since) in list(self.under_way.items()):
             if now - since > BEHIND_FORGOTTEN:
                 del self.under_way[page]
@@ -137,7 +139,7 @@ class LedPartition:
 
 
 class Serving:
-    """See the module. `asked` is told after each fetch that the machine took."""
+    """The fetches of all followers. `asked` is called after each fetch that the machine took."""
 
     def __init__(
         self,
@@ -274,7 +276,7 @@ class Serving:
 
     # --- answers ---
     def compose(self, peer: FetchPeer, now: float) -> tuple[protocol.Answers, list[memoryview]]:
-        """What goes to that follower now."""
+        """Returns the next message to that follower."""
         fetched: list[tuple[int, int, Fetched]] = []
         pieces: list[memoryview] = []
         nbytes = 0
@@ -329,8 +331,8 @@ class Serving:
         return 0 if run is None else run.nbytes
 
     def _read(self, served: LedPartition, broker: int, offset: int, bytes_max: int) -> Run | None:
-        """Batches from that offset on; None where its writer is just publishing, or has trimmed.
-        What another follower was sent a moment ago is not read again."""
+        """Returns batches from that offset on; None where its writer is just publishing, or has
+        trimmed. Batches that another follower got a moment ago are not read again."""
         log_end, recent = served.partition.log.log_end, served.recent
         pieces: list[memoryview] = []
         nbytes, at, now = 0, offset, time.monotonic()
@@ -377,8 +379,8 @@ class Serving:
         return Run(reader.offset, pieces, nbytes, now)
 
     def _reader(self, served: LedPartition, broker: int, offset: int, now: float) -> LogReader:
-        """One that stands there, if there is one: to look for a place costs more than to read.
-        Those that read longest ago hold no file open."""
+        """Returns a reader at that offset, if there is one: finding a place costs more than
+        reading. The readers that read longest ago hold no file open."""
         readers = served.readers
         for reader in readers.values():
             if reader.offset == offset:

@@ -1,9 +1,9 @@
-"""Where followers come in: a ROUTER, and the connections behind it.
+"""Accepts followers: a ROUTER, and the connections behind it.
 
     a connection --Hello--> peer --silent, gone, against the rules, a newer Hello--> forgotten
-         +--anything else--> told to say hello, or cut off as any stranger is (`gateway.line`)
+         +--anything else--> told to say hello, or cut off as any stranger is (`gateway.listener`)
 
-Owns connections and the socket's sending half. What is asked and answered is `leader_fetch`'s.
+Owns connections and the socket's sending half. `leader_fetch` owns requests and answers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _MORE: Final = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 
 
 class Port:
-    """See the module. `admits` says why a hello is refused, empty where it is not."""
+    """The port of a leader for its followers. `admits` gives the reason why a hello is refused,
+    empty where it is not."""
 
     def __init__(
         self,

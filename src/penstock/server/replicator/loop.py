@@ -1,10 +1,10 @@
 """The replicator's loop: the node's lifeline, lanes, pages, followers, leaders, clocks; one thread.
 
     each turn:  orders, answers of writers, pages, followers' requests, leaders' answers;
-                then what writers, leaders and followers are to be told; then sleep
+                then messages to writers, leaders and followers; then sleep
 
-Owns the order of a turn. What goes wrong in an unforeseen way ends the process: the next life of
-the broker begins from what is in the logs.
+Owns the order of a turn. An unforeseen error ends the process: the next life of the broker begins
+from the logs.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Replicator:
                 found = link.has_messages or found
         return found
 
-    # What descriptors tell is only noted: it is looked at in each turn.
+    # Ready descriptors are only noted: each turn checks them.
     def _rung(self) -> None:
         self._session.doorbell.clear()
 

@@ -1,7 +1,7 @@
 """Main of the replicator process: one of a broker, until its node is gone or has enough of it.
 
-Started by the node only (see `server.process.replicator`), with one end of a socket whose other end
-the node holds: by it the node says which partitions there are, and hears what is to be asked of the
+Only the node starts it (see `server.process.replicator`), with one end of a socket whose other end
+the node holds. There the node says which partitions there are, and gets the requests to the
 controller. It is a client of its node too, for lanes, pages and a doorbell.
 """
 

@@ -1,4 +1,4 @@
-"""What a node and its replicator say to each other over the replicator's lifeline.
+"""The messages between a node and its replicator on the replicator's lifeline.
 
     node                                              replicator
                                                   <-    Listens(url)
@@ -12,8 +12,8 @@
                                                   <-    Lives(counts), twice a second
                                                   <-    Failed(error, message), and it leaves
 
-In order: a partition is assigned before anything else is said of it, and `Opened` comes after the
-`Assign` of the page where both are news. A replicator that is new is told everything again.
+They come in order. The `Assign` of a partition precedes all other messages about it, and `Opened`
+comes after the `Assign` of the page where both are news. A new replicator gets everything again.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class LivingBrokers(msgspec.Struct, frozen=True, tag="cluster"):
 
 
 class Assign(msgspec.Struct, frozen=True, tag="assign"):
-    """What the controller says of a partition of which this broker has a replica. `folder` is the
-    log's, as its writer has it; `synced`: records count only where they are synced
+    """The controller's assignment of a partition with a replica on this broker. `folder` is the
+    log's, as its writer has it. `synced`: records count only where they are synced
     (`durability="fsync"`)."""
 
     page: int
@@ -69,7 +69,7 @@ class Forget(msgspec.Struct, frozen=True, tag="forget"):
 
 
 class IsrAnswer(msgspec.Struct, frozen=True, tag="isr_answer"):
-    """What the controller said to a `ChangeIsr`. Where it said nothing there is none of these: the
+    """The controller's answer to a `ChangeIsr`. Without an answer there is no such message: the
     replicator asks again."""
 
     page: int
@@ -97,7 +97,7 @@ class ChangeIsr(msgspec.Struct, frozen=True, tag="change_isr"):
 
 
 class Leaderless(msgspec.Struct, frozen=True, tag="leaderless"):
-    """What a partition has that nobody leads, now that its writer has taken all that was on its
+    """The log end of a partition that nobody leads, after its writer has taken all frames on their
     way to it."""
 
     page: int

@@ -1,17 +1,18 @@
-"""One partition of which this broker has a replica: the machine, its page, and its writer's role.
+"""One partition with a replica on this broker: the machine, its page, and its writer's role.
 
     assigned --its writer has it open--> turning --the writer's answer--> leading | following | idle
                                             ^------- another role, another life of the writer ----'
 
-Whose page says that its log is offline has no role, once the controller's word is that another one
-leads, or nobody, until a writer has opened it. While it is to lead, it can still be read.
+A partition whose page says that its log is offline loses its role, once the controller says that
+another broker leads, or nobody. It gets a role again when a writer has opened it. While it is to
+lead, it can still be read.
 
-The writer hears of a role first, in its lane, behind all that was put there under the role before;
-its answer says where the log ends then. Only with that the machine takes the role: so nothing is in
-the lane any more that it does not know of, and no producer appends any more where it does not lead.
+The writer gets a role first, in its lane, behind all frames of the role before; its answer gives
+the log's end then. Only with that the machine takes the role. So the lane has no frame any more
+that it does not know of, and no producer appends where it does not lead.
 
-Owns the turning of roles, and the writer's knowledge of high watermark and log start. What is
-fetched and sent is `leader_fetch`'s and `follower_fetch`'s.
+Owns the change of roles, and the writer's knowledge of high watermark and log start. `leader_fetch`
+and `follower_fetch` own the batches.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ OPEN: Final = (lo.STATUS_ONLINE, lo.STATUS_FOLLOWING, lo.STATUS_FULL)
 
 
 class ReplicaHost(Protocol):
-    """What a partition needs of the process that it is in."""
+    """The process of a partition, as the partition uses it."""
 
     number: int
     config: ReplicaConfig
@@ -63,7 +64,7 @@ class ReplicaHost(Protocol):
     def now(self) -> float: ...
 
     def high_watermark(self, topic_id: bytes, partition: int) -> int:
-        """What was written down in an earlier life; 0 if nothing was."""
+        """Returns the high watermark from an earlier life; 0 if none was written down."""
 
     def turned(self, partition: ReplicatedPartition) -> None:
         """Its writer has taken a role, another one or the one that it had."""
@@ -76,7 +77,7 @@ class ReplicaHost(Protocol):
 
 
 class ReplicatedPartition:
-    """See the module."""
+    """One replicated partition and its role."""
 
     def __init__(self, broker: ReplicaHost, order: Assign, state: StatePage) -> None:
         self._broker = broker
@@ -141,7 +142,7 @@ class ReplicatedPartition:
 
     # --- roles ---
     def hear(self, order: Assign) -> None:
-        """What the controller says, maybe again."""
+        """Takes the controller's assignment, maybe a repeated one."""
         if order.synced != self.is_synced:
             self.is_synced = order.synced
             if self.replica is not None:
@@ -323,13 +324,13 @@ class ReplicatedPartition:
             lanes.note(self, ro.Trim(epoch, log.log_start), self._heard)
 
     def _heard(self, _: Ack) -> None:
-        """What was refused is told again with the next role."""
+        """Takes the writer's answer; the next role repeats a refused frame."""
         self._unheard -= 1
         if self.replica is not None:
             self.noted()
 
     def again(self) -> None:
-        """What its writer has is not what was thought: have it say where its log ends."""
+        """Turns again after an unexpected answer of its writer, to learn where its log ends."""
         self._is_again = True
         self.turn()
 

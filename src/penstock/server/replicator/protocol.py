@@ -1,4 +1,4 @@
-"""What replicators say to each other, and how it goes over ZeroMQ.
+"""The messages between replicators, and their frames over ZeroMQ.
 
     follower (DEALER)                       leader (ROUTER)
       Hello(cluster id, broker, epoch)  ->
@@ -6,12 +6,11 @@
       Fetch(serial, requests)           ->
                                         <-  Answers(heard, ...) + batches, as soon as there are any
 
-The first frame is the message as msgpack, of bounded size. Behind `Answers` stand the batches of
-its `fetched`, in their order and as the leader's log has them, in as many frames as each entry
-says.
+The first frame is the message as msgpack, of bounded size. Behind `Answers` follow the batches of
+its `fetched`, in their order and as the leader's log has them. Each entry says in how many frames.
 
-Both speak at least every `BEAT` seconds, with nothing to say too. A follower hears from `heard` how
-much of what it said has arrived: so it finds out about a connection that is cut one way only.
+Both send at least every `BEAT` seconds, even without news. A follower learns from `heard` how many
+of its messages have arrived. So it finds out about a connection that is cut one way only.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ Piece = bytes | bytearray | memoryview
 
 
 class WireError(PenstockError):
-    """What came is no message of this protocol, or none that may come now."""
+    """The received frames are no message of this protocol, or none that may come now."""
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
@@ -108,7 +107,7 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 def from_follower(frames: Sequence[Piece]) -> FromFollower:
-    """What a follower said. Raises `WireError`."""
+    """Decodes a follower's message. Raises `WireError`."""
     if len(frames) != 1 or len(frames[0]) > HEADER_MAX:
         raise WireError(f"{len(frames)} frames with {sum(map(len, frames))} bytes came for one")
     try:
@@ -119,7 +118,8 @@ def from_follower(frames: Sequence[Piece]) -> FromFollower:
 
 
 def from_leader(frames: Sequence[Piece]) -> FromLeader:
-    """What a leader said; frames behind the first are those of `Answers`. Raises `WireError`."""
+    """Decodes a leader's message; frames behind the first are those of `Answers`. Raises
+    `WireError`."""
     if not 1 <= len(frames) <= 1 + RUNS_MAX or len(frames[0]) > HEADER_MAX:
         raise WireError(f"{len(frames)} frames came, or too long a first one")
     try:

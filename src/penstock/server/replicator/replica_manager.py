@@ -1,7 +1,7 @@
-"""All partitions of which this broker has a replica: what the node says of them, how pages move.
+"""All partitions with a replica on this broker: their assignments, and the changes of their pages.
 
-Owns which partitions there are, which pages are looked at, and what the controller is asked for.
-Knows nothing of sockets: what is fetched and sent is `follower_fetch`'s and `leader_fetch`'s.
+Owns the set of partitions, the watched pages, and the requests to the controller. Knows nothing of
+sockets: `follower_fetch` and `leader_fetch` own fetching and sending.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ ISR_RETRY: Final = 0.5
 
 
 class Hosting:
-    """See the module. It is the `partition.Broker` of its partitions. `turned` and `moved` are told
-    of partitions; `watch` of the pages whose changes are to wake this process; `tell` speaks to the
-    node."""
+    """The replicas of this process. It is the `partition.ReplicaHost` of its partitions. `turned`
+    and `moved` get partitions. `watch` gets the pages whose changes have to wake this process.
+    `tell` sends to the node."""
 
     def __init__(
         self,
@@ -214,7 +214,8 @@ class Hosting:
 
     # --- time ---
     def check(self) -> None:
-        """Who lags, whose log was trimmed, and which writers have not taken a role yet."""
+        """Finds followers that lag, logs that were trimmed, and writers that have not taken a role
+        yet."""
         for partition in self.partitions.values():
             if not partition.has_turned and not partition.is_turning:
                 partition.turn()
