@@ -1,9 +1,9 @@
-"""Access of a cluster: who may do what is the same at all brokers.
+"""Access of a cluster: rights and quotas are the same at all brokers.
 
     change ──► asked of the controller, unless another one came before ──► image ──► access.json
 
-The document stands in the controller's log as one setting; `access.json` is each broker's copy,
-which its gateway reads. Until the cluster has one, what each broker has goes on to hold. Owns that
+The document is one setting in the controller's log; `access.json` is each broker's copy, which its
+gateway reads. Until the cluster has one, each broker's own document stays in force. Owns that
 setting and the task that writes the copy. Keys are files, and each broker's own.
 """
 
@@ -34,7 +34,7 @@ RETRY: Final = 1.0
 
 
 class SharedAccess:
-    """See the module."""
+    """The cluster's access document, and this broker's copy of it."""
 
     def __init__(self, access: Access, quorum: Asked, timeout: float) -> None:
         self._access = access

@@ -1,4 +1,4 @@
-"""What admins ask of the cluster, answered from the image or asked of the controller."""
+"""Serves admins' requests about the cluster, from the image or by the controller."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class Describing:
 
     # --- looks ---
     async def _catch_up(self) -> dict[str, Any]:
-        """Who was told that something is done sees it, whichever broker is asked. The answer is
-        what the quorum's leader knows of it; where there is none, what is known here."""
+        """Waits for the leader's committed entries, so that a client sees its finished changes at
+        every broker. Returns the leader's view of the quorum; without a leader, this broker's."""
         try:
             return await read_barrier(self._quorum, LEADER_TIMEOUT)
         except PenstockTimeout:

@@ -1,8 +1,9 @@
-"""What the replicator is told of this broker's partitions, and what it asks the controller.
+"""Reports this broker's partitions to the replicator, and forwards its requests to the controller.
 
-A partition is told of when its writer has opened it, with the word of the controller; again with
-each new word, and each time a writer opens it again. A replicator that is new is told everything.
-Owns what the present one has been told. Decides nothing: the machines are the replicator's.
+A partition is reported when its writer has opened it, with the controller's assignment. It is
+reported again with each new assignment, and each time a writer opens it again. A new replicator
+gets everything. Owns the reports that the present one has got. Decides nothing: the machines are
+the replicator's.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ ISR_TIMEOUT: Final = 5.0
 
 
 class Assignments:
-    """See the module. `post` tells the replicator something; it may not be there."""
+    """The reports to the present replicator. `post` sends it a message; there may be no
+    replicator."""
 
     def __init__(
         self,

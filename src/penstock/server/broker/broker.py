@@ -1,13 +1,13 @@
-"""The node as a broker of its cluster: registered, told what it leads, its replicator at work.
+"""The node as a broker of its cluster: its registration, its partitions, and its replicator.
 
     quorum started ─► replicator listens ─► registered ─► current ─► unfenced: clients are admitted
          ▲                   │ it died
          └──── a new life ◄──┘ whose replicator starts once nothing of the lanes before is left
 
-What the image says goes to the topics, to the replicator, to the gateway and to the coordinator of
-groups; what the replicator asks goes to the controller. The death of the replicator is a new life
-of the broker, since what it knew of others is lost; nothing is of what the logs have. Owns that
-order. Decides nothing: the controller does.
+Changes of the image go to the topics, to the replicator, to the gateway and to the coordinator of
+groups. Requests of the replicator go to the controller. The death of the replicator begins a new
+life of the broker: its knowledge of others is lost, and no record of the logs is. Owns that order.
+Decides nothing: the controller does.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ CONTROL: Final = "control"
 
 
 class BrokerServer:
-    """See the module; also what a `CoordinatorCluster` is. `topics_here` is set before `start`."""
+    """The broker's side of a node; also a `CoordinatorCluster`. Set `topics_here` before
+    `start`."""
 
     topics_here: ClusterTopics
 
@@ -139,8 +140,8 @@ class BrokerServer:
         )  # fmt: skip
 
     async def _end_drain(self, epoch: int) -> None:
-        """It is back from the maintenance that it was drained for. What was asked since it
-        registered with this epoch is for another one, and stays."""
+        """Ends the drain of a broker that is back from maintenance. A drain that was asked for
+        after it registered with this epoch is for another maintenance, and stays."""
         since = self.quorum.image.drained_in(self.broker)
         if since is None or since >= epoch:
             return
@@ -155,7 +156,7 @@ class BrokerServer:
             )  # fmt: skip
 
     def waits_for(self) -> str:
-        """What is missing before it may serve; empty when nothing is."""
+        """Returns what is missing before it may serve; empty when nothing is."""
         quorum = self.quorum
         if quorum.failure is not None:
             return f"nothing any more, its part in the quorum is over: {quorum.failure}"
@@ -297,7 +298,7 @@ class BrokerServer:
         return await self._describing.answer(request, sees)
 
     def described(self) -> dict[str, Any]:
-        """What a description of the node says of it."""
+        """Returns the broker's part of a description of the node."""
         cluster = {
             "node_id": self.broker,
             "broker_epoch": self.quorum.broker_epoch or 0,

@@ -1,8 +1,8 @@
-"""Partitions that nobody leads: what their replicas have here, told to the controller.
+"""Partitions that nobody leads: reports the log ends of their replicas here to the controller.
 
-Where all members of the last ISR lost power, the controller chooses among them by that. It keeps
-nothing of it in its log: so it is told again as long as its image says that nobody leads. Owns what
-the present replicator said. Decides nothing.
+Where all members of the last ISR lost power, the controller chooses among them by these. It keeps
+none of them in its log. So the broker reports again as long as its image says that nobody leads.
+Owns the reports of the present replicator. Decides nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TELL_AGAIN: Final = 1.0
 
 
 class LeaderlessLogs:
-    """See the module. Made in the node's loop."""
+    """The log ends of leaderless partitions. Made in the node's loop."""
 
     def __init__(self, broker: int, quorum: RegisteredBroker) -> None:
         self._broker = broker
@@ -78,7 +78,7 @@ class LeaderlessLogs:
         )  # fmt: skip
 
     def _due(self) -> tuple[tuple[Place, LogEnd], ...]:
-        """What the controller is to be told now."""
+        """Returns the log ends to report to the controller now."""
         image = self._image
         if image is None:
             return ()

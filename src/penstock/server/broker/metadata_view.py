@@ -90,7 +90,7 @@ def client_urls(image: Image) -> list[tuple[int, str]]:
 
 
 def leaders(image: Image, records: list[TopicRecord]) -> list[tuple[int, int]]:
-    """Who leads each page; pages that nobody leads are left out."""
+    """Returns the leader of each page; pages without one are left out."""
     return list(_leaders(image, records))
 
 
@@ -109,7 +109,7 @@ def is_below_min_insync(image: Image, place: Place, it: Partition) -> bool:
 
 
 def health_of(image: Image, broker: int) -> dict[str, int]:
-    """What that broker has and leads, and what of that is not well."""
+    """Returns counts of a broker's replicas and led partitions, and of those that are not well."""
     places = image.places.get(broker, ())
     led = [(place, image.partitions[place]) for place in places]
     led = [(place, it) for place, it in led if it.leader == broker]

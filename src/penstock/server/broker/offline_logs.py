@@ -1,10 +1,10 @@
-"""Which logs of this broker take nothing, and that the controller knows of it.
+"""The offline logs of this broker, which take nothing; reports them to the controller.
 
-    a writer's report, or a word of the controller ─► does it believe what is so? ─no─► it is told
+    a writer's report, or a controller's word ─► does the controller know? ─no─► it is told
 
-Only differences are told, again until its word agrees: so nothing that is lost, late or doubled on
-the way lasts. A registration tells all that are offline then. Owns which those are. Who is to lead,
-the controller decides.
+Only differences are reported, again until the controller's record agrees. So a lost, late or
+doubled report does no lasting harm. A registration reports all that are offline then. Owns the set
+of offline logs. The controller elects leaders.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RegisteredBroker(Asked, Protocol):
 
 
 class OfflineLogs:
-    """See the module. Made in the node's loop."""
+    """The offline logs, and the reports about them. Made in the node's loop."""
 
     def __init__(self, broker: int, quorum: RegisteredBroker) -> None:
         self._broker = broker

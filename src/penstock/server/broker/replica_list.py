@@ -1,4 +1,4 @@
-"""Which replicas this broker has had folders of: `replicas.json` in the data folder.
+"""The replicas of this broker that have had folders: `replicas.json` in the data folder.
 
 A folder that was there and is gone took records with it that others count on. One that was never
 made took nothing. Without this file both look the same to the broker that starts.
@@ -37,8 +37,8 @@ class KeptRecord(msgspec.Struct, frozen=True):
 
 
 class KeptReplicas:
-    """See the module. Read once when made: `lost` is what was gone by then. Raises
-    `DataFolderError` for a file that cannot be read."""
+    """The file of replicas. Reads it once when made: `lost` are the replicas whose folders had gone
+    by then. Raises `DataFolderError` for a file that cannot be read."""
 
     def __init__(self, folder: DataFolder) -> None:
         self._folder = folder

@@ -24,7 +24,7 @@ CLUSTER_ONLY: Final = (
 
 
 class ClusterSettings(Protocol):
-    """What of a `NodeConfig` is looked at here."""
+    """The settings of a `NodeConfig` that this module reads."""
 
     @property
     def node_id(self) -> int | None: ...

@@ -1,7 +1,7 @@
-"""What the controller keeps of a topic without reading it: its pages and its settings.
+"""The part of a topic that the controller keeps without reading it: its pages and its settings.
 
-Pages are the same on all brokers, so that a client can say which partition it means to any of them.
-Owns the bytes of that. Decides nothing.
+Pages are the same on all brokers, so that a client can name a partition to any of them. Owns the
+bytes of that part. Decides nothing.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from penstock.ipc.messages import TopicSettings
 
 
 class ClusterTopic(msgspec.Struct, frozen=True):
-    """`pages[k]` is the page of partition k; there may be more of them than partitions, taken for
-    growth that did not come to its end."""
+    """The pages and settings of a topic. `pages[k]` is the page of partition k. There may be more
+    pages than partitions: they were taken for growth that never completed."""
 
     pages: list[int]
     settings: TopicSettings
 
     def encode(self) -> bytes:
-        """As it stands in `Topic.config`."""
+        """Encodes it in the form of `Topic.config`."""
         return _encode(self)
 
 

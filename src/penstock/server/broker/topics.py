@@ -1,14 +1,14 @@
-"""Topics of a broker: asked of the controller, and here as the controller's image says.
+"""Topics of a broker: requested from the controller, and carried out here from its image.
 
     request ──► asked of the active controller ──► committed ──► image ──► topics.json ──► writers
        ▲                                                                        │
        └────────────── answered once this broker has it, and its replicas open ─┘
 
-`topics.json` is a copy, so that logs are open before the quorum is. What the image says is carried
-out in passes, one at a time, each by the newest image: catalogue written, folders made, partitions
-opened, those without a replica here closed and their folders removed. A pass that finds nothing new
-does nothing, so any number of them may come. Nothing is done before this broker's image is current:
-an old one may deny what a newer one gave.
+`topics.json` is a copy, so that logs are open before the quorum is. Passes carry out the image, one
+at a time, each by the newest one. A pass writes the catalogue, makes folders and opens partitions.
+It closes partitions without a replica here, and removes their folders. A pass that finds nothing
+new does nothing, so any number of them may come. Nothing is done before this broker's image is
+current: an old one may lack partitions of a newer one.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Asked(Protocol):
 
 
 class ClusterTopics(TopicRequests):
-    """See the module."""
+    """The topics of a broker, from the controller's image."""
 
     def __init__(
         self,
@@ -218,8 +218,8 @@ class ClusterTopics(TopicRequests):
         await self._off_loop(self._make_these, paths)
 
     def _begin_empty(self, topic: TopicRecord, index: int) -> None:
-        """What a page shows of a log whose folder is gone must not be taken for damage of the one
-        that begins in its place. No writer has it now."""
+        """Clears the page of a partition whose folder is gone. Its old numbers must not look like
+        damage of the log that begins in its place. No writer has the page now."""
         page = self._tables.page(topic.pages[index])
         if page.identity == place_of(topic, index) and page.status != lo.STATUS_ABSENT:
             page.let_go(deleted=False)

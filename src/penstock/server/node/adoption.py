@@ -25,7 +25,8 @@ from penstock.server.node.shared_memory import own_objects
 
 
 class Adoption(NamedTuple):
-    """What was done, or would be. `had_secret`: remote producers may have resumed here."""
+    """The result of an adoption, or of its dry run. `had_secret`: remote producers may have resumed
+    here."""
 
     folder: str
     before: str

@@ -1,8 +1,8 @@
 """The attach server: connections of clients, one request at a time each, without ever waiting.
 
-A connection that says nothing, says garbage or does not read its answers is dropped; an answer that
-takes time (a topic being created) holds up only its own connection, whose next request stays unread
-in the kernel. Owns sockets and their bounds. What a request means is the service's.
+A connection that says nothing, says garbage or does not read its answers is dropped. An answer that
+takes time (a topic being created) holds up only its own connection: its next request stays unread
+in the kernel. Owns sockets and their bounds. The service handles the requests.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Answer = Reply | Coroutine[Any, Any, "ms.NodeMessage | Reply"]
 
 
 class Service(Protocol):
-    """What stands behind the sessions."""
+    """The handler of the sessions' requests."""
 
     def hello(self, session: AttachSession, peer: PeerCredentials, hello: ms.Hello) -> Reply: ...
 
@@ -239,11 +239,11 @@ class AttachServer:
         self.drops = 0
 
     def counts(self) -> dict[str, int]:
-        """What was refused, and how many connections were given up."""
+        """Returns the counts of refusals and of dropped connections."""
         return {"refusals": self.refusals, "drops": self.drops}
 
     def listen(self, path: str) -> None:
-        """Take an address. Who connects waits in the kernel until `admit`."""
+        """Takes an address. Connections wait in the kernel until `admit`."""
         self._listeners[path] = listen(path)
 
     def admit(self) -> None:

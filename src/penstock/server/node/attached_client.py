@@ -1,7 +1,7 @@
-"""One attached process and what it holds.
+"""One attached process and the resources that it holds.
 
-A client on another host is attached by the gateway for it. What stands behind it here is no
-process: nobody's pidfd tells of its death, its connection's end is all that is seen of that.
+The gateway attaches a client of another host. Such a client has no process here, so no pidfd
+reports its death. The node sees only the end of its connection.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REMOTE_PID: Final = 0
 """The pid, and start time, of whatever belongs to a client on another host."""
 
 Owner = tuple[int, int]
-"""Who is behind a client: pid and start time of a process, or `REMOTE_PID` and a number made of the
+"""The process of a client: its pid and start time, or `REMOTE_PID` and a number made of the
 incarnation of a remote one."""
 
 KINDS: Final = {

@@ -1,4 +1,4 @@
-"""The processes that are attached: how they come, and what their end means.
+"""The attached processes: how they come, and the effects of their end.
 
     attach --> attached --Bye-------------> closed: its lanes are retired
                   |    --EOF, sent away---> absent: its lanes are kept until it resumes, marks
@@ -7,14 +7,15 @@
        remote ----+----EOF----------------> gone:   its lanes are retired; resumed in time or not
 
 Death is the pidfd alone (rule 7): a forked child that holds the socket keeps nobody alive. And a
-socket that ends says nothing about lanes: it may be an attempt to attach that its client gave up,
+socket that ends says nothing about lanes. It may be an attempt to attach that its client gave up,
 while the client writes on into the lanes it has. After a node died, living producers of its lanes
 begin as absent.
 
-A remote client is attached by the gateway, whose death says nothing about it. Its connection's end
-is: what it sent is drained, and should it come back it sends again what has no answer, into lanes
-that are opened when the old ones are gone. Not back within `client_absence_max`, it counts as dead
-for its transactions. Owns pidfds, doorbells, slots and producer ids. Speaks to no socket.
+The gateway attaches a remote client, and the gateway's death says nothing about it. At the end of
+the client's connection its sent batches are drained. If it comes back it repeats batches without an
+answer, into lanes that are opened when the old ones are gone. Not back within `client_absence_max`,
+it counts as dead for its transactions. Owns pidfds, doorbells, slots and producer ids. Speaks to no
+socket.
 """
 
 from __future__ import annotations

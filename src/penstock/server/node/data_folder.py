@@ -1,7 +1,7 @@
-"""The data folder: its lock, and node.json with what must outlive the node.
+"""The data folder: its lock, and node.json with the state that must outlive the node.
 
-Owns the folder's identity, the clean mark and the number blocks, of which each is reserved on
-stable storage before its first number is used (rule 3). Knows nothing of topics or processes.
+Owns the folder's identity, the clean mark and the number blocks. Each block is reserved on stable
+storage before its first number is used (rule 3). Knows nothing of topics or processes.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class NodeRecord(msgspec.Struct, frozen=True):
 class FolderLock:
     """The exclusive lock of a data folder.
 
-    It lies on an open file that writer processes inherit, so it is free only when the node and all
-    its writers are gone (rule 9).
+    Writer processes inherit its open file, so it is free only when the node and all its writers are
+    gone (rule 9).
     """
 
     def __init__(self, folder: str) -> None:
@@ -87,7 +87,7 @@ class FolderLock:
         return True
 
     def refusal(self, waited: float) -> DataFolderError:
-        """Why the lock was not had, for whoever waited for it."""
+        """Returns the error for a start that waited for the lock in vain."""
         holder = os.pread(self.fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
         folder = os.path.dirname(self._path)
         gone = holder.isdigit() and not os.path.exists(f"/proc/{holder}")
@@ -191,7 +191,7 @@ class DataFolder:
         )
 
     def listens_at(self, url: str) -> None:
-        """Remote clients are admitted there, for whoever looks."""
+        """Records the URL at which remote clients are admitted, for local readers of node.json."""
         if url != self.record.listen:
             self._write(listen=url)
 

@@ -1,4 +1,4 @@
-"""What this host might do to a node behind its back, found out cheaply at start."""
+"""Finds settings of this host that may harm a node, cheaply at its start."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _CONFIG: Final = (
 
 
 def remove_ipc_warning(root: str = "/", uid: int | None = None) -> str | None:
-    """Why lanes may vanish at logout, or None.
+    """Returns why lanes may vanish at logout, or None.
 
     systemd-logind removes the shared memory of an ordinary user at the end of the last session,
-    unless RemoveIPC=no (rule 5). What was accepted at durability `ring` would be lost then.
+    unless RemoveIPC=no (rule 5). Records accepted at durability `ring` would be lost then.
     """
     uid = os.geteuid() if uid is None else uid
     if uid <= SYSTEM_UID_MAX or not os.path.isdir(os.path.join(root, LOGIND_RUNS[1:])):

@@ -1,4 +1,4 @@
-"""Who owns which lane, and what writers are told about it.
+"""The owner of each lane, and the orders to writers about lanes.
 
     open --its producer dead or closed--> retired --LaneDrained, head == tail--> unlinked
       ^---------- resumed in time -----------'
@@ -85,8 +85,9 @@ class Grants:
         return lane, fd
 
     async def drained_before(self, client: Client, writer: int, timeout: float) -> None:
-        """Wait until lanes are gone that the client's producer id had to that writer by an earlier
-        connection. What is in them comes first (rule 5), and no two ever write into one."""
+        """Waits until old lanes of the client's producer id to that writer are gone, from an
+        earlier connection. Their frames come first (rule 5), and no two clients ever write into one
+        lane."""
         until = self._loop.time() + timeout
         while any(
             lane.writer == writer and self._owners.get(lane.name) is not client

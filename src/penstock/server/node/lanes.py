@@ -59,7 +59,8 @@ class Leftover:
 
     @property
     def bytes_left(self) -> int:
-        """What was there at the start and is not drained yet; a living producer goes on adding."""
+        """The bytes that were there at the start and are not drained yet; a living producer adds
+        more."""
         return max(0, self.tail - int(self.region.q[lo.Q_LANE_HEAD]))
 
 
@@ -182,6 +183,6 @@ class LaneBook:
             return bool(region.q[lo.Q_LANE_STATE] == lo.LANE_CLOSED)
 
     def remove(self, lane: Lane) -> None:
-        """Unlink it. Whoever has it mapped keeps the memory until it unmaps."""
+        """Unlinks the lane. A process that has it mapped keeps the memory until it unmaps."""
         self.lanes.pop(lane.name, None)
         shm.unlink(lane.name)

@@ -2,10 +2,11 @@
 
     given at the start --settings.json--> in use --change: checked, written, synced--> in use
 
-Who reads a setting from the node's one `NodeConfig` at each use has the new value at once; whatever
-was made of a value at the start is told by `applied`. Settings that other processes, shared memory
-or the controller's log have taken over are not among `LIVE`: they need a restart. Owns that list
-and settings.json, which counts more than the command line until a setting is given back.
+Code that reads a setting from the node's one `NodeConfig` at each use has the new value at once.
+Objects that were made from a value at the start learn of it by `applied`. Settings that other
+processes, shared memory or the controller's log have taken over are not among `LIVE`: they need a
+restart. Owns that list and settings.json, which counts more than the command line until a setting
+is given back.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def fields_of(argument: object) -> dict[str, Any]:
-    """What an argument of a log call tells besides its text."""
+    """Returns the fields that an argument of a log call has besides its text."""
     if isinstance(argument, BaseException):
         told: dict[str, Any] = {"reason": str(argument), "error": type(argument).__name__}
         number = getattr(argument, "errno", None)

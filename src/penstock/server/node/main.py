@@ -103,5 +103,5 @@ def _tell_ready(ready_fd: int | None) -> None:
     try:
         os.write(ready_fd, b"ready\n")
         os.close(ready_fd)
-    except OSError as error:  # whoever started us did not wait: no reason not to serve
+    except OSError as error:  # our parent did not wait: no reason not to serve
         logger.warning("nobody reads --ready-fd %d: %s", ready_fd, error)

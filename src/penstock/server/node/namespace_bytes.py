@@ -1,13 +1,13 @@
-"""Bytes of namespaces on the disk: counted, and which partitions may not have more is published.
+"""Counts the bytes of namespaces on the disk, and publishes the partitions that may not have more.
 
     below --bytes >= disk_bytes_max--> full: writers refuse batches of its partitions
     full  --deleted, trimmed, cleaned, or another limit--> below
 
-Files are measured now and then, in a thread; between two looks counts what writers say they have
-appended, so nothing is done for a record. A follower's grow by what its open segment does, and are
-measured once there is another one: it takes what its leader has, also where its namespace is full
-here, but it may lead at any moment. Looks are the closer together the less is left: a
-namespace that grows at `GROWTH` is met in time. Owns who is full; deletes nothing.
+A thread measures files now and then. Between two looks the writers' counts of appended bytes are
+added, so no record costs anything. A follower's bytes grow with its open segment, and are measured
+once there is another one. It takes its leader's batches, even where its namespace is full here, but
+it may lead at any moment. The less is left, the shorter is the time between looks: a namespace that
+grows at `GROWTH` is found in time. Owns the set of full namespaces; deletes nothing.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""What clients of a namespace have at this node, beside bytes on the disk: shared memory, and how
-much of each limit is used."""
+"""Counts the resources of a namespace's clients at this node, beside bytes on the disk.
+
+These are shared memory, and the used part of each limit.
+"""
 
 from __future__ import annotations
 

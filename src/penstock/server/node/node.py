@@ -4,7 +4,7 @@
              (startup)                       (startup)         clients              drain, close
 
 Owns that order and the routing of requests and reports. The parts know nothing of each other but
-what is passed to them here; all of them live on one event loop, which nothing may hold up.
+their arguments from here. All of them live on one event loop, which nothing may hold up.
 """
 
 from __future__ import annotations
@@ -232,7 +232,8 @@ class Node:
         )
 
     def _settings_changed(self, names: frozenset[str]) -> None:
-        """What was made of the values before is made anew; who reads at each use has them."""
+        """Renews the objects that were made from the old values. Code that reads settings at each
+        use has the new ones."""
         if {"disk_warn", "disk_stop"} & names:
             self._guard.look()
         if {"cleaner_interval", "cleaner_rate"} & names:
@@ -312,7 +313,8 @@ class Node:
         return broker.topics_here
 
     def _failed(self, error: PenstockError | OSError) -> None:
-        """It cannot go on: it ends, and whoever runs it starts it again; brokers take over."""
+        """Ends the node after a fatal error. Its service manager starts it again; brokers take
+        over."""
         self._failure = error
         self._stop.set()
 
@@ -486,7 +488,7 @@ class Node:
                 raise AssertionError(f"{type(message).__name__} is no request")
 
     async def _then_clean(self, work: Coroutine[Any, Any, ms.TopicFound]) -> ms.TopicFound:
-        """What changes topics may make one that needs the cleaner."""
+        """Runs a change of topics, then starts the cleaner if a topic needs it now."""
         done = await work
         if not self._stopping:
             self._cleaner.ensure()

@@ -1,8 +1,8 @@
-"""What operators ask of this node: who is attached, to send one of them away, its settings.
+"""Serves operators' requests to this node: attached clients, the removal of one, its settings.
 
-A client that is sent away hears why, and may come back: to keep it away is the access list's and
-the keys' affair. What it had stays as after a broken connection: lanes are drained or resumed,
-members of groups have their session timeout. The node's own processes are no clients here.
+A removed client gets the reason, and may come back: the access list and the keys keep it away. Its
+resources stay as after a broken connection: lanes are drained or resumed, members of groups have
+their session timeout. The node's own processes are no clients here.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A partition whose log could not be opened for want of room: its frames wait, nothing is refused.
 
-    parked --Log opens--> the role that it stands for        parked --damage--> offline
+    parked --Log opens--> the role that it replaces         parked --damage--> offline
 
-A writer that died on a full disk has a successor that cannot recover the log either. Frames that
-its lanes hold were accepted, so they are not refused for it (rule 4): they stay where they are
-until there is room, as if an append had found none. Readers go on with what is published.
+A writer that died on a full disk has a successor that cannot recover the log either. Frames in its
+lanes were accepted, so they are not refused for it (rule 4). They stay where they are until there
+is room, as if an append had found none. Readers go on with the published records.
 
 Owns the tries. Everything else is left to the role, once there is one.
 """
@@ -37,10 +37,11 @@ Open = Callable[[], tuple[PartitionRole, str]]
 
 
 def may_park(error: Exception, order: OpenPartition, state: StatePage) -> bool:
-    """Whether what a partition published in this boot is to be kept while its log does not open.
+    """Returns whether to keep the published state of this boot while a partition's log does not
+    open.
 
-    A partition that was never open in this boot has nothing in any lane, and readers would take an
-    empty page for an empty log: it is offline.
+    A partition that was never open in this boot has nothing in any lane. Readers would take an
+    empty page for an empty log, so it is offline.
     """
     return (
         isinstance(error, StorageError)
@@ -51,7 +52,7 @@ def may_park(error: Exception, order: OpenPartition, state: StatePage) -> bool:
 
 
 class ParkedRole:
-    """Stands for the role that `open_role` makes, from the first failure on."""
+    """Replaces the role that `open_role` makes, from the first failure on."""
 
     def __init__(
         self,

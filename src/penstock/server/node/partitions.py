@@ -48,9 +48,9 @@ class NodePartition:
 
 
 class Partitions:
-    """All partitions by page. `post` tells the writer of that index something. `hosts` says whether
-    a partition is to be open here, `on_open` hears each time that one has been opened, and
-    `on_state` when one was, or has gone offline."""
+    """All partitions by page. `post` sends an order to the writer of that index. `hosts` says
+    whether a partition has to be open here. `on_open` is called each time that one has been opened.
+    `on_state` is called when one was opened, or has gone offline."""
 
     def __init__(
         self,

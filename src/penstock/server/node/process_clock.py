@@ -1,5 +1,6 @@
-"""The clock by which records expire in a writer or the cleaner: it begins with what the node
-believes when it starts them (`server.node.clock`)."""
+"""The clock by which records expire in a writer or the cleaner. It begins with the node's believed
+time when the node starts the process (`server.node.clock`).
+"""
 
 from __future__ import annotations
 

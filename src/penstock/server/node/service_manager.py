@@ -1,6 +1,6 @@
-"""What systemd, or another service manager of its protocol (sd_notify), hears of a node.
+"""Reports a node's state to systemd, or to another service manager of its protocol (sd_notify).
 
-Nothing where nobody asks for it by `$NOTIFY_SOCKET`. Nothing depends on it.
+Reports nothing without `$NOTIFY_SOCKET`. Nothing depends on it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ SEND_TIMEOUT: Final = 1.0
 
 
 class ServiceManager:
-    """See the module. Takes what is meant for this process out of the environment, so that its
-    children do not speak for it."""
+    """The node's reports to its service manager. Takes the variables for this process out of the
+    environment, so that its children do not report for it."""
 
     def __init__(self) -> None:
         place = os.environ.pop("NOTIFY_SOCKET", "")

@@ -1,11 +1,11 @@
-"""What a start takes over in /dev/shm, and when it refuses: a folder's own objects, and no copy's.
+"""Takes over a folder's own objects in /dev/shm at a start, and never those of a copy.
 
     objects of this uuid           their node lives    its folder is there    elsewhere or gone
     of this folder                 (it has the lock)   taken over
     of another folder              refused             refused                left alone, warned of
     of a version without owners    refused             taken over, and renamed, once
 
-Owns that judgement. `penstock.ipc.ownership` says what belongs to which folder.
+Owns that judgement. `penstock.ipc.ownership` knows the folder of each object.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def take_objects(folder: DataFolder, config: NodeConfig) -> Ownership:
 
 
 def own_objects(folder: DataFolder) -> OwnerObject | None:
-    """What this folder's last run has left."""
+    """Returns the objects that this folder's last run has left."""
     place = place_of(folder.path)
     for found in find_owners(folder.record.uuid):
         if found.is_of(folder.record.shm, place):
@@ -101,7 +101,7 @@ def _served(folder: DataFolder, found: OwnerObject) -> DataFolderError:
 
 
 def _check_old(folder: DataFolder, config: NodeConfig) -> list[str]:
-    """What a version without owners has left. Which folder that was nothing tells, so none of its
+    """Returns the objects of a version without owners. Nothing names their folder, so none of its
     processes may live: this folder's have ended, as it is locked."""
     uuid = folder.record.uuid
     old = old_objects(uuid)

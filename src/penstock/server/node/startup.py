@@ -1,4 +1,4 @@
-"""What a node takes over before it serves: the folder, the tables, and the lanes of the run before.
+"""Takes over the state of the last run before a node serves: the folder, the tables, and the lanes.
 
 Owns the order of a start (rule 5): lock, identity, lanes of a readable version, number of writers,
 tables. Each step either succeeds or leaves a message that says what to do.
@@ -35,7 +35,7 @@ DRAIN_POLL: Final = 0.005
 
 @dataclass(slots=True)
 class Ground:
-    """What a node stands on."""
+    """The parts that a node is built on."""
 
     lock: FolderLock
     folder: DataFolder
@@ -111,7 +111,8 @@ def take_over(config: NodeConfig, lock: FolderLock) -> Ground:
 
 
 def _tell_copied(folder: DataFolder) -> None:
-    """What is in a copy may be on no device yet, and its recovery points say that it is."""
+    """Warns of a copied folder and syncs it: its data may be on no device yet, and its recovery
+    points say that it is."""
     logger.warning(
         "%s is not the folder of its last run: it was copied, brought back from a backup or moved "
         "to another file system. Nothing that run left in /dev/shm is taken over, and logs begin a "
@@ -187,7 +188,8 @@ async def settle(
 
 
 def _why(ground: Ground, partitions: Partitions, writer: int) -> str:
-    """What keeps a writer from draining: its partitions that are not plainly online."""
+    """Returns the reason why a writer does not drain: its partitions that are not plainly
+    online."""
     ill = []
     for page, partition in partitions.live.items():
         if partitions.writer_of(page) == writer:

@@ -105,9 +105,9 @@ def map_existing(name: str, *, writable: bool) -> Region | None:
 def _open_or_make(
     name: str, size: int, check: Callable[[Region], bool], form: Callable[[Region], None]
 ) -> Region:
-    """The table `name` of this boot when it is whole, a new one otherwise.
+    """Returns the table `name` of this boot when it is whole, a new one otherwise.
 
-    The caller holds the folder's lock and has refused lanes of other versions, so only idle clients
+    The caller holds the folder's lock and has refused lanes of other versions. So only idle clients
     of another version can have a table of another layout mapped; they are told when they attach.
     """
     region = map_existing(name, writable=True)

@@ -1,8 +1,8 @@
 """The catalogue of topics: names, ids, pages and settings, and their file topics.json.
 
-A change is decided as a new document, written and synced, and only then becomes what this object
-answers; so what a client was told survives a power cut. Owns which names, settings and pages are
-allowed. Opens no partition and talks to nobody.
+A change is decided as a new document, written and synced, and only then this object answers with
+it. So an answer to a client survives a power cut. Owns which names, settings and pages are allowed.
+Opens no partition and talks to nobody.
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ def _check_range(field: str, given: float | None, low: float, high: float) -> No
 
 
 def _check_document(document: CatalogDocument, path: str) -> None:
-    """What decodes may still not be a catalogue: a page with two owners would mix two logs."""
+    """Checks that a decoded document is a catalogue: a page with two owners would mix two logs."""
     complaint = None
     names = [topic.name for topic in document.topics]
     pages = [page for topic in document.topics for page in topic.pages]

@@ -14,8 +14,8 @@ from penstock.server.node.topic_catalog import CATALOG_SCHEMA, CatalogDocument
 from penstock.server.security.authorized_keys import signature
 
 LOOK_INTERVAL: Final = 1.0
-"""Seconds between two looks at the file, at least. An id that is not known may be of a topic that
-was made this moment: then it is always looked, which costs a stat where nothing changed."""
+"""Seconds between two looks at the file, at least. An unknown id may be of a topic that was made
+this moment. Then the file is always checked, which costs a stat where nothing changed."""
 
 
 class TopicNames:

@@ -1,8 +1,8 @@
-"""What clients ask of topics: find, list, create, alter, delete.
+"""Serves clients' requests about topics: find, list, create, alter, delete.
 
-Each request is a coroutine that changes the catalogue under one lock and waits boundedly for what
-the writers report. One that is given up leaves nothing half done, since what is left to do follows
-from the catalogue: the next node opens what is in it and removes what was deleted.
+Each request is a coroutine that changes the catalogue under one lock and waits boundedly for the
+writers' reports. One that is given up leaves nothing half done, since the remaining work follows
+from the catalogue. The next node opens its topics and removes deleted ones.
 """
 
 from __future__ import annotations
@@ -215,8 +215,8 @@ class TopicRequests:
         return ms.Done()
 
     async def _wait_open(self, topic: TopicRecord, pages: Sequence[int]) -> None:
-        """Until each page is open or failed. Raises where the topic is gone, or where no further
-        page was opened for so long: a thousand of them take their time on a slow device."""
+        """Waits until each page is open or failed. Raises where the topic is gone, or where no
+        further page was opened for so long. A thousand of them take their time on a slow device."""
         timeout = self._config.topic_timeout
         left, answered = len(pages) + 1, False
         while not answered and len(self._partitions.opening(pages)) < left:
@@ -300,8 +300,8 @@ class TopicRequests:
         await asyncio.shield(job)
 
     async def close(self) -> None:
-        """Stop what goes on by itself, which the next node takes up again, and wait for work that
-        has begun: it must not reach into the folder when that is another node's."""
+        """Stops background work, which the next node takes up again, and waits for work that has
+        begun. That must not reach into the folder when it is another node's."""
         self._is_closed = True
         for task in self._deletions.values():
             task.cancel()
