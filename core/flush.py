@@ -157,8 +157,8 @@ class Syncs:
         self._settled = point if is_settled else None
         chain.folder_changed = not is_settled
         self.committed: int | None = None
-        """Where that is less than what is on the device, the log may be truncated to it: snapshots
-        from there on do not make older ones needless."""
+        """An offset to which the log may be truncated, where that is less than the synced end.
+        Snapshots from there on do not make older ones needless."""
         self._left = 0  # no point that a power cut may bring back names a segment below this one
         self.durable = durable
         self.job: SyncJob | None = None

@@ -87,7 +87,7 @@ class ReplicaRole(LogRole):
         self._took_at = 0
         """When it last took a batch of the leader's, in microseconds; 0: not in this process."""
         self._complaints: set[ErrorCode] = set()
-        """What the log names of this role's refusals."""
+        """The reasons of this role's refusals that the log has named."""
         self._owner = order.topic_id, order.partition
         self._replica.note_committed(self._high_watermark)
         super().__init__(log, state, order, storage, shown)

@@ -36,7 +36,7 @@ class LeaderRecovery:
         self._since: dict[Place, tuple[int, float | None]] = {}
         """Partitions with a last ISR: at which partition epoch, and since when that is known."""
         self._ends: dict[Place, dict[int, tuple[int, LogEnd]]] = {}
-        """What replicas have, by broker, with the epoch of the broker that told."""
+        """The log ends of replicas, by broker, with the epoch of the broker that reported."""
 
     def begin(self, image: Image) -> None:
         """The controller is active from now on, or was held up."""

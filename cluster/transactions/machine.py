@@ -82,7 +82,7 @@ class Transactions:
         """Seconds by which `now` may be ahead of the time that passed: ids that are not used stay
         so much longer. The shell says so."""
         self.counts: Counter[str] = Counter()
-        """What was decided and refused since this machine was made, by kind."""
+        """Decisions and refusals since this machine was made, by kind."""
         self._stages = Stages(self._state, self._limits, self.counts)
 
     def replay(self, record: Record) -> None:

@@ -41,9 +41,9 @@ class SharedAccess:
         self._quorum = quorum
         self._timeout = timeout
         self._wanted: bytes | None = None
-        """What the cluster has."""
+        """The cluster's document."""
         self._held: bytes | None = None
-        """What of that holds here."""
+        """The document in force here."""
         self._wake = asyncio.Event()
         self._holds = asyncio.Event()
         self._worker = asyncio.get_running_loop().create_task(self._work())

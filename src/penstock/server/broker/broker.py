@@ -105,9 +105,9 @@ class BrokerServer:
         """Where its replicator listens; empty while it does not."""
         self._registered_at = ""
         self._living: object = None
-        """What the replicator knows of the brokers."""
+        """The brokers that the replicator knows."""
         self._said: tuple[object, ...] = ()
-        """What the gateway was told last."""
+        """The last state that the gateway was told."""
         self._led_by: dict[int, int] = {}
         self._telling: asyncio.TimerHandle | None = None
         self._renewing: asyncio.Task[None] | None = None

@@ -112,8 +112,9 @@ class ClusterTopics(TopicRequests):
         self._passed = asyncio.Event()
         self._dropping: dict[int, asyncio.Task[None]] = {}
         self._barred: frozenset[int] = frozenset()
-        """Pages that were being dropped when the pass under way looked what is missing: it makes no
-        folders for them, so it opens none of them, though the drop may end before it does."""
+        """Pages that were being dropped when the pass under way looked for missing partitions. It
+        makes no folders for them, so it opens none of them, though the drop may end before it does.
+        """
         self._kept = KeptReplicas(folder)
         self.lost = self._kept.lost
         """Replicas whose folders were here in an earlier life and were not when this one began."""

@@ -32,7 +32,7 @@ class GatewayCounts:
         self.outbox_bytes = 0
         """Waiting for peers that read slowly, of all connections together."""
         self.refusals: defaultdict[str, int] = defaultdict(int)
-        """What was asked and not done, by reason: a bad batch, no access, a limit."""
+        """Refused requests, by reason: a bad batch, no access, a limit."""
         self.drops: defaultdict[str, int] = defaultdict(int)
         """Connections that the gateway gave up, by reason."""
         self.throttles: defaultdict[str, int] = defaultdict(int)

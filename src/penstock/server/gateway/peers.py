@@ -65,18 +65,18 @@ class Peer:
         self.incarnation = incarnation
         self.software = ""
         self.user_id = ""
-        """What ZeroMQ knows its key by."""
+        """ZeroMQ's name of its key."""
         self.fd = -1
         self.outbox: deque[Parts] = deque()
         self.outbox_bytes = 0
         self.bytes_reserved = 0
         self.received_by = 0.0
         self.received_bytes = 0
-        """What its connection had brought when it was last heard, at `received_by`."""
+        """The bytes received on its connection at its last message, at `received_by`."""
         self.heard_at = time.monotonic()
         self.budget = Budget(self.heard_at)
         self.leaders = b""
-        """What it was told of the cluster last."""
+        """The last state of the cluster that it was told."""
         self.is_gone = False
         """Nothing is sent to it any more; it may still have to be ended."""
 

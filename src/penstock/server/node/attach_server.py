@@ -65,7 +65,7 @@ class AttachSession:
         self._task: asyncio.Task[None] | None = None
         self._is_known = False
         self.client: object | None = None
-        """What the service keeps of this client; set by `hello`."""
+        """The service's own object for this client; set by `hello`."""
         self._timer = self._loop.call_later(
             hello_timeout, self._drop, f"it said no hello for {hello_timeout:g} s"
         )

@@ -101,7 +101,7 @@ class RaftDisk:
     def __init__(self, storage: Storage, folder: str, node: int) -> None:
         self.path = f"{folder}/{RAFT_FOLDER}"
         self.torn_bytes = 0
-        """What was cut off the log's end when it was opened."""
+        """The bytes that the open cut off the log's end."""
         self._storage = storage
         self._parent = folder
         self._node = node

@@ -70,9 +70,9 @@ class Access:
         self.document = self._read()
         self.keys = AuthorizedKeys(data_folder)
         self.failure = ""
-        """What is wrong with the file as it is now; empty if nothing is."""
+        """The error in the present file; empty if there is none."""
         self.changes = 0
-        """How often something else came to hold."""
+        """The number of times that other settings came into force."""
         self._use()
 
     def _use(self) -> None:
@@ -144,7 +144,7 @@ class Access:
         except ConfigError as error:
             raise DataFolderError(
                 f"{self.path} cannot be right: {error}. Correct it, or bring it back from a copy; "
-                "who may do what stands in it, so nothing is guessed"
+                "it decides all rights, so nothing is guessed"
             ) from error
         return document
 

@@ -66,7 +66,7 @@ class AuthorizedKeys:
         """When keys expire that do, by their names; also those that have."""
         self.in_use = False
         self.server: _Signature | None = None
-        """What changes when the server's key does."""
+        """A value that changes when the server's key does."""
         self.by_public: dict[str, AuthorizedKey] = {}
         self.by_user_id: dict[str, AuthorizedKey] = {}
         self.namespaces: dict[str, str] = {}
