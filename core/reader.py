@@ -361,7 +361,7 @@ def below_start(name: object, offset: int, log_start: int) -> OffsetOutOfRangeEr
 def parted(name: object, offset: int, epoch: int, divergence: int) -> LogTruncatedError:
     """Returns the error for a reader whose log has parted from this one at `divergence`."""
     return LogTruncatedError(
-        f"{name}: this consumer stands at offset {offset}, read in leader epoch {epoch}, but that "
+        f"{name}: this consumer is at offset {offset}, read in leader epoch {epoch}, but that "
         f"epoch's log ends at {divergence}: the host lost unsynced records. seek() to that offset "
         "to read what replaced them",
         divergence=divergence,

@@ -118,7 +118,7 @@ def rescue_segment(
         if scan.position != valid:
             raise LogOfflineError(
                 f"{path} cannot be rescued after a failed fsync: at byte {scan.position} of "
-                f"{valid} stands {scan.stop.value}. Restore the partition from a replica or backup."
+                f"{valid} is {scan.stop.value}. Restore the partition from a replica or backup."
             )
         storage.fsync(out)
     finally:

@@ -248,7 +248,7 @@ class LaneSender:
             return []
         if not 0 < tail - head <= lo.ACKS_MAX:
             raise LaneCorruptError(
-                f"lane {self.name}: acknowledgement tail {tail} does not stand within "
+                f"lane {self.name}: acknowledgement tail {tail} is not within "
                 f"{lo.ACKS_MAX} after head {head}"
             )
         found = []
@@ -379,7 +379,7 @@ class LaneReceiver:
         """The frames from `position` on, of which the first has the sequence `due`, if known."""
         if not 0 < tail - position <= self._capacity or tail % lo.FRAME_ALIGN:
             raise LaneCorruptError(
-                f"tail {tail} does not stand within {self._capacity} bytes after head {position}"
+                f"tail {tail} is not within {self._capacity} bytes after head {position}"
             )
         found: list[Frame] = []
         view = self._bytes

@@ -207,7 +207,7 @@ def test_a_broker_that_stands_still_is_not_suspected_of_another_key():
         with socket.create_server(("127.0.0.1", 0)) as still:
             one.links.know({2: f"tcp://127.0.0.1:{still.getsockname()[1]}"})
             await eventually(lambda: one.links.trouble(2), "it is told")
-            assert "does it stand still?" in one.links.trouble(2)
+            assert "is it stopped?" in one.links.trouble(2)
 
     linked(scene, lambda: End(1))
 

@@ -85,9 +85,9 @@ def check_clustered(config: ClusterSettings) -> None:
         )
     if config.cluster_key is None and not config.insecure and not is_loopback(host):
         raise ConfigError(
-            f"cluster_listen is {own!r} and cluster_key is missing: whoever reached the port could "
-            "speak as a broker. Give all brokers the same key file, or say insecure where the "
-            "network itself is safe"
+            f"cluster_listen is {own!r} and cluster_key is missing: a process that reaches the "
+            "port could speak as a broker. Give all brokers the same key file, or say insecure "
+            "where the network itself is safe"
         )
     if config.cluster_key == "":
         raise ConfigError("cluster_key is empty: name the key file that all brokers have")

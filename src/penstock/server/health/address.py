@@ -52,7 +52,7 @@ def check_http_address(text: str, *, public: bool) -> HttpAddress:
     address = parse_http_address(text)
     if not public and not is_loopback(address):
         raise ConfigError(
-            f"metrics is {text!r}, which other hosts reach, and whoever does reads the names of "
+            f"metrics is {text!r}, which other hosts reach, and each of them reads the names of "
             "topics, groups and clients there without a password: use 127.0.0.1, or say so by "
             "metrics_public = true (--metrics-public)"
         )

@@ -127,8 +127,8 @@ class Dial:
 
     def _late(self) -> None:
         self._fail(
-            f"something listens there, and says no welcome within {WELCOME_WITHIN:g} s: does it "
-            "stand still?"
+            f"something listens there, and says no welcome within {WELCOME_WITHIN:g} s: is it "
+            "stopped?"
         )
 
     def _fail(self, why: str, level: int = logging.INFO) -> None:

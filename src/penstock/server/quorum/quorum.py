@@ -125,8 +125,8 @@ class Quorum:
         host, _ = place_of("cluster_listen", config.cluster_listen)
         if key is None and not config.insecure and not is_loopback(host):
             raise ConfigError(
-                f"cluster_listen is {config.cluster_listen!r} and cluster_key is missing: whoever "
-                "reached the port could speak as a broker"
+                f"cluster_listen is {config.cluster_listen!r} and cluster_key is missing: a "
+                "process that reaches the port could speak as a broker"
             )
         self._links = Links(
             node,
@@ -197,8 +197,8 @@ class Quorum:
             self._has_forgotten, self._votes_from = True, self._loop.time() + FORGOTTEN_PAUSE
         if (count := len(config.voters)) % 2 == 0:
             logger.warning(
-                "controller_quorum has %d brokers, of which %d must be up: %d would stand as many "
-                "deaths, and %d one more", count, count // 2 + 1, count - 1, count + 1,
+                "controller_quorum has %d brokers, of which %d must be up: %d would survive as "
+                "many deaths, and %d one more", count, count // 2 + 1, count - 1, count + 1,
             )  # fmt: skip
         self._look()
 

@@ -23,10 +23,10 @@ def check_brokers(*, keys: bool) -> None:
     reaches its ports for brokers, also from its own host, would bypass all keys."""
     if keys:
         raise ConfigError(
-            "clients of this broker need keys, and cluster_key is missing: whoever reached the "
-            "ports between brokers could speak as one and read everything. Make a key (`penstock "
-            "keys create-cluster --out FILE`) for all brokers, or say insecure where only brokers "
-            "reach these ports"
+            "clients of this broker need keys, and cluster_key is missing: a process that reaches "
+            "the ports between brokers could speak as one and read everything. Make a key "
+            "(`penstock keys create-cluster --out FILE`) for all brokers, or say insecure where "
+            "only brokers reach these ports"
         )
 
 
