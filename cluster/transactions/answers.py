@@ -23,9 +23,9 @@ class ProducerIdentity(NamedTuple):
 
 
 class EndedTransaction(NamedTuple):
-    """The decision on a transaction. `why`: empty when the first request of its producer decided
-    it; else `stale`, `timeout`, `taken over`, `gone` or `forgotten`. `detail`: the first answer's
-    words on that."""
+    """The decision on a transaction. `why`: empty when it ended as its producer first asked; else
+    `stale`, `timeout`, `taken over`, `gone` or `forgotten`. `detail`: the first answer's words on
+    that."""
 
     committed: bool
     next_epoch: int

@@ -47,8 +47,9 @@ class Authorization:
         self.guard.check(principal, Operation.read, Kind.topic, topic)
 
     def may_know(self, principal: str, topic_id: bytes) -> bool:
-        """Returns whether a principal may learn the state of that topic's partitions. Every right
-        to the topic suffices, even where a deny keeps it from looking the topic up."""
+        """Returns whether a principal may learn the state of that topic's partitions. The right to
+        describe, read or write it suffices, even where a deny keeps it from looking the topic up.
+        """
         if self.access.policy.is_open:
             return True
         name = self._names.of(topic_id)

@@ -1,8 +1,8 @@
 """Serves operators' requests to this node: attached clients, the removal of one, its settings.
 
-A removed client gets the reason, and may come back: the access list and the keys keep it away. Its
-resources stay as after a broken connection: lanes are drained or resumed, members of groups have
-their session timeout. The node's own processes are no clients here.
+A removed client gets the reason, and may come back: only the access list and the keys can keep it
+away. Its resources stay as after a broken connection: lanes are drained or resumed, members of
+groups have their session timeout. The node's own processes are no clients here.
 """
 
 from __future__ import annotations
