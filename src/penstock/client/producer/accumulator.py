@@ -26,9 +26,11 @@ answers (see `penstock.client.producer.sender.IN_FLIGHT_EAGER`)."""
 
 
 class Boxes:
-    """`open`: by topic. `seen` is where `send` looks without a lock: the same boxes, or with linger
-    0 ones that are full, so that every record goes the way of those that leave at once.
-    `awaited`: whom their deliveries ask; set once it is there."""
+    """The open boxes of a producer, in `open` by topic.
+
+    `seen` is what `send` reads without a lock. With a linger it is `open`. With linger 0 it holds
+    boxes that are full, so that every record takes the path of those that leave at once. `awaited`:
+    the object that their deliveries ask; it is set once it exists."""
 
     awaited: Awaited
 
@@ -45,13 +47,13 @@ class Boxes:
         self.seen: dict[str, Box] = self.open if self._linger else {}
 
     def know(self, topic: str) -> None:
-        """The topic was looked up: its records may be sent."""
+        """Notes that the topic was looked up: its records may be sent."""
         if not self._linger:
             self.seen[topic] = self.new(topic)
             self.seen[topic].room = -1
 
     def new(self, topic: str) -> Box:
-        """A box that is not among the open ones."""
+        """Returns a new box, which is not among the open ones."""
         now = time.monotonic()
         return Box(
             self.awaited, topic, self._room, time.time_ns() // 1000,
@@ -59,7 +61,7 @@ class Boxes:
         )  # fmt: skip
 
     def add(self, topic: str, *, wide: bool) -> Box:
-        """Open a box for a topic that has none."""
+        """Opens a box for a topic that has none."""
         box = self.new(topic)
         if wide or self._linger == 0:
             box.slow(wide=wide)
@@ -68,7 +70,7 @@ class Boxes:
 
     @property
     def gather(self) -> bool:
-        """Whether records are kept that are to leave as soon as others are answered for."""
+        """Returns whether records are kept that leave as soon as others are acknowledged."""
         return not self._linger and bool(self.open)
 
     def due(self, now: float | None) -> list[Box]:
@@ -76,12 +78,12 @@ class Boxes:
         return [box for box in list(self.open.values()) if now is None or now >= box.linger_until]
 
     def linger_until(self) -> float | None:
-        """When the next open box is due (monotonic seconds); None while none is open."""
+        """Returns when the next open box is due (monotonic seconds); None while none is open."""
         return min((box.linger_until for box in list(self.open.values())), default=None)
 
     def close(self, box: Box) -> batch_builder.Rows | None:
-        """Seal a box; its records, None where there are none or it was sealed before. Once they
-        have another place or an outcome, `closed` is to be called."""
+        """Seals a box and returns its records, None where it has none or was sealed before. The
+        caller calls `closed` once the records have another place or an outcome."""
         if box.sealed and self.closing is not box:
             return None
         self.closing = box
@@ -95,28 +97,29 @@ class Boxes:
         return None
 
     def closed(self, box: Box) -> None:
-        """The records of a box that is closed are taken care of."""
+        """Forgets the records of a closed box: they have another place or an outcome."""
         box.items.clear()
         self.closing = None
 
     # --- on their way ----------------------------------------------------------------------------
     def seal(self, box: Box) -> None:
-        """Close a box and send its batches on their way."""
+        """Closes a box and sends its batches."""
         rows = self.close(box)
         if rows is not None:
             self.launch(box, rows, self._outbox.topics.get(box.topic))
             self.closed(box)
 
     def seal_open(self, now: float | None) -> bool:
-        """Seal boxes that have lingered enough (all, if `now` is None). True if there was one."""
+        """Seals boxes that have lingered long enough (all, if `now` is None). True if there was
+        one."""
         due = self.due(now)
         for box in due:
             self.seal(box)
         return bool(due)
 
     def seal_gathered(self) -> bool:
-        """Seal what is open without a linger, unless many batches of its topic wait already: more
-        of them would only be more to send, once they can go. True if there was one."""
+        """Seals the boxes that are open without a linger, and returns True if there was one. It
+        skips a topic with many waiting batches, because more of them could not leave sooner."""
         due = [box for box in self.due(None) if not self._is_behind(box.topic)]
         for box in due:
             self.seal(box)
@@ -127,7 +130,7 @@ class Boxes:
         return topic is not None and topic.is_behind(IN_FLIGHT_EAGER)
 
     def launch_rows(self, topic: str, rows: batch_builder.Rows, routes: TopicRoutes) -> Box:
-        """Send many records on their way; the box that answers for them."""
+        """Sends many records and returns the box of their deliveries."""
         box = self.new(topic)
         box.sealed = True
         box.count = len(rows.values)
@@ -142,7 +145,7 @@ class Boxes:
         return box
 
     def launch(self, box: Box, rows: batch_builder.Rows, topic: TopicRoutes | None) -> None:
-        """Encode the records of a box and post them."""
+        """Encodes the records of a box and posts the batches."""
         settings = self._state.settings
         if topic is None or settings is None:
             self._lose(box, er.UnknownTopicError(f"topic {box.topic!r} was deleted"))
@@ -154,7 +157,7 @@ class Boxes:
 
     # --- given up --------------------------------------------------------------------------------
     def drop(self, error: Exception, *, level: int = logging.DEBUG) -> None:
-        """Close all open boxes, and send nothing of them."""
+        """Closes all open boxes and sends none of their records."""
         for box in list(self.open.values()):
             if self.close(box) is not None:
                 told = (box.count, box.topic, error)
@@ -167,6 +170,6 @@ class Boxes:
         self.fail(box, error)
 
     def fail(self, box: Box, error: Exception) -> None:
-        """None of a box's records can be sent."""
+        """Fails all records of a box."""
         self._outbox.fail(error)
         self._outcomes.failed(box, error)

@@ -1,10 +1,10 @@
-"""What becomes of records once a producer's buffer is full: they wait, are refused, or are dropped.
+"""Applies the policy of a full buffer: records wait, are refused, or are dropped.
 
     on_full        a record that finds `buffer_bytes_max` unacknowledged bytes
     "block"        waits until some are acknowledged, up to `block_timeout`
     "error"        is refused: `BufferFullError`
     "drop-newest"  is dropped: its delivery fails with `DroppedError` at once
-    "drop-oldest"  is taken; batches that wait for room in a lane are dropped, the oldest first, or
+    "drop-oldest"  is taken; batches that wait for room in a lane are dropped, oldest first, or
                    where none does, the open box of its topic. Without either, as "drop-newest"
 
 Only what is in private memory may be dropped: nothing that a lane has accepted, nor a batch that
@@ -39,7 +39,7 @@ LOG_EVERY: Final = 5.0
 
 
 class Pressure:
-    """See the module. One per producer (and per forked child of it)."""
+    """Applies `on_full` once the buffer is full. One per producer (and per forked child of it)."""
 
     def __init__(
         self, state: ProducerState, outcomes: Outcomes, outbox: Outbox, boxes: Boxes
@@ -59,11 +59,11 @@ class Pressure:
 
     @property
     def is_full(self) -> bool:
-        """Whether the bound on unacknowledged bytes is reached."""
+        """Returns whether the bound on unacknowledged bytes is reached."""
         return self._outbox.buffered >= self._bytes_max
 
     def must_wait(self) -> bool:
-        """Whether records that come have to wait first. Raises `BufferFullError` where the policy
+        """Returns whether new records have to wait first. Raises `BufferFullError` where the policy
         is to refuse them."""
         if not self.is_full:
             if self._refused:
@@ -79,26 +79,29 @@ class Pressure:
         return not self.is_full
 
     def begin_wait(self) -> float:
-        """A call waits for room: until when (monotonic seconds)."""
+        """Counts a call that waits for room and returns until when it may wait (monotonic
+        seconds)."""
         self.counts["blocked"] += 1
         return time.monotonic() + self._block_timeout
 
     def timed_out(self, told: str) -> er.BufferFullError:
-        """What a call raises that has waited so long. `told`: of when it began."""
+        """Returns the error of a call that has waited for `block_timeout`. `told`: how full the
+        buffer was when the wait began."""
         return er.BufferFullError(f"{told} for {self._block_timeout} s{self._outbox.why()}")
 
     def told(self) -> str:
-        """How full it is."""
+        """Says how full the buffer is."""
         size, bound = self._outbox.buffered, self._bytes_max
         return f"{size} bytes are unacknowledged (buffer_bytes_max={bound})"
 
     def refuse(
         self, topic: str, records: int, size: int | Sequence[bytes | None], wide: bool | None = None
     ) -> Box | None:
-        """Where there is no room for records (of `size` bytes, or these), drop as the policy says.
+        """Drops records as the policy says, where the buffer has no room for them.
 
-        `wide`: it is one record, and goes into a box of that kind. None: they may be taken. Else
-        they are dropped, and the box answers for them.
+        `size`: their bytes, or their values. `wide`: one record, for a box with or without the wide
+        columns. Returns None if the records may be taken. Else they are dropped, and the returned
+        box holds their outcome.
         """
         if not self.is_full or self._policy == "block":
             return None
@@ -127,7 +130,8 @@ class Pressure:
 
     # --- the oldest ------------------------------------------------------------------------------
     def _drop_waiting(self) -> bool:
-        """Drop batches that wait for a lane until there is room. False if there is none even so."""
+        """Drops batches that wait for a lane until there is room. Returns False if there is still
+        none."""
         records = size = 0
         why = ""
         for batch in self._waiting():
@@ -143,8 +147,8 @@ class Pressure:
         return not self.is_full
 
     def _waiting(self) -> Iterator[Batch]:
-        """Pending batches that have never flown, the oldest first, each of which is gone when the
-        next is asked for."""
+        """Yields pending batches that were never in a lane, the oldest first. The caller removes
+        each one before it asks for the next."""
         oldest = []
         for number, route in enumerate(self._outbox.routes()):
             batch = _first(route)
@@ -161,7 +165,8 @@ class Pressure:
                 heapq.heapreplace(oldest, (following.deadline, number, following))
 
     def _drop_box(self, topic: str) -> bool:
-        """Drop what is in the open box of a topic. False if there is none, or nothing in it."""
+        """Drops the records in the open box of a topic. Returns False if there is none, or it is
+        empty."""
         boxes = self._boxes
         box = boxes.open.get(topic)
         rows = boxes.close(box) if box is not None else None
@@ -176,7 +181,8 @@ class Pressure:
 
     # --- the account -----------------------------------------------------------------------------
     def _count(self, records: int, size: int) -> None:
-        """Records were dropped."""
+        """Counts dropped records, publishes the counts and logs them at most every `LOG_EVERY`
+        seconds."""
         counts = self.counts
         counts["dropped_records"] += records
         counts["dropped_bytes"] += size
@@ -197,21 +203,22 @@ class Pressure:
             slot.publish_dropped(self.counts["dropped_records"])
 
     def publish(self, session: Session) -> None:
-        """Tell onlookers through this attachment from now on."""
+        """Publishes the counts in this attachment's slot from now on."""
         self._session = session
         if session.slot is not None:
             session.slot.publish_producer(session.producer_id)
         self._tell()
 
     def close(self) -> None:
-        """Log what no line of the log has told of yet."""
+        """Logs the drops that no log line has reported yet."""
         self._session = None
         if self.counts["dropped_records"] > self._logged:
             self._log("the producer was closed")
 
 
 def _first(route: PartitionRoute) -> Batch | None:
-    """The oldest pending batch that has never flown; those that have stand in front."""
+    """Returns the oldest pending batch that was never in a lane; those that were are in front of
+    it."""
     return next((batch for batch in route.pending if not batch.flew), None)
 
 

@@ -39,9 +39,11 @@ Placement = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]
 
 @dataclass(frozen=True, slots=True)
 class SealSettings:
-    """What encoding needs to know of a producer. `batch_bytes` is where long runs are split,
-    `batch_bytes_max` what a frame can take; up to `records_trusted` rows are encoded before they
-    are measured, because their box has bounded them."""
+    """The settings of a producer that encoding needs.
+
+    `batch_bytes` is where long runs are split, `batch_bytes_max` the most that a frame takes. Up to
+    `records_trusted` rows are encoded before they are measured, because their box has bounded them.
+    """
 
     producer_id: int
     codec: int
@@ -52,13 +54,13 @@ class SealSettings:
 
     @classmethod
     def at(cls, session: Session, codec: int, batch_bytes: int) -> SealSettings:
-        """What this attachment allows of the wishes of its producer."""
+        """Returns the settings within the limits of this attachment."""
         limit = session.welcome.lane_capacity // lo.FRAME_SHARE - lo.FRAME_BYTES
         return cls(session.producer_id, codec, min(batch_bytes, limit - BATCH_OVERHEAD), limit)
 
 
 def next_identity(route: PartitionRoute, settings: SealSettings) -> hd.BatchIdentity:
-    """That of the next batch of a route."""
+    """Returns the identity of the next batch of a route."""
     return hd.BatchIdentity(
         route.topic_id, route.partition, settings.producer_id, route.epoch, route.next_sequence
     )
@@ -75,7 +77,7 @@ class Rows(NamedTuple):
     work: Sequence[WorkFields | None] | None = None
 
     def sizes(self) -> Iterator[int]:
-        """The most that each record takes in a batch, in bytes."""
+        """Yields the most bytes that each record takes in a batch."""
         keys, headers = self.keys or repeat(None), self.headers or repeat(None)
         if self.work is None:
             return map(record_overhead, self.values, keys, headers)
@@ -100,11 +102,11 @@ def check_rows(rows: Rows, topic: TopicRoutes) -> None:
 
 
 def close_lid(box: Box) -> Rows:
-    """The records of a box whose `sealed` is set, noting which got in.
+    """Returns the records of a box whose `sealed` is set, and notes which of them are in.
 
     Records that another thread appends after this are not in; their thread sees `sealed` and sends
-    them again. Where it is done again after an interrupt they are in, and nobody was told else.
-    Ordinals out of step (threads overtaking each other) are noted in `box.order`.
+    them again. When it runs again after an interrupt they are in: nobody was told otherwise. It
+    notes ordinals out of step (one thread overtook another) in `box.order`.
     """
     items, width = box.items, box.width
     count = len(items) // width
@@ -126,7 +128,8 @@ def close_lid(box: Box) -> Rows:
 
 
 def choose(rows: Rows, topic: TopicRoutes) -> int | npt.NDArray[np.int64]:
-    """One partition for all rows, or int64[n]: explicit first, then by key, else the sticky one."""
+    """Chooses one partition for all rows, or int64[n]: explicit first, then by key, else the sticky
+    one."""
     count = len(rows.values)
     if rows.keys is None and rows.partitions is None:
         return topic.next_sticky()
@@ -145,7 +148,7 @@ def choose(rows: Rows, topic: TopicRoutes) -> int | npt.NDArray[np.int64]:
 
 
 def seal(box: Box, rows: Rows, topic: TopicRoutes, settings: SealSettings) -> list[Batch]:
-    """Encode a box's rows; sets `box.placement`, then `box.batches`, and returns the batches."""
+    """Encodes a box's rows; sets `box.placement`, then `box.batches`, and returns the batches."""
     chosen = choose(rows, topic)
     batches: list[Batch] = []
     groups = []
@@ -172,8 +175,8 @@ def seal_one(
     route: PartitionRoute,
     settings: SealSettings,
 ) -> EncodedBatch:
-    """A batch of one record; moves the route's sequence on. Raises `RecordTooLargeError` with
-    nothing changed."""
+    """Encodes a batch of one record and moves the route's sequence on. Raises `RecordTooLargeError`
+    with nothing changed."""
     headers, timestamp, _, work = fields
     stamp = now_us if timestamp is None else timestamp
     is_plain = key is None and headers is None and work is None
@@ -201,7 +204,7 @@ def seal_one(
 
 
 def _placed(batches: list[Batch], groups: list[npt.NDArray[np.int64]]) -> Placement:
-    """Where every row went: arrays of batch number and index within it."""
+    """Returns the place of every row: arrays of batch number and index within it."""
     total = sum(len(group) for group in groups)
     which = np.empty(total, np.int32)
     where = np.empty(total, np.int32)
@@ -218,7 +221,7 @@ def _placed(batches: list[Batch], groups: list[npt.NDArray[np.int64]]) -> Placem
 def _encode_run(
     batches: list[Batch], box: Box, rows: Rows, route: PartitionRoute, settings: SealSettings
 ) -> None:
-    """Encode rows of one partition, as one batch if that fits a frame."""
+    """Encodes rows of one partition, as one batch if that fits a frame."""
     if len(rows.values) <= settings.records_trusted:
         with suppress(RecordTooLargeError):  # all of them are more than a batch may ever hold
             encoded = _encode(box, rows, route, settings)
@@ -245,7 +248,7 @@ def _too_large(
 def append(
     batches: list[Batch], box: Box, route: PartitionRoute, encoded: EncodedBatch, count: int
 ) -> None:
-    """The next batch of a box; moves the route's sequence on."""
+    """Adds the next batch of a box; moves the route's sequence on."""
     batches.append(Batch(box, route, encoded, count, route.next_sequence))
     route.next_sequence += count
 

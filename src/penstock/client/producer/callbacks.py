@@ -1,6 +1,7 @@
-"""Who is told of outcomes: callbacks of deliveries, who flushes, and what nobody has asked for.
+"""Reports outcomes: to callbacks of deliveries, to `flush`, and by hooks.
 
-Owns what is still to be told. Never sends, and decides no outcome.
+Owns the callbacks that are still to be called and the failures that nobody has looked at. Never
+sends, and decides no outcome.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.producer")
 
 FAILURES_KEPT: Final = 1000
-"""Failures that are kept one by one until a `flush`; of others the number of records, and the last
-error of each partition: a partition may be dark for days, and nobody call `flush`."""
+"""Failures that are kept one by one until a `flush`. Of others it keeps the number of records, and
+the last error of each partition: a partition may be dark for days without a `flush`."""
 
 
 class Callbacks:
-    """What to call for deliveries that are done: filled under the producer's lock, run without it,
-    by whichever threads have come to it."""
+    """The callbacks of deliveries that are done. They are added under the producer's lock, and run
+    without it by any thread."""
 
     def __init__(self) -> None:
         self._due: deque[_Due] = deque()
@@ -41,16 +42,16 @@ class Callbacks:
         self.taken = 0
 
     def __len__(self) -> int:
-        """How many are due."""
+        """Returns how many callbacks are due."""
         return sum(length_hint(due.left) for due in self._due)
 
     def expect(self, delivery: AnyDelivery, box: Box, callback: DoneCallback) -> None:
-        """Call this back once the box is done (and `take` was told so)."""
+        """Registers a callback for a delivery of a box. It runs after `take` has taken the box."""
         self._awaited[box] = None
         box.callbacks.append((delivery, callback))
 
     def mend(self) -> None:
-        """After an interrupt: take those that nobody has taken."""
+        """Takes, after an interrupt, the callbacks of boxes that are done."""
         for box in list(self._awaited):
             if box.done or not box.callbacks:
                 self.take(box)
@@ -66,7 +67,8 @@ class Callbacks:
             return min(self._running.values(), default=self._begun)
 
     def take(self, box: Origin) -> None:
-        """All callbacks of a box that is done; those that are due already are not due twice."""
+        """Queues all callbacks of a box that is done. Those that are due already are not
+        due twice."""
         found = box.callbacks
         if found and not (self._due and self._due[-1].all is found):
             self._due.append(_Due(found, iter(found)))
@@ -75,13 +77,14 @@ class Callbacks:
         self._awaited.pop(box, None)
 
     def call_soon(self, callback: Callable[[], object]) -> None:
-        """A hook: called in turn with the others."""
+        """Queues a hook behind the callbacks that are due."""
         found: list[tuple[Any, Callable[[Any], object]]] = [(None, lambda _: callback())]
         self._due.append(_Due(found, iter(found)))
         self.taken += 1
 
     def run(self) -> bool:
-        """Call what is due. Whether anything was. A callback that comes here calls no others."""
+        """Calls the callbacks that are due and returns whether there were any. A callback that
+        calls this runs no others."""
         me = threading.get_ident()
         if me in self._running:
             return False
@@ -111,7 +114,7 @@ class Callbacks:
 
     @staticmethod
     def call(delivery: AnyDelivery, callback: DoneCallback) -> None:
-        """Call back; what the callback raises is logged, because nobody waits for it."""
+        """Calls a callback and logs what it raises, because no caller waits for it."""
         try:
             callback(delivery)
         except Exception:
@@ -126,8 +129,8 @@ class _Due(NamedTuple):
 
 
 class Flushed:
-    """Whether what one flush waits for has an outcome, of which everybody was told: all that was
-    sealed when it was made, and nothing that others send meanwhile. Asked under the lock."""
+    """The condition of one `flush`: every batch sealed before it has an outcome, and every callback
+    of it was called. Batches that others send meanwhile do not count. Called under the lock."""
 
     def __init__(self, outbox: Outbox, callbacks: Callbacks) -> None:
         self._left: list[Batch] = outbox.unsettled()
@@ -146,7 +149,7 @@ class Flushed:
 
 
 class Failures:
-    """What has failed, until `flush` raises it. Under the producer's lock."""
+    """The failures that no `flush` has raised yet. Used under the producer's lock."""
 
     def __init__(self) -> None:
         self._kept: list[Failure] = []
@@ -165,7 +168,8 @@ class Failures:
                 self._others[topic, partition] = error, count + (before[1] if before else 0)
 
     def error(self) -> DeliveryError | None:
-        """What `flush` raises for those that nobody looked at; None if there are none."""
+        """Returns the error that `flush` raises for failures that nobody looked at; None without
+        any."""
         unseen = [one.unseen() for one in self._kept if one.looked_at < one.count]
         unseen += [(*where, *what) for where, what in self._others.items()]
         if not unseen:
@@ -179,8 +183,8 @@ class Failures:
 
 
 class Outcomes:
-    """What follows from the outcomes of batches and boxes: counts, callbacks, hooks, and failures
-    that are kept. Under the producer's lock."""
+    """Handles the outcomes of batches and boxes: counts, callbacks, hooks and kept failures. Used
+    under the producer's lock."""
 
     def __init__(self, state: ProducerState) -> None:
         self._state = state
@@ -190,7 +194,7 @@ class Outcomes:
         self._failures = Failures()
 
     def finished(self, batch: Batch) -> None:
-        """The outbox settled a batch: queue its callbacks, count it."""
+        """Queues the callbacks of a batch that the outbox settled, and counts it."""
         is_dropped = isinstance(batch.error, DroppedError)  # by the policy, which counts it
         if batch.error is not None and not is_dropped:
             self._failures.note(batch)
@@ -204,13 +208,13 @@ class Outcomes:
             self._tell_error(batch.route.topic, batch.route.partition, batch.count, batch.error)
 
     def failed(self, box: Box, error: Exception) -> None:
-        """None of a box's records can be sent."""
+        """Fails all records of a box."""
         self._failures.note(box.fail(error))
         self._tell_error(box.topic, -1, box.count, error)
         self.tell(box)
 
     def tell(self, box: Origin) -> None:
-        """Queue the callbacks of a box if it is done."""
+        """Queues the callbacks of a box if it is done."""
         if box.callbacks and box.done:
             self.callbacks.take(box)
             self._state.nudge()
@@ -224,11 +228,11 @@ class Outcomes:
         self._state.nudge()
 
     def note(self, failure: Failure) -> None:
-        """Records that failed elsewhere, or that an interrupt kept from being noted."""
+        """Keeps a failure of records that failed elsewhere, or that an interrupt left unnoted."""
         self._failures.note(failure)
 
     def unseen(self) -> DeliveryError | None:
-        """What `flush` raises; asked again, only what has failed since."""
+        """Returns the error that `flush` raises. The next call reports only later failures."""
         error = self._failures.error()
         self._failures = Failures()
         return error

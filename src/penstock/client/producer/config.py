@@ -110,6 +110,6 @@ class ProducerConfig:
             raise er.ConfigError("acks=0 waits for no writer, so durability='fsynced' needs acks=1")
 
     def level(self, *, remote: bool) -> str:
-        """The durability at which a delivery is done. A lane to another host is this process's own
-        memory: what it accepts is nowhere yet, so "ring" is not to be had there."""
+        """Returns the durability at which a delivery is done. A lane to another host is this
+        process's own memory: a record in it is on no host yet, so "ring" is not available there."""
         return self.durability or ("ring" if self.acks == 0 and not remote else "appended")

@@ -1,9 +1,9 @@
-"""What `send` hands back: deliveries, receipts, and the boxes behind them.
+"""The results of `send`: deliveries, receipts, and the boxes behind them.
 
-A `Box` collects the records of one topic until it is sealed, which makes a `Batch` per partition.
-A `Delivery` knows its box and its ordinal there and finds its batch only when somebody asks.
+A `Box` collects the records of one topic until it is sealed, which makes a `Batch` per partition. A
+`Delivery` knows its box and its ordinal there and finds its batch only when somebody asks.
 
-Owns the way from an ordinal to an outcome. Never sends and never waits by itself.
+Owns the path from an ordinal to an outcome. Never sends and never waits by itself.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ One `extend` of a tuple is a single atomic step, so `send` takes no lock."""
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Where a record is and how far it got.
+    """The place of a record and its durability.
 
-    `durability`: how far it is known to have got: "ring", "appended", "committed" (on all replicas
-    that count, at a cluster with acks="all") or "fsynced". `offset` is None at "ring" (acks=0).
-    `timestamp`: when the writer appended it, in microseconds since the epoch; None at "ring".
+    `durability`: "ring", "appended", "committed" or "fsynced". "committed" is on all replicas that
+    count, at a cluster with acks="all". `offset` is None at "ring" (acks=0). `timestamp`: when the
+    writer appended it, in microseconds since the epoch; None at "ring".
     """
 
     topic: str
@@ -56,7 +56,7 @@ class BatchReceipt:
 
     @classmethod
     def of(cls, batch: Batch) -> BatchReceipt:
-        """That of a batch which was delivered."""
+        """Returns the receipt of a batch that was delivered."""
         route, known = batch.route, batch.durability != "ring"
         return cls(
             route.topic, route.partition, batch.base_offset if known else None, batch.count,
@@ -65,13 +65,13 @@ class BatchReceipt:
 
 
 class Awaited(Protocol):
-    """What a delivery asks of its producer."""
+    """The calls that a delivery makes to its producer."""
 
     def await_box(self, box: Box, ordinal: int | None, timeout: float | None) -> None:
-        """Wait until a box (or the record's batch in it) is done."""
+        """Waits until a box (or the record's batch in it) is done."""
 
     def call_when_done(self, delivery: AnyDelivery, box: Box, callback: DoneCallback) -> None:
-        """Call back once the outcome of a box is known; at once, where it is."""
+        """Calls back once the outcome of a box is known; at once, where it is."""
 
 
 class Box:
@@ -124,16 +124,17 @@ class Box:
         self.callbacks: list[tuple[AnyDelivery, DoneCallback]] = []
 
     def slow(self, *, wide: bool) -> None:
-        """Send every record the slow way, which may carry more and decides when to seal."""
+        """Sends every record by the slow path, which may carry more fields and decides when to
+        seal."""
         self.width = WIDE if wide else NARROW
         self.slow_room, self.room = self.room, -1
 
     def takes(self, size: int, *, wide: bool) -> bool:
-        """Whether a record of that size, with or without the wide columns, fits in here."""
+        """Returns whether a record of that size, with or without the wide columns, fits in here."""
         return max(self.room, self.slow_room) >= size and (self.width == WIDE or not wide)
 
     def add(self, size: int, value: bytes | None, key: bytes | None, fields: RecordFields) -> int:
-        """Put a record in the slow way, under the lock; its ordinal."""
+        """Adds a record by the slow path, under the lock, and returns its ordinal."""
         if self.room < 0:
             self.slow_room -= size
         else:
@@ -146,21 +147,21 @@ class Box:
         return ordinal
 
     def fail(self, error: Exception) -> Box:
-        """None of these records can be sent."""
+        """Fails all records of the box."""
         self.error = error
         return self
 
     def unseen(self) -> tuple[str, int, Exception, int]:
-        """(topic, partition -1, error, records nobody asked about), for `DeliveryError`."""
+        """Returns (topic, partition -1, error, records nobody asked about), for `DeliveryError`."""
         assert self.error is not None
         return self.topic, -1, self.error, self.count - self.looked_at
 
     def holds(self, ordinal: int) -> bool:
-        """After sealing: whether the record got in before the lid closed."""
+        """Returns, after sealing, whether the record got in before the box was closed."""
         return ordinal in self.order if self.order is not None else ordinal < self.count
 
     def locate(self, ordinal: int) -> tuple[Batch, int]:
-        """After sealing: the batch of a record and its index there."""
+        """Returns, after sealing, the batch of a record and its index there."""
         index = self.order[ordinal] if self.order is not None else ordinal
         if self.placement is None:
             return self.batches[0], index
@@ -168,8 +169,8 @@ class Box:
         return self.batches[which[index]], int(where[index])
 
     def is_done(self, ordinal: int) -> bool:
-        """Whether a record's outcome is known. Asked without a lock: between the closing of the
-        lid and the encoding there are no batches yet, and nothing is known."""
+        """Returns whether a record's outcome is known. Called without a lock: between closing and
+        encoding a box has no batches yet, and no outcome is known."""
         if self.error is not None:
             return True
         return self.sealed and bool(self.batches) and self.locate(ordinal)[0].done
@@ -191,11 +192,11 @@ class Delivery(msgspec.Struct, eq=False):
     _ordinal: int
 
     def done(self) -> bool:
-        """Whether the outcome is known. Never blocks."""
+        """Returns whether the outcome is known. Never blocks."""
         return self._box.is_done(self._ordinal)
 
     def result(self, timeout: float | None = None) -> Receipt:
-        """The receipt, waiting up to `timeout` seconds (None: until the delivery timeout).
+        """Returns the receipt, waiting up to `timeout` seconds (None: until the delivery timeout).
 
         Raises `PenstockTimeout` when the wait ran out (the record stays on its way), or the error
         with which the delivery failed.
@@ -208,7 +209,7 @@ class Delivery(msgspec.Struct, eq=False):
         return Receipt(run.topic, run.partition, offset, run.durability, run.timestamp)
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """The error with which the delivery failed, or None. Waits like `result`."""
+        """Returns the error with which the delivery failed, or None. Waits like `result`."""
         try:
             batch, _ = self._await(timeout)
         except PenstockTimeout:
@@ -220,8 +221,8 @@ class Delivery(msgspec.Struct, eq=False):
         return batch.error
 
     def add_done_callback(self, callback: Callable[[Delivery], object]) -> None:
-        """Call `callback(self)` once the outcome is known, from the producer's own thread (or at
-        once, if it is known). What it raises is logged, never passed on."""
+        """Calls `callback(self)` once the outcome is known: from the producer's own thread, or at
+        once if it is known. An exception from it is logged, never passed on."""
         self._box.owner.call_when_done(self, self._box, callback)
 
     def _await(self, timeout: float | None) -> tuple[Batch, int]:
@@ -248,12 +249,12 @@ class BatchDelivery:
         self._box = box
 
     def done(self) -> bool:
-        """Whether every record's outcome is known. Never blocks."""
+        """Returns whether every record's outcome is known. Never blocks."""
         return self._box.done
 
     def result(self, timeout: float | None = None) -> list[BatchReceipt]:
-        """One receipt per run of records, in the order of the runs. Raises like `Delivery.result`
-        with the first error among them."""
+        """Returns one receipt per run of records, in the order of the runs. Raises like
+        `Delivery.result` with the first error among them."""
         box = self._box
         box.owner.await_box(box, None, timeout)
         if box.error is not None:
@@ -267,7 +268,7 @@ class BatchDelivery:
         return [BatchReceipt.of(batch) for batch in box.batches]
 
     def add_done_callback(self, callback: Callable[[BatchDelivery], object]) -> None:
-        """See `Delivery.add_done_callback`."""
+        """Calls back like `Delivery.add_done_callback`."""
         self._box.owner.call_when_done(self, self._box, callback)
 
     def __repr__(self) -> str:
@@ -281,7 +282,8 @@ class Failure(Protocol):
     looked_at: int
 
     def unseen(self) -> tuple[str, int, Exception, int]:
-        """(topic, partition or -1, error, records nobody asked about), for `DeliveryError`."""
+        """Returns (topic, partition or -1, error, records nobody asked about), for
+        `DeliveryError`."""
 
 
 AnyDelivery = Delivery | BatchDelivery

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def hooked(send: Any, on_send: SendHook) -> Any:
-    """`send` that asks the hook for its headers first."""
+    """Returns a `send` that takes its headers from the hook."""
 
     def send_with_hook(
         topic: str,

@@ -39,12 +39,13 @@ WAIT_MAX: Final = 0.5
 CALLER_WAIT_MAX: Final = 0.1
 ATTACH_TIMEOUT: Final = 0.5
 BLIND: Final = 0.005
-"""Seconds the thread sleeps without a ticket while callers post: rings would only make it compete
+"""Seconds the thread sleeps without a ticket while callers post. Rings would only make it compete
 with them for the interpreter (measured 100 ns a record)."""
 
 
 class Minder:
-    """See the module. One per producer (and per forked child of it)."""
+    """The producer's I/O thread and the waits of its callers. One per producer (and per forked
+    child of it)."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class Minder:
         self.reconnects = 0
 
     def start(self, session: Session) -> None:
-        """Mind an attachment. Ended by an interrupt, it may be done again."""
+        """Starts the thread on an attachment. After an interrupt it may be called again."""
         self._state.session = session  # first: an interrupt leaves none that nobody minds
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="penstock-producer", daemon=True)
@@ -88,12 +89,12 @@ class Minder:
         self._adopt(session)
 
     def _adopt(self, session: Session) -> None:
-        """Work with this attachment from now on (lock held, or nobody else there yet)."""
+        """Works with this attachment from now on (lock held, or nobody else there yet)."""
         self._state.adopt(session)
         self._pressure.publish(session)
 
     def stop(self) -> None:
-        """End the thread (lock not held) and send waiting callers away."""
+        """Ends the thread (lock not held) and wakes waiting callers."""
         with self._lock:
             self._books.open()
             self._stopping = True
@@ -106,8 +107,8 @@ class Minder:
         thread.join(5.0)
 
     def wind_up(self) -> None:
-        """Nothing more is sent or waited for (lock held): the last duty of the thread, whatever
-        becomes of who closes the producer."""
+        """Fails what is left (lock held) and sends no more. The thread calls it last, whatever
+        happens to the caller that closes the producer."""
         left = er.ClosedError("the producer was closed before these records were acknowledged")
         self._boxes.drop(left, level=logging.WARNING)
         self._boxes.seen.clear()
@@ -115,18 +116,19 @@ class Minder:
         self._pressure.close()
 
     def nudge(self) -> None:
-        """Wake the thread: there is something for it to do."""
+        """Wakes the thread: there is something for it to do."""
         self._state.nudge()
 
     def _wake(self) -> None:
-        """Something has changed: whoever sleeps without a doorbell looks again."""
+        """Wakes every caller that sleeps without a doorbell, so that it looks again."""
         self._changed.notify_all()
         sleepers, self._sleepers = self._sleepers, []
         for sleeper in sleepers:
             sleeper.release()
 
     def expect(self, due: float) -> None:
-        """Something falls due at `due` (monotonic seconds): do not sleep past it."""
+        """Notes that something falls due at `due` (monotonic seconds): the thread does not sleep
+        past it."""
         if due < self._asleep_until:
             self._asleep_until = due
             if self._napping:
@@ -143,9 +145,8 @@ class Minder:
         return moved
 
     def gathered(self, box: Box) -> None:
-        """A record that is not to linger has joined others, which leave at once where little is in
-        flight, and else with the next answer: so there are as many batches as can be answered, and
-        not as many as there are records."""
+        """Sends a gathered record, at once where little is in flight, else with the next answer. So
+        there are as many batches as can be answered, not as many as records."""
         if self._outbox.has_answers():
             self.reap()
         self._release()
@@ -158,15 +159,16 @@ class Minder:
             self.posted()
 
     def seal_open(self, now: float | None) -> bool:
-        """Send boxes that have lingered enough (all, if `now` is None). True if there was one."""
+        """Sends boxes that have lingered long enough (all, if `now` is None). True if there was
+        one."""
         has_left = self._boxes.seal_open(now)
         if has_left:
             self.posted()
         return has_left
 
     def watch(self, condition: Callable[[], bool], callback: Callable[[], object]) -> None:
-        """Call `callback` once, soon after `condition()` came true, with the lock held: it must
-        not call the producer. Who waits here needs no thread."""
+        """Calls `callback` once, soon after `condition()` came true, with the lock held: it must
+        not call the producer. A caller that waits here needs no thread."""
         self._watched.append((condition, callback))
         self.attend()
         self._tell()
@@ -182,7 +184,8 @@ class Minder:
                 self._watched.remove(watch)
 
     def attend(self) -> None:
-        """Somebody waits without a thread of its own: do not doze blindly."""
+        """Notes a caller that waits without a thread of its own: the thread then sleeps with a
+        ticket."""
         self._busy = False
         if self._blind:
             self._blind = False
@@ -195,8 +198,8 @@ class Minder:
 
     # --- callers ---------------------------------------------------------------------------------
     def wait(self, predicate: Callable[[], bool], timeout: float | None) -> bool:
-        """Mind the outbox until `predicate()`, asked with the lock held; False if `timeout` seconds
-        ran out first."""
+        """Serves the outbox until `predicate()`, called with the lock held, is true. Returns False
+        if `timeout` seconds ran out first."""
         deadline = None if timeout is None else time.monotonic() + timeout
         me = threading.get_ident()
         is_own = self._thread is threading.current_thread()
@@ -227,7 +230,7 @@ class Minder:
             raise
 
     def await_box(self, box: Box, ordinal: int | None, timeout: float | None) -> None:
-        """Wait until a box (or the record's batch in it) is done."""
+        """Waits until a box (or the record's batch in it) is done."""
         if self._state.is_stale:
             raise er.ForkedClientError(
                 "this delivery was made before fork(); its outcome belongs to the parent process"
@@ -243,7 +246,7 @@ class Minder:
             )
 
     def call_when_done(self, delivery: AnyDelivery, box: Box, callback: DoneCallback) -> None:
-        """Call back once the outcome of a box is known; at once, where it is."""
+        """Calls back once the outcome of a box is known; at once, where it is."""
         if self._state.is_stale:  # its lock is the parent's, too
             is_done = delivery.done()
         else:
@@ -262,7 +265,8 @@ class Minder:
         return WAIT_MAX if deadline is None else deadline - time.monotonic()
 
     def _lie_down(self, me: int, left: float) -> Callable[[], object]:
-        """How a caller sleeps: on the doorbell, or where another one does, until told."""
+        """Returns how a caller sleeps: on the doorbell, or on a lock while another caller sleeps
+        there."""
         session = self._state.session
         if self._leader or session is None or self._outbox.lost is not None:
             sleeper = threading.Lock()
@@ -277,7 +281,7 @@ class Minder:
         return partial(_sleep, session.caller_bell, min(left, CALLER_WAIT_MAX))
 
     def _stand_down(self) -> None:
-        """A caller has woken from its sleep on the doorbell."""
+        """Ends the sleep of a caller on the doorbell."""
         self._leader = 0
         self._publish(sleeping=self._dozing)
         if self._dozing:
@@ -291,7 +295,7 @@ class Minder:
                 self.nudge()  # it was the thread's ring
 
     def _stand_in(self, bound: float) -> float:
-        """A callback waits, on the very thread that else does this. How long it may sleep."""
+        """Does the thread's duties while a callback waits on it. Returns how long it may sleep."""
         now = time.monotonic()
         try:
             if self.seal_open(now):
@@ -307,7 +311,7 @@ class Minder:
         return self._nap(now, min(bound, CALLER_WAIT_MAX))
 
     def find_topic(self, topic: str, left: float) -> TopicInfo | None:
-        """What the node says of a topic, within so many seconds; None while there is no node."""
+        """Asks the node about a topic, within so many seconds; None while there is no node."""
         if self._outbox.lost is not None:
             return None
         session = self._state.session
@@ -320,7 +324,7 @@ class Minder:
             return None
 
     def await_node(self, topic: str, timeout: float, left: float) -> None:
-        """Wait until the node is back, which is to be asked of a topic (lock not held)."""
+        """Waits until the node is back, to ask it about a topic (lock not held)."""
         outbox = self._outbox
         if not self.wait(lambda: outbox.lost is None, left):
             raise er.NotConnectedError(
@@ -329,11 +333,12 @@ class Minder:
             )
 
     def _doze(self, bell: Doorbell, bound: float, *, blind: bool = False) -> None:
-        """The thread sleeps on a doorbell by the protocol of rule 13; gives the lock up meanwhile.
+        """Puts the thread to sleep on a doorbell by the protocol of rule 13; gives the lock up
+        meanwhile.
 
-        The thread and one caller may sleep at once; who wakes first publishes a fresh ticket for
-        the one who still sleeps. `blind`: writers need not ring, callers are busy posting and take
-        the answers in themselves.
+        The thread and one caller may sleep at once. The first to wake publishes a fresh ticket for
+        the other. `blind`: writers need not ring, because callers are busy posting and read the
+        answers themselves.
         """
         if not blind:
             self._publish(sleeping=True)
@@ -353,7 +358,7 @@ class Minder:
             fence()  # who woke looks for answers next, for the sleeper too
 
     def _pause(self, bound: float) -> None:
-        """The thread sleeps until it is woken; gives the lock up meanwhile."""
+        """Puts the thread to sleep until it is woken; gives the lock up meanwhile."""
         self._books.close()
         self._changed.wait(bound)
         self._books.open()
@@ -404,13 +409,14 @@ class Minder:
             self._books.close()
 
     def _return(self) -> None:
-        """Look for a node that went away, if it is time for that (lock not held)."""
+        """Looks for a node that went away, if it is time for that (lock not held)."""
         due = self._outbox.lost is not None and time.monotonic() >= self._retry_at
         if due and not self._reattach():
             self._retry_at = time.monotonic() + self._retries.next()
 
     def _mind(self, backoff: Backoff) -> bool:
-        """One round of duties, then sleep if there were none. True if there were."""
+        """Does one round of duties, then sleeps if there were none. Returns whether there
+        were any."""
         outbox, callbacks = self._outbox, self._callbacks
         now = time.monotonic()
         moved = self.reap()
@@ -457,7 +463,7 @@ class Minder:
                 self._retry_at = now
 
     def _reattach(self) -> bool:
-        """Find the node that came back, keep producer id and lanes (rule 5)."""
+        """Attaches to the node that came back, keeping producer id and lanes (rule 5)."""
         place, old = self._state.socket, self._state.session
         assert old is not None
         try:
@@ -492,4 +498,4 @@ def _sleep(bell: Doorbell, bound: float) -> None:
 
 
 def _awake() -> None:
-    """No sleep: there is something to look at."""
+    """Does not sleep: there is something to read."""

@@ -1,4 +1,4 @@
-"""Which partition a key belongs to: murmur2 as Kafka's default partitioner has it.
+"""Chooses a partition by a record's key: murmur2, as in Kafka's default partitioner.
 
 A key's partition is `(murmur2(key) & 0x7fffffff) % partitions`, so keys land where users of Kafka
 expect them. The vectorised form hashes a column of keys at once, grouped by key length.
@@ -22,7 +22,7 @@ _VECTOR_FROM: Final = 24
 
 
 def murmur2(key: bytes) -> int:
-    """The 32-bit murmur2 hash of one key, as a signed integer (murmur2(b"21") == -973932308)."""
+    """Returns the 32-bit murmur2 hash of one key, signed (murmur2(b"21") == -973932308)."""
     length = len(key)
     h = (_SEED ^ length) & _MASK
     whole = length & ~3
@@ -38,7 +38,7 @@ def murmur2(key: bytes) -> int:
 
 
 def murmur2_column(keys: Sequence[bytes]) -> npt.NDArray[np.uint32]:
-    """uint32[n]: the murmur2 hash of every key."""
+    """Returns the murmur2 hash of every key, as uint32[n]."""
     count = len(keys)
     if count < _VECTOR_FROM:
         return np.fromiter((murmur2(key) & _MASK for key in keys), np.uint32, count)
@@ -49,8 +49,8 @@ def murmur2_column(keys: Sequence[bytes]) -> npt.NDArray[np.uint32]:
 
 
 def murmur2_items(data: Bytes, starts: Longs, lengths: Longs) -> npt.NDArray[np.uint32]:
-    """uint32[n]: the murmur2 hash of every key, each `lengths[i]` bytes of `data` from `starts[i]`
-    on."""
+    """Returns the murmur2 hash of every key, as uint32[n]. Key i is `lengths[i]` bytes of `data`
+    from `starts[i]` on."""
     hashes = np.empty(len(lengths), np.uint32)
     for width, rows in by_width(lengths):
         block = np.empty((len(rows), 0), np.uint8)
@@ -61,7 +61,7 @@ def murmur2_items(data: Bytes, starts: Longs, lengths: Longs) -> npt.NDArray[np.
 
 
 def _hash_rows(block: npt.NDArray[np.uint8], length: int) -> npt.NDArray[np.uint32]:
-    """Hash the rows of a uint8[rows, length] block."""
+    """Hashes the rows of a uint8[rows, length] block."""
     m = np.uint32(_M)
     h = np.full(len(block), (_SEED ^ length) & _MASK, np.uint32)
     whole = length & ~3
@@ -84,12 +84,12 @@ def _hash_rows(block: npt.NDArray[np.uint8], length: int) -> npt.NDArray[np.uint
 
 
 def partitions_of(keys: Sequence[bytes], partitions: int) -> npt.NDArray[np.int64]:
-    """int64[n]: the partition of every key."""
+    """Returns the partition of every key, as int64[n]."""
     return _partitions(murmur2_column(keys), partitions)
 
 
 def partitions_of_items(data: Bytes, starts: Longs, lengths: Longs, partitions: int) -> Longs:
-    """int64[n]: the partition of every key; keys as in `murmur2_items`."""
+    """Returns the partition of every key, as int64[n]; keys as in `murmur2_items`."""
     return _partitions(murmur2_items(data, starts, lengths), partitions)
 
 
@@ -99,5 +99,5 @@ def _partitions(hashes: npt.NDArray[np.uint32], partitions: int) -> Longs:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """The partition of one key."""
+    """Returns the partition of one key."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions if partitions > 1 else 0

@@ -39,32 +39,33 @@ from penstock.ipc.messages import TopicInfo
 
 
 class SendPolicy(Protocol):
-    """What a producer has of its own whose records are more than records."""
+    """What a producer does differently where its records belong to transactions."""
 
     def terms(self, config: ProducerConfig) -> Terms:
-        """How its batches go out."""
+        """Returns the terms of its batches."""
 
     def outbox(self, state: ProducerState, finished: Finished) -> Outbox:
-        """What its batches leave by."""
+        """Returns the outbox of its batches."""
 
     def bind(self, state: ProducerState, outcomes: Outcomes, boxes: Boxes, io: Minder) -> None:
-        """All parts are there."""
+        """Takes the producer's parts, once all of them exist."""
 
     def check_may_send(self) -> None:
         """Raises unless records are welcome now (lock held)."""
 
     def metrics(self) -> dict[str, int]:
-        """What it counts besides."""
+        """Returns its own counts."""
 
     def close(self) -> None:
-        """Nothing is sent any more."""
+        """Ends: nothing is sent any more."""
 
     def after_fork_in_child(self) -> str:
-        """Give up what belongs to the parent; why nothing may be sent in the child."""
+        """Gives up what belongs to the parent; returns why nothing may be sent in the child."""
 
 
 class Pipeline:
-    """See the module. One per producer (and per forked child of it)."""
+    """The path of a producer's records, from a call to the lanes. One per producer (and per forked
+    child of it)."""
 
     def __init__(self, state: ProducerState, policy: SendPolicy | None) -> None:
         self.state = state
@@ -87,7 +88,8 @@ class Pipeline:
 
     @property
     def settings(self) -> batch_builder.SealSettings:
-        """What its attachment allows."""
+        """Returns the settings within the limits of the attachment. Raises `ClosedError` without
+        one."""
         settings = self.state.settings
         if settings is None:
             raise er.ClosedError("this producer was closed while a call sent by it")
@@ -95,7 +97,7 @@ class Pipeline:
 
     # --- one record ------------------------------------------------------------------------------
     def got_in(self, box: Box, ordinal: int) -> bool:
-        """Whether a record appended to a box that was being sealed is part of it."""
+        """Returns whether a record appended to a box that was being sealed is part of it."""
         with self._lock:
             self._books.open()
             got_in = box.holds(ordinal)
@@ -106,8 +108,8 @@ class Pipeline:
         self, topic: str, value: Any, key: Any, headers: HeadersLike | None,
         partition: int | None, options: RecordOptions,
     ) -> Delivery:  # fmt: skip
-        """The long way of a single record, that cannot be put into an open box: checked, under the
-        lock, after a wait where one is needed."""
+        """Sends one record that cannot join an open box without a lock. Checks it, waits if it
+        must, and takes the lock."""
         if value.__class__ is not bytes:
             value = as_bytes("value", value)
         if key is not None:
@@ -148,7 +150,7 @@ class Pipeline:
     def _gather(
         self, topic: str, size: int, value: bytes | None, key: bytes | None, fields: RecordFields
     ) -> Delivery:
-        """Put a record into the open box of its topic, unless it is dropped (lock held)."""
+        """Puts a record into the open box of its topic, unless it is dropped (lock held)."""
         wide = fields is not PLAIN
         refused = self.pressure.refuse(topic, 1, size, wide=wide)
         if refused is not None:
@@ -170,7 +172,7 @@ class Pipeline:
         self.io.posted()
 
     def hurry(self, topic: str) -> None:
-        """Let what is gathered for a topic linger no longer."""
+        """Ends the linger of a topic's open box."""
         with self._lock:
             self._books.open()
             box = self.boxes.open.get(topic)
@@ -180,7 +182,7 @@ class Pipeline:
 
     # --- many records ----------------------------------------------------------------------------
     def send_rows(self, topic: str, rows: batch_builder.Rows, partition: int | None) -> Box:
-        """Send many records on their way, unless they are dropped; what answers for them."""
+        """Sends many records, unless they are dropped; returns the box of their deliveries."""
         until: float | None = None
         while True:
             with self._lock:
@@ -204,22 +206,22 @@ class Pipeline:
     def _make_ready(
         self, topic: str, found: TopicRoutes | None, until: float | None
     ) -> float | None:
-        """Wait for what a send lacks (lock not held): to know the topic, or room."""
+        """Waits for what a send lacks (lock not held): the topic's routes, or room."""
         if found is None:
             self.learn(topic)
             return until
         return self.await_room(until)
 
     def must_wait(self) -> bool:
-        """Whether records that come have to wait for room first (lock held). Raises
+        """Returns whether new records have to wait for room first (lock held). Raises
         `BufferFullError` where the policy is to refuse them."""
         if self.pressure.is_full:
             self.io.reap()
         return self.pressure.must_wait()
 
     def await_room(self, until: float | None) -> float:
-        """Wait for room (lock not held), up to that time if there is one already; up to when.
-        Raises `BufferFullError`."""
+        """Waits for room (lock not held), until `until` if given, and returns until when it may
+        wait. Raises `BufferFullError`."""
         pressure = self.pressure
         if until is None:
             until = pressure.begin_wait()
@@ -229,8 +231,8 @@ class Pipeline:
         return until
 
     def known(self, topic: str) -> TopicRoutes | None:
-        """Where a topic's records go, None where it is to be looked up (lock held). Raises where
-        no record may be sent now."""
+        """Returns the routes of a topic's records, None where it is to be looked up (lock held).
+        Raises where no record may be sent now."""
         state = self.state
         if state.is_closed or state.forbidden:
             state.check_usable()
@@ -239,14 +241,14 @@ class Pipeline:
         return self.outbox.topics.get(topic)
 
     def learn(self, topic: str) -> None:
-        """Look a topic up, if need be (lock not held)."""
+        """Looks a topic up, if need be (lock not held)."""
         timeout = self._config.timeout
         deadline = time.monotonic() + timeout
         while not self._look_up(topic, deadline - time.monotonic()):
             self.io.await_node(topic, timeout, deadline - time.monotonic())
 
     def _look_up(self, topic: str, left: float) -> bool:
-        """Ask the node of a topic. False while there is no node to ask."""
+        """Asks the node about a topic. Returns False while there is no node to ask."""
         with self._lock:
             self._books.open()
             if self.known(topic) is None:
@@ -258,7 +260,7 @@ class Pipeline:
         return is_known
 
     def _adopt(self, topic: str, info: TopicInfo) -> None:
-        """A topic gets its routes, and lanes to its writers, before its first record."""
+        """Gives a topic its routes, and lanes to its writers, before its first record."""
         assert self.state.session is not None
         outbox = self.outbox
         found = routes.learn(self.state.session, info)
@@ -270,7 +272,7 @@ class Pipeline:
 
     # --- outcomes --------------------------------------------------------------------------------
     def flush(self, timeout: float | None) -> None:
-        """See `Producer.flush`."""
+        """Flushes as `Producer.flush` says."""
         with self._lock:
             self._books.open()
             self.state.check_usable()
@@ -304,7 +306,7 @@ class Pipeline:
 
     # --- its end ---------------------------------------------------------------------------------
     def leave(self) -> None:
-        """End it. Ended by an interrupt, this may be done again."""
+        """Ends the pipeline. After an interrupt it may be called again."""
         with self._lock:
             self._books.open()
             self.state.is_closed = True
@@ -322,7 +324,7 @@ class Pipeline:
         self.state.settings = None
 
     def abandon(self) -> None:
-        """In a forked child: give up what belongs to the parent."""
+        """Gives up, in a forked child, what belongs to the parent."""
         self.state.is_stale = True
         for link in list(self.outbox.links.values()):
             link.detach()

@@ -1,10 +1,10 @@
 """The producer: records in, batches into lanes, answers back to deliveries.
 
-`send` puts a record into its topic's open box without a lock; a full or lingering box is sealed
-into batches, one per partition, which the outbox copies into the lanes of their writers. One thread
-of the producer, the minder, looks after linger times, answers, deadlines and the node's comings and
-goings; callers that wait do the minding themselves meanwhile.
-Every batch carries producer id, epoch and sequence, so that sent twice it is appended once.
+`send` puts a record into its topic's open box without a lock. A full or lingering box is sealed
+into batches, one per partition, which the outbox copies into the lanes of their writers. One I/O
+thread of the producer handles linger times, answers, deadlines and lost nodes; callers that wait do
+its work meanwhile. Every batch carries producer id, epoch and sequence, so that sent twice it is
+appended once.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Producer(Elsewhere, Shown):
         fork_safety.remember(self)
 
     def _reset(self) -> None:
-        """Everything that a forked child must not inherit."""
+        """Makes everything that a forked child must not inherit."""
         terms = None if self._policy is None else self._policy.terms(self.config)
         self._pipeline = Pipeline(ProducerState(self.socket, self.config, terms), self._policy)
         self._open = self._pipeline.boxes.seen
@@ -138,7 +138,7 @@ class Producer(Elsewhere, Shown):
         return delivery.result(timeout)
 
     def hurry(self, topic: str) -> None:
-        """Let what is gathered for a topic linger no longer."""
+        """Ends the linger of a topic's open box."""
         self._pipeline.hurry(topic)
 
     def send_batch(
@@ -210,7 +210,8 @@ class Producer(Elsewhere, Shown):
 
     # --- life ------------------------------------------------------------------------------------
     def _ready(self) -> None:
-        """A forked child makes its own attachment, once it sends something."""
+        """Attaches, where there is no attachment yet: a forked child makes its own once it
+        sends."""
         if self._pipeline.state.settings is None:
             self._attach()
 
@@ -250,7 +251,7 @@ class Producer(Elsewhere, Shown):
             self._leave()
 
     def _leave(self) -> None:
-        """End the producer. Ended by an interrupt, it may be done again."""
+        """Ends the producer. After an interrupt it may be called again."""
         self._pipeline.leave()
         fork_safety.forget(self)
         process_exit.forget(self)
@@ -278,7 +279,7 @@ class Producer(Elsewhere, Shown):
             logger.warning("while leaving after %r: %s", error, other)
 
     def after_fork_in_child(self) -> None:
-        """Give up what belongs to the parent; the next `send` attaches again (rule 7)."""
+        """Gives up what belongs to the parent; the next `send` attaches again (rule 7)."""
         old = self._pipeline
         self._reset()
         self._pipeline.state.is_closed = old.state.is_closed

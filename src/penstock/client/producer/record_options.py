@@ -1,6 +1,7 @@
-"""What a record may have besides value and key: the options of `send` and columns of `send_batch`.
+"""The options of `send` and columns of `send_batch` beyond value and key.
 
-Owns their checks and their way to plain values. Times that are counted from now become times here.
+Owns their checks and their conversion to plain values. Times that are counted from now become times
+here.
 """
 
 from __future__ import annotations
@@ -72,8 +73,7 @@ PLAIN: Final = RecordFields()
 
 
 def is_plain(options: RecordOptions) -> bool:
-    """Whether nothing is given but None for options that there are. Asked for each record of who
-    says so."""
+    """Returns whether all given options are known and None. Runs for each record with options."""
     for name, value in options.items():  # noqa: SIM110 - a generator takes twice as long
         if value is not None or name not in _NAMES:
             return False
@@ -83,8 +83,8 @@ def is_plain(options: RecordOptions) -> bool:
 def record_fields(
     headers: HeadersLike | None, partition: int | None, options: RecordOptions
 ) -> RecordFields:
-    """The fields of a record with these options. Raises TypeError and ValueError, which say what
-    is allowed."""
+    """Returns the fields of a record with these options. Raises TypeError and ValueError, which say
+    what is allowed."""
     check_names("send", options, _OPTIONS)
     given: Mapping[str, Any] = options
     work = options.get("work")
@@ -108,7 +108,7 @@ def as_work(
     priority: int | None = None,
     dedup_id: str | bytes | None = None,
 ) -> WorkFields | None:
-    """What a work queue is told of a record that is sent now; None where that is nothing."""
+    """Returns the work queue's fields of a record that is sent now; None where none is given."""
     due = _due(now_us, delay, at)
     expires = None
     if ttl is not None:
@@ -146,7 +146,7 @@ def _due(now_us: int, delay: float | None, at: int | datetime | None) -> int | N
 
 
 def _checked(work: WorkFields) -> WorkFields:
-    """What another record has, as it may be sent again."""
+    """Checks the work fields of another record, which may be sent again."""
     if not isinstance(work, WorkFields):
         raise TypeError(f"work= is that of a record (record.work), not {type(work).__name__}")
     for name, at in (("due", work.due), ("expires", work.expires)):
@@ -196,7 +196,7 @@ def _dedup_id(dedup_id: str | bytes | None) -> bytes | None:
 def work_of_rows(
     topic: str, count: int, options: WorkOptions
 ) -> Sequence[WorkFields | None] | None:
-    """What a work queue is told of each of many records; None where that is nothing of any."""
+    """Returns the work queue's fields of each of many records; None where none of them has any."""
     check_names("send_batch", options, _COLUMNS)
     columns: Mapping[str, Any] = options
     check_columns(topic, count, **columns)

@@ -1,6 +1,6 @@
-"""What a log's refusals of a producer's batches say of the batch, and of what follows it.
+"""The kinds of a log's refusals of batches, and their error messages.
 
-Owns their kinds and how they read. Decides nothing: that is the outbox's.
+Says what each means for the batch and those behind it. Decides nothing: the outbox does.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ LACKS: Final = {
     er.ErrorCode.NOT_LEADER: "found no leader within",
     er.ErrorCode.NOT_COMMITTED: "were on too few replicas within",
 }
-"""What is said of a batch that was sent back (`SENT_BACK`) and then expires."""
+"""Texts about a batch that was sent back (`SENT_BACK`) and then expires."""
 BY_GAP: Final = frozenset({er.ErrorCode.OUT_OF_ORDER_SEQUENCE, er.ErrorCode.UNKNOWN_PRODUCER})
-"""How a log answers what follows a batch that it never saw."""
+"""A log's answers to batches that follow one it never saw."""
 
 
 def ailment(routes: Iterable[PartitionRoute]) -> str:
-    """Which of these partitions takes nothing, and why; empty if all do."""
+    """Says which of these partitions takes nothing, and why; empty if all do."""
     for route in routes:
         status = route.state.status
         if status not in (lo.STATUS_ONLINE, lo.STATUS_ABSENT):
@@ -57,7 +57,7 @@ def ailment(routes: Iterable[PartitionRoute]) -> str:
 def refusal(
     route: PartitionRoute, place: Place, count: int, code: er.ErrorCode
 ) -> er.PenstockError:
-    """Why a batch of `count` records for that partition has failed."""
+    """Returns the error of a batch of `count` records that was refused."""
     if code is er.ErrorCode.ACCESS_DENIED:
         return er.AccessDeniedError(
             f"{route!r} at {place} refused a batch of {count} records: this client's principal may "
@@ -78,7 +78,7 @@ def refusal(
 
 
 def unsent(batch: Batch, seconds: float, why: str) -> er.DeliveryTimeout:
-    """Why a batch has failed that waited so long for a lane."""
+    """Returns the error of a batch that waited too long for a lane."""
     route = batch.route
     missed = route.lacks if route.ask_at else NO_ROOM
     fate = "were not sent again; they may be written" if batch.flew else "were not sent"
@@ -88,7 +88,7 @@ def unsent(batch: Batch, seconds: float, why: str) -> er.DeliveryTimeout:
 
 
 def unanswered(batch: Batch, seconds: float, why: str) -> er.DeliveryTimeout:
-    """Why a batch has failed that waited so long for its answer."""
+    """Returns the error of a batch that waited too long for its answer."""
     return er.DeliveryTimeout(
         f"{batch.count} records for {batch.route!r} were not acknowledged within {seconds} s; they "
         f"may still be written{why}"
@@ -96,7 +96,7 @@ def unanswered(batch: Batch, seconds: float, why: str) -> er.DeliveryTimeout:
 
 
 def lost(batch: Batch) -> er.ProduceError:
-    """Why a batch has failed whose lane is gone."""
+    """Returns the error of a batch whose lane is gone."""
     return er.ProduceError(
         f"the lane to {batch.route!r} was lost with {batch.count} records in it; they may or may "
         "not have been written"

@@ -1,8 +1,8 @@
-"""Mends what a call left that an interrupt ended (see `penstock.client.producer.books`).
+"""Mends the state that an interrupted call left (see `penstock.client.producer.books`).
 
-Truth is what no interrupt can cut in half: whether the tail of a lane has moved, and what each
-batch and each box say of themselves. Queues and counts are made of that again. An interrupt may end
-this too: done again, it comes to the same.
+It trusts only facts that no interrupt can cut in half: the tail of a lane, and the fields of each
+batch and each box. It rebuilds queues and counts from them. An interrupt may end this too: done
+again, it comes to the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.core.encode import PiecedBatch
 
 
 def mend(state: ProducerState, outcomes: Outcomes, outbox: Outbox, boxes: Boxes) -> None:
-    """Who had the lock before was ended by an interrupt, or an error (see `Books`)."""
+    """Mends what the lock's last holder left, ended by an interrupt or an error (see `Books`)."""
     box = boxes.closing
     for batch in [] if box is None else box.batches:
         if not batch.done:
@@ -38,8 +38,8 @@ def mend(state: ProducerState, outcomes: Outcomes, outbox: Outbox, boxes: Boxes)
 
 
 def _seal_again(state: ProducerState, outbox: Outbox, boxes: Boxes, box: Box) -> None:
-    """Its records are still in it. What is wrong with them themselves shows again: in the
-    producer's own thread, if not before. In the main thread it may be of a signal's handler."""
+    """Seals a box that still has its records. An error of the records shows again: in the
+    producer's own thread, if not before. In the main thread it may come from a signal handler."""
     try:
         rows = boxes.close(box)
         if rows is not None:
@@ -53,8 +53,8 @@ def _seal_again(state: ProducerState, outbox: Outbox, boxes: Boxes, box: Box) ->
 
 
 def mend_outbox(outbox: Outbox) -> None:
-    """An interrupt has ended who had the lock before: what the lanes and the batches say is
-    true, and all else follows from it. Done again, it changes nothing."""
+    """Mends the outbox after an interrupt of the lock's last holder. Lanes and batches hold the
+    truth, and all else follows from it. Done again, it changes nothing."""
     for link in list(outbox.links.values()):
         what = link.published()
         if isinstance(what, Batch):
@@ -83,6 +83,6 @@ def mend_outbox(outbox: Outbox) -> None:
 
 
 def _knows(outbox: Outbox, route: PartitionRoute) -> bool:
-    """Whether it is a route of a topic that is there."""
+    """Returns whether it is a route of a topic that is there."""
     known = outbox.topics.get(route.topic)
     return known is not None and route in known.routes

@@ -26,7 +26,7 @@ BATCH_OVERHEAD: Final = 512
 
 class Origin(Protocol):
     """The records that a batch was made of, as their batches see them. `done`: all have an outcome.
-    `callbacks`: of whoever waits for that."""
+    `callbacks`: those to call then."""
 
     deadline: float
     callbacks: list[tuple[Any, Callable[[Any], object]]]
@@ -75,27 +75,28 @@ class Batch:
     def refused(
         cls, box: Origin, route: PartitionRoute, count: int, error: Exception | None
     ) -> Batch:
-        """Some records of a box that were never encoded."""
+        """Returns a failed batch for records of a box that were never encoded."""
         batch = cls(box, route, EncodedBatch(bytearray(), b""), count, -1)
         batch.encoded, batch.done, batch.error = None, True, error
         return batch
 
     def unseen(self) -> tuple[str, int, Exception, int]:
-        """(topic, partition, error, records nobody asked about), for `DeliveryError`."""
+        """Returns (topic, partition, error, records nobody asked about), for `DeliveryError`."""
         assert self.error is not None
         route = self.route
         return route.topic, route.partition, self.error, self.count - self.looked_at
 
 
 class LaneLink:
-    """A lane, the doorbell of the writer behind it, and what flies in it.
+    """A lane, the doorbell of the writer behind it, and the batches in flight in it.
 
     `flights`: batches without an answer, by lane sequence. `held`: batches whose bytes may be
-    needed again, by where their frame begins, oldest first; their room is not reused (rule 1).
-    `is_crowded`: one found no room, and whoever comes waits behind it.
+    needed again, by the start of their frame, oldest first; their room is not reused (rule 1).
+    `is_crowded`: a batch found no room, and those after it wait behind it.
 
-    `writing`: what is being put into the lane, from before the first byte until it is accounted
-    for: a batch, or only its route where there is none yet. `first`: its lane sequence.
+    `writing`: the batch that is being put into the lane, or only its route where there is no batch
+    yet. It is set from before the first byte until the batch is accounted for. `first`: its lane
+    sequence.
     """
 
     __slots__ = ("doorbell", "first", "flags", "flights", "held", "is_crowded", "rung", "sender",
@@ -113,23 +114,24 @@ class LaneLink:
         self.writing: Batch | PartitionRoute | None = None
 
     def begin(self, what: Batch | PartitionRoute) -> None:
-        """That is written next."""
+        """Notes the batch or route that is written next."""
         self.first = self.sender.next_sequence
         self.writing = what
 
     def published(self) -> Batch | PartitionRoute | None:
-        """After an interrupt: what has got into the lane and is not accounted for."""
+        """Returns, after an interrupt, what has got into the lane and is not accounted for."""
         self.sender.mend()
         return self.writing if self.sender.next_sequence != self.first else None
 
     def write(self, page: int, encoded: EncodedBatch, flags: int = 0) -> int | None:
-        """Copy a batch into the lane; its lane sequence, or None while there is no room."""
+        """Copies a batch into the lane; returns its lane sequence, or None while there is
+        no room."""
         sender = self.sender
         sender.floor = next(iter(self.held), None)
         return sender.try_write(page, encoded, sum(map(len, encoded)), self.flags | flags)
 
     def note(self, batch: Batch, sequence: int) -> None:
-        """The batch that was written last flies, and is held."""
+        """Notes the batch that was written last: it is in flight and held."""
         start = self.sender.last_start
         self.flights[sequence] = batch
         self.held[start] = batch
@@ -137,8 +139,8 @@ class LaneLink:
         batch.flew = True
 
     def recall(self, batch: Batch) -> None:
-        """Give a held batch a copy of its bytes, to send them again; it flies and is held no
-        longer."""
+        """Gives a held batch a copy of its bytes, to send them again; it is no longer in flight or
+        held."""
         assert batch.flight is not None
         image = self.sender.batch_at(batch.flight[2], batch.length)
         head = bytearray(image[: hd.HEADER_BYTES])
@@ -146,13 +148,13 @@ class LaneLink:
         self.disown(batch)
 
     def forget(self, batch: Batch) -> None:
-        """The batch is settled: its room may be reused."""
+        """Forgets a settled batch: its room may be reused."""
         if batch.flight is not None:
             start, batch.flight = batch.flight[2], None
             self.held.pop(start, None)
 
     def disown(self, batch: Batch) -> None:
-        """The batch has failed: an answer that still comes for it says nothing of what follows."""
+        """Forgets a failed batch: an answer that still comes for it is ignored."""
         if batch.flight is not None:
             _, sequence, start = batch.flight
             batch.flight = None  # first, for `mend`
@@ -160,7 +162,8 @@ class LaneLink:
             self.held.pop(start, None)
 
     def mend(self) -> None:
-        """After an interrupt: nothing flies or is held that knows nothing of it."""
+        """Removes, after an interrupt, batches from flights and held that do not name this
+        place."""
         self.writing = None
         for sequence, batch in list(self.flights.items()):
             if batch.flight is None or batch.flight[:2] != (self, sequence):
@@ -170,7 +173,8 @@ class LaneLink:
                 self.held.pop(start, None)
 
     def wake_writer(self) -> bool:
-        """Ring the writer if it sleeps (after a fence), once per sleep; whether it does."""
+        """Rings the writer if it sleeps (after a fence), once per sleep; returns whether it
+        sleeps."""
         fence()
         ticket = self.sender.writer_ticket()
         if ticket and ticket != self.rung:
@@ -191,19 +195,19 @@ class PartitionRoute:
 
     `leader_epoch`: of the log that acknowledged last, None before that.
 
-    `ask_at`: after a batch was sent back, when one may go again (monotonic seconds); no second one
-    does before that has a better answer. None otherwise. `lacks`: what it was sent back for.
+    `ask_at`: after a batch was sent back, when one may go again (monotonic seconds). No second one
+    goes before that one has a better answer. None otherwise. `lacks`: why it was sent back.
 
-    What is pending and has never flown may be given up. What stands behind it gets its sequence
-    when it flies: `next_to_fly`, which is `next_sequence` while nothing is pending. Those that have
-    their numbers (see `Batch`) stand in front.
+    A pending batch that was never in a lane may be given up. The batches behind it get their
+    sequence when they enter a lane: `next_to_fly`, which is `next_sequence` while nothing is
+    pending. Those that have their numbers (see `Batch`) are in front.
 
     `batches`: all that are not settled, in the order in which they came. They are in it before and
-    after they are in the three queues, which can be made of it (`mend`).
+    after they are in the three queues, which can be rebuilt from it (`mend`).
 
-    `has_gap`: one that had its number has failed, and the log may not have it. Those behind it keep
-    theirs until the log says so, for it may have all of them; where there are none (`is_clear`), a
-    new epoch begins at once.
+    `has_gap`: a numbered batch has failed, and the log may not have it. Those behind it keep their
+    numbers until the log refuses them, for it may have all of them. Where there are none
+    (`is_clear`), a new epoch begins at once.
     """
 
     __slots__ = ("_beginning", "ask_at", "batches", "epoch", "flying", "has_gap", "in_flight",
@@ -241,15 +245,16 @@ class PartitionRoute:
 
     @property
     def is_clear(self) -> bool:
-        """Whether no log may know anything of what is on its way by its number."""
+        """Returns whether no batch on its way has a number that a log may know."""
         return not (self.in_flight or (self.pending and self.pending[0].numbered))
 
     def may_fly(self, epoch: int) -> bool:
-        """Whether a batch of that epoch may: a log takes none of an older one behind it."""
+        """Returns whether a batch of that epoch may enter a lane: a log takes none of an older
+        epoch behind it."""
         return not self.in_flight or self.flying == epoch
 
     def begin(self, epoch: int) -> None:
-        """What is pending and what comes is numbered from 0 in this epoch, each when it flies."""
+        """Numbers pending and later batches from 0 in this epoch, each when it enters a lane."""
         self._beginning = epoch
         self.epoch = epoch
         self.has_gap = False
@@ -260,12 +265,14 @@ class PartitionRoute:
         self._beginning = None
 
     def count_on(self) -> None:
-        """What comes follows what is pending, and that what has flown."""
+        """Sets the next sequence behind the pending batches, and those behind all that were in a
+        lane."""
         due = sum(batch.count for batch in self.pending if not batch.numbered)
         self.next_sequence = self.next_to_fly + due
 
     def close_ranks(self, batch: Batch) -> EncodedBatch:
-        """The batch flies next: its bytes, with the number that is due where it has none."""
+        """Returns the bytes of the batch that enters a lane next, with the next number where it has
+        none."""
         assert batch.encoded is not None
         due = self.next_to_fly
         batch.again = batch.again or batch.numbered
@@ -275,7 +282,7 @@ class PartitionRoute:
         return batch.encoded
 
     def flies(self, batch: Batch) -> None:
-        """The batch is in a lane, and what comes follows it."""
+        """Notes that the batch is in a lane; the next sequence follows it."""
         if not batch.numbered:
             self.next_to_fly = batch.sequence + batch.count
             batch.numbered = True
@@ -284,7 +291,8 @@ class PartitionRoute:
         self.in_flight[batch] = None
 
     def recall(self, batches: Iterable[Batch]) -> int:
-        """Put batches that are in a lane back in front of what is pending, in order; how many."""
+        """Puts batches that are in a lane back in front of the pending ones, in order; returns how
+        many."""
         before = len(self.pending)
         for batch in reversed(list(batches)):
             self.in_flight.pop(batch, None)
@@ -301,7 +309,7 @@ class PartitionRoute:
         return len(self.pending) - before
 
     def mend(self) -> None:
-        """After an interrupt: each batch goes where it says itself that it is."""
+        """Puts each batch, after an interrupt, into the queue that its own fields name."""
         waited = dict.fromkeys(self.waiting_durable)
         waiting: list[Batch] = []
         flying: dict[Batch, None] = {}
@@ -357,12 +365,12 @@ class TopicRoutes:
             )
 
     def check_record(self, partition: int | None, size: int) -> None:
-        """Both checks that a single record has to stand."""
+        """Checks partition and size of a single record."""
         self.check_partition(partition)
         self.check_size(size)
 
     def check_size(self, size: int) -> None:
-        """`size`: what a record takes in a batch, in bytes."""
+        """Raises `RecordTooLargeError` where `size` bytes in a batch are over the topic's bound."""
         if size > self.record_bytes_max:
             raise RecordTooLargeError(
                 f"a record of {size} bytes for {self.info.name!r} is over the topic's bound of "
@@ -372,11 +380,12 @@ class TopicRoutes:
 
     @property
     def has_pending(self) -> bool:
-        """Whether batches of this topic wait for room in a lane, and not for a leader."""
+        """Returns whether batches of this topic wait for room in a lane, and not for a leader."""
         return any(route.pending and route.ask_at is None for route in self.routes)
 
     def is_behind(self, batches: int) -> bool:
-        """Whether so many batches of one of its partitions wait, for room or for a leader."""
+        """Returns whether so many batches of one of its partitions wait, for room or for a
+        leader."""
         return any(len(route.pending) >= batches for route in self.routes)
 
     def next_sticky(self) -> int:
@@ -386,7 +395,7 @@ class TopicRoutes:
 
 
 def learn(session: Session, info: TopicInfo) -> TopicRoutes:
-    """The routes of a topic as its node describes it."""
+    """Returns the routes of a topic as its node describes it."""
     bound = session.welcome.lane_capacity // lo.FRAME_SHARE
     bound -= lo.FRAME_BYTES + hd.HEADER_BYTES + BATCH_OVERHEAD
     routes = [
@@ -401,7 +410,8 @@ def learn(session: Session, info: TopicInfo) -> TopicRoutes:
 
 
 def resequence(encoded: EncodedBatch, epoch: int, sequence: int) -> EncodedBatch:
-    """The same records under another producer epoch and sequence (both checksums again)."""
+    """Returns the same records under another producer epoch and sequence, with both checksums
+    again."""
     head = hd.parse(encoded.header)._replace(producer_epoch=epoch, base_sequence=sequence)
     packed = bytearray(hd.HEADER.pack(*head))
     hd.seal_header(packed, crc32c(encoded.body, crc32c(memoryview(packed)[hd.BODY_CRC_FROM :])))

@@ -33,7 +33,7 @@ from penstock.ipc.lane import SENT_BEFORE, Ack
 logger = logging.getLogger("penstock.producer")
 
 IN_FLIGHT_EAGER: Final = 8
-"""With linger 0, records leave at once until so many batches are unacknowledged; then they gather
+"""With linger 0, records leave at once until so many batches are unacknowledged. Then they gather
 until answers come (Nagle's rule, in batches), or for
 `penstock.client.producer.accumulator.GATHER_MAX`."""
 
@@ -45,7 +45,8 @@ Finished = Callable[[Batch], None]
 
 
 class Outbox:
-    """See the module. `level` is the durability at which a batch is done."""
+    """The batches of a producer on their way to lanes, and the settling of their answers. `level`
+    is the durability at which a batch is done."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class Outbox:
 
     @classmethod
     def of(cls, state: ProducerState, finished: Finished, **more: Any) -> Self:
-        """That of a producer."""
+        """Makes the outbox of a producer."""
         config, terms = state.config, state.terms
         return cls(
             state.socket,
@@ -108,7 +109,7 @@ class Outbox:
 
     @property
     def is_eager(self) -> bool:
-        """Whether so little flies that a single record may leave at once."""
+        """Returns whether so little is in flight that a single record may leave at once."""
         return sum(len(link.flights) for link in self.links.values()) < IN_FLIGHT_EAGER
 
     def counts(self) -> dict[str, int]:
@@ -122,7 +123,7 @@ class Outbox:
 
     # --- out -------------------------------------------------------------------------------------
     def post(self, batches: list[Batch]) -> None:
-        """Take freshly encoded batches; what finds no room stays pending."""
+        """Takes newly encoded batches; those that find no room stay pending."""
         fresh: list[PartitionRoute] = []
         for batch in batches:
             self.buffered += batch.length
@@ -134,7 +135,7 @@ class Outbox:
         self._pump_all(fresh)
 
     def pump(self, route: PartitionRoute) -> None:
-        """Copy pending batches into the lane while there is room."""
+        """Copies pending batches into the lane while there is room."""
         self._pump_all([route])
 
     def _pump_all(self, routes: Iterable[PartitionRoute]) -> None:
@@ -145,7 +146,7 @@ class Outbox:
             link.wake_writer()
 
     def _refill(self, waiting: list[PartitionRoute]) -> None:
-        """Use the room that there is for those who have waited longest. Where they find none, the
+        """Gives the free room to the routes that have waited longest. Where they find none, the
         others wait with them: they would take it for ever, with smaller batches."""
         for link in self.links.values():
             link.is_crowded = False
@@ -178,14 +179,14 @@ class Outbox:
         route.rest()
 
     def launched(self, link: LaneLink, batch: Batch, sequence: int) -> None:
-        """Take over a batch that its sender wrote into the lane itself."""
+        """Takes over a batch that its sender wrote into the lane itself."""
         link.writing = batch
         batch.route.batches[batch] = None
         self.buffered += batch.length
         self.flies(link, batch, sequence)
 
     def flies(self, link: LaneLink, batch: Batch, sequence: int) -> None:
-        """A batch is in a lane. Done twice, it is as if it was done once."""
+        """Notes that a batch is in a lane. Done twice, it is as if it was done once."""
         route = batch.route
         link.note(batch, sequence)
         if route.pending and route.pending[0] is batch:
@@ -197,8 +198,8 @@ class Outbox:
         link.writing = None
 
     def open_lane(self, writer: int) -> LaneLink | None:
-        """The lane to a writer, opened on first use; None while there is no node to ask. Raises
-        what the node refuses it with."""
+        """Opens the lane to a writer; returns None while there is no node to ask. Raises what the
+        node refuses it with."""
         if self.lost is not None:
             return None
         try:
@@ -211,7 +212,7 @@ class Outbox:
         return link
 
     def _try_lane(self, writer: int) -> LaneLink | None:
-        """A lane for batches that wait already; a refusal is told and asked again later."""
+        """Opens a lane for batches that already wait; a refusal is logged and tried again later."""
         now = time.monotonic()
         if now < self._lane_retry_at:
             return None
@@ -228,7 +229,7 @@ class Outbox:
 
     # --- in --------------------------------------------------------------------------------------
     def reap(self) -> bool:
-        """Take in answers, settle what became durable, refill lanes. True if anything moved."""
+        """Reads answers, settles what became durable, refills lanes. True if anything moved."""
         moved = False
         for link in list(self.links.values()):
             acks = link.sender.unread()
@@ -281,7 +282,7 @@ class Outbox:
             self.finish(batch, None)
 
     def _settle_durable(self, route: PartitionRoute) -> bool:
-        """Finish what stands below `durable` in the epoch that acknowledged it (rule 1)."""
+        """Finishes batches below `durable` in the epoch that acknowledged them (rule 1)."""
         moved = False
         durable, epoch = route.state.durable, route.state.leader_epoch  # in this order
         waiting = route.waiting_durable
@@ -305,8 +306,8 @@ class Outbox:
         return moved
 
     def _sent_back(self, batch: Batch, code: er.ErrorCode) -> None:
-        """Nobody leads its partition, or too few replicas have it: it comes out of the lane, with
-        all behind it, for a while."""
+        """Takes a batch out of the lane for a while, with all behind it. Its partition has no
+        leader, or too few replicas have the batch."""
         route = batch.route
         route.ask_at, route.lacks = time.monotonic() + ASK_EVERY, rf.LACKS[code]
         if not self._idempotent:
@@ -316,7 +317,7 @@ class Outbox:
         self._close_gap(route)
 
     def _refused(self, batch: Batch, code: er.ErrorCode) -> None:
-        """A final refusal: the batch fails, and what it poisoned goes again in a new epoch."""
+        """Fails a batch that was refused for good; what it poisoned goes again in a new epoch."""
         route = batch.route
         by_cut = route.leader_epoch is not None and batch.leader_epoch > route.leader_epoch
         by_cut = by_cut and code in rf.BY_GAP
@@ -355,12 +356,13 @@ class Outbox:
         return rf.refusal(batch.route, self._socket, batch.count, code)
 
     def _renew(self, route: PartitionRoute) -> None:
-        """What is pending and what comes is numbered from 0 in a new epoch."""
+        """Numbers pending and later batches from 0 in a new epoch."""
         self._next_epoch(route)
         self.pump(route)
 
     def _close_gap(self, route: PartitionRoute) -> None:
-        """What follows a gap does not wait for a log to refuse it, if nothing else is affected."""
+        """Begins a new epoch behind a gap, if no other batch is affected: no log has to refuse
+        those behind it first."""
         if route.has_gap and route.is_clear:
             self._renew(route)
 
@@ -379,7 +381,7 @@ class Outbox:
         route.begin(self._epochs[key])
 
     def _drop(self, route: PartitionRoute, error: Exception | None) -> None:
-        """The topic is gone: what was meant for it fails, and later sends look it up again."""
+        """Fails the batches of a deleted topic; later sends look the topic up again."""
         known = self.topics.get(route.topic)
         if known is not None and route in known.routes:
             self.retired += known.routes
@@ -387,7 +389,7 @@ class Outbox:
         self._lose(route, error)
 
     def _lose(self, route: PartitionRoute, error: Exception | None) -> None:
-        """Fail all that is not settled."""
+        """Fails all batches that are not settled."""
         for batch in [*route.waiting_durable, *route.in_flight, *route.pending]:
             if batch.flight is not None:
                 batch.flight[0].disown(batch)
@@ -398,7 +400,7 @@ class Outbox:
         route.pending.clear()
 
     def finish(self, batch: Batch, error: Exception | None) -> None:
-        """A batch has an outcome. It is set before `done`, which others ask for without a lock."""
+        """Sets the outcome of a batch before `done`, which others read without a lock."""
         if not batch.done:
             self.finishing = batch
             batch.error = error
@@ -419,10 +421,10 @@ class Outbox:
             route.batches.pop(batch, None)
 
     def fail(self, error: Exception) -> None:
-        """Something that was to be sent never comes here: of no matter to what counts alone."""
+        """Notes that records never got here. Does nothing for a plain producer."""
 
     def give_up(self, batch: Batch, error: Exception) -> None:
-        """Fail a pending batch that has never flown, and so took no sequence (rule 4)."""
+        """Fails a pending batch that was never in a lane, and so took no sequence (rule 4)."""
         assert not batch.flew
         batch.route.pending.remove(batch)
         batch.route.rest()
@@ -430,7 +432,7 @@ class Outbox:
 
     # --- time ------------------------------------------------------------------------------------
     def expire(self, now: float) -> None:
-        """Fail what is past its delivery timeout. What lies in a lane may still be written."""
+        """Fails batches past their delivery timeout. Those in a lane may still be written."""
         for route in self.routes():
             while route.pending and route.pending[0].deadline <= now:
                 batch = route.pending.popleft()
@@ -444,7 +446,7 @@ class Outbox:
                     self.finish(batch, rf.unanswered(batch, timeout, why))
 
     def why(self, route: PartitionRoute | None = None) -> str:
-        """What is known about why nothing moves, for messages."""
+        """Says why nothing moves, as far as is known, for messages."""
         if self.lost is not None:
             return f": no node at {self._socket} ({self.lost})"
         if self.no_lane and (route is None or route.link is None):
@@ -452,8 +454,8 @@ class Outbox:
         return rf.ailment(self.routes() if route is None else [route])
 
     def leave(self, error: Exception) -> None:
-        """No more is sent, and no answer awaited: what has none yet fails. The node may have the
-        lanes once they are drained, so what lies in them may still be written."""
+        """Ends the outbox: batches without an outcome fail. The node may have the lanes once they
+        are drained, so batches in them may still be written."""
         for batch in self.unsettled():
             logger.warning("%d records for %r: %s", batch.count, batch.route, error)
             self.finish(batch, error)
@@ -464,8 +466,8 @@ class Outbox:
 
     # --- another node ----------------------------------------------------------------------------
     def resume(self, session: Session, *, same: bool) -> None:
-        """Go on at a node that came back. `same`: it serves the same data folder and knows this
-        producer id, so lanes it still has are simply used on."""
+        """Goes on at a node that came back. `same`: it serves the same data folder and knows this
+        producer id, so lanes it still has are used on."""
         lost: list[LaneLink] = []
         for writer, link in list(self.links.items()):
             doorbell = session.resumed.pop(link.sender.name, None) if same else None
@@ -501,8 +503,8 @@ class Outbox:
             link.detach()
 
     def _ask_again(self) -> None:
-        """Who told of durable records was told for this connection's predecessor: what waits alone
-        is sent once more, and its answer brings how its partition stands."""
+        """Sends one waiting batch of each idle partition again; its answer brings the partition's
+        durable offset. The notice of that offset may have gone to this connection's predecessor."""
         for route in self.routes():
             if route.waiting_durable and not (route.in_flight or route.pending):
                 self.resent += route.recall([route.waiting_durable.pop()])

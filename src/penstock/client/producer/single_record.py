@@ -18,7 +18,7 @@ from penstock.client.producer.sender import IN_FLIGHT_EAGER, Outbox
 
 
 def _route_of(topic: TopicRoutes, key: bytes | None, partition: int | None) -> PartitionRoute:
-    """Where a record goes: explicit first, then by key, else the sticky partition."""
+    """Chooses a record's route: explicit first, then by key, else the sticky partition."""
     if partition is None:
         count = len(topic.routes)
         partition = topic.next_sticky() if key is None else partition_of(key, count)
@@ -35,7 +35,7 @@ def express(
     fields: RecordFields,
     timeout: float,
 ) -> Box | None:
-    """Send one record now; the box that answers for it, None where it has to queue.
+    """Sends one record now; returns its box, None where it has to queue.
 
     Raises `RecordTooLargeError` with nothing sent. Lock of the producer held.
     """

@@ -1,7 +1,7 @@
-"""What the parts of a producer share: its lock, its attachment, what it counts.
+"""The state that a producer's parts share: its lock, its attachment, its counts.
 
-Parts know this and the parts below them, never the producer: what they find out goes back as
-values, or is counted here. Owns nothing that is on its way.
+Parts know this and the parts below them, never the producer: they return what they find out, or
+count it here. Owns no batch on its way.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from penstock.ipc import layout as lo
 
 
 class Terms(NamedTuple):
-    """How batches go out. `level`: the durability at which they are done. `committed`: in a cluster
-    not before they are on all replicas that count. `producer_id`: that of their transactions; 0:
-    that of their attachment. `name`: what `repr` calls the producer first."""
+    """The terms of a producer's batches.
+
+    `level`: the durability at which they are done. `committed`: in a cluster not before they are on
+    all replicas that count. `producer_id`: that of their transactions; 0: that of their attachment.
+    `name`: what `repr` calls the producer first."""
 
     level: str
     committed: bool
@@ -37,10 +39,10 @@ class Terms(NamedTuple):
 
 
 class ProducerState:
-    """See the module. One per producer (and per forked child of it).
+    """The shared state of a producer's parts. One per producer (and per forked child of it).
 
-    `session`: the attachment that the I/O thread minds, also after its end. `settings`: what that
-    allows, None before it is there and after the producer has left.
+    `session`: the attachment that the I/O thread minds, also after its end. `settings`: the limits
+    of that attachment, None before there is one and after the producer has left.
     """
 
     __slots__ = ("books", "config", "counts", "forbidden", "is_closed", "is_stale", "lock",
@@ -79,14 +81,14 @@ class ProducerState:
             raise er.ClosedError(f"this producer is closed{process_exit.hint()}")
 
     def attach(self, timeout: float, resume: int | None = None) -> Session:
-        """A new attachment, of the producer with that id if there is one."""
+        """Makes a new attachment, of the producer with that id if there is one."""
         return Session.attach(
             self.socket, lo.KIND_PRODUCER, client_id=self.config.client_id, timeout=timeout,
             resume=resume,
         )  # fmt: skip
 
     def adopt(self, session: Session) -> None:
-        """Work with this attachment from now on (lock held, or nobody else there yet)."""
+        """Works with this attachment from now on (lock held, or nobody else there yet)."""
         config, terms = self.config, self.terms
         settings = SealSettings.at(session, CODECS[config.compression], config.batch_bytes)
         if terms.producer_id:
@@ -95,7 +97,7 @@ class ProducerState:
         self.settings = settings
 
     def nudge(self) -> None:
-        """Wake the I/O thread: there is something for it to do."""
+        """Wakes the I/O thread: there is something for it to do."""
         if self.session is not None:
             with contextlib.suppress(er.ClosedError):  # the end was interrupted: nobody sleeps
                 self.session.doorbell.ring()
@@ -109,7 +111,8 @@ class ProducerState:
             counts["bytes"] += batch.length
 
     def open_lane(self, writer: int) -> LaneLink | None:
-        """A lane to a writer; None without an attachment. Raises what the node refuses with."""
+        """Opens a lane to a writer; None without an attachment. Raises what the node
+        refuses with."""
         session, terms = self.session, self.terms
         if session is None:
             return None

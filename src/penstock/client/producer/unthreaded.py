@@ -1,7 +1,7 @@
-"""A producer for those who wait without a thread: callbacks in place of calls that block.
+"""A producer for callers that wait without a thread: callbacks in place of calls that block.
 
-`penstock.aio` stands on it. Callbacks come from the producer's thread, or from whoever takes the
-answers in, some of them under the producer's lock: they only pass the news on.
+`penstock.aio` uses it. Callbacks come from the producer's thread, or from any thread that reads the
+answers. Some come under the producer's lock: they only pass the news on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def _nothing(_until: float) -> None:
 
 
 class Unthreaded:
-    """See the module. One per producer (and per forked child of it)."""
+    """Callbacks in place of a producer's blocking calls. One per producer (and per forked child of
+    it)."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -46,11 +47,11 @@ class Unthreaded:
     def sending(
         self, topic: str, data: Any, wanted: Wanted, partition: int | None, patience: float
     ) -> Generator[None, None, BatchDelivery]:
-        """`Producer.send_arrow`, slab by slab (see `penstock.client.arrow.send`)."""
+        """Sends as `Producer.send_arrow`, slab by slab (see `penstock.client.arrow.send`)."""
         return sending(self._pipeline, topic, data, wanted, partition, patience)
 
     def begin_flush(self, callback: Callback) -> None:
-        """Send what is open; call back once, when everything sent so far has an outcome."""
+        """Sends what is open; calls back once, when everything sent so far has an outcome."""
         with self._lock:
             self._books.open()
             self._check_usable()
@@ -59,7 +60,7 @@ class Unthreaded:
             self._books.close()
 
     def waits_for(self) -> str:
-        """What is not acknowledged yet, and why, in words; empty if nothing is."""
+        """Says what is not acknowledged yet, and why; empty if nothing is."""
         with self._lock:
             self._books.open()
             waiting = sum(batch.count for batch in self._outbox.unsettled())
@@ -68,7 +69,7 @@ class Unthreaded:
         return f"{waiting} records are unacknowledged{why}" if waiting else ""
 
     def call_when_room(self, callback: Callback) -> None:
-        """Call back once, when there is room for records."""
+        """Calls back once, when there is room for records."""
         with self._lock:
             self._books.open()
             self._check_usable()
@@ -76,8 +77,8 @@ class Unthreaded:
             self._books.close()
 
     def note(self, failure: Failure) -> None:
-        """Records that the producer has not taken: `flush` raises it, unless somebody looks at it
-        before, and a transaction they were for has failed."""
+        """Keeps a failure of records that the producer has not taken. `flush` raises it, unless
+        somebody looks at it before, and a transaction they were for has failed."""
         with self._lock:
             self._books.open()
             self._pipeline.outcomes.note(failure)
@@ -85,12 +86,12 @@ class Unthreaded:
             self._books.close()
 
     def forget(self, callback: Callback) -> None:
-        """It is wanted no more."""
+        """Removes a callback."""
         with self._lock:
             self._books.open()
             self._io.unwatch(callback)
             self._books.close()
 
     def knows(self, topic: str) -> bool:
-        """Whether sending to it needs no look-up."""
+        """Returns whether sending to the topic needs no look-up."""
         return topic in self._outbox.topics
